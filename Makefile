@@ -1,0 +1,36 @@
+# `make demo` and `make test` are all that a fresh machine with Python 3.11, git and make needs.
+
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test lint fix reference wheel clean
+
+demo: .venv/installed
+	$(BIN)/reg demo
+
+test: .venv/installed
+	$(BIN)/pytest --cov --cov-fail-under=90
+
+lint: .venv/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	PYTHONPATH=. $(BIN)/lint-imports
+
+fix: .venv/installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+reference: .venv/installed  ## write the CLI reference into the README
+	$(BIN)/python -m cli.reference README.md
+
+wheel: .venv/installed
+	$(BIN)/python -m build --wheel
+
+clean:
+	rm -rf .venv build dist demo .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
