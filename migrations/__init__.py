@@ -1,0 +1,1 @@
+"""The history of the catalog's schema (Alembic), installed as `store.migrations`."""

@@ -1,0 +1,268 @@
+"""Arrays under the digest of their content: one zarr v3 array a directory, written once, never changed.
+
+Layout below the root: `<first two digits>/<digest>/{zarr.json, c/…}`. The digest is SHA-256 over the dtype,
+the shape and the row-major little-endian bytes, so equal content is stored once whatever it belongs to.
+
+Writing leans on no rename: chunks are written in place, flushed, and read back against the digest. A crash leaves
+an incomplete directory that no catalog row names; the next `put` of the same content, or `reg gc`, mends it.
+"""
+
+import hashlib
+import math
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from store.digest import canonical_json
+from store.errors import DamagedError, InvalidInputError, NotFoundError, StorageError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Block = npt.NDArray[np.generic]
+else:
+    Block = Any  # numpy is imported only where arrays are read or written
+
+# True dtype → (the dtype zarr stores, bytes an element). zarr has no bfloat16: its bits travel as uint16.
+CARRIERS = {
+    "bfloat16": ("uint16", 2),
+    "float16": ("float16", 2),
+    "float32": ("float32", 4),
+    "float64": ("float64", 8),
+    "int16": ("int16", 2),
+    "int32": ("int32", 4),
+    "int64": ("int64", 8),
+    "uint8": ("uint8", 1),
+}
+_DIGEST = re.compile("[0-9a-f]{64}")
+CHUNK_ELEMENTS = 1 << 23
+"""Elements in one chunk at most: 16 MiB of bfloat16. Few large chunks, yet a bounded workspace."""
+
+
+def rows_per_block(shape: tuple[int, ...]) -> int:
+    """Return how many leading rows of an array of `shape` (first axis ≥ 1) make one chunk."""
+    return max(1, min(shape[0], CHUNK_ELEMENTS // max(1, math.prod(shape[1:]))))
+
+
+@dataclass(frozen=True)
+class ArraySource:
+    """An array that can be read block by block, more than once.
+
+    Attributes:
+        dtype: true dtype, a key of `CARRIERS`.
+        shape: at least one axis, every axis ≥ 1.
+        blocks: starts a new pass; yields `rows_per_block(shape)` rows at a time, in the carrier dtype.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    blocks: Callable[[], Iterator[Block]]
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes, uncompressed."""
+        return math.prod(self.shape) * CARRIERS[self.dtype][1]
+
+    @classmethod
+    def of(cls, data: Block, dtype: str) -> "ArraySource":
+        """Return the source of an array in memory, `data` being in the carrier dtype of `dtype`."""
+
+        def blocks() -> Iterator[Block]:
+            rows = rows_per_block(data.shape)
+            for start in range(0, data.shape[0], rows):
+                yield data[start : start + rows]
+
+        return cls(dtype, data.shape, blocks)
+
+
+def new_hash(dtype: str, shape: tuple[int, ...]) -> "hashlib._Hash":
+    """Return a SHA-256 that already holds dtype and shape; feed it the row-major little-endian bytes."""
+    return hashlib.sha256(canonical_json([dtype, list(shape)]).encode("ascii") + b"\n")
+
+
+def digest_of(source: ArraySource) -> str:
+    """Return the digest of `source` (64 hexadecimal digits), reading it once."""
+    state = new_hash(source.dtype, source.shape)
+    for block in source.blocks():
+        state.update(_little_endian(block).data)
+    return state.hexdigest()
+
+
+class ArrayStore:
+    """The arrays below one folder.
+
+    Safe for many readers. Writers and deleters exclude one another through the registry's lock (`store.lock`).
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def path(self, digest: str) -> Path:
+        """Return the folder that holds `digest`, whether or not it exists."""
+        return self.root / digest[:2] / digest
+
+    def put(self, source: ArraySource, *, compress: bool = False, digest: str | None = None) -> str:
+        """Store `source` unless it is already there intact, and return its digest.
+
+        On return the bytes have been flushed to disk and read back against the digest.
+
+        Args:
+            source: what to store.
+            compress: zstd for statistics; weights stay raw so that composing copies bytes.
+            digest: the digest of `source`, where the caller has computed it already.
+
+        Raises:
+            InvalidInputError: a dtype the store cannot hold, or an empty array.
+            StorageError: the disk refused.
+            DamagedError: what was read back is not what was written.
+        """
+        if source.dtype not in CARRIERS or not source.shape or min(source.shape) < 1:
+            raise InvalidInputError(f"cannot store an array of dtype {source.dtype} and shape {list(source.shape)}")
+        digest = digest or digest_of(source)
+        if self.is_intact(digest):
+            return digest
+        try:
+            self._write(source, digest, compress)
+        except OSError as error:
+            shutil.rmtree(self.path(digest), ignore_errors=True)
+            raise StorageError(
+                f"array {digest[:12]} ({source.nbytes:,} bytes) cannot be written below {self.root}: "
+                f"{error.strerror or error}",
+                "free some space on that disk, then repeat the command",
+            ) from error
+        if not self.is_intact(digest):
+            raise DamagedError(f"array {digest[:12]}: the bytes read back are not the bytes written below {self.root}")
+        return digest
+
+    def open(self, digest: str) -> ArraySource:
+        """Return `digest` as a source whose every full pass ends by checking the digest.
+
+        Raises:
+            NotFoundError: there is no such array.
+            DamagedError: its description is unreadable; during a pass: its bytes are not those of the digest.
+        """
+        array = self._open(digest)
+        dtype, shape = str(array.attrs["dtype"]), tuple(int(n) for n in array.shape)
+
+        def blocks() -> Iterator[Block]:
+            state, rows = new_hash(dtype, shape), rows_per_block(shape)
+            for start in range(0, shape[0], rows):
+                try:
+                    block = array[start : start + rows]
+                except Exception as error:  # whatever a codec makes of damaged bytes
+                    raise _damaged(digest, f"unreadable ({error})") from error
+                state.update(_little_endian(block).data)
+                yield block
+            if state.hexdigest() != digest:
+                raise _damaged(digest, f"its content has digest {state.hexdigest()[:12]}")
+
+        return ArraySource(dtype, shape, blocks)
+
+    def read(self, digest: str) -> Block:
+        """Return the whole array in its carrier dtype, checked against the digest (errors as `open`)."""
+        import numpy as np
+
+        return np.concatenate(list(self.open(digest).blocks()))
+
+    def is_intact(self, digest: str) -> bool:
+        """Tell whether `digest` is present and its bytes are those of the digest."""
+        try:
+            for _ in self.open(digest).blocks():
+                pass
+        except (NotFoundError, DamagedError):
+            return False
+        return True
+
+    def delete(self, digest: str) -> int:
+        """Delete `digest` and return the bytes freed on disk; 0 where it was absent."""
+        freed = self.disk_bytes(digest)
+        if self.path(digest).exists():
+            shutil.rmtree(self.path(digest))
+        return freed
+
+    def disk_bytes(self, digest: str) -> int:
+        """Return what `digest` takes on disk; 0 where it is absent."""
+        return sum(file.stat().st_size for file in self.path(digest).rglob("*") if file.is_file())
+
+    def digests(self) -> Iterator[str]:
+        """Yield the digest of every array on disk, complete or not, in order; anything else there is passed over."""
+        for path in sorted(self.root.glob("??/*")):
+            if _DIGEST.fullmatch(path.name) and path.name.startswith(path.parent.name):
+                yield path.name
+
+    def _write(self, source: ArraySource, digest: str, compress: bool) -> None:
+        import numpy as np
+        import zarr
+        from zarr.storage import LocalStore
+
+        path = self.path(digest)
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir(parents=True)
+        array = zarr.create_array(
+            LocalStore(path),
+            shape=source.shape,
+            chunks=(rows_per_block(source.shape), *source.shape[1:]),
+            dtype=np.dtype(CARRIERS[source.dtype][0]),
+            filters=None,
+            compressors="auto" if compress else None,
+            attributes={"dtype": source.dtype},
+            config={"write_empty_chunks": True},
+        )
+        start = 0
+        for block in source.blocks():
+            array[start : start + len(block)] = block
+            start += len(block)
+        _flush(path)
+
+    def _open(self, digest: str) -> Any:
+        import zarr
+        from zarr.storage import LocalStore
+
+        path = self.path(digest)
+        if not path.is_dir():
+            raise NotFoundError(f"array {digest[:12]} is not below {self.root}", "run: reg verify")
+        try:
+            array = zarr.open_array(LocalStore(path, read_only=True), mode="r")
+            carrier = CARRIERS.get(str(array.attrs.get("dtype")), ("", 0))[0]
+            sound = str(array.dtype) == carrier and array.ndim > 0 and min(array.shape) > 0
+        except Exception as error:  # zarr raises many kinds for a description it cannot read
+            raise _damaged(digest, f"zarr.json is unreadable ({error})") from error
+        if not sound:
+            raise _damaged(digest, "zarr.json does not describe an array of this store")
+        return array
+
+
+def _damaged(digest: str, why: str) -> DamagedError:
+    return DamagedError(
+        f"array {digest[:12]} is damaged: {why}",
+        "run: reg verify (it names the experts concerned); adding one of them again from its checkpoint repairs it",
+    )
+
+
+def _little_endian(block: Block) -> Block:
+    import numpy as np
+
+    return np.ascontiguousarray(block, dtype=block.dtype.newbyteorder("<"))
+
+
+def _flush(path: Path) -> None:
+    """Force everything below `path`, and the folders that lead to it, to disk."""
+    for folder, _, files in os.walk(path):
+        for entry in (*(Path(folder) / name for name in files), Path(folder)):
+            flush(entry)
+    flush(path.parent)
+    flush(path.parent.parent)
+
+
+def flush(path: Path) -> None:
+    """Force one file's or folder's content to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,380 @@
+"""The catalog: every method is one transaction, every answer a detached record."""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, cast
+
+from sqlalchemy import delete, func, select
+from sqlalchemy.orm import Session
+
+from store.catalog import schema
+from store.catalog.engine import make_engine, translated
+from store.catalog.records import (
+    ArrayLink,
+    CompositionRecord,
+    EventRecord,
+    Kind,
+    NewVersion,
+    Role,
+    State,
+    StatisticsRecord,
+    VersionRecord,
+)
+from store.catalog.tables import (
+    Alias,
+    Array,
+    Composition,
+    CompositionMember,
+    Event,
+    Expert,
+    Statistics,
+    Tag,
+    Version,
+    VersionArray,
+)
+from store.digest import canonical_json
+from store.errors import ConflictError
+from store.lock import exclusive
+
+
+def now() -> str:
+    """Return the time in UTC, to the microsecond, as ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+class Catalog:
+    """Names, versions, aliases, tags, statistics, compositions and the event log of one registry.
+
+    Rows are added, and their state changes; no version or event is ever deleted. Each writing method writes its own
+    line of the log in the same transaction.
+    """
+
+    def __init__(self, url: str, lock: Path) -> None:
+        """Open the catalog at `url` (any SQLAlchemy URL), creating it where the database is empty.
+
+        Raises:
+            SchemaError: the catalog's schema is older or newer than this program's.
+            InvalidInputError: `url` cannot be used.
+        """
+        self.engine = make_engine(url)
+        if not schema.check(self.engine):
+            with exclusive(lock, "creating the catalog"):
+                if not schema.check(self.engine):
+                    schema.upgrade(self.engine)
+
+    def close(self) -> None:
+        """Give the database's connections back."""
+        self.engine.dispose()
+
+    # -- experts and versions ----------------------------------------------------------------------------------------
+
+    def names(self) -> list[str]:
+        """Return every name ever registered, in order."""
+        with self._reading() as session:
+            return list(session.scalars(select(Expert.name).order_by(Expert.name)))
+
+    def versions(
+        self, name: str | None = None, *, kind: Kind | None = None, states: Iterable[State] | None = None
+    ) -> list[VersionRecord]:
+        """Return versions by name and number, narrowed to one name, kind or some states."""
+        query = select(Version).join(Version.expert).order_by(Expert.name, Version.number)
+        if name is not None:
+            query = query.where(Expert.name == name)
+        if kind is not None:
+            query = query.where(Expert.kind == kind)
+        if states is not None:
+            query = query.where(Version.state.in_(list(states)))
+        with self._reading() as session:
+            return [_version(row) for row in session.scalars(query)]
+
+    def alias_target(self, name: str, alias: str) -> int | None:
+        """Return the version number that `name@alias` stands for, or None."""
+        query = (
+            select(Version.number)
+            .join(Alias, Alias.version_id == Version.id)
+            .join(Expert, Expert.id == Alias.expert_id)
+            .where(Expert.name == name, Alias.name == alias)
+        )
+        with self._reading() as session:
+            return session.scalar(query)
+
+    def add_version(self, new: NewVersion) -> tuple[VersionRecord, bool]:
+        """Register a version under the next number of its name; the same content, if active, is found and not added.
+
+        Returns:
+            The version, and whether it was added.
+
+        Raises:
+            ConflictError: the name belongs to the other kind.
+        """
+        with self._writing() as session:
+            expert = session.scalar(select(Expert).where(Expert.name == new.name))
+            if expert is None:
+                expert = Expert(name=new.name, kind=new.kind, created_at=now())
+                session.add(expert)
+                session.flush()
+            if expert.kind != new.kind:
+                raise ConflictError(
+                    f"{new.name} is registered as {_KINDS[expert.kind]}, not as {_KINDS[new.kind]}",
+                    "choose another name",
+                )
+            same = select(Version).where(
+                Version.expert_id == expert.id, Version.digest == new.digest, Version.state == "active"
+            )
+            if (found := session.scalar(same)) is not None:
+                return _version(found), False
+            last = session.scalar(select(func.max(Version.number)).where(Version.expert_id == expert.id))
+            version = Version(
+                expert_id=expert.id,
+                number=(last or 0) + 1,
+                digest=new.digest,
+                content=canonical_json(new.content),
+                parameters=new.parameters,
+                state="active",
+                created_at=now(),
+            )
+            session.add(version)
+            session.flush()
+            known = set(session.scalars(select(Array.digest).where(Array.digest.in_({a.digest for a in new.arrays}))))
+            for link in new.arrays:
+                if link.digest not in known:
+                    shape = canonical_json(list(link.shape))
+                    session.add(Array(digest=link.digest, dtype=link.dtype, shape=shape, nbytes=link.nbytes))
+                    known.add(link.digest)
+            session.flush()
+            for link in new.arrays:
+                session.add(VersionArray(version_id=version.id, role=link.role, name=link.name, digest=link.digest))
+            for item in new.statistics:
+                session.add(Statistics(version_id=version.id, **vars(item)))
+            for key, value in new.tags.items():
+                session.add(Tag(version_id=version.id, key=key, value=value))
+            _log(session, f"add-{new.kind}", f"{new.name}@{version.number}", digest=new.digest)
+            session.flush()
+            session.refresh(version)
+            return _version(version), True
+
+    def set_tags(self, version: VersionRecord, tags: dict[str, str]) -> None:
+        """Set tags of an active `version`, leaving its others as they are.
+
+        Raises:
+            ConflictError: the version was withdrawn meanwhile.
+        """
+        with self._writing() as session:
+            row = self._active(session, version)
+            for key, value in tags.items():
+                session.merge(Tag(version_id=row.id, key=key, value=value))
+            _log(session, "tag", version.ref)
+
+    def set_alias(self, version: VersionRecord, alias: str) -> str | None:
+        """Point `alias` at an active `version` and return the version it pointed at before (`math@1`), if any.
+
+        Raises:
+            ConflictError: the version was withdrawn meanwhile.
+        """
+        with self._writing() as session:
+            row = self._active(session, version)
+            found = session.get(Alias, (row.expert_id, alias))
+            before = None
+            if found is None:
+                session.add(Alias(expert_id=row.expert_id, name=alias, version_id=row.id))
+            else:
+                number = session.scalar(select(Version.number).where(Version.id == found.version_id))
+                before = f"{version.name}@{number}"
+                found.version_id = row.id
+            _log(session, "alias", version.ref, alias=alias, before=before)
+            return before
+
+    def delete_alias(self, name: str, alias: str) -> None:
+        """Forget `name@alias`; nothing happens where there is none."""
+        with self._writing() as session:
+            found = session.scalar(
+                select(Alias).join(Expert, Expert.id == Alias.expert_id).where(Expert.name == name, Alias.name == alias)
+            )
+            if found is not None:
+                session.delete(found)
+                _log(session, "alias", name, alias=alias, deleted=True)
+
+    # -- opting out --------------------------------------------------------------------------------------------------
+
+    def withdraw(self, versions: Sequence[VersionRecord]) -> None:
+        """Mark `versions` withdrawn; those that are already keep their time."""
+        with self._writing() as session:
+            for version in versions:
+                row = session.get_one(Version, version.id)
+                if row.state == "active":
+                    row.state, row.withdrawn_at = "withdrawn", now()
+                    _log(session, "opt-out", version.ref, digest=version.digest)
+
+    def purge(self, versions: Sequence[VersionRecord]) -> None:
+        """Forget everything of `versions` but name, number, digest and times; their arrays become unreferenced."""
+        with self._writing() as session:
+            for version in versions:
+                row = session.get_one(Version, version.id)
+                if row.state == "purged":
+                    continue
+                for table in (VersionArray, Statistics, Tag, Alias):
+                    session.execute(delete(table).where(table.version_id == row.id))
+                row.state, row.purged_at, row.content = "purged", now(), None
+                _log(session, "purge", version.ref, digest=version.digest)
+
+    # -- arrays ------------------------------------------------------------------------------------------------------
+
+    def arrays_of(self, version: VersionRecord) -> list[ArrayLink]:
+        """Return the arrays of `version` by role and name; none once it has been purged."""
+        query = (
+            select(VersionArray.role, VersionArray.name, Array)
+            .join(Array, Array.digest == VersionArray.digest)
+            .where(VersionArray.version_id == version.id)
+            .order_by(VersionArray.role, VersionArray.name)
+        )
+        with self._reading() as session:
+            return [
+                ArrayLink(cast(Role, role), name, row.digest, row.dtype, tuple(json.loads(row.shape)), row.nbytes)
+                for role, name, row in session.execute(query)
+            ]
+
+    def referenced(self) -> set[str]:
+        """Return the digest of every array that some version needs."""
+        with self._reading() as session:
+            return set(session.scalars(select(VersionArray.digest).distinct()))
+
+    def users_of(self, digest: str) -> list[str]:
+        """Return the versions (`math@1`) that need an array."""
+        query = (
+            select(Expert.name, Version.number)
+            .join(Version, Version.expert_id == Expert.id)
+            .join(VersionArray, VersionArray.version_id == Version.id)
+            .where(VersionArray.digest == digest)
+            .distinct()
+            .order_by(Expert.name, Version.number)
+        )
+        with self._reading() as session:
+            return [f"{name}@{number}" for name, number in session.execute(query)]
+
+    def unreferenced(self) -> list[str]:
+        """Return the digest of every array the catalog knows of and no version needs."""
+        query = select(Array.digest).where(~Array.digest.in_(select(VersionArray.digest))).order_by(Array.digest)
+        with self._reading() as session:
+            return list(session.scalars(query))
+
+    def forget_unreferenced(self, deleted: int, freed: int) -> None:
+        """Forget the arrays that no version needs, and log how many were `deleted` on disk and the bytes `freed`."""
+        with self._writing() as session:
+            session.execute(delete(Array).where(~Array.digest.in_(select(VersionArray.digest))))
+            _log(session, "gc", "arrays", arrays=deleted, bytes=freed)
+
+    # -- compositions ------------------------------------------------------------------------------------------------
+
+    def record_composition(
+        self, digest: str, document: dict[str, Any], members: Sequence[VersionRecord], out: str
+    ) -> None:
+        """Record that `digest` is being made from `members`; made again, it stays one composition.
+
+        Raises:
+            ConflictError: a member was withdrawn meanwhile.
+        """
+        with self._writing() as session:
+            for member in members:
+                self._active(session, member)
+            if session.get(Composition, digest) is None:
+                session.add(Composition(digest=digest, document=canonical_json(document), created_at=now()))
+                session.flush()
+            for member in members:
+                if session.get(CompositionMember, (digest, member.id)) is None:
+                    session.add(CompositionMember(composition_digest=digest, version_id=member.id))
+            _log(session, "compose", digest, members=[member.ref for member in members], out=out)
+
+    def compositions(self, containing: Sequence[VersionRecord] | None = None) -> list[CompositionRecord]:
+        """Return the compositions made, oldest first, narrowed to those made from any of some versions."""
+        query = select(Composition).order_by(Composition.created_at, Composition.digest)
+        if containing is not None:
+            made_from = select(CompositionMember.composition_digest).where(
+                CompositionMember.version_id.in_([version.id for version in containing])
+            )
+            query = query.where(Composition.digest.in_(made_from))
+        links = (
+            select(CompositionMember.composition_digest, Expert.name, Version.number)
+            .join(Version, Version.id == CompositionMember.version_id)
+            .join(Expert, Expert.id == Version.expert_id)
+            .order_by(Expert.name, Version.number)
+        )
+        with self._reading() as session:
+            members: dict[str, list[str]] = {}
+            for digest, name, number in session.execute(links):
+                members.setdefault(digest, []).append(f"{name}@{number}")
+            return [
+                CompositionRecord(
+                    row.digest, json.loads(row.document), row.created_at, tuple(members.get(row.digest, ()))
+                )
+                for row in session.scalars(query)
+            ]
+
+    # -- the log -----------------------------------------------------------------------------------------------------
+
+    def events(self, subject: str | None = None, limit: int | None = None) -> list[EventRecord]:
+        """Return the log, newest first, narrowed to one name (or version, or digest) and to `limit` lines."""
+        query = select(Event).order_by(Event.id.desc())
+        if subject is not None:
+            query = query.where((Event.subject == subject) | Event.subject.like(f"{subject}@%"))
+        if limit is not None:
+            query = query.limit(limit)
+        with self._reading() as session:
+            return [
+                EventRecord(row.id, row.at, row.action, row.subject, json.loads(row.details))
+                for row in session.scalars(query)
+            ]
+
+    # -- transactions ------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _reading(self) -> Iterator[Session]:
+        with translated(self.engine), Session(self.engine) as session:
+            yield session
+
+    @contextmanager
+    def _writing(self) -> Iterator[Session]:
+        with (
+            translated(self.engine),
+            Session(self.engine.execution_options(writing=True)) as session,
+            session.begin(),
+        ):
+            yield session
+
+    @staticmethod
+    def _active(session: Session, version: VersionRecord) -> Version:
+        row = session.get_one(Version, version.id)
+        if row.state != "active":
+            raise ConflictError(f"{version.ref} was opted out at {row.withdrawn_at}", "run: reg list")
+        return row
+
+
+_KINDS = {"expert": "an expert", "base": "a base model"}
+
+
+def _version(row: Version) -> VersionRecord:
+    return VersionRecord(
+        id=row.id,
+        name=row.expert.name,
+        kind=cast(Kind, row.expert.kind),
+        number=row.number,
+        digest=row.digest,
+        content=None if row.content is None else json.loads(row.content),
+        parameters=row.parameters,
+        state=cast(State, row.state),
+        created_at=row.created_at,
+        withdrawn_at=row.withdrawn_at,
+        purged_at=row.purged_at,
+        aliases=tuple(alias.name for alias in row.aliases),
+        tags={tag.key: tag.value for tag in row.tags},
+        statistics=tuple(
+            StatisticsRecord(s.site, s.tokens, s.saturated, s.calibration_digest, s.calibration_label)
+            for s in row.statistics
+        ),
+    )
+
+
+def _log(session: Session, action: str, subject: str, **details: Any) -> None:
+    session.add(Event(at=now(), action=action, subject=subject, details=canonical_json(details)))

@@ -1,0 +1,62 @@
+"""One SQLAlchemy engine per catalog, and the translation of whatever a database raises."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
+
+from store.errors import DamagedError, InvalidInputError, StorageError
+
+BUSY_SECONDS = 60
+
+
+def make_engine(url: str) -> Engine:
+    """Return an engine for `url` (any SQLAlchemy URL). On SQLite a writing transaction takes its lock at its start.
+
+    Raises:
+        InvalidInputError: `url` is no database URL, or its driver is not installed.
+    """
+    try:
+        engine = create_engine(make_url(url))
+    except (ArgumentError, NoSuchModuleError, ModuleNotFoundError) as error:
+        raise InvalidInputError(
+            f"cannot use the database URL: {error}",
+            "give a SQLAlchemy URL, such as sqlite:////path/catalog.sqlite or postgresql+psycopg://user@host/name, "
+            "and install its driver (pip install 'expert-registry[postgres]')",
+        ) from error
+    if engine.dialect.name == "sqlite":
+        event.listen(engine, "connect", _configure_sqlite)
+        event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+@contextmanager
+def translated(engine: Engine) -> Iterator[None]:
+    """Turn every error of the database below into one a user can act on, with any password hidden."""
+    where = engine.url.render_as_string(hide_password=True)
+    try:
+        yield
+    except DBAPIError as error:
+        cause = str(error.orig).strip()
+        if "malformed" in cause or "not a database" in cause:
+            raise DamagedError(f"the catalog {where} is damaged: {cause}", "restore it from a backup") from error
+        raise StorageError(f"the catalog {where} refused: {cause}", "mend that, then repeat the command") from error
+    except SQLAlchemyError as error:
+        raise StorageError(f"the catalog {where} cannot be used: {error}") from error
+
+
+def _configure_sqlite(connection: Any, _record: Any) -> None:
+    connection.isolation_level = None  # the driver must not begin transactions of its own
+    cursor = connection.cursor()
+    cursor.execute(f"PRAGMA busy_timeout = {BUSY_SECONDS * 1000}")
+    cursor.execute("PRAGMA journal_mode = WAL")
+    cursor.execute("PRAGMA synchronous = FULL")
+    cursor.execute("PRAGMA foreign_keys = ON")
+    cursor.close()
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    # A reader that turns writer can lose to another ("database is locked"); a writer that locks at once waits its turn.
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if connection.get_execution_options().get("writing") else "BEGIN")

@@ -1,0 +1,91 @@
+"""What the catalog hands out: plain frozen records, detached from any session."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Kind = Literal["expert", "base"]
+State = Literal["active", "withdrawn", "purged"]
+Role = Literal["trunk", "mlp", "statistics", "calibration", "file"]
+
+
+@dataclass(frozen=True)
+class ArrayLink:
+    """One array of a version: what it is to it, where its content is, and of what kind; `nbytes` uncompressed."""
+
+    role: Role
+    name: str
+    digest: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class StatisticsRecord:
+    """What one site's statistics were taken on."""
+
+    site: str
+    tokens: int
+    saturated: int
+    calibration_digest: str
+    calibration_label: str
+
+
+@dataclass(frozen=True)
+class NewVersion:
+    """All there is to say of a version before it has a number."""
+
+    name: str
+    kind: Kind
+    digest: str
+    content: dict[str, Any]
+    parameters: int
+    arrays: tuple[ArrayLink, ...]
+    statistics: tuple[StatisticsRecord, ...] = ()
+    tags: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class VersionRecord:
+    """One immutable registration. `content` is None once it has been purged; times are ISO 8601, UTC."""
+
+    id: int
+    name: str
+    kind: Kind
+    number: int
+    digest: str
+    content: dict[str, Any] | None
+    parameters: int
+    state: State
+    created_at: str
+    withdrawn_at: str | None
+    purged_at: str | None
+    aliases: tuple[str, ...]
+    tags: dict[str, str]
+    statistics: tuple[StatisticsRecord, ...]
+
+    @property
+    def ref(self) -> str:
+        """The version as a user names it: `math@2`."""
+        return f"{self.name}@{self.number}"
+
+
+@dataclass(frozen=True)
+class CompositionRecord:
+    """A composition that was made. `members` are the versions it was made from (`code@1`), a base model included."""
+
+    digest: str
+    document: dict[str, Any]
+    created_at: str
+    members: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class EventRecord:
+    """One line of the log."""
+
+    id: int
+    at: str
+    action: str
+    subject: str
+    details: dict[str, Any]

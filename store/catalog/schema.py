@@ -1,0 +1,87 @@
+"""The catalog's schema: which revision a database has, and bringing it to the one this program works with."""
+
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Engine, inspect, text
+from sqlalchemy.exc import DBAPIError
+
+from store.catalog.engine import translated
+from store.catalog.tables import VERSION_TABLE, Base
+from store.errors import SchemaError
+
+if TYPE_CHECKING:
+    from alembic.config import Config
+    from sqlalchemy import Connection
+
+HEAD = "52de1a479ec3"
+"""The revision this program works with; a test holds it against the newest file of `migrations/versions`."""
+
+
+def current(engine: Engine) -> str | None:
+    """Return the revision of the database, or None where it holds no catalog yet."""
+    with translated(engine):
+        try:
+            with engine.connect() as connection:
+                return str(connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar_one())
+        except DBAPIError:
+            if inspect(engine).has_table(VERSION_TABLE):
+                raise
+            return None
+
+
+def check(engine: Engine) -> bool:
+    """Return True where the database is at `HEAD`, False where it holds no catalog yet.
+
+    Raises:
+        SchemaError: it is older (the message gives the command that upgrades it) or newer.
+    """
+    found = current(engine)
+    if found == HEAD:
+        return True
+    if found is None:
+        if inspect(engine).has_table(Base.metadata.tables["experts"].name):
+            raise SchemaError(
+                f"the database has tables of a catalog but no table {VERSION_TABLE}: another program made it",
+                "name another one with --database, or another home with --home",
+            )
+        return False
+    if found in _known_revisions():
+        raise SchemaError(f"the catalog has schema {found}, this program works with {HEAD}", "run: reg db upgrade")
+    raise SchemaError(
+        f"the catalog has schema {found}, which is newer than this program's {HEAD}",
+        "upgrade the program: pip install --upgrade expert-registry",
+    )
+
+
+def upgrade(engine: Engine) -> tuple[str | None, str]:
+    """Bring the database to `HEAD` in one transaction and return (revision before, revision after).
+
+    Raises:
+        SchemaError: it is newer than this program.
+    """
+    from alembic import command
+
+    before = current(engine)
+    if before is not None and before not in _known_revisions():
+        check(engine)
+    with translated(engine), engine.execution_options(writing=True).begin() as connection:
+        command.upgrade(_config(connection), "head")
+    return before, HEAD
+
+
+def _config(connection: "Connection | None" = None) -> "Config":
+    from alembic.config import Config
+
+    config = Config()
+    folder: Any = importlib.import_module("store.migrations").__path__[0]
+    config.set_main_option("script_location", str(Path(folder)).replace("%", "%%"))
+    config.attributes.update(connection=connection, version_table=VERSION_TABLE, metadata=Base.metadata)
+    return config
+
+
+def _known_revisions() -> set[str]:
+    from alembic.script import ScriptDirectory
+
+    return {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()}
