@@ -1,0 +1,139 @@
+"""Sufficient statistics of one expert at one site and layer: exact, additive, comparable bit for bit.
+
+With x_t ∈ R^H the activation of token t, x̃ = [x; 1] and q̃ its fixed-point form (DUME eq. 5 and 7):
+
+    G = Σ_t q̃_t q̃_tᵀ  =  [ A  s ]     A (H, H) Gram · s (H,) moment = the expert's own column of b · n token count
+                          [ sᵀ n ]
+
+One-hot targets make b the stack of the moments, so this one symmetric matrix of integers carries all a ridge solution
+needs. Statistics over the same scales form a group under `+` and `-` with `Statistics.zero`.
+"""
+
+import hashlib
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int16, Int64
+from torch import Tensor
+
+from registry.maths.fixed_point import power_of_two, quantise, real_value
+
+EXACT_ROWS = 2**22
+"""Rows that one float64 product may sum: 2^22 products of 15-bit magnitudes stay below 2^53, where sums are exact."""
+
+TOKEN_LIMIT = 2**32
+"""Tokens that fit: 2^32 products below 2^30 stay below 2^63."""
+
+
+@dataclass(frozen=True, eq=False)
+class Statistics:
+    """The Gram, moment and count of one site and layer.
+
+    Attributes:
+        matrix: G, symmetric int64 of shape (H + 1, H + 1), in fixed point.
+        exponents: p of shape (H,): channel i stands for integers of 2^-p_i.
+        saturated: activations that exceeded their bound and were held at it; 0 wherever the bound is a proof.
+    """
+
+    matrix: Int64[Tensor, "H1 H1"]
+    exponents: Int16[Tensor, "H"]
+    saturated: int = 0
+
+    def __post_init__(self) -> None:
+        size = self.exponents.numel() + 1
+        if self.matrix.shape != (size, size):
+            raise ValueError(f"a matrix of shape {list(self.matrix.shape)} does not go with {size - 1} channels")
+        if abs(self.count) > TOKEN_LIMIT:
+            raise ValueError(f"{self.count:,} tokens are more than the {TOKEN_LIMIT:,} whose sums stay exact")
+
+    @classmethod
+    def zero(cls, exponents: Int16[Tensor, "H"]) -> "Statistics":
+        """Return the statistics of no token."""
+        size = exponents.numel() + 1
+        return cls(torch.zeros((size, size), dtype=torch.int64, device=exponents.device), exponents)
+
+    @classmethod
+    def of(
+        cls, x: Float[Tensor, "T H"], exponents: Int16[Tensor, "H"], keep: Bool[Tensor, "T"] | None = None
+    ) -> "Statistics":
+        """Return the statistics of activations `x`, one row a token; rows where `keep` is False (padding) are left out.
+
+        Raises:
+            ValueError: an activation that counts is NaN or infinite.
+        """
+        rows = x if keep is None else x[keep]
+        q, held = quantise(rows, exponents)
+        q = torch.cat([q.double(), q.new_ones((len(q), 1), dtype=torch.float64)], dim=1)
+        total = torch.zeros((q.shape[1], q.shape[1]), dtype=torch.int64, device=q.device)
+        for part in q.split(EXACT_ROWS):
+            total += (part.T @ part).to(torch.int64)
+        return cls(total, exponents, int(held.sum()))
+
+    def __add__(self, other: "Statistics") -> "Statistics":
+        self._require_same_scales(other)
+        return Statistics(self.matrix + other.matrix, self.exponents, self.saturated + other.saturated)
+
+    def __sub__(self, other: "Statistics") -> "Statistics":
+        self._require_same_scales(other)
+        return Statistics(self.matrix - other.matrix, self.exponents, self.saturated - other.saturated)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Statistics):
+            return NotImplemented
+        return (
+            torch.equal(self.exponents, other.exponents)
+            and torch.equal(self.matrix, other.matrix)
+            and self.saturated == other.saturated
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    @property
+    def count(self) -> int:
+        """n: the tokens that were counted."""
+        return int(self.matrix[-1, -1])
+
+    @property
+    def gram(self) -> Float[Tensor, "H H"]:
+        """A in real units, float64."""
+        return real_value(self.matrix[:-1, :-1], self.exponents)
+
+    @property
+    def moment(self) -> Float[Tensor, "H"]:
+        """s in real units, float64."""
+        return self.matrix[:-1, -1].double() * power_of_two(-self.exponents)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over scales, matrix and saturation count (64 hexadecimal digits)."""
+        state = hashlib.sha256(f"statistics {self.exponents.numel()} {self.saturated}\n".encode())
+        for tensor in (self.exponents, self.packed()):
+            state.update(tensor.cpu().contiguous().numpy().data)
+        return state.hexdigest()
+
+    def packed(self) -> Int64[Tensor, "P"]:
+        """Return the upper triangle of G row by row, P = (H + 1)(H + 2)/2 integers: what is stored."""
+        return torch.cat([self.matrix[row, row:] for row in range(len(self.matrix))])
+
+    @classmethod
+    def unpack(cls, packed: Int64[Tensor, "P"], exponents: Int16[Tensor, "H"], saturated: int = 0) -> "Statistics":
+        """Return the statistics whose `packed()` is `packed`.
+
+        Raises:
+            ValueError: the length of `packed` does not go with `exponents`.
+        """
+        size = exponents.numel() + 1
+        if packed.numel() != size * (size + 1) // 2:
+            raise ValueError(f"{packed.numel():,} packed values do not go with {size - 1} channels")
+        matrix = torch.empty((size, size), dtype=torch.int64)
+        for row, part in enumerate(packed.split(list(range(size, 0, -1)))):
+            matrix[row, row:] = part
+            matrix[row:, row] = part
+        return cls(matrix, exponents, saturated)
+
+    def _require_same_scales(self, other: "Statistics") -> None:
+        if not torch.equal(self.exponents, other.exponents):
+            raise ValueError(
+                "statistics over different scales cannot be combined: they were taken on different weights"
+            )
