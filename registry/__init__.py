@@ -1,0 +1,40 @@
+"""A continual-learning registry of expert language models.
+
+    from registry import PassSettings, Recipe, Registry
+
+    with Registry("home") as registry:
+        registry.add_expert("math", "checkpoints/math")
+        registry.add_expert("code", "checkpoints/code", data=["code.jsonl"], settings=PassSettings(tokens=8192))
+        registry.compose(["code", "math"], "moe", Recipe(top_k=1))
+        registry.opt_out("math", purge=True)
+
+Importing this package loads neither torch nor transformers; the methods that need them do.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from registry.errors import RegError
+from registry.registry import Registry
+
+if TYPE_CHECKING:
+    from registry.collecting import PassSettings
+    from registry.composing import Plan, Recipe
+    from registry.evaluation import TestSettings
+    from registry.maths.statistics import Statistics
+
+_LAZY = {
+    "PassSettings": "registry.collecting",
+    "Plan": "registry.composing",
+    "Recipe": "registry.composing",
+    "Statistics": "registry.maths.statistics",
+    "TestSettings": "registry.evaluation",
+}
+
+__all__ = ["PassSettings", "Plan", "Recipe", "RegError", "Registry", "Statistics", "TestSettings"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,95 @@
+"""Calibration text that the expert writes itself: sampled at temperature 1 from the start token; no data is needed."""
+
+from typing import Any
+
+import torch
+
+from registry.calibration.calibration import Calibration
+from registry.errors import CalibrationError
+from registry.progress import Progress
+
+SEED = 0
+_ATTEMPTS = 64
+
+
+def self_sampled_label(tokens: int, seq_len: int) -> str:
+    """Return the label of what `sample_from_expert` makes: its settings, which with the weights decide the text."""
+    return f"sampled by the expert itself ({tokens} tokens, windows of {seq_len}, temperature 1, seed {SEED})"
+
+
+@torch.no_grad()
+def sample_from_expert(
+    model: Any,
+    *,
+    start: int | None,
+    end: list[int],
+    tokens: int,
+    seq_len: int,
+    batch_size: int,
+    progress: Progress,
+) -> Calibration:
+    """Sample windows of up to `seq_len` tokens from `model` until `tokens` are there.
+
+    A window begins with the start token and ends early where the model ends its text; that end token counts.
+
+    Args:
+        model: a loaded causal language model.
+        start: the start token; without one the model cannot be asked to write.
+        end: the tokens that end a text.
+        tokens: how many tokens must count, at least.
+        seq_len: tokens in a window, the start token included.
+        batch_size: windows sampled at a time.
+        progress: told of the tokens sampled.
+
+    Raises:
+        CalibrationError: there is no start token, or the model ends its texts at once.
+    """
+    if start is None:
+        raise CalibrationError(
+            "the checkpoint has neither a start nor an end token, so the expert cannot write calibration text itself",
+            "give --data FILE",
+        )
+    from transformers import GenerationConfig
+
+    # In place of the checkpoint's own settings, which may penalise or cut what the model would write.
+    model.generation_config = GenerationConfig(
+        do_sample=True,
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        max_new_tokens=seq_len - 1,
+        eos_token_id=end or None,
+        pad_token_id=start,
+        bos_token_id=start,
+    )
+    prompt = torch.full((batch_size, 1), start, device=model.device)
+    windows: list[torch.Tensor] = []
+    sampled = 0
+    with torch.random.fork_rng(enabled=True), progress("sampling", tokens, "token") as advance:
+        torch.manual_seed(SEED)
+        for _ in range(_ATTEMPTS * max(1, -(-tokens // (batch_size * seq_len)))):
+            rows = model.generate(prompt, attention_mask=torch.ones_like(prompt)).cpu()
+            for row in rows.to(torch.int32):
+                window = row[: _length(row, end)]
+                if len(window) > 1 and sampled < tokens:
+                    windows.append(window[: tokens - sampled])
+                    sampled += len(windows[-1])
+                    advance(len(windows[-1]))
+            if sampled >= tokens:
+                break
+    if sampled < tokens:
+        raise CalibrationError(
+            f"the expert ended its texts after {sampled:,} of {tokens:,} tokens",
+            "give --data FILE, or a smaller --tokens",
+        )
+    ids = torch.full((len(windows), seq_len), start, dtype=torch.int32)
+    for index, window in enumerate(windows):
+        ids[index, : len(window)] = window
+    lengths = torch.tensor([len(window) for window in windows], dtype=torch.int32)
+    return Calibration(ids, lengths, self_sampled_label(tokens, seq_len))
+
+
+def _length(row: torch.Tensor, end: list[int]) -> int:
+    """Return how many tokens of a generated row count: up to and with the first end token after the start."""
+    ends = torch.isin(row[1:], torch.tensor(end, dtype=row.dtype)).nonzero()
+    return len(row) if not len(ends) else int(ends[0]) + 2

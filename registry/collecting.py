@@ -1,0 +1,347 @@
+"""Taking an expert's statistics: one forward pass over its calibration tokens, exact, and resumable at any batch."""
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from registry import statistics_file
+from registry.calibration import (
+    DEFAULT_SEQ_LEN,
+    DEFAULT_TOKENS,
+    Calibration,
+    Corpus,
+    random_places,
+    sample_from_expert,
+)
+from registry.calibration.documents import find_calibration
+from registry.calibration.windows import start_token
+from registry.checkpoint import Checkpoint, HashedCheckpoint, hash_checkpoint
+from registry.errors import CalibrationError, CheckpointError, InvalidInputError, StorageError
+from registry.loading import load_model, load_tokenizer
+from registry.maths.fixed_point import exponents_for, rms_norm_bound
+from registry.maths.statistics import Statistics
+from registry.progress import Progress, silent
+from registry.sites import MLP_INPUT
+from registry.statistics_file import Collected
+from registry.tensors import WEIGHT_DTYPES
+from store.digest import json_digest
+
+SEED = 0
+SAVE_SECONDS = 60.0
+"""How often a pass under way is written down, so that it can go on after an interruption."""
+
+
+@dataclass(frozen=True)
+class PassSettings:
+    """How the forward pass runs.
+
+    Attributes:
+        tokens: calibration tokens wanted.
+        seq_len: tokens in a window.
+        batch_size: windows in a batch; every batch has this many, so that all have one shape.
+        device: a torch device, or None for the GPU if there is one.
+        dtype: what the model computes in, or None for the checkpoint's own.
+    """
+
+    tokens: int = DEFAULT_TOKENS
+    seq_len: int = DEFAULT_SEQ_LEN
+    batch_size: int = 16
+    device: str | None = None
+    dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("tokens", 1), ("seq_len", 2), ("batch_size", 1)):
+            if getattr(self, name) < least:
+                raise InvalidInputError(f"{name} is {getattr(self, name)}, the least is {least}")
+        if self.dtype is not None and self.dtype not in WEIGHT_DTYPES:
+            raise InvalidInputError(f"dtype {self.dtype!r} is none of {', '.join(WEIGHT_DTYPES)}")
+
+
+def scales(checkpoint: Checkpoint) -> tuple[Tensor, ...]:
+    """Return the exponents of each layer's `mlp_input`, int16 of shape (H,): they follow from the weights alone."""
+    layers = range(checkpoint.architecture.num_hidden_layers)
+    norms = (checkpoint.tensor(checkpoint.family.mlp_input_bound(layer)) for layer in layers)
+    return tuple(exponents_for(rms_norm_bound(norm)) for norm in norms)
+
+
+def text_calibration(checkpoint: Checkpoint, data: Sequence[Path], settings: PassSettings) -> Calibration | None:
+    """Return the calibration tokens of `data`, sampled over the whole of it (`windows.random_places`).
+
+    Without `data` the checkpoint's own `calibration.*` file is taken; where there is none either, None is returned.
+
+    Raises:
+        CalibrationError: there is no text; `data` cannot be read; it has tokens that the model does not know.
+        CheckpointError: there is no tokenizer.
+    """
+    if not data:
+        own = find_calibration(checkpoint.folder)
+        if own is None:
+            return None
+        data = (own,)
+    tokenizer = load_tokenizer(checkpoint.folder)
+    seq_len = window_size(checkpoint, settings)
+    calibration = random_places(Corpus(data, tokenizer), tokenizer, tokens=settings.tokens, seq_len=seq_len, seed=SEED)
+    if (largest := int(calibration.ids.max())) >= checkpoint.architecture.vocab_size:
+        raise CalibrationError(
+            f"{checkpoint.folder}: its tokenizer gives token {largest}, the model knows "
+            f"{checkpoint.architecture.vocab_size}",
+            "put the tokenizer that the model was trained with into the folder",
+        )
+    return calibration
+
+
+def collect(
+    hashed: HashedCheckpoint,
+    calibration: Calibration | None,
+    settings: PassSettings,
+    *,
+    keep_calibration: bool = False,
+    partial: Path | None = None,
+    progress: Progress,
+) -> Collected:
+    """Load the expert and return its statistics on `calibration`, or on text it writes itself where that is None.
+
+    Args:
+        hashed: the checkpoint.
+        calibration: what `text_calibration` returned.
+        settings: how the pass runs.
+        keep_calibration: put the tokens into the result.
+        partial: as in `take_statistics`.
+        progress: told of tokens sampled and counted.
+
+    Raises:
+        CalibrationError: the expert cannot write text, or an activation is NaN or infinite.
+        CheckpointError: the model cannot be loaded.
+    """
+    checkpoint = hashed.checkpoint
+    model = load_model(checkpoint.folder, settings.dtype or checkpoint.dtype, settings.device)
+    if calibration is None:
+        calibration = _sampled_calibration(checkpoint, model, settings, progress)
+    collected = take_statistics(
+        checkpoint, hashed.weights, model, calibration, settings, partial=partial, progress=progress
+    )
+    return replace(collected, calibration=calibration) if keep_calibration else collected
+
+
+def collect_to(
+    folder: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    data: Sequence[str | os.PathLike[str]] = (),
+    settings: PassSettings | None = None,
+    keep_calibration: bool = False,
+    progress: Progress = silent,
+) -> tuple[Path, Collected]:
+    """Take the statistics of a checkpoint where its data is, and write them to `out`/statistics.safetensors.
+
+    No registry takes part. The checkpoint with that file in its folder registers anywhere without data and without a
+    forward pass. An interrupted pass goes on when it is started again with the same `out`.
+
+    Raises:
+        CheckpointError, UnsupportedFamilyError: the checkpoint cannot be registered.
+        CalibrationError: there is no text, or an activation is NaN or infinite.
+        StorageError: `out` cannot be written.
+    """
+    settings = settings or PassSettings()
+    target = Path(out)
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"{target} cannot be created: {error.strerror}", "choose another --out") from error
+    hashed = hash_checkpoint(Path(folder), progress)
+    calibration = text_calibration(hashed.checkpoint, [Path(file) for file in data], settings)
+    collected = collect(
+        hashed,
+        calibration,
+        settings,
+        keep_calibration=keep_calibration,
+        partial=target / "partial",
+        progress=progress,
+    )
+    path = target / statistics_file.FILE_NAME
+    statistics_file.save(path, collected)
+    shutil.rmtree(target / "partial", ignore_errors=True)
+    return path, collected
+
+
+def _sampled_calibration(checkpoint: Checkpoint, model: Any, settings: PassSettings, progress: Progress) -> Calibration:
+    ends = checkpoint.special_tokens["eos_token_id"]
+    end = [ends] if isinstance(ends, int) else list(ends or [])
+    start = checkpoint.special_tokens["bos_token_id"]
+    if start is None and (checkpoint.folder / "tokenizer_config.json").is_file():
+        start = start_token(load_tokenizer(checkpoint.folder))
+    return sample_from_expert(
+        model,
+        start=start if start is not None else next(iter(end), None),
+        end=end,
+        tokens=settings.tokens,
+        seq_len=window_size(checkpoint, settings),
+        batch_size=settings.batch_size,
+        progress=progress,
+    )
+
+
+def take_statistics(
+    checkpoint: Checkpoint,
+    weights: str,
+    model: Any,
+    calibration: Calibration,
+    settings: PassSettings,
+    *,
+    partial: Path | None = None,
+    progress: Progress,
+) -> Collected:
+    """Return the statistics of `calibration` in the expert's own forward pass.
+
+    Batches hold consecutive windows; the last is filled up with windows that do not count, so that all have one shape.
+    No attention mask is needed: padding stands to the right, where nothing that counts can see it.
+
+    Args:
+        checkpoint: where the bounds come from.
+        weights: digest of the weights, written into the result.
+        model: the loaded model.
+        calibration: the tokens.
+        settings: batch size, device and dtype.
+        partial: a folder to keep the pass under way in; the same pass, started again, goes on from there.
+        progress: told of the tokens counted.
+
+    Raises:
+        CalibrationError: an activation is NaN or infinite.
+    """
+    collector = _Collector(checkpoint, weights, calibration, model.device)
+    way = None
+    if partial is not None:
+        key = json_digest([weights, calibration.digest, settings.batch_size, str(model.dtype), model.device.type])
+        way = partial / f"{key}.safetensors"
+        collector.resume(way)
+    saved = time.monotonic()
+    try:
+        with (
+            torch.no_grad(),
+            collector.attached(model),
+            progress("collecting", calibration.tokens, "token") as advance,
+        ):
+            advance(int(calibration.lengths[: collector.done].sum()))
+            for ids, keep in _batches(calibration, collector.done, settings.batch_size):
+                collector.keep = keep.flatten().to(model.device)
+                model.base_model(input_ids=ids.to(model.device), use_cache=False)
+                collector.done += settings.batch_size
+                advance(int(keep.sum()))
+                if way is not None and time.monotonic() - saved >= SAVE_SECONDS:
+                    collector.save(way)
+                    saved = time.monotonic()
+    except KeyboardInterrupt:
+        if way is not None:
+            collector.save(way)
+        raise
+    if way is not None:
+        way.unlink(missing_ok=True)
+    return collector.collected()
+
+
+class _Collector:
+    """The running sums of one pass, fed by hooks on each layer's MLP input."""
+
+    def __init__(self, checkpoint: Checkpoint, weights: str, calibration: Calibration, device: torch.device) -> None:
+        self.totals = [Statistics.zero(layer.to(device)) for layer in scales(checkpoint)]
+        self.keep = torch.empty(0)  # of the batch under way: True where a token counts, shape (batch · S,)
+        self.done = 0  # windows counted
+        self._checkpoint, self._weights, self._calibration = checkpoint, weights, calibration
+
+    @contextmanager
+    def attached(self, model: Any) -> Iterator[None]:
+        """Hook the MLP inputs of `model`, and let go of them afterwards."""
+        modules = self._checkpoint.family.mlps(model)
+        handles = [module.register_forward_pre_hook(self._hook(layer)) for layer, module in enumerate(modules)]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def collected(self, done: int | None = None) -> Collected:
+        """Return the sums, on the CPU; `done` where the pass is still under way."""
+        layers = tuple(Statistics(t.matrix.cpu(), t.exponents.cpu(), t.saturated) for t in self.totals)
+        return Collected(
+            self._weights, {MLP_INPUT: layers}, self._calibration.digest, self._calibration.label, done=done
+        )
+
+    def save(self, way: Path) -> None:
+        """Write the pass under way to `way`."""
+        way.parent.mkdir(parents=True, exist_ok=True)
+        statistics_file.save(way, self.collected(self.done))
+
+    def resume(self, way: Path) -> None:
+        """Go on from `way`, if an intact pass under way is there."""
+        if not way.is_file():
+            return
+        try:
+            found = statistics_file.load(way)
+        except CheckpointError:
+            return  # damaged: the pass begins anew
+        if found.done is not None and found.calibration_digest == self._calibration.digest:
+            device = self.totals[0].matrix.device
+            layers = found.sites[MLP_INPUT]
+            self.totals = [Statistics(t.matrix.to(device), t.exponents.to(device), t.saturated) for t in layers]
+            self.done = found.done
+
+    def _hook(self, layer: int) -> Callable[[Any, tuple[Tensor, ...]], None]:
+        def count(_module: Any, inputs: tuple[Tensor, ...]) -> None:
+            total = self.totals[layer]
+            try:
+                self.totals[layer] = total + Statistics.of(inputs[0].flatten(0, 1), total.exponents, self.keep)
+            except ValueError as error:
+                raise CalibrationError(
+                    f"{self._checkpoint.folder}: {error} (site {MLP_INPUT}, layer {layer})",
+                    "register a checkpoint whose activations are finite, or compute with --dtype float32",
+                ) from error
+
+        return count
+
+
+def check_collected(checkpoint: Checkpoint, weights: str, collected: Collected, where: Path) -> None:
+    """Check that statistics from elsewhere belong to `checkpoint`.
+
+    Raises:
+        CheckpointError: they are of other weights, or their layers, scales or counts are not those of this model.
+    """
+    redo = "make them again: reg collect CKPT --data FILE --out DIR"
+    if collected.weights != weights:
+        raise CheckpointError(
+            f"{where} has statistics of weights {collected.weights[:12]}, the checkpoint has {weights[:12]}",
+            redo,
+        )
+    layers, expected = collected.sites.get(MLP_INPUT, ()), scales(checkpoint)
+    if len(layers) != len(expected):
+        raise CheckpointError(
+            f"{where} has {len(layers)} layers of {MLP_INPUT}, the checkpoint has {len(expected)}", redo
+        )
+    for number, (layer, exponents) in enumerate(zip(layers, expected, strict=True)):
+        if not torch.equal(layer.exponents, exponents):
+            raise CheckpointError(f"{where}: the scales of layer {number} are not those that the weights give", redo)
+        if layer.count < 1 or layer.count != layers[0].count or bool((layer.matrix.diagonal() < 0).any()):
+            raise CheckpointError(f"{where}: layer {number} holds no sum over {layers[0].count} tokens", redo)
+
+
+def _batches(calibration: Calibration, first: int, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield (ids, keep) of shape (size, S) from window `first` on."""
+    for start in range(first, len(calibration.ids), size):
+        ids = calibration.ids[start : start + size].long()
+        keep = calibration.keep[start : start + size]
+        if (short := size - len(ids)) > 0:
+            ids = torch.cat([ids, ids[:1].expand(short, -1)])
+            keep = torch.cat([keep, torch.zeros((short, keep.shape[1]), dtype=torch.bool)])
+        yield ids, keep
+
+
+def window_size(checkpoint: Checkpoint, settings: PassSettings) -> int:
+    """Return the tokens in a window: what was asked for, or what the model can take."""
+    return min(settings.seq_len, checkpoint.architecture.max_position_embeddings)

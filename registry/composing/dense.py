@@ -1,0 +1,52 @@
+"""Dense folders from the store: an expert given back bit for bit, and the plain average of some."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+from registry.composing.folder import Stream, fresh_folder, write_files, write_weights
+from registry.composing.member import Member
+from registry.maths.trunk.mean import mean
+from registry.progress import Progress
+from registry.tensors import DTYPES, to_block, to_tensor
+from store.arrays import Block
+from store.catalog.records import Role
+
+
+def write_dense(members: Sequence[Member], out: Path, progress: Progress) -> None:
+    """Write the average of all tensors of `members` to `out`, with the files of the first; of one member, itself.
+
+    Args:
+        members: versions of one architecture, in the order in which they are summed.
+        out: an absent or empty folder.
+        progress: told of the bytes written.
+
+    Raises:
+        OutputError: `out` is there already.
+        StorageError: the disk is full or refuses.
+        DamagedError: an array is not what was stored.
+    """
+    first = members[0]
+    links = [link for link in first.arrays if link.role in ("trunk", "mlp")]
+    streams = [
+        Stream(link.name, link.dtype, link.shape, partial(_average, members, link.role, link.name, link.dtype))
+        for link in links
+    ]
+    nbytes = sum(stream.nbytes for stream in streams)
+    with fresh_folder(out, replace=False, nbytes=nbytes) as folder:
+        with progress("writing", nbytes, "B") as advance:
+            write_weights(folder, streams, advance)
+        write_files(folder, {name: first.file(name) for name in first.names("file")})
+
+
+def _average(members: Sequence[Member], role: Role, name: str, dtype: str) -> Iterable[Block]:
+    sources = [member.open(role, name) for member in members]
+    if len(sources) == 1:
+        return sources[0].blocks()
+
+    def blocks() -> Iterator[Block]:
+        for parts in zip(*(source.blocks() for source in sources), strict=True):
+            tensors = [to_tensor(part, source.dtype) for part, source in zip(parts, sources, strict=True)]
+            yield to_block(mean(tensors).to(DTYPES[dtype]))
+
+    return blocks()

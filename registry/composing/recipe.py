@@ -1,0 +1,74 @@
+"""How a subset becomes a model: trunk method, router method and their parameters."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from registry.errors import InvalidInputError
+from registry.maths.router import ROUTERS
+from registry.maths.trunk import TRUNKS
+from registry.tensors import WEIGHT_DTYPES
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Trunk method + router method + their parameters.
+
+    Attributes:
+        trunk: a key of `TRUNKS`.
+        router: a key of `ROUTERS`.
+        lam: ridge strength ≥ 0, added to the summed Gram as it is (DUME eq. 6).
+        top_k: experts per token, from 1 to the number of members.
+        temperature: > 0; router logits are divided by it, which at top_k = 1 changes nothing.
+        weights: member name → ω > 0, its weight in the ridge solution; 1 where absent.
+        dtype: what the folder is written in, or None for the members' own.
+    """
+
+    trunk: str = "mean"
+    router: str = "ridge"
+    lam: float = 0.01
+    top_k: int = 1
+    temperature: float = 1.0
+    weights: Mapping[str, float] = field(default_factory=dict)
+    dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, value, known in (("trunk", self.trunk, TRUNKS), ("router", self.router, ROUTERS)):
+            if value not in known:
+                raise InvalidInputError(f"{name} method {value!r} is none of {', '.join(known)}")
+        if not (math.isfinite(self.lam) and self.lam >= 0):
+            raise InvalidInputError(f"lam is {self.lam}, it must be 0 or more", "the default is 0.01")
+        if not (math.isfinite(self.temperature) and self.temperature > 0):
+            raise InvalidInputError(f"temperature is {self.temperature}, it must be more than 0", "the default is 1.0")
+        for name, weight in self.weights.items():
+            if not (math.isfinite(weight) and weight > 0):
+                raise InvalidInputError(f"the weight of {name} is {weight}, it must be more than 0", "the default is 1")
+        if self.dtype is not None and self.dtype not in WEIGHT_DTYPES:
+            raise InvalidInputError(f"dtype {self.dtype!r} is none of {', '.join(WEIGHT_DTYPES)}")
+
+    def check_members(self, names: Sequence[str]) -> None:
+        """Check the recipe against the members' names.
+
+        Raises:
+            InvalidInputError: a weight is for no member, or top_k is out of range.
+        """
+        if strangers := sorted(set(self.weights) - set(names)):
+            raise InvalidInputError(
+                f"there is a weight for {', '.join(strangers)}, which is no member",
+                f"members are: {', '.join(names)}",
+            )
+        if not 1 <= self.top_k <= len(names):
+            raise InvalidInputError(f"top-k is {self.top_k}, it must be from 1 to the {len(names)} members")
+
+    def document(self, names: Sequence[str]) -> dict[str, Any]:
+        """Return the recipe as `composition.json` holds it, every default spelled out."""
+        return {
+            "trunk": self.trunk,
+            "router": self.router,
+            "lam": float(self.lam),
+            "top_k": self.top_k,
+            "temperature": float(self.temperature),
+            "weights": {name: float(self.weights.get(name, 1.0)) for name in names},
+            "dtype": self.dtype,
+        }

@@ -1,0 +1,35 @@
+"""The catalog's schema as an administrator sees it; a catalog of an older schema cannot be opened otherwise."""
+
+import os
+
+from registry.home import Home
+from store.catalog import schema
+from store.catalog.engine import make_engine
+from store.lock import exclusive
+
+
+def revisions(home: str | os.PathLike[str] | None = None, database: str | None = None) -> tuple[str | None, str]:
+    """Return (revision of the catalog or None where there is none, revision this program works with)."""
+    place = Home.locate(home, database)
+    if database is None and not place.path.exists():
+        return None, schema.HEAD
+    engine = make_engine(place.database)
+    try:
+        return schema.current(engine), schema.HEAD
+    finally:
+        engine.dispose()
+
+
+def upgrade(home: str | os.PathLike[str] | None = None, database: str | None = None) -> tuple[str | None, str]:
+    """Bring the catalog to this program's revision and return (revision before, revision after).
+
+    Raises:
+        SchemaError: it is newer than this program.
+    """
+    place = Home.locate(home, database)
+    engine = make_engine(place.database)
+    try:
+        with exclusive(place.lock, "upgrading the catalog"):
+            return schema.upgrade(engine)
+    finally:
+        engine.dispose()

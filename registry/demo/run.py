@@ -1,0 +1,130 @@
+"""The demo, step by step."""
+
+import hashlib
+import json
+import shutil
+from dataclasses import dataclass
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+from registry.calibration import DEFAULT_SEQ_LEN
+from registry.collecting import PassSettings, collect_to
+from registry.demo.text import write_domains
+from registry.demo.train import encode, new_model, read_texts, save, train, train_tokenizer
+from registry.errors import OutputError
+from registry.evaluation import Row, TestSettings
+from registry.progress import Progress, silent
+from registry.registry import Registry
+
+BASE_STEPS, BASE_RATE = 300, 3e-3
+EXPERT_STEPS, EXPERT_RATE = 100, 5e-4
+TOKENS = 16_384
+_MARKER = "demo.json"
+
+
+@dataclass(frozen=True)
+class DemoResult:
+    """What the demo made and showed.
+
+    Attributes:
+        folder: with `text`, `checkpoints`, `registry` and `moe` in it.
+        domains: the experts' names.
+        rows: base, experts, plain average and the composition, evaluated on every domain's test text.
+        orders: order of registering → SHA-256 over every byte of the composed folder.
+        opted_out: that of a pair composed after the third expert's opt-out and purge.
+        never_registered: that of the same pair in a registry that never held the third.
+        withdrawn: the expert that was opted out.
+    """
+
+    folder: Path
+    domains: tuple[str, ...]
+    rows: list[Row]
+    orders: dict[tuple[str, ...], str]
+    opted_out: str
+    never_registered: str
+    withdrawn: str
+
+
+def run_demo(out: Path, progress: Progress = silent) -> DemoResult:
+    """Run the demo in the folder `out`, which is made anew if it is an earlier demo's.
+
+    Raises:
+        OutputError: `out` holds something else.
+    """
+    _prepare(out)
+    text = write_domains(out / "text")
+    domains = tuple(text)
+    checkpoints = _train(out / "checkpoints", {domain: train for domain, (train, _) in text.items()}, progress)
+    settings = PassSettings(tokens=TOKENS)
+    for domain in domains:  # each team takes its statistics where its data is; the data goes nowhere
+        collect_to(
+            checkpoints[domain], checkpoints[domain], data=[text[domain][0]], settings=settings, progress=progress
+        )
+
+    with Registry(out / "registry", progress=progress) as registry:
+        registry.add_base("base", checkpoints["base"])
+        for domain in domains:
+            registry.add_expert(domain, checkpoints[domain])
+        registry.compose(list(domains), out / "moe")
+        rows = registry.evaluate(
+            [out / "moe"],
+            {domain: [test] for domain, (_, test) in text.items()},
+            TestSettings(seq_len=DEFAULT_SEQ_LEN),
+            baselines=True,
+        )
+
+    scratch = out / "scratch"
+    orders = {}
+    for order in list(permutations(domains))[::2]:
+        orders[order] = _composed(scratch / "-".join(order), checkpoints, order, domains)
+    *pair, withdrawn = domains
+    opted_out = _composed(scratch / "opted-out", checkpoints, domains, pair, opt_out=withdrawn)
+    never = _composed(scratch / "never", checkpoints, pair, pair)
+    shutil.rmtree(scratch)
+    return DemoResult(out, domains, rows, orders, opted_out, never, withdrawn)
+
+
+def folder_digest(folder: Path) -> str:
+    """Return SHA-256 over the names and bytes of every file below `folder`."""
+    state = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            state.update(f"{path.relative_to(folder)} {path.stat().st_size}\n".encode())
+            state.update(path.read_bytes())
+    return state.hexdigest()
+
+
+def _prepare(out: Path) -> None:
+    if out.exists() and any(out.iterdir()):
+        if not (out / _MARKER).is_file():
+            raise OutputError(f"{out} is not empty and was not made by the demo", "choose another --out")
+        shutil.rmtree(out)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / _MARKER).write_text(json.dumps({"made by": "reg demo"}))
+
+
+def _train(folder: Path, train_files: dict[str, Path], progress: Progress) -> dict[str, Path]:
+    texts = {domain: read_texts(path) for domain, path in train_files.items()}
+    every = [text for domain in texts.values() for text in domain]
+    tokenizer = train_tokenizer(every)
+    base = new_model()
+    train(base, encode(tokenizer, every), steps=BASE_STEPS, rate=BASE_RATE, label="base", progress=progress)
+    checkpoints = {"base": save(base, tokenizer, folder / "base")}
+    state: dict[str, Any] = {name: tensor.clone() for name, tensor in base.state_dict().items()}
+    for domain in texts:
+        base.load_state_dict(state)
+        stream = encode(tokenizer, texts[domain])
+        train(base, stream, steps=EXPERT_STEPS, rate=EXPERT_RATE, label=domain, progress=progress)
+        checkpoints[domain] = save(base, tokenizer, folder / domain)
+    return checkpoints
+
+
+def _composed(home: Path, checkpoints: dict[str, Path], order: Any, members: Any, *, opt_out: str | None = None) -> str:
+    with Registry(home) as registry:
+        for name in order:
+            registry.add_expert(name, checkpoints[name])
+        if opt_out is not None:
+            registry.opt_out(opt_out, purge=True)
+        registry.compose(list(members), home / "moe")
+    return folder_digest(home / "moe")

@@ -1,0 +1,133 @@
+"""Three domains without a download: Python code and English from the standard library, and generated arithmetic."""
+
+import ast
+import gzip
+import json
+import random
+import sysconfig
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from registry.errors import CheckpointError
+
+DOMAIN_CHARACTERS = 800_000
+"""Characters of a domain, at most."""
+
+_TEST_SHARE = 10  # one document in ten is for testing
+
+
+def write_domains(folder: Path) -> dict[str, tuple[Path, Path]]:
+    """Write each domain's documents as `<domain>.train.jsonl.gz` and `<domain>.test.jsonl.gz` and return both paths.
+
+    Raises:
+        CheckpointError: this Python was installed without the source of its standard library.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = {}
+    for domain, make in _DOMAINS.items():
+        documents = list(_limited(make()))
+        if len(documents) < 2 * _TEST_SHARE:
+            raise CheckpointError(
+                "this Python has no source of its standard library, from which the demo takes its text",
+                "run the demo with another Python",
+            )
+        train, test = folder / f"{domain}.train.jsonl.gz", folder / f"{domain}.test.jsonl.gz"
+        _write(train, [text for i, text in enumerate(documents) if i % _TEST_SHARE])
+        _write(test, documents[::_TEST_SHARE])
+        paths[domain] = (train, test)
+    return paths
+
+
+def _code() -> Iterator[str]:
+    """Standard modules without comments and docstrings."""
+    for source in _modules():
+        tree = ast.parse(source)
+        for node in ast.walk(tree):
+            if _docstring(node) is not None:
+                node.body = node.body[1:] or [ast.Pass()]  # type: ignore[attr-defined]
+        yield ast.unparse(tree)
+
+
+def _english() -> Iterator[str]:
+    """The docstrings of standard modules, one document a module."""
+    for source in _modules():
+        texts = [text for node in ast.walk(ast.parse(source)) if (text := _docstring(node)) and len(text) > 60]
+        if texts:
+            yield "\n\n".join(texts)
+
+
+def _math() -> Iterator[str]:
+    """Word problems with worked answers."""
+    draw = random.Random(0)
+    while True:
+        yield "\n".join(draw.choice(_PROBLEMS)(draw) for _ in range(12))
+
+
+def _shopping(draw: random.Random) -> str:
+    count, price, paid = draw.randint(2, 12), draw.randint(2, 20), 0
+    total = count * price
+    paid = (total // 50 + 1) * 50
+    thing = draw.choice(("pens", "books", "apples", "tickets", "lamps"))
+    return (
+        f"Problem: {count} {thing} cost {price} dollars each. You pay with {paid} dollars. What is the change?\n"
+        f"Answer: {count} * {price} = {total} and {paid} - {total} = {paid - total}. The change is {paid - total}.\n"
+    )
+
+
+def _travel(draw: random.Random) -> str:
+    speed, hours = draw.randint(3, 30) * 5, draw.randint(2, 9)
+    return (
+        f"Problem: A train travels {speed} km every hour. How far does it travel in {hours} hours?\n"
+        f"Answer: {speed} * {hours} = {speed * hours}. It travels {speed * hours} km.\n"
+    )
+
+
+def _equation(draw: random.Random) -> str:
+    a, x, b = draw.randint(2, 12), draw.randint(1, 20), draw.randint(1, 50)
+    return (
+        f"Problem: Solve {a}x + {b} = {a * x + b} for x.\n"
+        f"Answer: {a}x = {a * x + b} - {b} = {a * x}, so x = {a * x} / {a} = {x}.\n"
+    )
+
+
+def _sum(draw: random.Random) -> str:
+    numbers = [draw.randint(1, 99) for _ in range(4)]
+    steps, total = [], numbers[0]
+    for number in numbers[1:]:
+        steps.append(f"{total} + {number} = {total + number}")
+        total += number
+    return f"Problem: Add {', '.join(map(str, numbers))}.\nAnswer: {', '.join(steps)}. The sum is {total}.\n"
+
+
+_PROBLEMS: tuple[Callable[[random.Random], str], ...] = (_shopping, _travel, _equation, _sum)
+_DOMAINS: dict[str, Callable[[], Iterator[str]]] = {"code": _code, "english": _english, "math": _math}
+
+
+def _modules() -> Iterator[str]:
+    library = Path(sysconfig.get_path("stdlib"))
+    skipped = {"test", "tests", "site-packages", "idlelib", "lib2to3", "encodings", "pydoc_data"}
+    for path in sorted(library.rglob("*.py")):
+        if skipped.isdisjoint(path.relative_to(library).parts[:-1]) and path.stat().st_size < 100_000:
+            yield path.read_text(encoding="utf-8", errors="replace")
+
+
+def _docstring(node: ast.AST) -> str | None:
+    if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+        return ast.get_docstring(node)
+    return None
+
+
+def _limited(documents: Iterator[str]) -> Iterator[str]:
+    total = 0
+    for text in documents:
+        if len(text) >= 200:
+            yield text
+            total += len(text)
+        if total > DOMAIN_CHARACTERS:
+            return
+
+
+def _write(path: Path, documents: list[str]) -> None:
+    with gzip.open(path, "wt", encoding="utf-8") as file:
+        for text in documents:
+            file.write(json.dumps({"text": text}) + "\n")

@@ -1,0 +1,73 @@
+"""Loading with transformers: safetensors only, no code of the checkpoint's author, nothing printed."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from registry.errors import CheckpointError, InvalidInputError
+from registry.tensors import DTYPES
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """Return the tokenizer of a checkpoint folder.
+
+    Raises:
+        CheckpointError: it has none, or one that only its author's own code can read.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # transformers raises many kinds
+        raise CheckpointError(
+            f"{folder} has no tokenizer that can be loaded: {error}",
+            "put the tokenizer's files into the folder",
+        ) from error
+
+
+def load_model(folder: Path, dtype: str, device: str | None) -> Any:
+    """Return a causal language model in evaluation mode, with every key of its folder matched.
+
+    Raises:
+        CheckpointError: keys are missing, unexpected or mismatched.
+        InvalidInputError: there is no such device.
+    """
+    from transformers import AutoModelForCausalLM
+
+    with quiet_transformers():
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=DTYPES[dtype],
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    model, info = loaded
+    if wrong := {key: sorted(map(str, value)) for key, value in info.items() if value}:
+        raise CheckpointError(f"{folder}: its keys do not match its architecture: {wrong}", "save the checkpoint again")
+    try:
+        return model.to(_device(device)).eval()
+    except (RuntimeError, AssertionError) as error:
+        raise InvalidInputError(f"device {device!r} cannot be used: {error}", "name another --device") from error
+
+
+def _device(name: str | None) -> str:
+    return name or ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Keep the progress bars of transformers off the terminal."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

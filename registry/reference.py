@@ -1,0 +1,58 @@
+"""How a user names things: `math`, `math@2`, `math@stable`; and which names there can be."""
+
+import re
+from dataclasses import dataclass
+
+from registry.errors import InvalidInputError
+
+NAME_LIMIT = 100
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
+
+
+def check_name(name: str, what: str = "name") -> str:
+    """Return `name` if it is `[a-z0-9][a-z0-9._-]*` of at most `NAME_LIMIT` characters.
+
+    Raises:
+        InvalidInputError: it is not.
+    """
+    if len(name) <= NAME_LIMIT and _NAME.fullmatch(name):
+        return name
+    raise InvalidInputError(
+        f"{what} {name[:NAME_LIMIT]!r} is not of the form [a-z0-9][a-z0-9._-]* with at most {NAME_LIMIT} characters",
+        "use lower-case letters, digits, '.', '_' and '-', beginning with a letter or digit",
+    )
+
+
+def check_alias(alias: str) -> str:
+    """Return `alias` if it is a name and not a number, which would be taken for a version."""
+    if check_name(alias, "alias").isdigit():
+        raise InvalidInputError(f"alias {alias!r} is a number, which names a version", "choose an alias with a letter")
+    return alias
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A name, with a version number or an alias or neither (the newest active version)."""
+
+    name: str
+    number: int | None = None
+    alias: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> "Reference":
+        """Read `NAME`, `NAME@NUMBER` or `NAME@ALIAS`.
+
+        Raises:
+            InvalidInputError: it is none of these.
+        """
+        name, at, selector = text.partition("@")
+        check_name(name)
+        if not at:
+            return cls(name)
+        if selector.isascii() and selector.isdigit() and len(selector) < 10:
+            return cls(name, number=int(selector))
+        return cls(name, alias=check_alias(selector))
+
+    def __str__(self) -> str:
+        selector = self.alias if self.number is None else self.number
+        return self.name if selector is None else f"{self.name}@{selector}"
