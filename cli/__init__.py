@@ -1,0 +1,1 @@
+"""The `reg` command: parse, call the library, print. One noun or verb per file."""

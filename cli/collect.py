@@ -1,0 +1,53 @@
+"""reg collect."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cli.options import calibration, existing_folder, file_path, pass_settings
+from cli.session import as_json, bar, print_json
+
+
+@click.command()
+@click.argument("checkpoint", metavar="CKPT", type=existing_folder)
+@calibration
+@click.option("--out", type=file_path, required=True, help="Folder for statistics.safetensors.")
+@click.option("--keep-calibration", is_flag=True, help="Put the calibration tokens into the file too.")
+@as_json
+def collect(
+    checkpoint: Path,
+    data: tuple[Path, ...],
+    out: Path,
+    keep_calibration: bool,
+    as_json: bool,
+    **settings: Any,
+) -> None:
+    """Take the statistics of CKPT where its data is, so that the data need not move.
+
+    No registry is needed. CKPT with the resulting file in it registers elsewhere without data or a forward pass.
+    """
+    from registry.collecting import collect_to
+
+    path, collected = collect_to(
+        checkpoint,
+        out,
+        data=data,
+        settings=pass_settings(**settings),
+        keep_calibration=keep_calibration,
+        progress=bar,
+    )
+    tokens = {site: layers[0].count for site, layers in collected.sites.items()}
+    if as_json:
+        print_json(
+            {
+                "file": path,
+                "weights": collected.weights,
+                "tokens": tokens,
+                "calibration_digest": collected.calibration_digest,
+                "calibration_label": collected.calibration_label,
+            }
+        )
+        return
+    for site, count in tokens.items():
+        click.echo(f"wrote {path}: {site} on {count:,} tokens: {collected.calibration_label}")

@@ -1,0 +1,115 @@
+"""reg compose."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cli.options import DTYPES, file_path
+from cli.session import Session, as_json, pairs, pass_session, print_json, print_table, size, split
+
+if TYPE_CHECKING:
+    from registry import Plan
+
+
+@click.command()
+@click.option("--experts", multiple=True, required=True, metavar="A,B@2,…", help="The members, in any order.")
+@click.option("--out", type=file_path, help="The folder to write; it appears whole or not at all.")
+@click.option("--trunk", type=click.Choice(["mean", "base"]), default="mean", show_default=True, help="Trunk method.")
+@click.option("--base", help="The base model, where the trunk method needs it. [default: the only one registered]")
+@click.option("--lam", type=float, default=0.01, show_default=True, help="Ridge strength.")
+@click.option("--top-k", type=click.IntRange(1), default=1, show_default=True, help="Experts per token.")
+@click.option("--temperature", type=float, default=1.0, show_default=True, help="Divides the router logits.")
+@click.option("--weights", multiple=True, metavar="A=W,…", help="Members' weights in the ridge solution. [default: 1]")
+@click.option("--dtype", type=DTYPES, help="Dtype of the folder. [default: the members' own]")
+@click.option("--plan", "plan_only", is_flag=True, help="Print what would be written, and stop.")
+@click.option("--force", is_flag=True, help="Replace --out if it is an earlier composition.")
+@as_json
+@pass_session
+def compose(
+    session: Session,
+    /,
+    experts: tuple[str, ...],
+    out: Path | None,
+    base: str | None,
+    weights: tuple[str, ...],
+    plan_only: bool,
+    force: bool,
+    as_json: bool,
+    **recipe: Any,
+) -> None:
+    """Compose registered experts into one sparse mixture that plain transformers loads."""
+    from registry import Recipe
+
+    if out is None and not plan_only:
+        raise click.UsageError("Missing option '--out' (or '--plan').")
+    chosen = Recipe(weights=_weights(weights), **recipe)
+    with session.registry() as registry:
+        if out is None or plan_only:
+            plan = registry.plan(split(experts), chosen, base=base)
+        else:
+            plan = registry.compose(split(experts), out, chosen, base=base, force=force)
+    if as_json:
+        print_json(_document(plan) | {"out": None if plan_only else out})
+    elif plan_only:
+        _print_plan(plan)
+    else:
+        click.echo(f"composed {', '.join(m.version.ref for m in plan.members)} into {out}  {plan.digest}")
+        click.echo(
+            f"  {plan.host.model_type}, {plan.parameters:,} parameters, {plan.active_parameters:,} active per token"
+        )
+
+
+def _weights(texts: tuple[str, ...]) -> dict[str, float]:
+    weights = {}
+    for name, value in pairs(split(texts), "NAME=WEIGHT"):
+        try:
+            weights[name] = float(value)
+        except ValueError:
+            raise click.BadParameter(f"the weight of {name} is {value!r}, not a number") from None
+    return weights
+
+
+def _document(plan: "Plan") -> dict[str, Any]:
+    return plan.document | {
+        "digest": plan.digest,
+        "versions": [member.version.ref for member in plan.members],
+        "dtype": plan.dtype,
+        "parameters": plan.parameters,
+        "active_parameters": plan.active_parameters,
+        "bytes": plan.nbytes,
+        "peak_bytes": plan.peak_bytes,
+    }
+
+
+def _print_plan(plan: "Plan") -> None:
+    weights = plan.recipe.document(plan.names)["weights"]
+    print_table(
+        ("index", "expert", "digest", "weight", "tokens"),
+        [
+            (
+                str(index),
+                member.version.ref,
+                member.version.digest[:12],
+                f"{weights[member.version.name]:g}",
+                ", ".join(f"{s.tokens:,}" for s in member.version.statistics),
+            )
+            for index, member in enumerate(plan.members)
+        ],
+    )
+    recipe = plan.recipe
+    trunk = recipe.trunk + (f" of {plan.base.version.ref}" if plan.base else "")
+    print_table(
+        ("composition", plan.digest),
+        [
+            ("host", f"{plan.host.model_type}, {plan.dtype}"),
+            ("trunk", trunk),
+            (
+                "router",
+                f"{recipe.router}, lam {recipe.lam:g}, top-{recipe.top_k}, temperature {recipe.temperature:g}",
+            ),
+            ("parameters", f"{plan.parameters:,}, of which {plan.active_parameters:,} active per token"),
+            ("bytes", f"{plan.nbytes:,} ({size(plan.nbytes)})"),
+            ("peak memory", f"about {size(plan.peak_bytes)} beyond the program itself"),
+        ],
+    )

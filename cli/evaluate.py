@@ -1,0 +1,70 @@
+"""reg evaluate."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cli.options import DTYPES, existing_folder
+from cli.session import Session, as_json, pairs, pass_session, print_json, print_table
+
+if TYPE_CHECKING:
+    from registry.evaluation import Row
+
+
+@click.command()
+@click.argument("folders", metavar="FOLDER…", nargs=-1, required=True, type=existing_folder)
+@click.option("--data", multiple=True, required=True, metavar="DOMAIN=FILE", help="Test text of a domain (repeatable).")
+@click.option("--baselines", is_flag=True, help="Rows also for the base model, the experts and their plain average.")
+@click.option("--windows", type=click.IntRange(1), default=48, show_default=True, help="Windows of each domain.")
+@click.option("--seq-len", type=click.IntRange(2), default=256, show_default=True, help="Tokens in a window.")
+@click.option("--batch-size", type=click.IntRange(1), default=16, show_default=True, help="Windows in a batch.")
+@click.option("--device", help="A torch device. [default: the GPU if there is one]")
+@click.option("--dtype", type=DTYPES, default="float32", show_default=True, help="What the models compute in.")
+@as_json
+@pass_session
+def evaluate(
+    session: Session,
+    /,
+    folders: tuple[Path, ...],
+    data: tuple[str, ...],
+    baselines: bool,
+    as_json: bool,
+    **settings: Any,
+) -> None:
+    """Print perplexity per domain of model folders.
+
+    Where a domain's own expert (the one of its name) is registered, also the normalised score: 100 is that expert.
+    """
+    from registry import TestSettings
+
+    files: dict[str, list[Path]] = {}
+    for domain, file in pairs(data, "DOMAIN=FILE"):
+        files.setdefault(domain, []).append(Path(file))
+    with session.registry() as registry:
+        rows = registry.evaluate(folders, files, TestSettings(**settings), baselines=baselines)
+    if as_json:
+        print_json([{"name": r.name, "perplexity": r.perplexity, "score": r.score, "average": r.average} for r in rows])
+        return
+    print_rows(rows, list(files))
+
+
+def print_rows(rows: "list[Row]", domains: list[str]) -> None:
+    """Print perplexities, and below them scores where there are any."""
+    print_table(
+        ("perplexity", *domains),
+        [(row.name, *(f"{row.perplexity[domain]:.2f}" for domain in domains)) for row in rows],
+    )
+    if any(row.score for row in rows):
+        click.echo()
+        print_table(
+            ("normalised score", *domains, "average"),
+            [
+                (
+                    row.name,
+                    *(f"{row.score[domain]:.2f}" if domain in row.score else "" for domain in domains),
+                    "" if row.average is None else f"{row.average:.2f}",
+                )
+                for row in rows
+            ],
+        )

@@ -1,0 +1,23 @@
+"""reg export."""
+
+from pathlib import Path
+
+import click
+
+from cli.options import file_path
+from cli.session import Session, as_json, pass_session, print_json
+
+
+@click.command()
+@click.argument("ref", metavar="NAME[@V]")
+@click.option("--out", type=file_path, required=True, help="The folder to write; absent or empty.")
+@as_json
+@pass_session
+def export(session: Session, ref: str, out: Path, as_json: bool) -> None:
+    """Write a registered version back as the dense folder it came from, tensors bit for bit."""
+    with session.registry() as registry:
+        version = registry.export(ref, out)
+    if as_json:
+        print_json({"ref": version.ref, "digest": version.digest, "out": out})
+    else:
+        click.echo(f"wrote {version.ref} to {out}")

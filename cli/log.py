@@ -1,0 +1,25 @@
+"""reg log."""
+
+import json
+
+import click
+
+from cli.session import Session, as_json, pass_session, print_json, print_table
+
+
+@click.command()
+@click.argument("subject", required=False, metavar="[NAME[@V]]")
+@click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="Lines at most.")
+@as_json
+@pass_session
+def log(session: Session, subject: str | None, limit: int, as_json: bool) -> None:
+    """Print what happened, newest first, all of it or what concerns NAME."""
+    with session.registry() as registry:
+        events = registry.log(subject, limit=limit)
+    if as_json:
+        print_json(events)
+        return
+    print_table(
+        ("id", "at", "action", "subject", "details"),
+        [(str(e.id), e.at[:19], e.action, e.subject, json.dumps(e.details) if e.details else "") for e in events],
+    )

@@ -1,0 +1,94 @@
+"""The command group: shared options, the one place where errors become messages, the list of commands."""
+
+import os
+import sys
+from pathlib import Path
+from typing import IO, Any
+
+import click
+
+from cli.add_base import add_base
+from cli.add_expert import add_expert
+from cli.alias import alias
+from cli.collect import collect
+from cli.compose import compose
+from cli.compositions import compositions
+from cli.db import db
+from cli.demo import demo
+from cli.evaluate import evaluate
+from cli.export import export
+from cli.gc import gc
+from cli.list import list_
+from cli.log import log
+from cli.opt_out import opt_out
+from cli.session import Session
+from cli.show import show
+from cli.verify import verify
+from registry.errors import RegError
+
+DEBUG_VARIABLE = "REG_DEBUG"
+
+
+class _Told(click.ClickException):
+    """An error as a user sees it: what failed, and the next command."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, hint: str | None) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        click.echo(f"error: {self.message}", file=file or sys.stderr)
+        if self.hint:
+            click.echo(f"  next: {self.hint}", file=file or sys.stderr)
+
+
+class _Group(click.Group):
+    """Turns every exception of the library into a message; a traceback only with REG_DEBUG."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit, click.Abort, KeyboardInterrupt):
+            raise
+        except RegError as error:
+            if os.environ.get(DEBUG_VARIABLE):
+                raise
+            raise _Told(error.message, error.hint) from error
+        except Exception as error:
+            if os.environ.get(DEBUG_VARIABLE):
+                raise
+            hint = f"this is a fault of the program; {DEBUG_VARIABLE}=1 shows where, for a report"
+            raise _Told(f"{type(error).__name__}: {error}", hint) from error
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--home", type=click.Path(path_type=Path), envvar="REG_HOME", help="The registry's folder (REG_HOME).")
+@click.option("--database", envvar="REG_DATABASE", help="SQLAlchemy URL of the catalog (REG_DATABASE).")
+@click.version_option(package_name="expert-registry", prog_name="reg")
+@click.pass_context
+def main(ctx: click.Context, home: Path | None, database: str | None) -> None:
+    """A registry of expert language models: register once, compose any subset into a sparse MoE, opt out exactly."""
+    ctx.obj = Session(home, database)
+
+
+for command in (
+    add_expert,
+    add_base,
+    collect,
+    compose,
+    evaluate,
+    opt_out,
+    list_,
+    show,
+    compositions,
+    log,
+    alias,
+    export,
+    verify,
+    gc,
+    db,
+    demo,
+):
+    main.add_command(command)

@@ -1,0 +1,73 @@
+"""Options that more than one command has."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from cli.session import pairs
+
+if TYPE_CHECKING:
+    from registry import PassSettings
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+DTYPES = click.Choice(["bfloat16", "float16", "float32"])
+existing_folder = click.Path(path_type=Path)
+file_path = click.Path(path_type=Path)
+
+
+def annotations(command: Command) -> Command:
+    """Add --tag, --license and --alias."""
+    for option in (
+        click.option("--alias", help="Point this alias at the version: NAME@ALIAS."),
+        click.option("--license", "licence", help="The checkpoint's licence, as the Hub writes it: apache-2.0."),
+        click.option(
+            "--tag",
+            "tags",
+            multiple=True,
+            metavar="K=V",
+            help="A tag to find it by (repeatable).",
+            callback=_tags,
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def calibration(command: Command) -> Command:
+    """Add --data and the settings of the forward pass."""
+    for option in (
+        click.option("--dtype", type=DTYPES, help="What the model computes in. [default: the checkpoint's dtype]"),
+        click.option("--device", help="A torch device. [default: the GPU if there is one]"),
+        click.option("--batch-size", type=click.IntRange(1), default=16, show_default=True, help="Windows in a batch."),
+        click.option("--seq-len", type=click.IntRange(2), default=256, show_default=True, help="Tokens in a window."),
+        click.option(
+            "--tokens",
+            type=click.IntRange(1),
+            default=24576,
+            show_default=True,
+            help="Calibration tokens in all.",
+        ),
+        click.option(
+            "--data",
+            multiple=True,
+            type=file_path,
+            metavar="FILE",
+            help="Calibration text: .txt, .jsonl, .jsonl.gz, .parquet (repeatable).",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def pass_settings(tokens: int, seq_len: int, batch_size: int, device: str | None, dtype: str | None) -> "PassSettings":
+    """Return the settings that `calibration` parsed."""
+    from registry import PassSettings
+
+    return PassSettings(tokens, seq_len, batch_size, device, dtype)
+
+
+def _tags(_context: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
+    return dict(pairs(texts, "K=V"))

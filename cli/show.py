@@ -1,0 +1,43 @@
+"""reg show."""
+
+import click
+
+from cli.registered import version_document
+from cli.session import Session, as_json, pass_session, print_json, print_table, size
+
+
+@click.command()
+@click.argument("ref", metavar="NAME[@V]")
+@as_json
+@pass_session
+def show(session: Session, ref: str, as_json: bool) -> None:
+    """Show one version: what it is, what its statistics were taken on, and what was made from it."""
+    with session.registry() as registry:
+        version = registry.resolve(ref, states=("active", "withdrawn", "purged"))
+        arrays = registry.arrays_of(version)
+        compositions = registry.compositions(version.ref)
+    sizes: dict[str, int] = {}
+    for link in arrays:
+        sizes[link.role] = sizes.get(link.role, 0) + link.nbytes
+    if as_json:
+        print_json(version_document(version) | {"bytes": sizes, "compositions": [c.digest for c in compositions]})
+        return
+    rows = [("digest", version.digest), ("state", version.state), ("registered", version.created_at)]
+    rows += [("withdrawn", version.withdrawn_at)] if version.withdrawn_at else []
+    rows += [("purged", version.purged_at)] if version.purged_at else []
+    if version.content is not None:
+        architecture = version.content["architecture"]
+        shape = f"{architecture['num_hidden_layers']} layers, hidden size {architecture['hidden_size']}"
+        rows += [
+            ("family", f"{version.content['family']}, {shape}, {version.content['dtype']}"),
+            ("licence", version.content["license"] or "not given"),
+        ]
+    rows += [("parameters", f"{version.parameters:,}")]
+    rows += [("aliases", ", ".join(version.aliases))] if version.aliases else []
+    rows += [("tag", f"{key}={value}") for key, value in version.tags.items()]
+    for s in version.statistics:
+        rows += [("statistics", f"{s.site}: {s.tokens:,} tokens, {s.saturated} saturated")]
+        rows += [("calibration", f"{s.calibration_label}  {s.calibration_digest[:12]}")]
+    rows += [(f"{role} arrays", size(nbytes)) for role, nbytes in sizes.items()]
+    rows += [("composition", f"{c.digest[:12]}  {','.join(c.members)}") for c in compositions]
+    print_table((version.kind, version.ref), rows)
