@@ -319,6 +319,9 @@ def check_collected(checkpoint: Checkpoint, weights: str, collected: Collected, 
             f"{where} has statistics of weights {collected.weights[:12]}, the checkpoint has {weights[:12]}",
             redo,
         )
+    kept = collected.calibration
+    if kept is not None and not 0 <= int(kept.ids.min()) <= int(kept.ids.max()) < checkpoint.architecture.vocab_size:
+        raise CheckpointError(f"{where} has calibration tokens that the model does not know", redo)
     layers, expected = collected.sites.get(MLP_INPUT, ()), scales(checkpoint)
     if len(layers) != len(expected):
         raise CheckpointError(

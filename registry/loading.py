@@ -37,15 +37,20 @@ def load_model(folder: Path, dtype: str, device: str | None) -> Any:
     """
     from transformers import AutoModelForCausalLM
 
-    with quiet_transformers():
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=DTYPES[dtype],
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,
-            output_loading_info=True,
-        )
+    try:
+        with quiet_transformers():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=DTYPES[dtype],
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                output_loading_info=True,
+            )
+    except Exception as error:  # transformers raises many kinds
+        raise CheckpointError(
+            f"{folder} cannot be loaded by transformers: {error}", "save or compose the folder again"
+        ) from error
     model, info = loaded
     if wrong := {key: sorted(map(str, value)) for key, value in info.items() if value}:
         raise CheckpointError(f"{folder}: its keys do not match its architecture: {wrong}", "save the checkpoint again")
@@ -61,13 +66,15 @@ def _device(name: str | None) -> str:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Keep the progress bars of transformers off the terminal."""
+    """Keep the progress bars and reports of transformers off the terminal."""
     from transformers.utils import logging
 
-    shown = logging.is_progress_bar_enabled()
+    shown, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
+    logging.set_verbosity_error()
     try:
         yield
     finally:
+        logging.set_verbosity(verbosity)
         if shown:
             logging.enable_progress_bar()

@@ -2,17 +2,12 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol
 
 Advance = Callable[[int], None]
+"""Adds to a bar."""
 
-
-class Progress(Protocol):
-    """Opens a bar: `with progress("collecting", total, "token") as advance: advance(256)`."""
-
-    def __call__(self, label: str, total: int, unit: str) -> AbstractContextManager[Advance]:
-        """Return a context in which the returned function adds to the bar."""
-        ...
+Progress = Callable[[str, int, str], AbstractContextManager[Advance]]
+"""Opens a bar from (label, total, unit): `with progress("collecting", total, "token") as advance: advance(256)`."""
 
 
 @contextmanager

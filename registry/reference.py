@@ -7,6 +7,7 @@ from registry.errors import InvalidInputError
 
 NAME_LIMIT = 100
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
+_LICENCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]*")
 
 
 def check_name(name: str, what: str = "name") -> str:
@@ -28,6 +29,16 @@ def check_alias(alias: str) -> str:
     if check_name(alias, "alias").isdigit():
         raise InvalidInputError(f"alias {alias!r} is a number, which names a version", "choose an alias with a letter")
     return alias
+
+
+def check_licence(licence: str) -> str:
+    """Return `licence` if it looks like an identifier of the Hub or of SPDX: `apache-2.0`, `CC-BY-4.0`."""
+    if len(licence) <= NAME_LIMIT and _LICENCE.fullmatch(licence):
+        return licence
+    raise InvalidInputError(
+        f"licence {licence[:NAME_LIMIT]!r} is no identifier",
+        "write it as the Hub does: apache-2.0, mit, cc-by-4.0, other",
+    )
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,10 @@ from registry.errors import (
 )
 from registry.home import Home
 from registry.progress import Progress, silent
-from registry.reference import Reference, check_alias, check_name
+from registry.reference import Reference, check_alias, check_licence, check_name
 from store.arrays import ArrayStore
 from store.catalog import ArrayLink, Catalog, CompositionRecord, EventRecord, VersionRecord
-from store.catalog.records import Kind, State
+from store.catalog.records import KIND_WORDS, Kind, State
 from store.lock import exclusive
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class Registry:
         from registry.registering import Registration, content_of, find_same
 
         settings = settings or PassSettings()
-        tags = _check_annotations(name, tags, alias)
+        tags = _check_annotations(name, tags, license, alias)
         self._check_kind(name, "expert")
         hashed = hash_checkpoint(Path(checkpoint), self.progress)
         calibration = text_calibration(hashed.checkpoint, [Path(file) for file in data], settings)
@@ -153,7 +153,7 @@ class Registry:
         """Register a checkpoint as the next version of base model `name`; arguments as `add_expert`."""
         from registry.checkpoint import hash_checkpoint
 
-        tags = _check_annotations(name, tags, alias)
+        tags = _check_annotations(name, tags, license, alias)
         self._check_kind(name, "base")
         hashed = hash_checkpoint(Path(checkpoint), self.progress)
         return self._register(name, "base", hashed, license, None, tags, alias, False)
@@ -347,9 +347,8 @@ class Registry:
         reference = Reference.parse(ref)
         versions = self._versions_of(reference.name)
         if kind is not None and versions[0].kind != kind:
-            what = {"expert": "an expert", "base": "a base model"}
             raise InvalidInputError(
-                f"{reference.name} is {what[versions[0].kind]}, not {what[kind]}",
+                f"{reference.name} is {KIND_WORDS[versions[0].kind]}, not {KIND_WORDS[kind]}",
                 f"run: reg list --kind {kind}",
             )
         number = reference.number
@@ -432,7 +431,9 @@ class Registry:
     def _check_kind(self, name: str, kind: Kind) -> None:
         found = self.catalog.versions(name)
         if found and found[0].kind != kind:
-            raise ConflictError(f"{name} is registered as {found[0].kind}, not as {kind}", "choose another name")
+            raise ConflictError(
+                f"{name} is registered as {KIND_WORDS[found[0].kind]}, not as {KIND_WORDS[kind]}", "choose another name"
+            )
 
     def _base(self, ref: str | None) -> "Member":
         if ref is not None:
@@ -453,8 +454,12 @@ class Registry:
         return {domain: experts[domain] for domain in domains if domain in experts}
 
 
-def _check_annotations(name: str, tags: Mapping[str, str] | None, alias: str | None) -> dict[str, str]:
+def _check_annotations(
+    name: str, tags: Mapping[str, str] | None, licence: str | None, alias: str | None
+) -> dict[str, str]:
     check_name(name)
+    if licence is not None:
+        check_licence(licence)
     if alias is not None:
         check_alias(alias)
     for key, value in (tags or {}).items():

@@ -9,10 +9,10 @@ from store.catalog import Catalog, CompositionRecord, VersionRecord
 
 @dataclass(frozen=True)
 class OptOut:
-    """What opting out did, or (with `dry_run`) would do.
+    """What opting out did.
 
     Attributes:
-        versions: those withdrawn.
+        versions: those withdrawn, as they are now.
         compositions: those ever made from any of them: folders that still hold it wherever they are.
         purged: its arrays were deleted.
         deleted_arrays: how many arrays went, those of earlier crashes included.
@@ -44,12 +44,13 @@ def opt_out(catalog: Catalog, store: ArrayStore, versions: Sequence[VersionRecor
     compositions = tuple(catalog.compositions(versions))
     catalog.withdraw(versions)
     if not purge:
-        return OptOut(tuple(versions), compositions, purged=False)
+        return OptOut(tuple(catalog.reread(versions)), compositions, purged=False)
     own = {link.digest for version in versions for link in catalog.arrays_of(version)}
     catalog.purge(versions)
     shared = len(own & catalog.referenced())
     garbage = collect_garbage(catalog, store, dry_run=False)
-    return OptOut(tuple(versions), compositions, True, len(garbage.digests), garbage.nbytes, shared)
+    withdrawn = tuple(catalog.reread(versions))
+    return OptOut(withdrawn, compositions, True, len(garbage.digests), garbage.nbytes, shared)
 
 
 def collect_garbage(catalog: Catalog, store: ArrayStore, *, dry_run: bool) -> Garbage:

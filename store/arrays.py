@@ -1,6 +1,6 @@
 """Arrays under the digest of their content: one zarr v3 array a directory, written once, never changed.
 
-Layout below the root: `<first two digits>/<digest>/{zarr.json, c/…}`. The digest is SHA-256 over the dtype,
+Layout below the root: `<first two digits>/<digest>/{zarr.json, c.0.0, …}`. The digest is SHA-256 over the dtype,
 the shape and the row-major little-endian bytes, so equal content is stored once whatever it belongs to.
 
 Writing leans on no rename: chunks are written in place, flushed, and read back against the digest. A crash leaves
@@ -210,6 +210,10 @@ class ArrayStore:
             dtype=np.dtype(CARRIERS[source.dtype][0]),
             filters=None,
             compressors="auto" if compress else None,
+            chunk_key_encoding={
+                "name": "default",
+                "separator": ".",
+            },  # chunks beside zarr.json, in no folders of their own
             attributes={"dtype": source.dtype},
             config={"write_empty_chunks": True},
         )

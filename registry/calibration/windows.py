@@ -51,7 +51,8 @@ def random_places(corpus: Corpus, tokenizer: Any, *, tokens: int, seq_len: int, 
         windows = [stream[start : start + seq_len] for start in starts]
     else:
         draw = random.Random(seed)
-        places = [int((i + draw.random()) * total / count) for i in range(count)]
+        last = total - seq_len * _CHARACTERS_PER_TOKEN  # so that a window there does not run over the end
+        places = [int((i + draw.random()) * last / count) for i in range(count)]
         windows = list(_windows_at(corpus, tokenizer, sizes, places, seq_len))
     ids = torch.tensor([window + [0] * (seq_len - len(window)) for window in windows], dtype=torch.int32)
     return Calibration(ids, torch.tensor([len(window) for window in windows], dtype=torch.int32), corpus.label)
@@ -109,7 +110,7 @@ def _windows_at(
         while open_windows and len(open_windows[0]) == seq_len:
             yield open_windows.pop(0)
         offset += size
-    yield from (window for window in open_windows if window)  # those that ran over the corpus's end are shorter
+    yield from (window for window in open_windows if window)  # text of few tokens a character may end too soon
 
 
 def _piece(document: Document, place: int, wanted: int, tokenizer: Any) -> list[int]:
@@ -118,7 +119,8 @@ def _piece(document: Document, place: int, wanted: int, tokenizer: Any) -> list[
         return []
     if place > 0:
         near = document.text[place : place + _WORD_CHARACTERS]
-        place += next((i for i, character in enumerate(near) if character.isspace()), 0)
+        in_last_word = len(near) if len(near) < _WORD_CHARACTERS else 0
+        place += next((i for i, character in enumerate(near) if character.isspace()), in_last_word)
     taken = wanted * _CHARACTERS_PER_TOKEN
     while True:
         tokens = encode(document, tokenizer, place, place + taken)

@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 from store.catalog import schema
 from store.catalog.engine import make_engine, translated
 from store.catalog.records import (
+    KIND_WORDS,
     ArrayLink,
     CompositionRecord,
     EventRecord,
@@ -118,7 +119,7 @@ class Catalog:
                 session.flush()
             if expert.kind != new.kind:
                 raise ConflictError(
-                    f"{new.name} is registered as {_KINDS[expert.kind]}, not as {_KINDS[new.kind]}",
+                    f"{new.name} is registered as {KIND_WORDS[expert.kind]}, not as {KIND_WORDS[new.kind]}",
                     "choose another name",
                 )
             same = select(Version).where(
@@ -198,6 +199,11 @@ class Catalog:
                 _log(session, "alias", name, alias=alias, deleted=True)
 
     # -- opting out --------------------------------------------------------------------------------------------------
+
+    def reread(self, versions: Sequence[VersionRecord]) -> list[VersionRecord]:
+        """Return `versions` as they are now, in the order given."""
+        with self._reading() as session:
+            return [_version(session.get_one(Version, version.id)) for version in versions]
 
     def withdraw(self, versions: Sequence[VersionRecord]) -> None:
         """Mark `versions` withdrawn; those that are already keep their time."""
@@ -349,9 +355,6 @@ class Catalog:
         if row.state != "active":
             raise ConflictError(f"{version.ref} was opted out at {row.withdrawn_at}", "run: reg list")
         return row
-
-
-_KINDS = {"expert": "an expert", "base": "a base model"}
 
 
 def _version(row: Version) -> VersionRecord:

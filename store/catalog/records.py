@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Kind = Literal["expert", "base"]
+KIND_WORDS = {"expert": "an expert", "base": "a base model"}
 State = Literal["active", "withdrawn", "purged"]
 Role = Literal["trunk", "mlp", "statistics", "calibration", "file"]
 

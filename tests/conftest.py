@@ -1,0 +1,84 @@
+"""Fixtures: tiny checkpoints made once a session, registries made anew for every test."""
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from registry import PassSettings, Registry
+from registry.collecting import collect_to
+from tests.models import WORDS, make_model, save_checkpoint, sentences, train_tokenizer, write_jsonl
+
+SETTINGS = PassSettings(tokens=512, seq_len=32, batch_size=4)
+EXPERTS = tuple(WORDS)
+
+
+@dataclass(frozen=True)
+class Zoo:
+    """A base model, five experts that carry statistics (so that registering needs no forward pass), and their text."""
+
+    base: Path
+    experts: dict[str, Path]
+    train: dict[str, Path]
+    test: dict[str, Path]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)  # tiny models are slower on more
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("REG_HOME", "REG_DATABASE", "REG_DEBUG"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Any:
+    return train_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def zoo(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> Zoo:
+    root = tmp_path_factory.mktemp("zoo")
+    base = save_checkpoint(make_model("llama", 100), root / "base", tokenizer)
+    experts, train, test = {}, {}, {}
+    for number, name in enumerate(EXPERTS, start=1):
+        experts[name] = save_checkpoint(make_model("llama", 100 + number), root / name, tokenizer)
+        train[name] = write_jsonl(root / f"{name}.train.jsonl", sentences(name, 60))
+        test[name] = write_jsonl(root / f"{name}.test.jsonl", sentences(name, 30, seed=1))
+        collect_to(experts[name], experts[name], data=[train[name]], settings=SETTINGS)
+    return Zoo(base, experts, train, test)
+
+
+@pytest.fixture
+def bare(zoo: Zoo, tmp_path: Path) -> Path:
+    """A checkpoint of its own that may be changed, without statistics."""
+    folder = shutil.copytree(zoo.experts["code"], tmp_path / "bare")
+    (folder / "statistics.safetensors").unlink()
+    return folder
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Iterator[Registry]:
+    with Registry(tmp_path / "home") as opened:
+        yield opened
+
+
+@pytest.fixture
+def filled(registry: Registry, zoo: Zoo) -> Registry:
+    """A registry with the base model and the five experts."""
+    registry.add_base("base", zoo.base)
+    for name, folder in zoo.experts.items():
+        registry.add_expert(name, folder)
+    return registry
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    """Return every file below `folder` by its path there."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}

@@ -1,0 +1,115 @@
+"""Proves: windows come from all over a corpus, are a function of corpus and seed, and hold the corpus's own tokens."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from registry.calibration import Calibration, Corpus, evenly_spaced, random_places
+from registry.calibration import windows as module
+from registry.calibration.documents import Document
+from registry.calibration.windows import encode, start_token
+from tests.models import sentences, write_jsonl
+
+
+@pytest.fixture
+def corpus(tmp_path: Path, tokenizer: Any) -> Corpus:
+    return Corpus([write_jsonl(tmp_path / "data.jsonl", sentences("law", 400))], tokenizer)
+
+
+def stream(corpus: Corpus, tokenizer: Any) -> list[int]:
+    return [token for document in corpus for token in encode(document, tokenizer)]
+
+
+def occurs(window: list[int], tokens: list[int]) -> int:
+    """Return where a window stands in a stream, or -1."""
+    return next((i for i in range(len(tokens) - len(window) + 1) if tokens[i : i + len(window)] == window), -1)
+
+
+@pytest.mark.parametrize("whole_corpus_is_tokenised", [True, False])
+def test_windows_are_from_all_over_the_corpus(
+    corpus: Corpus, tokenizer: Any, monkeypatch: pytest.MonkeyPatch, whole_corpus_is_tokenised: bool
+) -> None:
+    monkeypatch.setattr(module, "_CHARACTERS_PER_TOKEN", 1000 if whole_corpus_is_tokenised else 2)
+    tokens = stream(corpus, tokenizer)
+    taken = random_places(corpus, tokenizer, tokens=20 * 32, seq_len=32, seed=0)
+    assert taken.ids.shape == (20, 32)
+    assert taken.tokens == 640
+    places = [occurs(window, tokens) for window in taken.ids.tolist()]
+    assert min(places) >= 0, "every window is a piece of the corpus"
+    strata = {place * 20 // len(tokens) for place in places}
+    assert len(strata) >= 18  # one a stratum; tokens and characters are not quite proportional
+
+
+def test_windows_are_a_function_of_corpus_and_seed(corpus: Corpus, tokenizer: Any) -> None:
+    def take(seed: int) -> Calibration:
+        return random_places(corpus, tokenizer, tokens=640, seq_len=32, seed=seed)
+
+    assert take(0).digest == take(0).digest
+    assert take(0).digest != take(1).digest
+
+
+def test_window_runs_on_into_the_next_document(tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_CHARACTERS_PER_TOKEN", 1)
+    corpus = Corpus([write_jsonl(tmp_path / "data.jsonl", ["court party law act", "duty claim"] * 60)], tokenizer)
+    taken = random_places(corpus, tokenizer, tokens=160, seq_len=32, seed=0)
+    start = start_token(tokenizer)
+    full = [window for window, length in zip(taken.ids.tolist(), taken.lengths.tolist(), strict=True) if length == 32]
+    assert full
+    assert all(start in window for window in full)
+    tokens = stream(corpus, tokenizer)
+    assert all(occurs(window, tokens) >= 0 for window in full)
+
+
+def test_too_little_text_is_taken_whole_once(tmp_path: Path, tokenizer: Any) -> None:
+    corpus = Corpus([write_jsonl(tmp_path / "data.jsonl", ["court party law", "act"])], tokenizer)
+    tokens = stream(corpus, tokenizer)
+    taken = random_places(corpus, tokenizer, tokens=10_000, seq_len=4, seed=0)
+    assert taken.ids[taken.keep].tolist() == tokens
+    assert taken.tokens == len(tokens)
+    assert taken.lengths[:-1].tolist() == [4] * (len(taken.lengths) - 1)
+
+
+def test_text_without_white_space_is_no_trap(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    document = Document("ab" * 5000)
+    piece = module._piece(document, 4000, 50, tokenizer)
+    assert len(piece) == 50
+    assert (
+        module._piece(document, 9_990, 50, tokenizer) == []
+    )  # the last word: the window begins with the next document
+    assert module._piece(document, 0, 0, tokenizer) == []
+
+
+def test_piece_begins_at_a_word(tokenizer: Any) -> None:
+    document = Document("court party shall hereby section act claim")
+    assert tokenizer.decode(module._piece(document, 2, 3, tokenizer)).startswith(" party")
+
+
+def test_start_token_leads_documents_but_not_chats(tokenizer: Any) -> None:
+    assert encode(Document("law"), tokenizer)[0] == 0
+    assert encode(Document("law", is_chat=True), tokenizer) == encode(Document("law"), tokenizer)[1:]
+    assert encode(Document(" law"), tokenizer, place=1) == tokenizer("law")["input_ids"]
+    none = type(tokenizer)(tokenizer_object=tokenizer._tokenizer)
+    assert start_token(none) is None
+    end = type(tokenizer)(tokenizer_object=tokenizer._tokenizer, eos_token="<eos>")
+    assert start_token(end) == 0
+
+
+def test_evenly_spaced_windows_cover_the_shuffled_documents(corpus: Corpus, tokenizer: Any) -> None:
+    taken = evenly_spaced(corpus, tokenizer, windows=10, seq_len=32)
+    assert taken.ids.shape == (10, 32)
+    assert (taken.lengths == 32).all()
+    assert torch.equal(evenly_spaced(corpus, tokenizer, windows=10, seq_len=32).ids, taken.ids)
+    assert not torch.equal(evenly_spaced(corpus, tokenizer, windows=10, seq_len=32, seed=1).ids, taken.ids)
+    every = evenly_spaced(corpus, tokenizer, windows=10_000, seq_len=32)
+    flat = every.ids.flatten()
+    assert every.tokens > len(stream(corpus, tokenizer)) - 64
+    assert torch.equal(flat[:32], taken.ids[0])
+
+
+def test_short_test_text_is_one_padded_window(tmp_path: Path, tokenizer: Any) -> None:
+    corpus = Corpus([write_jsonl(tmp_path / "data.jsonl", ["court law"])], tokenizer)
+    taken = evenly_spaced(corpus, tokenizer, windows=5, seq_len=64)
+    assert taken.ids.shape == (1, 64)
+    assert taken.tokens == len(stream(corpus, tokenizer))

@@ -1,0 +1,164 @@
+"""Proves: a plan tells what will be written without writing, and refuses members that cannot stand together."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from registry import PassSettings, Recipe, Registry
+from registry.errors import IncompatibleError, InvalidInputError
+from tests.conftest import EXPERTS, Zoo, files_of
+from tests.models import SIZES, make_model, save_checkpoint, sentences, train_tokenizer, write_jsonl
+
+
+def test_plan_tells_what_is_written_and_writes_nothing(filled: Registry, tmp_path: Path) -> None:
+    before = files_of(filled.home.path)
+    plan = filled.plan(["math", "code", "law"], Recipe(top_k=2))
+    assert files_of(filled.home.path) == before
+    filled.compose(["math", "code", "law"], tmp_path / "moe", Recipe(top_k=2))
+    tensors = load_file(tmp_path / "moe" / "model.safetensors")
+    assert {tensor.name: tensor.shape for tensor in plan.tensors} == {n: tuple(t.shape) for n, t in tensors.items()}
+    assert plan.parameters == sum(tensor.numel() for tensor in tensors.values())
+    assert plan.nbytes == sum(tensor.nbytes for tensor in tensors.values())
+    mlp = 3 * SIZES["hidden_size"] * SIZES["intermediate_size"] * SIZES["num_hidden_layers"]
+    assert plan.active_parameters == plan.parameters - mlp
+    assert plan.names == ["code", "law", "math"]
+    assert plan.peak_bytes > 0
+
+
+def test_digest_is_a_function_of_members_and_recipe(filled: Registry) -> None:
+    def digest(*experts: str, **recipe: Any) -> str:
+        return filled.plan(experts, Recipe(**recipe)).digest
+
+    assert digest("code", "math") == digest("math@1", "code")
+    different = [
+        digest("code", "math"),
+        digest("code", "law"),
+        digest("code"),
+        digest("code", "math", lam=0.1),
+        digest("code", "math", top_k=2),
+        digest("code", "math", trunk="base"),
+        digest("code", "math", weights={"code": 2.0}),
+        digest("code", "math", temperature=0.5),
+        digest("code", "math", dtype="bfloat16"),
+    ]
+    assert len(set(different)) == len(different)
+
+
+def test_base_matters_only_where_it_is_used(filled: Registry, zoo: Zoo) -> None:
+    plain = filled.plan(["code"]).document
+    assert filled.plan(["code"], base="base").document == plain
+    assert plain["base"] is None
+    filled.add_base("other", zoo.experts["law"])
+    assert filled.plan(["code"]).document == plain
+    with pytest.raises(IncompatibleError, match="needs the base model, and there are 2: base, other") as caught:
+        filled.plan(["code"], Recipe(trunk="base"))
+    assert caught.value.hint == "name one: --base base"
+    chosen = filled.plan(["code"], Recipe(trunk="base"), base="other")
+    assert chosen.document["base"]["name"] == "other"
+    with pytest.raises(InvalidInputError, match="law is an expert, not a base model"):
+        filled.plan(["code"], Recipe(trunk="base"), base="law")
+
+
+def test_base_that_is_not_there_is_asked_for(registry: Registry, zoo: Zoo) -> None:
+    registry.add_expert("code", zoo.experts["code"])
+    with pytest.raises(IncompatibleError, match="and none is registered") as caught:
+        registry.plan(["code"], Recipe(trunk="base"))
+    assert caught.value.hint == "run: reg add-base NAME CKPT"
+
+
+@pytest.mark.parametrize(
+    ("experts", "message"),
+    [
+        ([], "a composition needs at least one expert"),
+        (["code", "code"], "code is named more than once"),
+        (["code@1", "code"], "code is named more than once"),
+    ],
+)
+def test_empty_and_duplicate_subsets_are_refused(filled: Registry, experts: list[str], message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        filled.plan(experts)
+
+
+def test_two_versions_of_an_expert_do_not_stand_together(filled: Registry, zoo: Zoo) -> None:
+    filled.add_expert("code", zoo.experts["law"])
+    with pytest.raises(InvalidInputError, match="one version of an expert"):
+        filled.plan(["code@1", "code@2"])
+
+
+STRANGERS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "family": ("mistral", {}, "family llama against mistral"),
+    "width": ("llama", {"hidden_size": 64}, r"hidden_size: 32 against 64"),
+    "MLP width": ("llama", {"intermediate_size": 96}, "intermediate_size: 64 against 96"),
+    "depth": ("llama", {"num_hidden_layers": 1}, "num_hidden_layers: 2 against 1"),
+    "vocabulary": ("llama", {"vocab_size": 330}, "vocab_size: 320 against 330"),
+    "rope": ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, "rope_parameters: {"),
+    "tied": ("llama", {"tie_word_embeddings": True}, "tie_word_embeddings: False against True"),
+}
+
+
+@pytest.mark.parametrize("case", sorted(STRANGERS))
+def test_members_that_differ_are_refused_with_the_difference(
+    filled: Registry, tmp_path: Path, tokenizer: Any, case: str
+) -> None:
+    family, changes, message = STRANGERS[case]
+    folder = save_checkpoint(make_model(family, 101, **changes), tmp_path / "stranger", tokenizer)
+    data = write_jsonl(tmp_path / "data.jsonl", sentences("law", 10))
+    filled.add_expert("stranger", folder, data=[data], settings=PassSettings(tokens=64, seq_len=16, batch_size=2))
+    with pytest.raises(IncompatibleError, match=f"code@1 and stranger@1 cannot stand in one composition: .*{message}"):
+        filled.compose(["stranger", "code"], tmp_path / "moe")
+    assert not (tmp_path / "moe").exists()
+
+
+def test_base_that_differs_is_refused(filled: Registry, tmp_path: Path, tokenizer: Any) -> None:
+    folder = save_checkpoint(make_model("llama", 100, num_hidden_layers=1), tmp_path / "stranger", tokenizer)
+    filled.add_base("stranger", folder)
+    with pytest.raises(IncompatibleError, match="code@1 and stranger@1 cannot stand in one composition"):
+        filled.plan(["code"], Recipe(trunk="base"), base="stranger")
+
+
+def test_members_with_different_tokenizers_are_refused(filled: Registry, tmp_path: Path, zoo: Zoo) -> None:
+    other = train_tokenizer(seed=1)
+    folder = save_checkpoint(make_model("llama", 101), tmp_path / "stranger", other)
+    data = write_jsonl(tmp_path / "data.jsonl", sentences("law", 10))
+    filled.add_expert("stranger", folder, data=[data], settings=PassSettings(tokens=64, seq_len=16, batch_size=2))
+    with pytest.raises(IncompatibleError, match=r"their tokenizers differ \(digest [0-9a-f]{12} against [0-9a-f]{12}\)"):
+        filled.plan(["code", "stranger"])
+
+
+def test_mixed_dtypes_ask_for_one(filled: Registry, tmp_path: Path, tokenizer: Any) -> None:
+    folder = save_checkpoint(make_model("llama", 105), tmp_path / "half", tokenizer, dtype=torch.bfloat16)
+    data = write_jsonl(tmp_path / "data.jsonl", sentences("law", 10))
+    filled.add_expert("half", folder, data=[data], settings=PassSettings(tokens=64, seq_len=16, batch_size=2))
+    with pytest.raises(IncompatibleError, match=r"different dtypes \(code@1 float32, half@1 bfloat16\)") as caught:
+        filled.plan(["code", "half"])
+    assert caught.value.hint == "choose one: --dtype bfloat16"
+    for dtype, size in (("float32", 4), ("bfloat16", 2), ("float16", 2)):
+        plan = filled.compose(["code", "half"], tmp_path / dtype, Recipe(dtype=dtype))
+        assert plan.nbytes == size * plan.parameters
+        tensors = load_file(tmp_path / dtype / "model.safetensors")
+        assert {tensor.dtype for tensor in tensors.values()} == {getattr(torch, dtype)}
+    own = load_file(folder / "model.safetensors")["model.layers.0.mlp.up_proj.weight"]
+    name = "model.layers.0.block_sparse_moe.experts.1.w3.weight"
+    assert torch.equal(load_file(tmp_path / "float32" / "model.safetensors")[name], own.float())
+
+
+def test_tensor_of_mixed_dtypes_asks_for_one(filled: Registry, tmp_path: Path, tokenizer: Any) -> None:
+    from safetensors.torch import save_file
+
+    folder = save_checkpoint(make_model("llama", 105), tmp_path / "mixed", tokenizer)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.norm.weight"] = tensors["model.norm.weight"].to(torch.bfloat16)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    data = write_jsonl(tmp_path / "data.jsonl", sentences("law", 10))
+    filled.add_expert("mixed", folder, data=[data], settings=PassSettings(tokens=64, seq_len=16, batch_size=2))
+    assert filled.plan(["mixed"]).dtype == "float32"  # alone, each tensor keeps its own
+    assert {t.dtype for t in filled.plan(["mixed"]).tensors} == {"float32", "bfloat16"}
+    with pytest.raises(IncompatibleError, match=r"tensor model\.norm\.weight has different dtypes"):
+        filled.plan(["code", "mixed"])
+
+
+def test_all_five_stand_together(filled: Registry) -> None:
+    assert filled.plan(EXPERTS).names == sorted(EXPERTS)

@@ -1,0 +1,92 @@
+"""Proves: scales are the largest that bounds allow, no RMSNorm output saturates, quantising errs by half a unit."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from registry.maths.fixed_point import (
+    EXPONENT_LIMIT,
+    LIMIT,
+    exponents_for,
+    power_of_two,
+    quantise,
+    real_value,
+    rms_norm_bound,
+)
+
+
+@given(st.lists(st.floats(1e-20, 1e20), min_size=1, max_size=20))
+def test_scale_is_the_largest_that_fits(bounds: list[float]) -> None:
+    for bound, p in zip(bounds, exponents_for(torch.tensor(bounds, dtype=torch.float64)).tolist(), strict=True):
+        assert math.ldexp(bound, p) <= LIMIT
+        assert math.ldexp(bound, p + 1) > LIMIT
+
+
+@pytest.mark.parametrize("bound", [32767.0, 32767.5, 32768.0, 1.0, 2.0**-3])
+def test_scale_at_powers_of_two_and_at_the_limit(bound: float) -> None:
+    p = int(exponents_for(torch.tensor([bound]))[0])
+    assert math.ldexp(bound, p) <= LIMIT < math.ldexp(bound, p + 1)
+
+
+def test_zero_bound_gets_the_upper_limit_and_huge_ones_the_lower() -> None:
+    assert exponents_for(torch.tensor([0.0, 1e-300, 1e300], dtype=torch.float64)).tolist() == [
+        EXPONENT_LIMIT,
+        EXPONENT_LIMIT,
+        -EXPONENT_LIMIT,
+    ]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1.0])
+def test_bound_that_is_none_is_refused(bad: float) -> None:
+    with pytest.raises(ValueError, match="negative or not finite"):
+        exponents_for(torch.tensor([1.0, bad]))
+
+
+def test_powers_of_two_are_exact() -> None:
+    p = torch.arange(-300, 301, dtype=torch.int16)
+    assert power_of_two(p).tolist() == [math.ldexp(1.0, k) for k in range(-300, 301)]
+
+
+@given(st.integers(0, 2**31), st.sampled_from([torch.float32, torch.bfloat16, torch.float16]))
+def test_no_rms_norm_output_saturates(seed: int, dtype: torch.dtype) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    hidden = 48
+    weight = torch.empty(hidden).uniform_(-3, 3, generator=draw).to(dtype)
+    x = torch.empty(16, hidden).normal_(generator=draw)
+    x[0] = 0
+    x[0, 7] = 1e4  # one channel carries all: the case in which the bound is reached
+    normed = (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True))).to(dtype)
+    y = weight * normed
+    exponents = exponents_for(rms_norm_bound(weight))
+    q, saturated = quantise(y, exponents)
+    assert not saturated.any()
+    error = (q.double() * power_of_two(-exponents) - y.double()).abs()
+    assert (error <= 0.5 * power_of_two(-exponents)).all()
+    assert q[0, 7].abs() > LIMIT / 2.1  # the scale wastes no bit beyond the power of two and the margin
+
+
+def test_what_exceeds_the_bound_is_held_and_told() -> None:
+    exponents = torch.zeros(2, dtype=torch.int16)
+    q, saturated = quantise(torch.tensor([[40000.0, -3.5], [-40000.0, 32767.0]]), exponents)
+    assert q.tolist() == [[LIMIT, -4.0], [-LIMIT, LIMIT]]
+    assert saturated.tolist() == [[True, False], [True, False]]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_activation_that_is_not_finite_is_refused(bad: float) -> None:
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        quantise(torch.tensor([[bad]]), torch.zeros(1, dtype=torch.int16))
+
+
+def test_float64_activations_keep_their_precision() -> None:
+    q, _ = quantise(torch.tensor([[1.0 + 2.0**-40]], dtype=torch.float64), torch.tensor([1], dtype=torch.int16))
+    assert q.dtype == torch.float64
+    assert q.item() == 2.0
+
+
+def test_real_value_divides_by_both_scales() -> None:
+    q = torch.tensor([[8, 4], [4, 2]])
+    assert real_value(q, torch.tensor([1, 2], dtype=torch.int16)).tolist() == [[2.0, 0.5], [0.5, 0.125]]

@@ -1,0 +1,75 @@
+"""Proves: the router equals a float64 least-squares reference to 1e-9, whatever the scales, weights and threads."""
+
+import pytest
+import torch
+
+from registry.maths.fixed_point import exponents_for, power_of_two, quantise, rms_norm_bound
+from registry.maths.router import ROUTERS
+from registry.maths.router.ridge import ridge
+from registry.maths.statistics import Statistics
+
+HIDDEN = 24
+
+
+def expert(seed: int, tokens: int) -> tuple[Statistics, torch.Tensor]:
+    """Return statistics on random activations, and the quantised activations in real units."""
+    draw = torch.Generator().manual_seed(seed)
+    centre = torch.empty(HIDDEN).normal_(generator=draw)
+    x = torch.empty(tokens, HIDDEN).normal_(generator=draw) + centre
+    exponents = exponents_for(rms_norm_bound(torch.empty(HIDDEN).uniform_(1.5, 4.0, generator=draw)))
+    return Statistics.of(x, exponents), quantise(x, exponents)[0].double() * power_of_two(-exponents)
+
+
+@pytest.mark.parametrize("lam", [1e-6, 0.01, 1.0, 100.0])
+@pytest.mark.parametrize("weights", [[1.0, 1.0, 1.0], [0.5, 2.0, 7.0]])
+def test_equals_least_squares(lam: float, weights: list[float]) -> None:
+    experts = [expert(seed, tokens) for seed, tokens in ((1, 60), (2, 200), (3, 90))]
+    # min Σ_e ω_e ‖X_e W − 1 e_eᵀ‖² + lam ‖W‖², as one tall least-squares problem
+    rows = torch.cat([x * w**0.5 for (_, x), w in zip(experts, weights, strict=True)] + [torch.eye(HIDDEN) * lam**0.5])
+    targets = torch.zeros(len(rows), 3, dtype=torch.float64)
+    start = 0
+    for e, ((_, x), weight) in enumerate(zip(experts, weights, strict=True)):
+        targets[start : start + len(x), e] = weight**0.5
+        start += len(x)
+    solution = torch.linalg.lstsq(rows.double(), targets).solution
+    reference = (solution / solution.norm(dim=0)).T
+    gate = ridge((s for s, _ in experts), weights, lam)
+    assert gate.dtype == torch.float64
+    assert torch.allclose(gate, reference, rtol=0, atol=1e-9)
+    assert torch.allclose(gate.norm(dim=1), torch.ones(3, dtype=torch.float64), rtol=0, atol=1e-12)
+
+
+def test_does_not_depend_on_the_number_of_threads() -> None:
+    statistics = [expert(seed, 500)[0] for seed in range(4)]
+    before = torch.get_num_threads()
+    gates = []
+    try:
+        for threads in (1, 2, 4):
+            torch.set_num_threads(threads)
+            gates.append(ridge(statistics, [1.0] * 4, 0.01))
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(gates[0], gates[1])
+    assert torch.equal(gates[0], gates[2])
+
+
+def test_leaves_its_statistics_as_they_were() -> None:
+    statistics = [expert(seed, 50)[0] for seed in (1, 2)]
+    before = [s.matrix.clone() for s in statistics]
+    ridge(statistics, [2.0, 3.0], 0.5)
+    assert all(torch.equal(s.matrix, b) for s, b in zip(statistics, before, strict=True))
+
+
+def test_what_cannot_be_solved_is_refused() -> None:
+    few = expert(1, 3)[0]
+    with pytest.raises(ValueError, match="not positive definite"):
+        ridge([few, few], [1.0, 1.0], 0.0)
+    with pytest.raises(ValueError, match="zero or not finite"):
+        ridge([few, Statistics.zero(few.exponents)], [1.0, 1.0], 0.1)
+    with pytest.raises(ValueError, match="at least one expert"):
+        ridge([], [], 0.1)
+
+
+def test_is_in_the_table() -> None:
+    assert ROUTERS["ridge"] is ridge

@@ -1,0 +1,129 @@
+"""Proves: statistics are exact, form a group, and do not depend on how tokens are split, ordered or merged."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from registry.maths import statistics as module
+from registry.maths.fixed_point import exponents_for, quantise, rms_norm_bound
+from registry.maths.statistics import TOKEN_LIMIT, Statistics
+
+HIDDEN = 12
+WEIGHT = torch.linspace(0.25, 3.0, HIDDEN)
+EXPONENTS = exponents_for(rms_norm_bound(WEIGHT))
+
+
+def activations(seed: int, tokens: int) -> torch.Tensor:
+    """Return the output of an RMSNorm with weight WEIGHT on random input."""
+    x = torch.empty(tokens, HIDDEN).normal_(generator=torch.Generator().manual_seed(seed))
+    return WEIGHT * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True))
+
+
+def of(seed: int = 0, tokens: int = 20) -> Statistics:
+    return Statistics.of(activations(seed, tokens), EXPONENTS)
+
+
+def test_matrix_is_the_sum_of_outer_products_of_integers() -> None:
+    x = activations(1, 9)
+    q = quantise(x, EXPONENTS)[0].to(torch.int64)
+    q = torch.cat([q, torch.ones(9, 1, dtype=torch.int64)], dim=1)
+    assert torch.equal(Statistics.of(x, EXPONENTS).matrix, sum(row[:, None] * row[None, :] for row in q))
+
+
+def test_real_values_equal_a_float64_reference_to_the_resolution_of_the_integers() -> None:
+    x = activations(2, 300)
+    taken = Statistics.of(x, EXPONENTS)
+    unit, bound = torch.exp2(-EXPONENTS.double()), rms_norm_bound(WEIGHT)
+    # Each factor is off by half a unit at most and below its bound.
+    allowed = 300 * 0.5 * (unit[:, None] * bound[None, :] + bound[:, None] * unit[None, :])
+    assert taken.saturated == 0
+    assert ((taken.gram - x.double().T @ x.double()).abs() <= allowed).all()
+    assert ((taken.moment - x.double().sum(0)).abs() <= 300 * 0.5 * unit).all()
+    assert taken.count == 300
+
+
+@given(st.integers(0, 2**31), st.lists(st.integers(0, 40), max_size=6), st.randoms(use_true_random=False))
+def test_any_split_order_and_merge_gives_equal_statistics(seed: int, cuts: list[int], draw: object) -> None:
+    x = activations(seed, 40)
+    whole = Statistics.of(x, EXPONENTS)
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(seed))
+    parts = [Statistics.of(part, EXPONENTS) for part in torch.tensor_split(x[order], sorted(cuts))]
+    draw.shuffle(parts)  # type: ignore[attr-defined]
+    while len(parts) > 1:  # merge in a random tree
+        left = parts.pop(draw.randrange(len(parts)))  # type: ignore[attr-defined]
+        right = parts.pop(draw.randrange(len(parts)))  # type: ignore[attr-defined]
+        parts.append(left + right)
+    assert parts[0] == whole
+    assert parts[0].digest == whole.digest
+
+
+def test_more_rows_than_one_product_may_sum_are_summed_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = of(3, 50)
+    monkeypatch.setattr(module, "EXACT_ROWS", 7)
+    assert of(3, 50) == whole
+
+
+def test_largest_products_stay_exact_in_float64() -> None:
+    exponents = torch.zeros(2, dtype=torch.int16)
+    x = torch.tensor([[32767.0, -32767.0]]).expand(1000, 2)
+    assert Statistics.of(x, exponents).matrix[:2, :2].tolist() == [
+        [1000 * 32767**2, -1000 * 32767**2],
+        [-1000 * 32767**2, 1000 * 32767**2],
+    ]
+
+
+def test_statistics_form_a_group() -> None:
+    a, b = of(4), of(5)
+    zero = Statistics.zero(EXPONENTS)
+    assert a + zero == a
+    assert a + b == b + a
+    assert (a + b) - b == a
+    assert a - a == zero
+    assert hash(a) == hash(of(4))
+    assert a != b
+    assert a.digest != b.digest
+    assert a != "statistics"
+
+
+def test_padding_does_not_count_whatever_it_holds() -> None:
+    x = activations(6, 10)
+    keep = torch.tensor([True, False] * 5)
+    x[1] = float("nan")
+    assert Statistics.of(x, EXPONENTS, keep) == Statistics.of(x[::2], EXPONENTS)
+
+
+def test_no_token_is_zero() -> None:
+    assert Statistics.of(activations(0, 4), EXPONENTS, torch.zeros(4, dtype=torch.bool)) == Statistics.zero(EXPONENTS)
+
+
+def test_different_scales_do_not_add() -> None:
+    other = Statistics.zero(EXPONENTS + 1)
+    for combine in (lambda: of() + other, lambda: of() - other):
+        with pytest.raises(ValueError, match="taken on different weights"):
+            combine()
+
+
+def test_packing_is_reversible_and_half_the_size() -> None:
+    taken = of(7)
+    packed = taken.packed()
+    assert packed.numel() == (HIDDEN + 1) * (HIDDEN + 2) // 2
+    assert Statistics.unpack(packed, EXPONENTS) == taken
+    with pytest.raises(ValueError, match="do not go with 12 channels"):
+        Statistics.unpack(packed[1:], EXPONENTS)
+
+
+def test_saturation_is_counted_and_part_of_equality() -> None:
+    taken = Statistics.of(torch.full((3, HIDDEN), 1e6), EXPONENTS)
+    assert taken.saturated == 3 * HIDDEN
+    assert (taken + taken).saturated == 6 * HIDDEN
+    assert Statistics(taken.matrix, EXPONENTS) != taken
+
+
+def test_shapes_and_counts_that_cannot_be_are_refused() -> None:
+    with pytest.raises(ValueError, match="does not go with 12 channels"):
+        Statistics(torch.zeros(3, 3, dtype=torch.int64), EXPONENTS)
+    matrix = torch.zeros(HIDDEN + 1, HIDDEN + 1, dtype=torch.int64)
+    matrix[-1, -1] = TOKEN_LIMIT + 1
+    with pytest.raises(ValueError, match="more than the 4,294,967,296"):
+        Statistics(matrix, EXPONENTS)

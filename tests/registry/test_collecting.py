@@ -1,0 +1,343 @@
+"""Proves: the pass counts what it should, never saturates, may be split anyhow, and goes on where it stopped."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from registry import PassSettings, Registry, statistics_file
+from registry.calibration import Calibration
+from registry.checkpoint import hash_checkpoint
+from registry.collecting import check_collected, collect, collect_to, scales, take_statistics, text_calibration
+from registry.errors import CalibrationError, CheckpointError, InvalidInputError, StorageError
+from registry.families import FAMILIES
+from registry.loading import load_model
+from registry.maths.fixed_point import power_of_two
+from registry.progress import silent
+from registry.sites import MLP_INPUT
+from tests.conftest import SETTINGS, Zoo
+from tests.models import make_model, save_checkpoint, sentences, write_jsonl
+
+
+def windows(count: int, length: int = 16, seed: int = 0) -> Calibration:
+    draw = torch.Generator().manual_seed(seed)
+    ids = torch.randint(1, 320, (count, length), generator=draw, dtype=torch.int32)
+    return Calibration(ids, torch.full((count,), length, dtype=torch.int32), "random")
+
+
+@pytest.fixture(scope="module")
+def expert(zoo: Zoo) -> tuple[Any, Any]:
+    hashed = hash_checkpoint(zoo.experts["code"], silent)
+    return hashed, load_model(zoo.experts["code"], "float32", "cpu")
+
+
+def taken(expert: tuple[Any, Any], calibration: Calibration, batch_size: int = 4, **options: Any) -> Any:
+    hashed, model = expert
+    options = {"progress": silent} | options
+    collected = take_statistics(
+        hashed.checkpoint, hashed.weights, model, calibration, PassSettings(batch_size=batch_size), **options
+    )
+    return collected.sites[MLP_INPUT]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_equals_a_float64_reference_to_the_resolution_and_never_saturates(
+    family: str, dtype: str, tmp_path: Path, tokenizer: Any
+) -> None:
+    folder = save_checkpoint(make_model(family, 101, head_dim=8), tmp_path / family, tokenizer)
+    hashed = hash_checkpoint(folder, silent)
+    model = load_model(folder, dtype, "cpu")
+    calibration = windows(6)
+    seen: list[torch.Tensor] = []
+    for module in hashed.checkpoint.family.mlps(model):
+        module.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0].flatten(0, 1).double()))
+    layers = taken((hashed, model), calibration, batch_size=6)
+    for layer, x in zip(layers, seen, strict=True):
+        unit = power_of_two(-layer.exponents)
+        assert layer.saturated == 0
+        assert layer.count == calibration.tokens
+        error = 0.5 * unit[:, None] * x.abs().sum(0) + 0.5 * unit[None, :] * x.abs().sum(0)[:, None]
+        assert ((layer.gram - x.T @ x).abs() <= error + 0.25 * len(x) * unit[:, None] * unit[None, :]).all()
+        assert ((layer.moment - x.sum(0)).abs() <= 0.5 * len(x) * unit).all()
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(order=st.permutations(range(8)), cut=st.integers(1, 7))
+def test_any_order_and_shards_of_equal_batches_give_equal_statistics(
+    expert: tuple[Any, Any], order: list[int], cut: int
+) -> None:
+    calibration = windows(8)
+    whole = taken(expert, calibration)
+    shards = [order[:cut], order[cut:]]
+    parts = [
+        taken(expert, Calibration(calibration.ids[shard], calibration.lengths[shard], "shard")) for shard in shards
+    ]
+    for layer in range(len(whole)):
+        assert parts[0][layer] + parts[1][layer] == whole[layer]
+        assert parts[1][layer] + parts[0][layer] == whole[layer]
+
+
+def test_padding_does_not_count(expert: tuple[Any, Any]) -> None:
+    calibration = windows(4)
+    lengths = torch.tensor([16, 9, 1, 4], dtype=torch.int32)
+    garbage = calibration.ids.masked_fill(torch.arange(16)[None, :] >= lengths[:, None], 319)
+    one = taken(expert, Calibration(calibration.ids, lengths, "padded"))
+    other = taken(expert, Calibration(garbage, lengths, "padded otherwise"))
+    assert one == other
+    assert one[0].count == 30
+    assert Calibration(calibration.ids, lengths, "a").digest == Calibration(garbage, lengths, "b").digest
+
+
+def test_last_batch_is_filled_up_but_not_counted(expert: tuple[Any, Any]) -> None:
+    calibration = windows(5)
+    assert taken(expert, calibration)[0].count == 5 * 16
+    assert taken(expert, calibration, batch_size=5)[0].count == 5 * 16
+
+
+def test_interrupted_pass_goes_on_where_it_stopped(
+    expert: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calibration = windows(12)
+    whole = taken(expert, calibration)
+    _, model = expert
+    calls = 0
+    forward = model.base_model.forward
+
+    def stop_at_the_third(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise KeyboardInterrupt
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(model.base_model, "forward", stop_at_the_third)
+    with pytest.raises(KeyboardInterrupt):
+        taken(expert, calibration, partial=tmp_path)
+    assert len(list(tmp_path.iterdir())) == 1
+    calls = 10
+    assert taken(expert, calibration, partial=tmp_path) == whole
+    assert calls == 11  # one batch of three was left
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_pass_under_way_is_written_down_now_and_then(
+    expert: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("registry.collecting.SAVE_SECONDS", 0.0)
+    _, model = expert
+    seen: list[int] = []
+    forward = model.base_model.forward
+
+    def look(*args: Any, **kwargs: Any) -> Any:
+        seen.extend(statistics_file.load(path).done or -1 for path in tmp_path.iterdir())
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(model.base_model, "forward", look)
+    taken(expert, windows(12), partial=tmp_path)
+    assert seen == [4, 8]
+
+
+def test_damaged_or_foreign_pass_under_way_begins_anew(expert: tuple[Any, Any], tmp_path: Path) -> None:
+    calibration = windows(4)
+    _, model = expert
+    whole = taken(expert, calibration)
+    with pytest.raises(KeyboardInterrupt):
+        interrupt(lambda: taken(expert, calibration, partial=tmp_path), model)
+    (left,) = tmp_path.iterdir()
+    left.write_bytes(b"damaged")
+    assert taken(expert, calibration, partial=tmp_path) == whole
+
+
+def interrupt(action: Callable[[], Any], model: Any) -> None:
+    def hook(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    handle = model.base_model.register_forward_hook(hook)
+    try:
+        action()
+    finally:
+        handle.remove()
+
+
+def test_activation_that_is_not_finite_is_told_with_its_layer(
+    tmp_path: Path, tokenizer: Any, registry: Registry
+) -> None:
+    model = make_model("llama", 101)
+    with torch.no_grad():
+        model.model.layers[0].mlp.down_proj.weight.mul_(1e38)  # finite weights, infinite products
+    folder = save_checkpoint(model, tmp_path / "hot", tokenizer)
+    data = write_jsonl(tmp_path / "data.jsonl", sentences("code", 20))
+    with pytest.raises(CalibrationError, match=r"an activation is NaN or infinite \(site mlp_input, layer 1\)"):
+        registry.add_expert("hot", folder, data=[data], settings=SETTINGS)
+    assert registry.versions() == []
+
+
+def test_scales_follow_from_the_weights_alone(zoo: Zoo, expert: tuple[Any, Any]) -> None:
+    hashed, _ = expert
+    one = taken(expert, windows(4, seed=1))
+    other = taken(expert, windows(4, seed=2))
+    for layer, exponents in enumerate(scales(hashed.checkpoint)):
+        assert torch.equal(one[layer].exponents, exponents)
+        assert torch.equal(other[layer].exponents, exponents)
+    assert len({int(p) for p in scales(hashed.checkpoint)[0]}) > 1  # channels differ
+
+
+def test_collected_file_registers_without_data_and_equals_the_direct_way(bare: Path, zoo: Zoo, tmp_path: Path) -> None:
+    path, collected = collect_to(bare, tmp_path / "out", data=[zoo.train["code"]], settings=SETTINGS)
+    assert path == tmp_path / "out" / "statistics.safetensors"
+    assert not (tmp_path / "out" / "partial").exists()
+    with Registry(tmp_path / "direct") as registry:
+        direct = registry.add_expert("code", bare, data=[zoo.train["code"]], settings=SETTINGS).version
+    path.rename(bare / path.name)
+    with Registry(tmp_path / "carried") as registry:
+        carried = registry.add_expert("code", bare).version
+    assert carried.digest == direct.digest
+    assert carried.statistics == direct.statistics
+    assert collected.sites[MLP_INPUT][0].count == direct.statistics[0].tokens
+
+
+def test_statistics_file_comes_back_equal(bare: Path, zoo: Zoo, tmp_path: Path) -> None:
+    path, collected = collect_to(bare, tmp_path, data=[zoo.train["code"]], settings=SETTINGS, keep_calibration=True)
+    back = statistics_file.load(path)
+    assert back.sites == collected.sites
+    assert (back.weights, back.calibration_digest, back.calibration_label) == (
+        collected.weights,
+        collected.calibration_digest,
+        "code.train.jsonl",
+    )
+    assert back.calibration is not None
+    assert back.calibration.digest == collected.calibration_digest
+
+
+def rewritten(path: Path, edit: Callable[[dict[str, Any], dict[str, torch.Tensor]], object]) -> None:
+    """Change a statistics file's document and tensors."""
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    with safe_open(path, framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        document = json.loads(file.metadata()["expert-registry"])
+    edit(document, tensors)
+    save_file(tensors, path, metadata={"expert-registry": json.dumps(document)})
+
+
+FORGED: dict[str, tuple[Callable[[dict[str, Any], dict[str, torch.Tensor]], object], str]] = {
+    "no format": (lambda d, t: d.pop("format"), "was not written by reg collect"),
+    "other weights": (
+        lambda d, t: d.update(weights="0" * 64),
+        "has statistics of weights 000000000000, the checkpoint has",
+    ),
+    "no site": (lambda d, t: d.update(saturated={}), "has 0 layers of mlp_input, the checkpoint has 2"),
+    "a layer less": (
+        lambda d, t: d["saturated"].update(mlp_input=[0]),
+        "has 1 layers of mlp_input, the checkpoint has 2",
+    ),
+    "other scales": (lambda d, t: t["mlp_input.exponents"].add_(1), "the scales of layer 0 are not those"),
+    "negative": (lambda d, t: t["mlp_input.gram.1"][0].fill_(-1), "layer 1 holds no sum over"),
+    "other count": (lambda d, t: t["mlp_input.gram.1"][-1].add_(1), "layer 1 holds no sum over"),
+    "wrong length": (lambda d, t: t.update({"mlp_input.gram.0": torch.zeros(5, dtype=torch.int64)}), "is damaged"),
+    "no tensor": (lambda d, t: t.pop("mlp_input.gram.0"), "is damaged"),
+    "strange document": (lambda d, t: d.update(saturated=7), "is damaged"),
+    "foreign token": (
+        lambda d, t: t.update(
+            {
+                "calibration.ids": torch.full((1, 2), 10_000, dtype=torch.int32),
+                "calibration.lengths": torch.ones(1, dtype=torch.int32),
+            }
+        ),
+        "calibration tokens that the model does not know",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", sorted(FORGED))
+def test_statistics_that_do_not_belong_are_refused(zoo: Zoo, bare: Path, registry: Registry, case: str) -> None:
+    edit, message = FORGED[case]
+    path = bare / "statistics.safetensors"
+    path.write_bytes((zoo.experts["code"] / path.name).read_bytes())
+    rewritten(path, edit)
+    with pytest.raises(CheckpointError, match=message):
+        registry.add_expert("code", bare)
+    assert registry.versions() == []
+
+
+def test_statistics_of_another_checkpoint_are_refused(zoo: Zoo, bare: Path, registry: Registry) -> None:
+    path = bare / "statistics.safetensors"
+    path.write_bytes((zoo.experts["law"] / path.name).read_bytes())
+    with pytest.raises(CheckpointError, match="has statistics of weights"):
+        registry.add_expert("code", bare)
+
+
+def test_tokenizer_with_tokens_unknown_to_the_model_is_refused(tmp_path: Path, tokenizer: Any) -> None:
+    folder = save_checkpoint(make_model("llama", 101, vocab_size=260), tmp_path / "small", tokenizer)
+    data = write_jsonl(tmp_path / "data.jsonl", sentences("law", 20))
+    hashed = hash_checkpoint(folder, silent)
+    with pytest.raises(CalibrationError, match=r"its tokenizer gives token \d+, the model knows 260"):
+        text_calibration(hashed.checkpoint, [data], SETTINGS)
+
+
+def test_windows_are_no_longer_than_the_model_can_take(bare: Path, zoo: Zoo) -> None:
+    checkpoint = hash_checkpoint(bare, silent).checkpoint
+    calibration = text_calibration(checkpoint, [zoo.train["code"]], PassSettings(tokens=256, seq_len=4096))
+    assert calibration is not None
+    assert calibration.ids.shape[1] == 128
+
+
+def test_own_calibration_file_is_taken(bare: Path, zoo: Zoo, registry: Registry) -> None:
+    (bare / "calibration.jsonl").write_bytes(zoo.train["math"].read_bytes())
+    registration = registry.add_expert("code", bare, settings=SETTINGS)
+    assert registration.version.statistics[0].calibration_label == "calibration.jsonl"
+    assert not registration.self_sampled
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tokens": 0}, "tokens is 0, the least is 1"),
+        ({"seq_len": 1}, "seq_len is 1, the least is 2"),
+        ({"batch_size": 0}, "batch_size is 0, the least is 1"),
+        ({"dtype": "int8"}, "dtype 'int8' is none of bfloat16, float16, float32"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        PassSettings(**changes)
+
+
+def test_device_that_is_none_is_refused(bare: Path) -> None:
+    hashed = hash_checkpoint(bare, silent)
+    with pytest.raises(InvalidInputError, match="device 'nonsense' cannot be used"):
+        collect(hashed, windows(2), PassSettings(device="nonsense"), progress=silent)
+
+
+def test_out_that_cannot_be_made_is_told(bare: Path, zoo: Zoo, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(StorageError, match="cannot be created"):
+        collect_to(bare, tmp_path / "file" / "out", data=[zoo.train["code"]])
+
+
+def test_checked_statistics_pass(zoo: Zoo) -> None:
+    hashed = hash_checkpoint(zoo.experts["code"], silent)
+    path = zoo.experts["code"] / "statistics.safetensors"
+    check_collected(hashed.checkpoint, hashed.weights, statistics_file.load(path), path)
+
+
+def test_write_of_a_statistics_file_is_whole_or_not_at_all(
+    zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collected = statistics_file.load(zoo.experts["code"] / "statistics.safetensors")
+
+    def fail(*_: Any) -> None:
+        raise OSError("no")
+
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(OSError, match="no"):
+        statistics_file.save(tmp_path / "s.safetensors", collected)
+    assert not (tmp_path / "s.safetensors").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["s.safetensors.partial"]

@@ -1,0 +1,180 @@
+"""Proves the three promises, with `==` on every byte of every file.
+
+Schedule-invariant: any order of registering or of naming. Forgetting-free: adding an expert changes no stored byte, nor
+any composition of the others. Exact opt-out: afterwards every composition is that of a registry that never held the
+expert.
+"""
+
+import os
+import shutil
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from registry import PassSettings, Recipe, Registry
+from registry.collecting import collect_to
+from registry.composing.folder import MARKER
+from registry.errors import ConflictError
+from tests.conftest import EXPERTS, Zoo, files_of
+from tests.models import make_model, save_checkpoint, sentences, write_jsonl
+
+ORDERS = list(permutations(EXPERTS))
+
+
+def fresh(home: Path, zoo: Zoo, order: tuple[str, ...], *, base: bool = False) -> Registry:
+    registry = Registry(home)
+    if base:
+        registry.add_base("base", zoo.base)
+    for name in order:
+        registry.add_expert(name, zoo.experts[name])
+    return registry
+
+
+def snapshot(home: Path, copy: Path) -> Path:
+    """Copy a closed registry; its arrays, which never change, by hard links."""
+    shutil.copytree(home, copy, ignore=shutil.ignore_patterns("arrays"))
+    shutil.copytree(home / "arrays", copy / "arrays", copy_function=os.link)
+    return copy
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> dict[str, Path]:
+    """Five experts of one layer: 120 registries of five are many."""
+    root = tmp_path_factory.mktemp("small")
+    experts = {}
+    for number, name in enumerate(EXPERTS, start=1):
+        model = make_model("llama", 200 + number, num_hidden_layers=1, tie_word_embeddings=True)
+        experts[name] = save_checkpoint(model, root / name, tokenizer)
+        data = write_jsonl(root / f"{name}.jsonl", sentences(name, 20))
+        collect_to(experts[name], experts[name], data=[data], settings=PassSettings(tokens=128, seq_len=32))
+    return experts
+
+
+@pytest.fixture(scope="module")
+def reference(small: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """All five of them, registered and named in one order."""
+    root = tmp_path_factory.mktemp("reference")
+    with Registry(root / "home") as registry:
+        for name in EXPERTS:
+            registry.add_expert(name, small[name])
+        registry.compose(EXPERTS, root / "moe")
+    return files_of(root / "moe")
+
+
+@pytest.mark.parametrize("first", EXPERTS)
+def test_all_orders_of_registering_and_of_naming_give_the_same_bytes(
+    small: dict[str, Path], tmp_path: Path, reference: dict[str, bytes], first: str
+) -> None:
+    """All 120 orders of registering, each with an order of naming of its own, so that all 120 of those occur too.
+
+    Orders that begin alike share their beginning: the home is copied where they part.
+    """
+    named = iter(ORDERS[EXPERTS.index(first) * 24 :])
+    reached = []
+
+    def go_on(home: Path, order: tuple[str, ...]) -> None:
+        with Registry(home) as registry:
+            registry.add_expert(order[-1], small[order[-1]])
+            if len(order) == len(EXPERTS):
+                registry.compose(next(named), tmp_path / "moe", force=True)
+        if len(order) == len(EXPERTS):
+            assert files_of(tmp_path / "moe") == reference, order
+            reached.append(order)
+        for name in EXPERTS:
+            if name not in order:
+                go_on(snapshot(home, home.with_name("-".join((*order, name)))), (*order, name))
+        shutil.rmtree(home)
+
+    go_on(tmp_path / first, (first,))
+    assert sorted(reached) == sorted(order for order in ORDERS if order[0] == first)
+    assert len(reached) == 24
+
+
+@pytest.mark.parametrize("trunk", ["mean", "base"])
+def test_history_leaves_no_trace(zoo: Zoo, tmp_path: Path, trunk: str) -> None:
+    """Extra experts, other versions, aliases, tags, earlier compositions, opt-outs: none changes a byte."""
+    recipe = Recipe(trunk=trunk, lam=0.5, top_k=2, temperature=0.5, weights={"code": 2.0})
+    members = ["code", "law", "math"]
+    with fresh(tmp_path / "plain", zoo, ("code", "math", "law"), base=True) as registry:
+        registry.compose(members, tmp_path / "expected", recipe)
+
+    other = write_jsonl(tmp_path / "other.jsonl", sentences("german", 20))
+    with Registry(tmp_path / "busy") as registry:
+        registry.add_expert("german", zoo.experts["german"], tags={"x": "y"}, alias="stable")
+        registry.add_expert("law", zoo.experts["biomed"])  # another content under the same name
+        registry.opt_out("law", purge=True)
+        registry.add_expert("math", zoo.experts["math"], data=[other])  # other statistics of the same weights
+        registry.add_expert("math", zoo.experts["math"], alias="good")
+        registry.add_expert("law", zoo.experts["law"], tags={"a": "b"})
+        registry.compose(["german", "law"], tmp_path / "earlier")
+        registry.add_base("base", zoo.base)
+        registry.add_expert("code", zoo.experts["code"])
+        registry.opt_out("code")
+        registry.add_expert("code", zoo.experts["code"])
+        registry.opt_out("math@1")
+        registry.gc()
+        registry.compose(["math@good", "code@2", "law@2"], tmp_path / "found", recipe)
+    assert files_of(tmp_path / "found") == files_of(tmp_path / "expected")
+
+
+@pytest.mark.parametrize("purge", [False, True])
+@pytest.mark.parametrize("withdrawn", EXPERTS)
+def test_opt_out_equals_never_registered(zoo: Zoo, tmp_path: Path, withdrawn: str, purge: bool) -> None:
+    rest = tuple(name for name in EXPERTS if name != withdrawn)
+    with fresh(tmp_path / "never", zoo, rest) as registry:
+        registry.compose(rest, tmp_path / "expected")
+        registry.compose(rest[:2], tmp_path / "pair")
+    with fresh(tmp_path / "home", zoo, EXPERTS) as registry:
+        registry.compose(EXPERTS, tmp_path / "before")
+        registry.opt_out(withdrawn, purge=purge)
+        registry.compose(rest, tmp_path / "found")
+        registry.compose(rest[:2], tmp_path / "found-pair")
+        with pytest.raises(ConflictError, match=f"every version of {withdrawn} was opted out"):
+            registry.compose(EXPERTS, tmp_path / "again")
+        assert registry.verify().problems == ()
+    assert files_of(tmp_path / "found") == files_of(tmp_path / "expected")
+    assert files_of(tmp_path / "found-pair") == files_of(tmp_path / "pair")
+    assert files_of(tmp_path / "before") != files_of(tmp_path / "expected")
+
+
+def test_newest_version_opted_out_gives_back_the_one_before(zoo: Zoo, tmp_path: Path) -> None:
+    with fresh(tmp_path / "home", zoo, ("code", "math")) as registry:
+        registry.compose(["code", "math"], tmp_path / "expected")
+        registry.add_expert("math", zoo.experts["law"])
+        registry.compose(["code", "math"], tmp_path / "other")
+        registry.opt_out("math@2")
+        registry.compose(["code", "math"], tmp_path / "found")
+    assert files_of(tmp_path / "found") == files_of(tmp_path / "expected")
+    assert files_of(tmp_path / "other") != files_of(tmp_path / "expected")
+
+
+def test_registering_changes_no_stored_byte_of_another(zoo: Zoo, tmp_path: Path) -> None:
+    with fresh(tmp_path / "home", zoo, ("code", "math")) as registry:
+        before = files_of(tmp_path / "home" / "arrays")
+        registry.compose(["code", "math"], tmp_path / "moe")
+        made = files_of(tmp_path / "moe")
+        registry.add_expert("law", zoo.experts["law"])
+        after = files_of(tmp_path / "home" / "arrays")
+        assert {path: after[path] for path in before} == before
+        assert len(after) > len(before)
+        registry.compose(["code", "math"], tmp_path / "moe", force=True)
+    assert files_of(tmp_path / "moe") == made
+
+
+def test_two_homes_anywhere_give_the_same_bytes(zoo: Zoo, tmp_path: Path) -> None:
+    deep = tmp_path / "a" / "very" / "different" / "place"
+    for home, out in ((tmp_path / "home", tmp_path / "moe"), (deep / "home", deep / "other-name")):
+        with fresh(home, zoo, ("code", "math")) as registry:
+            registry.compose(["code", "math"], out)
+    assert files_of(deep / "other-name") == files_of(tmp_path / "moe")
+
+
+def test_folder_names_no_time_place_or_number(filled: Registry, tmp_path: Path) -> None:
+    filled.compose(["code", "math"], tmp_path / "moe")
+    small = {name: data for name, data in files_of(tmp_path / "moe").items() if not name.endswith(".safetensors")}
+    for name, data in small.items():
+        for word in (str(tmp_path), "home", "@1", "2026", "code@"):
+            assert word.encode() not in data, (name, word)
+    assert MARKER in small

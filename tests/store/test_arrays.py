@@ -1,0 +1,173 @@
+"""Proves: arrays come back bit for bit, equal content is stored once, and damage is never returned."""
+
+import errno
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from store import arrays as module
+from store.arrays import CARRIERS, ArraySource, ArrayStore, digest_of, rows_per_block
+from store.errors import DamagedError, InvalidInputError, NotFoundError, StorageError
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ArrayStore:
+    return ArrayStore(tmp_path / "arrays")
+
+
+def array(dtype: str = "float32", shape: tuple[int, ...] = (5, 3), seed: int = 0) -> ArraySource:
+    """Return random bits of a dtype."""
+    carrier = np.dtype(CARRIERS[dtype][0])
+    size = int(np.prod(shape)) * carrier.itemsize
+    bits = np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8)
+    return ArraySource.of(bits.view(carrier).reshape(shape), dtype)
+
+
+def content(source: ArraySource) -> bytes:
+    return b"".join(block.tobytes() for block in source.blocks())
+
+
+@pytest.mark.parametrize("compress", [False, True])
+@pytest.mark.parametrize("dtype", sorted(CARRIERS))
+@pytest.mark.parametrize("shape", [(1,), (7,), (4, 6), (3, 2, 5)])
+def test_every_bit_comes_back(store: ArrayStore, dtype: str, shape: tuple[int, ...], compress: bool) -> None:
+    source = array(dtype, shape)
+    digest = store.put(source, compress=compress)
+    assert digest == digest_of(source)
+    back = store.open(digest)
+    assert (back.dtype, back.shape, back.nbytes) == (dtype, shape, source.nbytes)
+    assert content(back) == content(source)
+    assert store.read(digest).tobytes() == content(source)
+
+
+def test_many_chunks_come_back_and_have_the_digest_of_one(store: ArrayStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = array(shape=(100, 7))
+    digest = digest_of(source)
+    monkeypatch.setattr(module, "CHUNK_ELEMENTS", 64)
+    assert rows_per_block((100, 7)) == 9
+    assert store.put(source) == digest
+    assert len(list(store.path(digest).glob("c.*"))) == 12
+    assert content(store.open(digest)) == content(source)
+
+
+def test_digest_tells_dtype_and_shape_apart() -> None:
+    zeros = np.zeros((2, 6), dtype=np.uint16)
+    sources = [
+        ArraySource.of(zeros, "bfloat16"),
+        ArraySource.of(zeros.view(np.float16), "float16"),
+        ArraySource.of(zeros.reshape(3, 4), "bfloat16"),
+        ArraySource.of(zeros.reshape(12), "bfloat16"),
+    ]
+    assert len({digest_of(source) for source in sources}) == 4
+
+
+def test_equal_content_is_stored_once_and_not_written_again(store: ArrayStore) -> None:
+    digest = store.put(array())
+    before = {path: path.stat().st_mtime_ns for path in store.path(digest).rglob("*")}
+    assert store.put(array()) == digest
+    assert {path: path.stat().st_mtime_ns for path in store.path(digest).rglob("*")} == before
+    assert list(store.digests()) == [digest]
+
+
+def test_array_of_zeros_has_its_chunk_on_disk(store: ArrayStore) -> None:
+    digest = store.put(ArraySource.of(np.zeros((4, 4), dtype=np.float32), "float32"))
+    assert (store.path(digest) / "c.0.0").stat().st_size == 64
+
+
+def test_incomplete_array_of_a_crash_is_mended_by_the_next_put(store: ArrayStore) -> None:
+    source = array()
+    digest = store.put(source)
+    (store.path(digest) / "c.0.0").unlink()
+    assert not store.is_intact(digest)
+    assert store.put(source) == digest
+    assert store.is_intact(digest)
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_any_flipped_bit_is_found(store: ArrayStore, compress: bool) -> None:
+    digest = store.put(array("int64", (16,)), compress=compress)
+    chunk = store.path(digest) / "c.0"
+    good = chunk.read_bytes()
+    for position in range(0, len(good), 5):
+        chunk.write_bytes(good[:position] + bytes([good[position] ^ 4]) + good[position + 1 :])
+        with pytest.raises(DamagedError, match=rf"array {digest[:12]} is damaged"):
+            store.read(digest)
+    chunk.write_bytes(good)
+    assert store.is_intact(digest)
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [b"", b"{", b"[]", b'{"zarr_format": 3}', "dtype", "object"],
+    ids=["empty", "cut", "list", "no array", "other dtype", "other carrier"],
+)
+def test_unreadable_description_is_found(store: ArrayStore, metadata: bytes | str) -> None:
+    digest = store.put(array())
+    path = store.path(digest) / "zarr.json"
+    document = json.loads(path.read_bytes())
+    if metadata == "dtype":
+        document["attributes"]["dtype"] = "bfloat16"
+    if metadata == "object":
+        document["data_type"] = "variable_length_bytes"
+    path.write_bytes(metadata if isinstance(metadata, bytes) else json.dumps(document).encode())
+    with pytest.raises(DamagedError, match=r"zarr\.json"):
+        store.open(digest)
+
+
+def test_absent_array_is_told(store: ArrayStore) -> None:
+    with pytest.raises(NotFoundError, match="array 000000000000 is not below"):
+        store.open("0" * 64)
+    assert not store.is_intact("0" * 64)
+    assert store.delete("0" * 64) == 0
+
+
+def test_delete_frees_what_was_on_disk(store: ArrayStore) -> None:
+    digest = store.put(array())
+    size = sum(path.stat().st_size for path in store.path(digest).rglob("*") if path.is_file())
+    assert store.disk_bytes(digest) == size
+    assert store.delete(digest) == size
+    assert list(store.digests()) == []
+
+
+def test_strange_files_are_no_arrays(store: ArrayStore) -> None:
+    digest = store.put(array())
+    (store.root / "notes.txt").write_text("x")
+    (store.root / digest[:2] / "notes").mkdir()
+    (store.root / "00").mkdir()
+    (store.root / "00" / ("f" * 64)).mkdir()
+    assert list(store.digests()) == [digest]
+
+
+@pytest.mark.parametrize(("dtype", "shape"), [("complex64", (1,)), ("float32", ()), ("float32", (0, 3))])
+def test_what_cannot_be_stored_is_refused(store: ArrayStore, dtype: str, shape: tuple[int, ...]) -> None:
+    with pytest.raises(InvalidInputError, match="cannot store an array"):
+        store.put(ArraySource(dtype, shape, lambda: iter(())))
+
+
+def test_full_disk_leaves_nothing_behind(store: ArrayStore) -> None:
+    good = array(shape=(4, 3))
+    passes = 0
+
+    def blocks() -> Iterator[module.Block]:
+        nonlocal passes
+        passes += 1
+        yield from good.blocks()
+        if passes > 1:  # the first pass makes the digest, the second one writes
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(
+        StorageError, match=r"\(48 bytes\) cannot be written below .*: No space left on device"
+    ) as caught:
+        store.put(ArraySource("float32", (4, 3), blocks))
+    assert caught.value.hint is not None
+    assert "free some space" in caught.value.hint
+    assert list(store.digests()) == []
+
+
+def test_source_that_changes_between_two_passes_is_found(store: ArrayStore) -> None:
+    seeds = iter((1, 2, 3))
+    with pytest.raises(DamagedError, match="not the bytes written"):
+        store.put(ArraySource("float32", (5, 3), lambda: array(seed=next(seeds)).blocks()))

@@ -1,0 +1,210 @@
+"""Proves: the catalog's contract. It runs on SQLite, and on any database that REG_TEST_DATABASE names."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from store.catalog import ArrayLink, Catalog, NewVersion, StatisticsRecord
+from store.catalog.tables import Base
+from store.errors import ConflictError, DamagedError, InvalidInputError, StorageError
+
+
+@pytest.fixture(params=["sqlite", "REG_TEST_DATABASE"])
+def catalog(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Catalog]:
+    if request.param == "sqlite":
+        url = f"sqlite:///{tmp_path / 'catalog.sqlite'}"
+    else:
+        url = os.environ.get(request.param, "")
+        if not url:
+            pytest.skip("REG_TEST_DATABASE names no database")
+    opened = Catalog(url, tmp_path / "lock")
+    yield opened
+    if request.param != "sqlite":
+        with opened.engine.begin() as connection:
+            for table in reversed(Base.metadata.sorted_tables):
+                connection.execute(table.delete())
+    opened.close()
+
+
+def link(digest: str, name: str = "w", role: Any = "trunk") -> ArrayLink:
+    return ArrayLink(role, name, digest * 64, "float32", (2, 3), 24)
+
+
+def new(name: str = "math", digest: str = "a", arrays: str = "1", **changes: Any) -> NewVersion:
+    values: dict[str, Any] = {
+        "kind": "expert",
+        "content": {"family": "llama"},
+        "parameters": 6,
+        "arrays": tuple(link(a, f"w{a}") for a in arrays),
+        "statistics": (StatisticsRecord("mlp_input", 100, 0, "c" * 64, "text.jsonl"),),
+        "tags": {"team": "x"},
+    }
+    return NewVersion(name, digest=digest * 64, **(values | changes))
+
+
+def test_versions_are_numbered_and_come_back_whole(catalog: Catalog) -> None:
+    first, added = catalog.add_version(new())
+    assert added
+    assert (first.ref, first.number, first.state, first.kind) == ("math@1", 1, "active", "expert")
+    assert first.content == {"family": "llama"}
+    assert first.tags == {"team": "x"}
+    assert first.statistics == (StatisticsRecord("mlp_input", 100, 0, "c" * 64, "text.jsonl"),)
+    assert catalog.add_version(new(digest="b"))[0].ref == "math@2"
+    assert catalog.add_version(new("code"))[0].ref == "code@1"
+    assert [v.ref for v in catalog.versions()] == ["code@1", "math@1", "math@2"]
+    assert [v.ref for v in catalog.versions("math")] == ["math@1", "math@2"]
+    assert catalog.versions("math")[0] == first
+    assert catalog.names() == ["code", "math"]
+
+
+def test_same_content_is_recognised_but_withdrawn_content_gets_a_new_number(catalog: Catalog) -> None:
+    first, _ = catalog.add_version(new())
+    assert catalog.add_version(new()) == (first, False)
+    catalog.withdraw([first])
+    again, added = catalog.add_version(new())
+    assert (again.ref, added) == ("math@2", True)
+
+
+def test_a_number_is_never_reused(catalog: Catalog) -> None:
+    first, _ = catalog.add_version(new())
+    catalog.withdraw([first])
+    catalog.purge([first])
+    assert catalog.add_version(new())[0].number == 2
+
+
+def test_a_name_belongs_to_one_kind(catalog: Catalog) -> None:
+    catalog.add_version(new(kind="base"))
+    with pytest.raises(ConflictError, match="math is registered as a base model, not as an expert"):
+        catalog.add_version(new())
+    assert [v.ref for v in catalog.versions(kind="base")] == ["math@1"]
+    assert catalog.versions(kind="expert") == []
+
+
+def test_arrays_are_shared_and_forgotten_when_nobody_needs_them(catalog: Catalog) -> None:
+    math, _ = catalog.add_version(new(arrays="12"))
+    code, _ = catalog.add_version(new("code", arrays="23"))
+    assert catalog.arrays_of(math) == [link("1", "w1"), link("2", "w2")]
+    assert catalog.referenced() == {"1" * 64, "2" * 64, "3" * 64}
+    assert catalog.users_of("2" * 64) == ["code@1", "math@1"]
+    catalog.withdraw([math])
+    assert catalog.unreferenced() == []
+    catalog.purge([math])
+    assert catalog.arrays_of(math) == []
+    assert catalog.unreferenced() == ["1" * 64]
+    catalog.forget_unreferenced(1, 24)
+    assert catalog.unreferenced() == []
+    assert catalog.referenced() == {"2" * 64, "3" * 64}
+    assert catalog.arrays_of(code)
+
+
+def test_purged_version_keeps_only_name_number_digest_and_times(catalog: Catalog) -> None:
+    version, _ = catalog.add_version(new())
+    catalog.set_alias(version, "stable")
+    catalog.withdraw([version])
+    catalog.purge([version])
+    (purged,) = catalog.versions("math")
+    assert (purged.name, purged.number, purged.digest) == ("math", 1, "a" * 64)
+    assert purged.created_at == version.created_at
+    assert purged.withdrawn_at is not None
+    assert purged.purged_at is not None
+    assert purged.withdrawn_at <= purged.purged_at
+    assert (purged.content, purged.tags, purged.aliases, purged.statistics) == (None, {}, (), ())
+    before = purged.purged_at
+    catalog.withdraw([purged])
+    catalog.purge([purged])
+    assert catalog.versions("math")[0].purged_at == before
+
+
+def test_aliases_move_and_only_to_active_versions(catalog: Catalog) -> None:
+    one, _ = catalog.add_version(new())
+    two, _ = catalog.add_version(new(digest="b"))
+    assert catalog.set_alias(one, "stable") is None
+    assert catalog.set_alias(two, "stable") == "math@1"
+    assert catalog.alias_target("math", "stable") == 2
+    assert catalog.versions("math")[1].aliases == ("stable",)
+    assert catalog.alias_target("math", "other") is None
+    catalog.withdraw([one])
+    with pytest.raises(ConflictError, match="math@1 was opted out"):
+        catalog.set_alias(one, "stable")
+    catalog.delete_alias("math", "stable")
+    catalog.delete_alias("math", "stable")
+    assert catalog.alias_target("math", "stable") is None
+
+
+def test_tags_are_set_and_replaced(catalog: Catalog) -> None:
+    version, _ = catalog.add_version(new())
+    catalog.set_tags(version, {"team": "y", "run": "7"})
+    assert catalog.versions("math")[0].tags == {"run": "7", "team": "y"}
+
+
+def test_compositions_are_recorded_once_and_found_by_member(catalog: Catalog) -> None:
+    math, _ = catalog.add_version(new())
+    code, _ = catalog.add_version(new("code"))
+    for _ in range(2):
+        catalog.record_composition("d" * 64, {"recipe": {"lam": 0.01}}, [code, math], "moe")
+    catalog.record_composition("e" * 64, {"recipe": {}}, [code], "alone")
+    both, alone = catalog.compositions()
+    assert (both.digest, both.document, both.members) == ("d" * 64, {"recipe": {"lam": 0.01}}, ("code@1", "math@1"))
+    assert catalog.compositions([math]) == [both]
+    assert catalog.compositions([code]) == [both, alone]
+    assert catalog.compositions([]) == []
+
+
+def test_composition_of_a_withdrawn_member_is_refused_and_not_recorded(catalog: Catalog) -> None:
+    math, _ = catalog.add_version(new())
+    catalog.withdraw([math])
+    with pytest.raises(ConflictError, match="math@1 was opted out"):
+        catalog.record_composition("d" * 64, {}, [math], "moe")
+    assert catalog.compositions() == []
+
+
+def test_log_tells_everything_newest_first(catalog: Catalog) -> None:
+    version, _ = catalog.add_version(new())
+    catalog.set_alias(version, "stable")
+    catalog.record_composition("d" * 64, {}, [version], "moe")
+    catalog.withdraw([version])
+    catalog.purge([version])
+    catalog.forget_unreferenced(1, 24)
+    actions = [event.action for event in catalog.events()]
+    assert actions == ["gc", "purge", "opt-out", "compose", "alias", "add-expert"]
+    assert [event.action for event in catalog.events("math")] == ["purge", "opt-out", "alias", "add-expert"]
+    assert [event.action for event in catalog.events("math@1", limit=2)] == ["purge", "opt-out"]
+    assert [event.action for event in catalog.events("d" * 64)] == ["compose"]
+    ids = [event.id for event in catalog.events()]
+    assert ids == sorted(ids, reverse=True)
+
+
+def test_failed_transaction_leaves_nothing(catalog: Catalog) -> None:
+    twice = new(arrays="11")  # the same role and name twice breaks a key halfway through
+    with pytest.raises(StorageError, match="refused"):
+        catalog.add_version(twice)
+    assert catalog.versions() == []
+    assert catalog.names() == []
+    assert catalog.events() == []
+
+
+def test_foreign_keys_hold(catalog: Catalog) -> None:
+    catalog.add_version(new())
+    with pytest.raises(StorageError), catalog._writing() as session:
+        session.execute(text("DELETE FROM versions"))
+
+
+def test_address_that_is_none_is_refused(tmp_path: Path) -> None:
+    for url in ("nonsense", "nosuchdb://x/y"):
+        with pytest.raises(InvalidInputError, match="cannot use the database URL"):
+            Catalog(url, tmp_path / "lock")
+
+
+def test_database_that_cannot_be_reached_hides_the_password(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="unable to open database file"):
+        Catalog(f"sqlite:///{tmp_path}/absent/catalog.sqlite", tmp_path / "lock")
+
+
+def test_file_that_is_no_database_is_told(tmp_path: Path) -> None:
+    (tmp_path / "catalog.sqlite").write_bytes(b"not a database at all, but long enough to be read as one" * 40)
+    with pytest.raises(DamagedError, match="is damaged: file is not a database"):
+        Catalog(f"sqlite:///{tmp_path / 'catalog.sqlite'}", tmp_path / "lock")

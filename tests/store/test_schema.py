@@ -1,0 +1,112 @@
+"""Proves: migrations make exactly the models, an older catalog tells its upgrade command, a newer one is refused."""
+
+import importlib
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+
+from store.catalog import Catalog, schema
+from store.catalog.engine import make_engine
+from store.catalog.tables import VERSION_TABLE, Base
+from store.errors import SchemaError
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def url(folder: Path) -> str:
+    return f"sqlite:///{folder / 'catalog.sqlite'}"
+
+
+def set_revision(folder: Path, revision: str) -> None:
+    with sqlite3.connect(folder / "catalog.sqlite") as connection:
+        connection.execute(f"UPDATE {VERSION_TABLE} SET version_num = ?", (revision,))
+    connection.close()
+
+
+def test_head_is_the_newest_migration() -> None:
+    script = ScriptDirectory.from_config(schema._config())
+    assert script.get_heads() == [schema.HEAD]
+
+
+def test_migrations_make_exactly_the_models(tmp_path: Path) -> None:
+    catalog = Catalog(url(tmp_path), tmp_path / "lock")
+    with catalog.engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE, "compare_type": True})
+        assert compare_metadata(context, Base.metadata) == []
+    catalog.close()
+
+
+def test_migrations_import_nothing_of_the_program() -> None:
+    folder = Path(importlib.import_module("store.migrations").__path__[0])
+    for path in folder.rglob("*.py"):
+        assert not any(
+            line.startswith(("import store", "from store", "import registry", "from registry"))
+            for line in path.read_text().splitlines()
+        )
+
+
+def test_version_table_has_a_name_of_our_own(tmp_path: Path) -> None:
+    catalog = Catalog(url(tmp_path), tmp_path / "lock")
+    with catalog.engine.connect() as connection:
+        tables = {row[0] for row in connection.exec_driver_sql("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    catalog.close()
+    assert VERSION_TABLE in tables
+    assert "alembic_version" not in tables
+
+
+def test_newer_catalog_is_refused(tmp_path: Path) -> None:
+    Catalog(url(tmp_path), tmp_path / "lock").close()
+    set_revision(tmp_path, "ffffffffffff")
+    with pytest.raises(SchemaError, match="ffffffffffff, which is newer than this program's") as caught:
+        Catalog(url(tmp_path), tmp_path / "lock")
+    assert caught.value.hint == "upgrade the program: pip install --upgrade expert-registry"
+    engine = make_engine(url(tmp_path))
+    with pytest.raises(SchemaError, match="newer"):
+        schema.upgrade(engine)
+    engine.dispose()
+
+
+def test_older_catalog_says_which_command_upgrades_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Catalog(url(tmp_path), tmp_path / "lock").close()
+    older = schema.HEAD
+    monkeypatch.setattr(schema, "HEAD", "0123456789ab")  # as if a newer program opened it
+    with pytest.raises(SchemaError, match=f"has schema {older}, this program works with 0123456789ab") as caught:
+        Catalog(url(tmp_path), tmp_path / "lock")
+    assert caught.value.hint == "run: reg db upgrade"
+
+
+def test_tables_of_another_program_are_left_alone(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "catalog.sqlite") as connection:
+        connection.execute("CREATE TABLE experts (id INTEGER)")
+    connection.close()
+    with pytest.raises(SchemaError, match="another program made it"):
+        Catalog(url(tmp_path), tmp_path / "lock")
+
+
+@pytest.mark.parametrize(
+    "revision", [script.revision for script in ScriptDirectory.from_config(schema._config()).walk_revisions()]
+)
+def test_golden_database_of_each_revision_is_upgraded_and_used(tmp_path: Path, revision: str) -> None:
+    """Each revision's golden database was written by the program of its time: `python -m tests.store.make_golden`."""
+    shutil.copy(GOLDEN / f"{revision}.sqlite", tmp_path / "catalog.sqlite")
+    engine = make_engine(url(tmp_path))
+    assert schema.current(engine) == revision
+    assert schema.upgrade(engine) == (revision, schema.HEAD)
+    engine.dispose()
+    catalog = Catalog(url(tmp_path), tmp_path / "lock")
+    assert [v.ref for v in catalog.versions()] == ["base@1", "code@1", "math@1", "math@2"]
+    states = [v.state for v in catalog.versions("math")]
+    assert states == ["purged", "active"]
+    assert catalog.alias_target("math", "stable") == 2
+    (composition,) = catalog.compositions()
+    assert composition.members == ("code@1", "math@2")
+    assert len(catalog.arrays_of(catalog.versions("code")[0])) == 2
+    catalog.withdraw(catalog.versions("code"))
+    catalog.purge(catalog.versions("code"))
+    assert catalog.events()[0].action == "purge"
+    catalog.close()
