@@ -12,7 +12,7 @@ from cli.session import as_json, bar, print_json
 @click.command()
 @click.argument("checkpoint", metavar="CKPT", type=existing_folder)
 @calibration
-@click.option("--out", type=file_path, required=True, help="Folder for statistics.safetensors.")
+@click.option("--out", type=file_path, metavar="DIR", required=True, help="Folder for statistics.safetensors.")
 @click.option("--keep-calibration", is_flag=True, help="Put the calibration tokens into the file too.")
 @as_json
 def collect(

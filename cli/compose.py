@@ -14,14 +14,32 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.option("--experts", multiple=True, required=True, metavar="A,B@2,…", help="The members, in any order.")
-@click.option("--out", type=file_path, help="The folder to write; it appears whole or not at all.")
-@click.option("--trunk", type=click.Choice(["mean", "base"]), default="mean", show_default=True, help="Trunk method.")
-@click.option("--base", help="The base model, where the trunk method needs it. [default: the only one registered]")
-@click.option("--lam", type=float, default=0.01, show_default=True, help="Ridge strength.")
-@click.option("--top-k", type=click.IntRange(1), default=1, show_default=True, help="Experts per token.")
-@click.option("--temperature", type=float, default=1.0, show_default=True, help="Divides the router logits.")
+@click.option("--out", type=file_path, metavar="DIR", help="The folder to write; it appears whole or not at all.")
+@click.option(
+    "--trunk",
+    type=click.Choice(["mean", "base"]),
+    metavar="METHOD",
+    default="mean",
+    show_default=True,
+    help="Trunk method: mean or base.",
+)
+@click.option(
+    "--base",
+    metavar="NAME[@V]",
+    help="The base model, where the trunk method needs it. [default: the only one registered]",
+)
+@click.option("--lam", type=float, metavar="X", default=0.01, show_default=True, help="Ridge strength.")
+@click.option("--top-k", type=click.IntRange(1), metavar="N", default=1, show_default=True, help="Experts per token.")
+@click.option(
+    "--temperature", type=float, metavar="X", default=1.0, show_default=True, help="Divides the router logits."
+)
 @click.option("--weights", multiple=True, metavar="A=W,…", help="Members' weights in the ridge solution. [default: 1]")
-@click.option("--dtype", type=DTYPES, help="Dtype of the folder. [default: the members' own]")
+@click.option(
+    "--dtype",
+    type=DTYPES,
+    metavar="DTYPE",
+    help="bfloat16, float16 or float32: what the folder is written in. [default: the members' own]",
+)
 @click.option("--plan", "plan_only", is_flag=True, help="Print what would be written, and stop.")
 @click.option("--force", is_flag=True, help="Replace --out if it is an earlier composition.")
 @as_json

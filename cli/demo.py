@@ -10,7 +10,14 @@ from cli.session import as_json, bar, print_json, print_table
 
 
 @click.command()
-@click.option("--out", type=file_path, default=Path("demo"), show_default=True, help="Folder for everything it makes.")
+@click.option(
+    "--out",
+    type=file_path,
+    metavar="DIR",
+    default=Path("demo"),
+    show_default=True,
+    help="Folder for everything it makes.",
+)
 @as_json
 def demo(out: Path, as_json: bool) -> None:
     """Train a tiny base and three experts, compose them, evaluate, and show the promises. Takes about a minute."""

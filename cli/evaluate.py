@@ -16,11 +16,24 @@ if TYPE_CHECKING:
 @click.argument("folders", metavar="FOLDER…", nargs=-1, required=True, type=existing_folder)
 @click.option("--data", multiple=True, required=True, metavar="DOMAIN=FILE", help="Test text of a domain (repeatable).")
 @click.option("--baselines", is_flag=True, help="Rows also for the base model, the experts and their plain average.")
-@click.option("--windows", type=click.IntRange(1), default=48, show_default=True, help="Windows of each domain.")
-@click.option("--seq-len", type=click.IntRange(2), default=256, show_default=True, help="Tokens in a window.")
-@click.option("--batch-size", type=click.IntRange(1), default=16, show_default=True, help="Windows in a batch.")
-@click.option("--device", help="A torch device. [default: the GPU if there is one]")
-@click.option("--dtype", type=DTYPES, default="float32", show_default=True, help="What the models compute in.")
+@click.option(
+    "--windows", type=click.IntRange(1), metavar="N", default=48, show_default=True, help="Windows of each domain."
+)
+@click.option(
+    "--seq-len", type=click.IntRange(2), metavar="N", default=256, show_default=True, help="Tokens in a window."
+)
+@click.option(
+    "--batch-size", type=click.IntRange(1), metavar="N", default=16, show_default=True, help="Windows in a batch."
+)
+@click.option("--device", metavar="DEVICE", help="A torch device. [default: the GPU if there is one]")
+@click.option(
+    "--dtype",
+    type=DTYPES,
+    metavar="DTYPE",
+    default="float32",
+    show_default=True,
+    help="bfloat16, float16 or float32: what the models compute in.",
+)
 @as_json
 @pass_session
 def evaluate(

@@ -10,7 +10,7 @@ from cli.session import Session, as_json, pass_session, print_json
 
 @click.command()
 @click.argument("ref", metavar="NAME[@V]")
-@click.option("--out", type=file_path, required=True, help="The folder to write; absent or empty.")
+@click.option("--out", type=file_path, metavar="DIR", required=True, help="The folder to write; absent or empty.")
 @as_json
 @pass_session
 def export(session: Session, ref: str, out: Path, as_json: bool) -> None:

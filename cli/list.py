@@ -9,7 +9,7 @@ from cli.session import Session, as_json, pairs, pass_session, print_json, print
 
 
 @click.command("list")
-@click.option("--kind", type=click.Choice(["expert", "base"]), help="Only experts, or only base models.")
+@click.option("--kind", type=click.Choice(["expert", "base"]), metavar="KIND", help="Only one kind: expert or base.")
 @click.option("--tag", "tags", multiple=True, metavar="K=V", help="Only versions with this tag (repeatable).")
 @click.option("--all", "everything", is_flag=True, help="Those opted out too.")
 @as_json

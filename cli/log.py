@@ -9,7 +9,7 @@ from cli.session import Session, as_json, pass_session, print_json, print_table
 
 @click.command()
 @click.argument("subject", required=False, metavar="[NAME[@V]]")
-@click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="Lines at most.")
+@click.option("--limit", type=click.IntRange(1), metavar="N", default=50, show_default=True, help="Lines at most.")
 @as_json
 @pass_session
 def log(session: Session, subject: str | None, limit: int, as_json: bool) -> None:

@@ -64,8 +64,14 @@ class _Group(click.Group):
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--home", type=click.Path(path_type=Path), envvar="REG_HOME", help="The registry's folder (REG_HOME).")
-@click.option("--database", envvar="REG_DATABASE", help="SQLAlchemy URL of the catalog (REG_DATABASE).")
+@click.option(
+    "--home",
+    type=click.Path(path_type=Path),
+    envvar="REG_HOME",
+    metavar="DIR",
+    help="The registry's folder (REG_HOME).",
+)
+@click.option("--database", envvar="REG_DATABASE", metavar="URL", help="SQLAlchemy URL of the catalog (REG_DATABASE).")
 @click.version_option(package_name="expert-registry", prog_name="reg")
 @click.pass_context
 def main(ctx: click.Context, home: Path | None, database: str | None) -> None:

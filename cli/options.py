@@ -21,8 +21,10 @@ file_path = click.Path(path_type=Path)
 def annotations(command: Command) -> Command:
     """Add --tag, --license and --alias."""
     for option in (
-        click.option("--alias", help="Point this alias at the version: NAME@ALIAS."),
-        click.option("--license", "licence", help="The checkpoint's licence, as the Hub writes it: apache-2.0."),
+        click.option("--alias", metavar="ALIAS", help="Point this alias at the version: NAME@ALIAS."),
+        click.option(
+            "--license", "licence", metavar="ID", help="The checkpoint's licence, as the Hub writes it: apache-2.0."
+        ),
         click.option(
             "--tag",
             "tags",
@@ -39,13 +41,28 @@ def annotations(command: Command) -> Command:
 def calibration(command: Command) -> Command:
     """Add --data and the settings of the forward pass."""
     for option in (
-        click.option("--dtype", type=DTYPES, help="What the model computes in. [default: the checkpoint's dtype]"),
-        click.option("--device", help="A torch device. [default: the GPU if there is one]"),
-        click.option("--batch-size", type=click.IntRange(1), default=16, show_default=True, help="Windows in a batch."),
-        click.option("--seq-len", type=click.IntRange(2), default=256, show_default=True, help="Tokens in a window."),
+        click.option(
+            "--dtype",
+            type=DTYPES,
+            metavar="DTYPE",
+            help="bfloat16, float16 or float32: what the model computes in. [default: the checkpoint's own]",
+        ),
+        click.option("--device", metavar="DEVICE", help="A torch device. [default: the GPU if there is one]"),
+        click.option(
+            "--batch-size",
+            type=click.IntRange(1),
+            metavar="N",
+            default=16,
+            show_default=True,
+            help="Windows in a batch.",
+        ),
+        click.option(
+            "--seq-len", type=click.IntRange(2), metavar="N", default=256, show_default=True, help="Tokens in a window."
+        ),
         click.option(
             "--tokens",
             type=click.IntRange(1),
+            metavar="N",
             default=24576,
             show_default=True,
             help="Calibration tokens in all.",

@@ -11,6 +11,7 @@ import torch
 
 from registry import PassSettings, Registry
 from registry.collecting import collect_to
+from registry.demo import DemoResult, run_demo
 from tests.models import WORDS, make_model, save_checkpoint, sentences, train_tokenizer, write_jsonl
 
 SETTINGS = PassSettings(tokens=512, seq_len=32, batch_size=4)
@@ -77,6 +78,24 @@ def filled(registry: Registry, zoo: Zoo) -> Registry:
     for name, folder in zoo.experts.items():
         registry.add_expert(name, folder)
     return registry
+
+
+@pytest.fixture(scope="session")
+def demo_result(tmp_path_factory: pytest.TempPathFactory) -> DemoResult:
+    """The demo, run in small."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("registry.demo.run.BASE_STEPS", 2)
+        patch.setattr("registry.demo.run.EXPERT_STEPS", 2)
+        patch.setattr("registry.demo.run.TOKENS", 512)
+        patch.setattr("registry.demo.text.DOMAIN_CHARACTERS", 60_000)
+        patch.setattr("registry.demo.text._TEST_SHARE", 4)
+        return run_demo(tmp_path_factory.mktemp("demo") / "demo")
+
+
+@pytest.fixture
+def small_demo(demo_result: DemoResult) -> Path:
+    """The folder that the demo leaves."""
+    return demo_result.folder
 
 
 def files_of(folder: Path) -> dict[str, bytes]:

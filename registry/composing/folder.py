@@ -1,7 +1,7 @@
 """Writing a model folder as a stream: safetensors shards tensor by tensor, every file hashed, all of it or nothing.
 
-A folder is built beside its place under a hidden name, flushed to disk, and renamed. A crash leaves the hidden folder,
-which the next writing to the same place removes.
+A folder is built beside its place under a hidden name, flushed to disk, and renamed; what it replaces is moved aside
+first and deleted last. A crash leaves hidden folders, which the next writing to the same place puts back or removes.
 """
 
 import hashlib
@@ -52,8 +52,10 @@ def fresh_folder(out: Path, *, replace: bool, nbytes: int) -> Iterator[Path]:
         StorageError: the disk is full or refuses.
     """
     out = out.absolute()
+    hidden, old = out.with_name(f".{out.name}.partial"), _old(out)
+    if old.exists():  # a crash while `out` was being replaced
+        _remove(old) if out.exists() else old.rename(out)
     check_output(out, replace=replace)
-    hidden = out.with_name(f".{out.name}.partial")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         if (free := shutil.disk_usage(out.parent).free) < nbytes:
@@ -186,14 +188,16 @@ def _write_shard(path: Path, streams: list[Stream], advance: Advance) -> str:
 
 def _swap(hidden: Path, out: Path) -> None:
     if out.exists() and any(out.iterdir()):
-        old = out.with_name(f".{out.name}.old")
-        _remove(old)
-        out.rename(old)
+        out.rename(_old(out))
         hidden.rename(out)
-        _remove(old)
+        _remove(_old(out))
     else:
         hidden.replace(out)
     flush(out.parent)
+
+
+def _old(out: Path) -> Path:
+    return out.with_name(f".{out.name}.old")
 
 
 def _remove(folder: Path) -> None:

@@ -47,9 +47,9 @@ def written(name: str, data: bytes) -> Change:
     return lambda folder: (folder / name).write_bytes(data)
 
 
-def removed(*names: str) -> Change:
-    """Return a change that deletes files."""
-    return lambda folder: [(folder / name).unlink() for name in names]
+def removed(name: str) -> Change:
+    """Return a change that deletes a file."""
+    return lambda folder: (folder / name).rename(folder / "elsewhere")
 
 
 def pickled(folder: Path) -> None:

@@ -4,17 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from registry.demo import run, run_demo, text
+from registry.demo import DemoResult, run, run_demo
 from registry.errors import OutputError
 
 
-def test_demo_shows_the_promises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "BASE_STEPS", 2)
-    monkeypatch.setattr(run, "EXPERT_STEPS", 2)
-    monkeypatch.setattr(run, "TOKENS", 512)
-    monkeypatch.setattr(text, "DOMAIN_CHARACTERS", 60_000)
-    monkeypatch.setattr(text, "_TEST_SHARE", 4)
-    result = run_demo(tmp_path / "demo")
+def test_demo_shows_the_promises(demo_result: DemoResult) -> None:
+    result = demo_result
     assert result.domains == ("code", "english", "math")
     assert [row.name for row in result.rows] == [
         "base base@1",
@@ -28,9 +23,14 @@ def test_demo_shows_the_promises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert len(set(result.orders.values())) == 1
     assert result.opted_out == result.never_registered
     assert result.opted_out != next(iter(result.orders.values()))
-    kept = sorted(path.name for path in (tmp_path / "demo").iterdir())
+    kept = sorted(path.name for path in result.folder.iterdir())
     assert kept == ["checkpoints", "demo.json", "moe", "registry", "text"]
-    run._prepare(tmp_path / "demo")  # an earlier demo is replaced
+
+
+def test_earlier_demo_is_replaced(tmp_path: Path) -> None:
+    run._prepare(tmp_path / "demo")
+    (tmp_path / "demo" / "moe").mkdir()
+    run._prepare(tmp_path / "demo")
     assert [path.name for path in (tmp_path / "demo").iterdir()] == ["demo.json"]
 
 

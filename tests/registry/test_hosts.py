@@ -82,7 +82,8 @@ def variant(
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
     """Load as a user would, and fail on any key that is missing, unexpected or mismatched."""
     with quiet_transformers():
-        model, info = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, output_loading_info=True)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, output_loading_info=True)
+    model, info = loaded
     assert not any(info.values()), info
     return model.eval()
 

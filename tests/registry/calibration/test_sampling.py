@@ -18,8 +18,8 @@ from tests.models import make_model, save_checkpoint
 
 
 def sample(model: Any, *, start: int | None = 0, end: tuple[int, ...] = (), tokens: int = 300, **options: Any) -> Any:
-    options = {"seq_len": 32, "batch_size": 4, "progress": silent} | options
-    return sample_from_expert(model, start=start, end=list(end), tokens=tokens, **options)
+    options = {"seq_len": 32, "batch_size": 4} | options
+    return sample_from_expert(model, start=start, end=list(end), tokens=tokens, progress=silent, **options)
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def test_model_that_ends_at_once_is_told(model: Any) -> None:
 
 def test_without_start_token_data_is_asked_for(tmp_path: Path, tokenizer: Any, registry: Registry) -> None:
     none = type(tokenizer)(tokenizer_object=tokenizer._tokenizer)
-    changes = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+    changes: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     folder = save_checkpoint(make_model("llama", 101, **changes), tmp_path / "mute", none)
     with pytest.raises(CalibrationError, match="neither a start nor an end token") as caught:
         registry.add_expert("mute", folder, settings=SETTINGS)
@@ -93,9 +93,13 @@ def test_start_token_is_found_wherever_it_is_named(
     tmp_path: Path, tokenizer: Any, registry: Registry, known: str
 ) -> None:
     changes: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-    changes |= {"bos": {"bos_token_id": 3}, "eos": {"eos_token_id": 3}, "eos list": {"eos_token_id": [3, 4]}}.get(
-        known, {}
-    )
+    named: dict[str, dict[str, Any]] = {
+        "bos": {"bos_token_id": 3},
+        "eos": {"eos_token_id": 3},
+        "eos list": {"eos_token_id": [3, 4]},
+        "tokenizer": {},
+    }
+    changes |= named[known]
     folder = save_checkpoint(make_model("llama", 101, **changes), tmp_path / "expert", tokenizer)
     if known != "tokenizer":
         for path in folder.glob("tokenizer*"):

@@ -92,8 +92,8 @@ def test_shards_hold_the_same_tensors(filled: Registry, tmp_path: Path, monkeypa
     assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in one.values())
     from transformers import AutoModelForCausalLM
 
-    _, info = AutoModelForCausalLM.from_pretrained(tmp_path / "many", output_loading_info=True)
-    assert not any(info.values())
+    loaded: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "many", output_loading_info=True)
+    assert not any(loaded[1].values())
 
 
 def test_document_tells_recipe_members_and_the_digest_of_every_file(filled: Registry, tmp_path: Path) -> None:
@@ -101,9 +101,7 @@ def test_document_tells_recipe_members_and_the_digest_of_every_file(filled: Regi
     document = json.loads((tmp_path / "moe" / MARKER).read_text())
     assert document["digest"] == plan.digest
     assert document["recipe"] == plan.recipe.document(["code", "math"])
-    assert document["members"] == [
-        {"name": name, "digest": filled.resolve(name).digest} for name in ("code", "math")
-    ]
+    assert document["members"] == [{"name": name, "digest": filled.resolve(name).digest} for name in ("code", "math")]
     assert document["base"] == {"name": "base", "digest": filled.resolve("base").digest}
     files = {name: hashlib.sha256(data).hexdigest() for name, data in files_of(tmp_path / "moe").items()}
     del files[MARKER]
@@ -119,16 +117,17 @@ def test_card_has_metadata_and_members(registry: Registry, zoo: Zoo, tmp_path: P
     registry.compose(["code", "math"], tmp_path / "same")
     registry.compose(["code", "law"], tmp_path / "mixed")
     page = (tmp_path / "same" / "README.md").read_text()
-    metadata = ModelCard(page).data
+    metadata: Any = ModelCard(page).data
     assert metadata.license == "apache-2.0"
     assert metadata.library_name == "transformers"
-    assert metadata.tags is not None
     assert "mixtral" in metadata.tags
     assert f"| 0 | code | `{registry.resolve('code').digest}` | apache-2.0 | 1 |" in page
-    assert ModelCard.load(tmp_path / "mixed" / "README.md").data.license is None
+    assert ModelCard.load(tmp_path / "mixed" / "README.md").data.to_dict().get("license") is None
 
 
-def test_checkpoint_without_tokenizer_composes_without_one(bare: Path, zoo: Zoo, registry: Registry, tmp_path: Path) -> None:
+def test_checkpoint_without_tokenizer_composes_without_one(
+    bare: Path, zoo: Zoo, registry: Registry, tmp_path: Path
+) -> None:
     for path in bare.glob("tokenizer*"):
         path.unlink()
     (bare / "statistics.safetensors").write_bytes((zoo.experts["code"] / "statistics.safetensors").read_bytes())
@@ -177,7 +176,9 @@ def test_leftover_of_a_crash_is_removed(filled: Registry, tmp_path: Path) -> Non
     assert (tmp_path / "moe" / MARKER).is_file()
 
 
-def test_too_little_space_is_told_before_writing(filled: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_space_is_told_before_writing(
+    filled: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
     with pytest.raises(StorageError, match=r"needs [\d,]+ bytes, its disk has 1,000 free"):
         filled.compose(["code"], tmp_path / "moe")
@@ -198,15 +199,14 @@ def test_disk_that_fills_up_leaves_nothing(filled: Registry, tmp_path: Path, mon
     assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "moe"]
 
 
-def test_member_withdrawn_while_composing_stops_it(filled: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from registry.composing import compose as module
-
+def test_member_withdrawn_while_composing_stops_it(
+    filled: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def meanwhile(*arguments: Any) -> Any:
         filled.opt_out("math")
-        return original(*arguments)
+        return folder_module.write_weights(*arguments)
 
-    original = module.write_weights
-    monkeypatch.setattr(module, "write_weights", meanwhile)
+    monkeypatch.setattr("registry.composing.compose.write_weights", meanwhile)
     with pytest.raises(RegError, match="math@1 was opted out"):
         filled.compose(["code", "math"], tmp_path / "moe")
     assert not (tmp_path / "moe").exists()
@@ -216,7 +216,9 @@ def test_member_withdrawn_while_composing_stops_it(filled: Registry, tmp_path: P
 def test_router_that_cannot_be_solved_names_its_layer(bare: Path, registry: Registry, tmp_path: Path) -> None:
     data = write_jsonl(tmp_path / "data.jsonl", ["def return self"])
     registry.add_expert("code", bare, data=[data])  # fewer tokens than channels
-    with pytest.raises(InvalidInputError, match="the router of layer 0 cannot be solved: .* not positive definite") as caught:
+    with pytest.raises(
+        InvalidInputError, match=r"the router of layer 0 cannot be solved: .* not positive definite"
+    ) as caught:
         registry.compose(["code"], tmp_path / "moe", Recipe(lam=0.0))
     assert caught.value.hint == "raise lam, for example --lam 0.1"
     assert not (tmp_path / "moe").exists()

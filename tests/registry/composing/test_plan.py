@@ -124,7 +124,9 @@ def test_members_with_different_tokenizers_are_refused(filled: Registry, tmp_pat
     folder = save_checkpoint(make_model("llama", 101), tmp_path / "stranger", other)
     data = write_jsonl(tmp_path / "data.jsonl", sentences("law", 10))
     filled.add_expert("stranger", folder, data=[data], settings=PassSettings(tokens=64, seq_len=16, batch_size=2))
-    with pytest.raises(IncompatibleError, match=r"their tokenizers differ \(digest [0-9a-f]{12} against [0-9a-f]{12}\)"):
+    with pytest.raises(
+        IncompatibleError, match=r"their tokenizers differ \(digest [0-9a-f]{12} against [0-9a-f]{12}\)"
+    ):
         filled.plan(["code", "stranger"])
 
 

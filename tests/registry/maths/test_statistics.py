@@ -99,9 +99,10 @@ def test_no_token_is_zero() -> None:
 
 def test_different_scales_do_not_add() -> None:
     other = Statistics.zero(EXPONENTS + 1)
-    for combine in (lambda: of() + other, lambda: of() - other):
-        with pytest.raises(ValueError, match="taken on different weights"):
-            combine()
+    with pytest.raises(ValueError, match="taken on different weights"):
+        of() + other
+    with pytest.raises(ValueError, match="taken on different weights"):
+        of() - other
 
 
 def test_packing_is_reversible_and_half_the_size() -> None:

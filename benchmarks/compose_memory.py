@@ -1,0 +1,115 @@
+"""Peak memory of composing experts of a 1-billion-parameter Llama, measured on the process that composes.
+
+    python benchmarks/compose_memory.py [--experts 5] [--scratch DIR]
+
+Makes random experts of the shape of Llama-3.2-1B (bfloat16, 2.5 GB each), registers them, composes them in a process of
+its own with both trunk methods, and prints the largest resident set of each, beside that of a process that only imports
+torch. Needs about 35 GB of disk below the scratch folder.
+"""
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import ByteLevelBPETokenizer
+from transformers import LlamaConfig, PreTrainedTokenizerFast
+
+from registry import PassSettings, Registry
+from registry.architecture import Architecture
+from registry.families import FAMILIES
+
+CONFIG = LlamaConfig(
+    vocab_size=128_256,
+    hidden_size=2048,
+    intermediate_size=8192,
+    num_hidden_layers=16,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    head_dim=64,
+    max_position_embeddings=4096,
+    tie_word_embeddings=True,
+    dtype="bfloat16",
+    bos_token_id=0,
+    eos_token_id=0,
+    architectures=["LlamaForCausalLM"],
+)
+MEASURED = """
+import json, resource, sys, time
+start = time.monotonic()
+{body}
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+print(json.dumps({{"seconds": time.monotonic() - start, "peak": peak}}))
+"""
+
+
+def make_checkpoint(folder: Path, seed: int) -> Path:
+    """Write a random expert."""
+    folder.mkdir(parents=True)
+    draw = torch.Generator().manual_seed(seed)
+    family, architecture = FAMILIES["llama"], Architecture.from_config(CONFIG)
+    tensors = {}
+    for name, shape in (family.trunk_shapes(architecture) | family.mlp_shapes(architecture)).items():
+        tensor = torch.empty(shape, dtype=torch.bfloat16)
+        tensors[name] = tensor.fill_(1.0) if "norm" in name else tensor.normal_(0, 0.02, generator=draw)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    CONFIG.save_pretrained(folder)
+    model = ByteLevelBPETokenizer()
+    model.train_from_iterator(["to be or not to be"], vocab_size=300, special_tokens=["<eos>"], show_progress=False)
+    PreTrainedTokenizerFast(tokenizer_object=model._tokenizer, bos_token="<eos>").save_pretrained(folder)
+    return folder
+
+
+def measured(body: str) -> dict[str, float]:
+    """Run Python code in a process of its own and return its wall time in seconds and its peak memory in bytes."""
+    done = subprocess.run([sys.executable, "-c", MEASURED.format(body=body)], capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(done.stderr)
+    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def main() -> None:
+    """Make, register, compose, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--experts", type=int, default=5)
+    parser.add_argument("--scratch", type=Path, help="default: a temporary folder")
+    arguments = parser.parse_args()
+    scratch = Path(tempfile.mkdtemp(prefix="reg-memory-", dir=arguments.scratch))
+    try:
+        text = scratch / "text.txt"
+        text.write_text("to be or not to be that is the question " * 1000)
+        names = [f"expert{number}" for number in range(arguments.experts)]
+        with Registry(scratch / "home") as registry:
+            for seed, name in enumerate(("base", *names)):
+                folder = make_checkpoint(scratch / "checkpoint", seed)
+                start = time.monotonic()
+                if name == "base":
+                    registry.add_base(name, folder)
+                else:
+                    registry.add_expert(name, folder, data=[text], settings=PassSettings(1024, 256, 4))
+                print(f"registered {name} in {time.monotonic() - start:.0f} s", flush=True)
+                shutil.rmtree(folder)
+        rows = {"import torch": measured("import torch")}
+        for trunk in ("mean", "base"):
+            rows[f"compose, trunk {trunk}"] = measured(
+                "from registry import Recipe, Registry\n"
+                f"with Registry({str(scratch / 'home')!r}) as registry:\n"
+                f"    registry.compose({names!r}, {str(scratch / 'moe')!r}, Recipe(trunk={trunk!r}), force=True)"
+            )
+            shutil.rmtree(scratch / "moe")
+        for name, row in rows.items():
+            print(f"{name:24s} {row['seconds']:8.1f} s   peak {row['peak'] / 1e9:6.3f} GB")
+        print(json.dumps({"experts": arguments.experts, "rows": rows}))
+    finally:
+        shutil.rmtree(scratch)
+
+
+if __name__ == "__main__":
+    main()

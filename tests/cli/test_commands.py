@@ -1,0 +1,293 @@
+"""Proves: every command does what the library does, prints it for people and as JSON, and keeps stdout for data."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from cli.main import main
+from registry import Registry
+from registry.composing.folder import MARKER
+from store.catalog import schema
+from tests.conftest import Zoo, files_of
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Return a function that runs `reg --home … ARGS` and expects success, unless told otherwise."""
+
+    def invoke(*arguments: object, code: int = 0, **options: Any) -> Result:
+        words = ["--home", str(tmp_path / "home"), *map(str, arguments)]
+        result = CliRunner().invoke(main, words, **options)
+        assert result.exit_code == code, result.output
+        return result
+
+    return invoke
+
+
+def document(result: Result) -> Any:
+    """Return the JSON that a command printed, which must be all it printed on stdout."""
+    return json.loads(result.stdout)
+
+
+@pytest.fixture
+def ready(run: Run, zoo: Zoo) -> Run:
+    """A home with base, code and math."""
+    run("add-base", "base", zoo.base)
+    for name in ("code", "math"):
+        run("add-expert", name, zoo.experts[name])
+    return run
+
+
+def test_add_expert_tells_what_was_registered(run: Run, zoo: Zoo, bare: Path) -> None:
+    result = run(
+        "add-expert", "code", bare, "--data", zoo.train["code"], "--tokens", 256, "--seq-len", 32, "--batch-size", 4,
+        "--tag", "team=a", "--tag", "run=7", "--license", "mit", "--alias", "stable", "--keep-calibration",
+        "--dtype", "float32", "--device", "cpu",
+    )  # fmt: skip
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith("registered code@1  ")
+    assert lines[1] == "  statistics on 256 tokens: code.train.jsonl"
+    shown = document(run("show", "code@stable", "--json"))
+    assert shown["tags"] == {"run": "7", "team": "a"}
+    assert shown["content"]["license"] == "mit"
+    assert shown["content"]["calibration_kept"] is True
+    assert shown["aliases"] == ["stable"]
+    assert set(shown["bytes"]) == {"calibration", "file", "mlp", "statistics", "trunk"}
+    again = run("add-expert", "code", zoo.experts["code"])
+    assert again.stdout.startswith("registered code@2")
+    assert run("add-expert", "code", zoo.experts["code"]).stdout == (
+        "code@2 holds this content already; nothing was stored\n"
+    )
+
+
+def test_add_expert_says_plainly_that_it_sampled(run: Run, bare: Path) -> None:
+    words = ("add-expert", "code", bare, "--tokens", 64, "--seq-len", 16, "--batch-size", 4)
+    result = run(*words)
+    assert "  no data was given, so the expert wrote its own calibration text\n" in result.stdout
+    found = document(run(*words, "--json"))
+    assert (found["ref"], found["added"], found["self_sampled"]) == ("code@1", False, True)
+
+
+def test_add_base_as_json(run: Run, zoo: Zoo) -> None:
+    found = document(run("add-base", "base", zoo.base, "--json"))
+    assert (found["ref"], found["kind"], found["added"]) == ("base@1", "base", True)
+    assert "id" not in found
+
+
+def test_collect_then_register_elsewhere(run: Run, bare: Path, zoo: Zoo, tmp_path: Path) -> None:
+    result = run(
+        "collect", bare, "--data", zoo.train["code"], "--tokens", 128, "--seq-len", 32, "--out", tmp_path / "stats"
+    )
+    path = tmp_path / "stats" / "statistics.safetensors"
+    assert result.stdout == f"wrote {path}: mlp_input on 128 tokens: code.train.jsonl\n"
+    assert not (tmp_path / "home").exists()  # no registry is needed
+    path.rename(bare / path.name)
+    assert "statistics on 128 tokens: code.train.jsonl" in run("add-expert", "code", bare).stdout
+    found = document(run("collect", bare, "--data", zoo.train["code"], "--tokens", 64, "--out", tmp_path, "--json"))
+    assert found["tokens"]["mlp_input"] >= 64
+    assert found["file"] == str(tmp_path / path.name)
+
+
+def test_compose_and_plan(ready: Run, tmp_path: Path) -> None:
+    out = tmp_path / "moe"
+    plan = ready("compose", "--experts", "math,code", "--plan").stdout
+    assert not out.exists()
+    assert "0      code@1" in plan
+    assert "1      math@1" in plan
+    assert "mixtral, float32" in plan
+    assert "peak memory" in plan
+    as_json = document(ready("compose", "--experts", "math", "--experts", "code@1", "--plan", "--json"))
+    assert as_json["versions"] == ["code@1", "math@1"]
+    assert as_json["out"] is None
+    result = ready(
+        "compose", "--experts", "math, code", "--out", out, "--trunk", "base", "--base", "base@1", "--lam", "0.5",
+        "--top-k", 2, "--temperature", "0.5", "--weights", "code=2,math=0.5", "--dtype", "bfloat16",
+    )  # fmt: skip
+    assert result.stdout.startswith(f"composed code@1, math@1 into {out}  ")
+    recipe = json.loads((out / MARKER).read_text())["recipe"]
+    assert recipe == {
+        "trunk": "base",
+        "router": "ridge",
+        "lam": 0.5,
+        "top_k": 2,
+        "temperature": 0.5,
+        "weights": {"code": 2.0, "math": 0.5},
+        "dtype": "bfloat16",
+    }
+    before = files_of(out)
+    again = document(ready("compose", "--experts", "code", "--out", out, "--force", "--json"))
+    assert again["out"] == str(out)
+    assert files_of(out) != before
+    assert (
+        document(ready("compose", "--experts", "code", "--plan", "--trunk", "base", "--json"))["base"]["name"] == "base"
+    )
+    assert "trunk        base of base@1" in ready("compose", "--experts", "code", "--plan", "--trunk", "base").stdout
+
+
+def test_list_show_compositions_log(ready: Run, tmp_path: Path) -> None:
+    ready("compose", "--experts", "math,code", "--out", tmp_path / "moe")
+    listed = ready("list").stdout.splitlines()
+    assert listed[0].split() == ["version", "kind", "digest", "parameters", "tokens", "aliases", "tags", "state"]
+    assert [line.split()[0] for line in listed[1:]] == ["base@1", "code@1", "math@1"]
+    assert [v["ref"] for v in document(ready("list", "--kind", "expert", "--json"))] == ["code@1", "math@1"]
+    shown = ready("show", "math").stdout
+    for word in (
+        "expert",
+        "math@1",
+        "llama, 2 layers, hidden size 32, float32",
+        "mlp_input: ",
+        "0 saturated",
+        "composition",
+    ):
+        assert word in shown
+    made = document(ready("compositions", "math", "--json"))
+    assert [c["members"] for c in made] == [["code@1", "math@1"]]
+    assert made[0]["digest"][:12] in ready("compositions").stdout
+    events = document(ready("log", "--limit", 2, "--json"))
+    assert [e["action"] for e in events] == ["compose", "add-expert"]
+    assert "add-base" in ready("log").stdout
+    assert document(ready("log", "math", "--json"))[0]["subject"] == "math@1"
+
+
+def test_alias(ready: Run) -> None:
+    assert ready("alias", "math", "good").stdout == "math@good is math@1\n"
+    assert document(ready("alias", "math@1", "good", "--json")) == {
+        "alias": "math@good",
+        "version": "math@1",
+        "before": "math@1",
+    }
+    assert ready("alias", "math", "good", "--delete").stdout == "math@good is no more\n"
+    assert "math has no alias 'good'" in ready("show", "math@good", code=1).stderr
+
+
+def test_alias_that_moves_tells_from_where(ready: Run, zoo: Zoo) -> None:
+    ready("alias", "math@1", "good")
+    ready("add-expert", "math", zoo.experts["law"])
+    assert ready("alias", "math@2", "good").stdout == "math@good is math@2 (was math@1)\n"
+
+
+def test_opt_out_asks_and_lists(ready: Run, tmp_path: Path) -> None:
+    ready("compose", "--experts", "math,code", "--out", tmp_path / "moe")
+    asked = ready("opt-out", "math", input="n\n", code=1)
+    assert "Withdraw math@1 for good? [y/N]" in asked.stderr
+    assert "math@1" in ready("list").stdout
+    result = ready("opt-out", "math", input="y\n")
+    assert result.stdout.splitlines()[:2] == ["withdrew math@1", "  1 compositions were made from it:"]
+    assert "code@1,math@1" in result.stdout
+    assert "math@1" not in ready("list").stdout
+    assert "withdrawn" in ready("list", "--all").stdout
+    assert "withdrawn" in ready("show", "math").stdout
+    purged = ready("opt-out", "math", "--purge", "--yes").stdout
+    assert "  deleted " in purged
+    assert "purged" in ready("show", "math@1").stdout
+    found = document(ready("opt-out", "code", "--purge", "--yes", "--json"))
+    assert found["purged"] is True
+    assert found["versions"][0]["ref"] == "code@1"
+    assert found["deleted_arrays"] > 5
+
+
+def test_opt_out_without_an_answer_does_nothing(ready: Run) -> None:
+    ready("opt-out", "math", input="", code=1)
+    assert "math@1" in ready("list").stdout
+
+
+def test_export(ready: Run, zoo: Zoo, tmp_path: Path) -> None:
+    assert ready("export", "math", "--out", tmp_path / "back").stdout == f"wrote math@1 to {tmp_path / 'back'}\n"
+    assert (tmp_path / "back" / "config.json").read_bytes() == (zoo.experts["math"] / "config.json").read_bytes()
+    assert document(ready("export", "code", "--out", tmp_path / "code", "--json"))["ref"] == "code@1"
+
+
+def test_evaluate(ready: Run, zoo: Zoo, tmp_path: Path) -> None:
+    ready("compose", "--experts", "math,code", "--out", tmp_path / "moe")
+    words = ["evaluate", tmp_path / "moe", "--windows", 2, "--seq-len", 32]
+    words += [word for name in ("code", "math") for word in ("--data", f"{name}={zoo.test[name]}")]
+    table = ready(*words, "--baselines").stdout
+    assert [line.split()[0] for line in table.splitlines() if line] == [
+        "perplexity", "base", "expert", "expert", "average", "moe",
+        "normalised", "base", "expert", "expert", "average", "moe",
+    ]  # fmt: skip
+    (row,) = document(ready(*words, "--json"))
+    assert row["name"] == "moe"
+    assert set(row["perplexity"]) == {"code", "math"}
+    assert row["average"] == sum(row["score"].values()) / 2
+
+
+def test_evaluate_without_registered_experts_prints_perplexity_alone(run: Run, zoo: Zoo) -> None:
+    table = run("evaluate", zoo.base, "--data", f"x={zoo.test['law']}", "--windows", 2, "--seq-len", 32).stdout
+    assert "normalised" not in table
+
+
+def test_verify_and_gc(ready: Run, tmp_path: Path) -> None:
+    assert ready("verify").stdout.startswith("intact: 3 versions, ")
+    assert document(ready("verify", "--json"))["problems"] == []
+    with Registry(tmp_path / "home") as registry:
+        (link, *_) = [x for x in registry.arrays_of(registry.resolve("math")) if x.role == "mlp"]
+        (registry.arrays.path(link.digest) / "c.0.0").write_bytes(b"")
+        stray = registry.arrays.root / "ab" / ("ab" + "0" * 62)
+        stray.mkdir(parents=True)
+    told = ready("verify", code=1).stdout
+    assert f"problem: math@1, mlp {link.name}: array {link.digest[:12]} is damaged" in told
+    assert "1 problems: 3 versions" in told
+    assert "1 arrays belong to no version" in told
+    assert document(ready("verify", "--json", code=1))["orphans"] == 1
+    assert ready("gc", "--dry-run").stdout.splitlines() == ["would delete 1 arrays (0 B)", f"  {stray.name}"]
+    assert stray.exists()
+    assert document(ready("gc", "--json")) == {"digests": [stray.name], "bytes": 0, "dry_run": False}
+    assert not stray.exists()
+
+
+def test_db(run: Run, tmp_path: Path) -> None:
+    assert run("db", "current").stdout == f"no catalog yet (this program works with {schema.HEAD})\n"
+    assert run("db", "upgrade").stdout == f"the catalog is at {schema.HEAD} (was at nothing)\n"
+    assert run("db", "upgrade").stdout == f"the catalog is at {schema.HEAD}\n"
+    assert document(run("db", "current", "--json")) == {"current": schema.HEAD, "head": schema.HEAD}
+    assert document(run("db", "upgrade", "--json")) == {"before": schema.HEAD, "after": schema.HEAD}
+
+
+def test_demo_prints_tables_and_promises(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from registry import demo
+    from registry.demo import DemoResult
+    from registry.evaluation import Row
+
+    rows = [Row("moe", {"code": 2.0}, {"code": 90.0})]
+    result = DemoResult(tmp_path, ("code",), rows, {("a", "b"): "1", ("b", "a"): "1"}, "2", "2", "math")
+    monkeypatch.setattr(demo, "run_demo", lambda *_: result)
+    invoked = CliRunner().invoke(main, ["demo", "--out", str(tmp_path)])
+    assert invoked.exit_code == 0
+    assert invoked.stdout.count("equal: yes") == 2
+    found = json.loads(CliRunner().invoke(main, ["demo", "--json"]).stdout)
+    assert found["orders"] == {"a,b": "1", "b,a": "1"}
+    broken = DemoResult(tmp_path, ("code",), rows, {("a", "b"): "1", ("b", "a"): "3"}, "2", "2", "math")
+    monkeypatch.setattr(demo, "run_demo", lambda *_: broken)
+    invoked = CliRunner().invoke(main, ["demo"])
+    assert invoked.exit_code == 1
+    assert "equal: NO" in invoked.stdout
+    assert "a promise was broken" in invoked.stderr
+
+
+def commands(group: click.Group, *path: str) -> list[tuple[tuple[str, ...], click.Command]]:
+    found: list[tuple[tuple[str, ...], click.Command]] = []
+    for name, command in group.commands.items():
+        found += commands(command, *path, name) if isinstance(command, click.Group) else [((*path, name), command)]
+    return found
+
+
+@pytest.mark.parametrize("path", [path for path, _ in commands(main)], ids=" ".join)
+def test_every_command_has_help_and_json(path: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(main, [*path, "--help"])
+    assert result.exit_code == 0
+    command = dict(commands(main))[path]
+    assert command.help
+    assert all(option.help for option in command.params if isinstance(option, click.Option))
+    assert "--json" in result.output
+
+
+def test_version() -> None:
+    assert CliRunner().invoke(main, ["--version"]).output.startswith("reg, version 0.")

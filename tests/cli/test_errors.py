@@ -1,0 +1,153 @@
+"""Proves: a user sees one clear message and the next command, exit code 1 (2 for usage), and never a traceback."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from cli.main import main
+from registry import Registry
+from registry.errors import RegError
+from tests.conftest import Zoo, files_of
+
+
+def run(home: Path, *arguments: object, **options: Any) -> Result:
+    return CliRunner().invoke(main, ["--home", str(home), *map(str, arguments)], **options)
+
+
+TOLD: dict[str, tuple[tuple[str, ...], str, str]] = {
+    "unknown expert": (
+        ("show", "mth"),
+        "error: there is no expert 'mth'; did you mean 'math'?",
+        "next: run: reg list",
+    ),
+    "unknown version": (
+        ("compose", "--experts", "math@9", "--out", "{out}"),
+        "math has no version 9; it has 1",
+        "reg show math",
+    ),
+    "unknown alias": (("show", "math@old"), "math has no alias 'old'; it has none", "reg alias math@1 old"),
+    "no name": (("add-expert", "../evil", "{ckpt}"), "name '../evil' is not of the form", "use lower-case letters"),
+    "no folder": (("add-expert", "x", "{tmp}/absent"), "is not a folder", "name a local Hugging Face checkpoint"),
+    "no checkpoint": (("add-expert", "x", "{tmp}"), "is no checkpoint: it has no config.json", "save_pretrained"),
+    "no data": (
+        ("add-expert", "x", "{ckpt}", "--data", "{tmp}/absent.txt"),
+        "is not a file",
+        "give --data an existing",
+    ),
+    "empty subset": (("compose", "--experts", ",", "--out", "{out}"), "at least one expert", "--experts code,math"),
+    "duplicate subset": (
+        ("compose", "--experts", "math,math", "--out", "{out}"),
+        "math is named more than once",
+        "name each once",
+    ),
+    "base as expert": (
+        ("compose", "--experts", "base", "--out", "{out}"),
+        "base is a base model, not an expert",
+        "--kind expert",
+    ),
+    "top-k": (
+        ("compose", "--experts", "math", "--top-k", "2", "--out", "{out}"),
+        "top-k is 2, it must be from 1 to the 1",
+        "",
+    ),
+    "lam": (("compose", "--experts", "math", "--lam", "-1", "--out", "{out}"), "lam is -1.0", "the default is 0.01"),
+    "weight of a stranger": (
+        ("compose", "--experts", "math", "--weights", "law=2", "--out", "{out}"),
+        "there is a weight for law, which is no member",
+        "members are: math",
+    ),
+    "output not empty": (("compose", "--experts", "math", "--out", "{tmp}"), "exists and is not empty", "--force"),
+    "output not ours": (
+        ("compose", "--experts", "math", "--force", "--out", "{tmp}"),
+        "was not composed by this program",
+        "",
+    ),
+    "database": (("--database", "nonsense", "list"), "cannot use the database URL", "sqlite:////path/catalog.sqlite"),
+    "opt out a stranger": (("opt-out", "zzz", "--yes"), "there is no expert 'zzz'", "reg list"),
+}
+
+
+@pytest.mark.parametrize("case", sorted(TOLD))
+def test_mistakes_are_told(filled: Registry, zoo: Zoo, tmp_path: Path, case: str) -> None:
+    words, message, hint = TOLD[case]
+    out = tmp_path / "new" / "moe"
+    home = filled.home.path
+    before = files_of(home)
+    result = run(home, *(word.format(tmp=tmp_path, out=out, ckpt=zoo.experts["law"]) for word in words))
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert message in result.stderr
+    assert hint in result.stderr
+    assert result.stderr.startswith("error: ")
+    assert "Traceback" not in result.output
+    assert not out.parent.exists()
+    after = files_of(home)
+    assert {name: after[name] for name in before if "sqlite" not in name} == {
+        name: data for name, data in before.items() if "sqlite" not in name
+    }
+    assert len(filled.versions()) == 6
+    assert filled.compositions() == []
+
+
+USAGE: dict[str, tuple[tuple[str, ...], str]] = {
+    "no such command": (("nonsense",), "No such command 'nonsense'"),
+    "no such option": (("list", "--nonsense"), "No such option"),
+    "missing argument": (("add-expert", "math"), "Missing argument 'CKPT'"),
+    "missing out": (("compose", "--experts", "math"), "Missing option '--out' (or '--plan')"),
+    "no number": (("compose", "--experts", "a", "--lam", "x", "--out", "y"), "'x' is not a valid float"),
+    "no weight": (("compose", "--experts", "a", "--weights", "a", "--out", "y"), "'a' is not of the form NAME=WEIGHT"),
+    "weight no number": (("compose", "--experts", "a", "--weights", "a=b", "--out", "y"), "the weight of a is 'b'"),
+    "tag": (("add-base", "a", "b", "--tag", "x"), "'x' is not of the form K=V"),
+    "domain": (("evaluate", "moe", "--data", "x"), "'x' is not of the form DOMAIN=FILE"),
+    "trunk": (
+        ("compose", "--experts", "a", "--trunk", "median", "--out", "y"),
+        "'median' is not one of 'mean', 'base'",
+    ),
+    "tokens": (("add-expert", "a", "b", "--tokens", "0"), "0 is not in the range x>=1"),
+}
+
+
+@pytest.mark.parametrize("case", sorted(USAGE))
+def test_usage_errors_exit_with_2(tmp_path: Path, case: str) -> None:
+    words, message = USAGE[case]
+    result = run(tmp_path / "home", *words)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert result.stdout == ""
+
+
+def test_fault_of_the_program_is_no_traceback_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fault(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr("registry.registry.Registry.versions", fault)
+    result = run(tmp_path / "home", "list")
+    assert result.exit_code == 1
+    assert result.stderr.splitlines() == [
+        "error: ZeroDivisionError: division by zero",
+        "  next: this is a fault of the program; REG_DEBUG=1 shows where, for a report",
+    ]
+    monkeypatch.setenv("REG_DEBUG", "1")
+    assert isinstance(run(tmp_path / "home", "list").exception, ZeroDivisionError)
+
+
+def test_debug_shows_where_a_told_error_came_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REG_DEBUG", "1")
+    assert isinstance(run(tmp_path / "home", "show", "x").exception, RegError)
+
+
+def test_schema_that_is_not_ours_is_told_but_can_be_upgraded(tmp_path: Path) -> None:
+    import sqlite3
+
+    home = tmp_path / "home"
+    run(home, "list")
+    with sqlite3.connect(home / "catalog.sqlite") as connection:
+        connection.execute("UPDATE reg_schema SET version_num = 'ffffffffffff'")
+    connection.close()
+    result = run(home, "list")
+    assert result.exit_code == 1
+    assert "newer than this program's" in result.stderr
+    assert run(home, "db", "current").stdout.startswith("ffffffffffff (this program works with")
+    assert run(home, "db", "upgrade").exit_code == 1

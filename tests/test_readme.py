@@ -1,0 +1,74 @@
+"""Proves: what the README tells a newcomer to type works, in the order written, and its reference is up to date."""
+
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from cli.main import main
+from cli.reference import BEGIN, written
+from registry import Registry
+from registry.composing.folder import MARKER
+
+README = Path(__file__).parents[1] / "README.md"
+
+
+def blocks() -> list[tuple[str, str]]:
+    """Return (language, text) of every code block that is to be run, in order."""
+    found = re.findall(r"^```(\w+)\n(.*?)^```", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    return [(language, text) for language, text in found if language in ("bash", "python")]
+
+
+def run_line(line: str) -> None:
+    words = shlex.split(line, comments=True)
+    if not words:
+        return
+    if words[0] == "reg":
+        result = CliRunner().invoke(main, words[1:])
+        assert result.exit_code == 0, f"{line}\n{result.output}"
+    else:
+        subprocess.run(words, check=True)
+
+
+def test_code_blocks_run_in_order(small_demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(small_demo, tmp_path / "demo")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("REG_HOME", str(tmp_path / "home"))
+    assert len(blocks()) > 5
+    for language, text in blocks():
+        if language == "bash":
+            for line in text.splitlines():
+                run_line(line)
+        else:
+            exec(compile(text, "README.md", "exec"), {})
+    assert (tmp_path / "moe" / MARKER).is_file()
+    assert (tmp_path / "moe2" / MARKER).is_file()
+    with Registry() as registry:
+        assert [v.ref for v in registry.versions()] == ["base@1", "code@1", "english@1"]
+        assert registry.verify().problems == ()
+
+
+def test_reference_is_what_the_commands_say() -> None:
+    page = README.read_text(encoding="utf-8")
+    assert written(page) == page, "run: make reference"
+
+
+def test_page_without_marks_is_refused() -> None:
+    with pytest.raises(ValueError, match="no marks"):
+        written("a page")
+    with pytest.raises(ValueError, match="no marks"):
+        written(f"a page\n{BEGIN}")
+
+
+def test_links_lead_somewhere() -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", README.read_text(encoding="utf-8")):
+        assert target.startswith("https://") or (README.parent / target).exists(), target
+
+
+def test_test_command_is_what_ci_calls() -> None:
+    assert "make test" in README.read_text(encoding="utf-8")
+    assert "make test" in (README.parent / ".ci" / "run").read_text(encoding="utf-8")
