@@ -71,13 +71,21 @@ def registry(tmp_path: Path) -> Iterator[Registry]:
         yield opened
 
 
+@pytest.fixture(scope="session")
+def _filled_home(zoo: Zoo, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("filled") / "home"
+    with Registry(home) as registry:
+        registry.add_base("base", zoo.base)
+        for name, folder in zoo.experts.items():
+            registry.add_expert(name, folder)
+    return home
+
+
 @pytest.fixture
-def filled(registry: Registry, zoo: Zoo) -> Registry:
-    """A registry with the base model and the five experts."""
-    registry.add_base("base", zoo.base)
-    for name, folder in zoo.experts.items():
-        registry.add_expert(name, folder)
-    return registry
+def filled(_filled_home: Path, tmp_path: Path) -> Iterator[Registry]:
+    """A registry of its own with the base model and the five experts."""
+    with Registry(shutil.copytree(_filled_home, tmp_path / "home")) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 import ast
 import gzip
 import json
+import os
 import random
 import sysconfig
 from collections.abc import Callable, Iterator
@@ -104,11 +105,12 @@ _DOMAINS: dict[str, Callable[[], Iterator[str]]] = {"code": _code, "english": _e
 
 
 def _modules() -> Iterator[str]:
-    library = Path(sysconfig.get_path("stdlib"))
-    skipped = {"test", "tests", "site-packages", "idlelib", "lib2to3", "encodings", "pydoc_data"}
-    for path in sorted(library.rglob("*.py")):
-        if skipped.isdisjoint(path.relative_to(library).parts[:-1]) and path.stat().st_size < 100_000:
-            yield path.read_text(encoding="utf-8", errors="replace")
+    skipped = {"test", "tests", "site-packages", "idlelib", "lib2to3", "encodings", "pydoc_data", "__pycache__"}
+    for folder, folders, files in os.walk(sysconfig.get_path("stdlib")):
+        folders[:] = sorted(set(folders) - skipped)
+        for path in (Path(folder, name) for name in sorted(files) if name.endswith(".py")):
+            if path.stat().st_size < 100_000:
+                yield path.read_text(encoding="utf-8", errors="replace")
 
 
 def _docstring(node: ast.AST) -> str | None:
