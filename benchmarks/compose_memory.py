@@ -4,7 +4,7 @@
 
 Makes random experts of the shape of Llama-3.2-1B (bfloat16, 2.5 GB each), registers them, composes them in a process of
 its own with both trunk methods, and prints the largest resident set of each, beside that of a process that only imports
-torch. Needs about 35 GB of disk below the scratch folder.
+torch. Linux only. Needs about 35 GB of disk below the scratch folder.
 """
 
 import argparse
@@ -41,10 +41,13 @@ CONFIG = LlamaConfig(
     architectures=["LlamaForCausalLM"],
 )
 MEASURED = """
-import json, resource, sys, time
+import json, sys, time
+from pathlib import Path
 start = time.monotonic()
 {body}
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+# VmHWM belongs to this program alone; ru_maxrss would begin with the memory of the process that started it.
+status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
+peak = int(status["VmHWM"].split()[0]) * 1024
 print(json.dumps({{"seconds": time.monotonic() - start, "peak": peak}}))
 """
 

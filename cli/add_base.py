@@ -20,11 +20,11 @@ def add_base(
     name: str,
     checkpoint: Path,
     tags: dict[str, str],
-    licence: str | None,
+    license_id: str | None,
     alias: str | None,
     as_json: bool,
 ) -> None:
     """Register the Hugging Face folder CKPT as the next version of base model NAME."""
     with session.registry() as registry:
-        registration = registry.add_base(name, checkpoint, tags=tags, license=licence, alias=alias)
+        registration = registry.add_base(name, checkpoint, tags=tags, license=license_id, alias=alias)
     print_registration(registration, as_json)

@@ -25,7 +25,7 @@ def add_expert(
     checkpoint: Path,
     data: tuple[Path, ...],
     tags: dict[str, str],
-    licence: str | None,
+    license_id: str | None,
     alias: str | None,
     keep_calibration: bool,
     as_json: bool,
@@ -43,7 +43,7 @@ def add_expert(
             data=data,
             settings=pass_settings(**settings),
             tags=tags,
-            license=licence,
+            license=license_id,
             alias=alias,
             keep_calibration=keep_calibration,
         )

@@ -23,7 +23,7 @@ def annotations(command: Command) -> Command:
     for option in (
         click.option("--alias", metavar="ALIAS", help="Point this alias at the version: NAME@ALIAS."),
         click.option(
-            "--license", "licence", metavar="ID", help="The checkpoint's licence, as the Hub writes it: apache-2.0."
+            "--license", "license_id", metavar="ID", help="The checkpoint's license, as the Hub writes it: apache-2.0."
         ),
         click.option(
             "--tag",

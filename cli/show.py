@@ -30,7 +30,7 @@ def show(session: Session, ref: str, as_json: bool) -> None:
         shape = f"{architecture['num_hidden_layers']} layers, hidden size {architecture['hidden_size']}"
         rows += [
             ("family", f"{version.content['family']}, {shape}, {version.content['dtype']}"),
-            ("licence", version.content["license"] or "not given"),
+            ("license", version.content["license"] or "not given"),
         ]
     rows += [("parameters", f"{version.parameters:,}")]
     rows += [("aliases", ", ".join(version.aliases))] if version.aliases else []

@@ -67,6 +67,11 @@ class Checkpoint:
         self.folder = folder
         self.config = _read_config(folder)
         self.family: Family = family_of(str(self.config.get("model_type")))
+        if "quantization_config" in self.config:
+            raise CheckpointError(
+                f"{folder}: config.json asks for quantized weights (quantization_config)",
+                "register the checkpoint from before quantization",
+            )
         parsed = _parse_config(folder)
         if (reason := self.family.refusal(parsed)) is not None:
             raise UnsupportedFamilyError(
@@ -90,11 +95,6 @@ class Checkpoint:
     def parameters(self) -> int:
         """Number of weights."""
         return sum(math.prod(self._stored[name].shape) for name in (*self.trunk, *self.mlp))
-
-    def files(self) -> dict[str, bytes]:
-        """Return config.json, the tokenizer's files and generation_config.json, as they are, by name."""
-        names = [name for name in ("config.json", *COPIED_FILES) if (self.folder / name).is_file()]
-        return {name: data for name in names if (data := (self.folder / name).read_bytes())}
 
     def source(self, name: str) -> ArraySource:
         """Return one tensor as blocks of rows.
@@ -210,7 +210,7 @@ def hash_checkpoint(folder: Path, progress: Progress) -> HashedCheckpoint:
         CheckpointError: it cannot be registered; weights are NaN or infinite.
     """
     checkpoint = Checkpoint(folder)
-    files = checkpoint.files()
+    files = read_files(folder)
     tokenizer = tokenizer_digest(files)
     sources = {name: checkpoint.source(name) for name in (*checkpoint.trunk, *checkpoint.mlp)}
     tensors = {}
@@ -219,6 +219,12 @@ def hash_checkpoint(folder: Path, progress: Progress) -> HashedCheckpoint:
             tensors[name] = digest_of(source)
             advance(source.nbytes)
     return HashedCheckpoint(checkpoint, tensors, files, json_digest(tensors), tokenizer)
+
+
+def read_files(folder: Path) -> dict[str, bytes]:
+    """Return config.json, the tokenizer's files and generation_config.json of a model folder, as they are, by name."""
+    names = [name for name in ("config.json", *COPIED_FILES) if (folder / name).is_file()]
+    return {name: data for name in names if (data := (folder / name).read_bytes())}
 
 
 def tokenizer_digest(files: dict[str, bytes]) -> str | None:
@@ -240,6 +246,11 @@ def tokenizer_digest(files: dict[str, bytes]) -> str | None:
 def _read_config(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is not a folder", "name a local Hugging Face checkpoint folder")
+    if (folder / "adapter_config.json").is_file():
+        raise CheckpointError(
+            f"{folder} is a PEFT adapter, not a whole checkpoint",
+            "merge it into its base model first (merge_and_unload) and save that",
+        )
     path = folder / "config.json"
     if not path.is_file():
         raise CheckpointError(

@@ -98,6 +98,39 @@ def text_calibration(checkpoint: Checkpoint, data: Sequence[Path], settings: Pas
     return calibration
 
 
+def carried_statistics(hashed: HashedCheckpoint) -> Collected | None:
+    """Return the statistics that a checkpoint carries in its folder, checked, or None where it carries none.
+
+    Raises:
+        CheckpointError: they are of other weights, or their layers, scales, counts or tokens cannot be this model's.
+    """
+    checkpoint, weights = hashed.checkpoint, hashed.weights
+    where = checkpoint.folder / statistics_file.FILE_NAME
+    if not where.is_file():
+        return None
+    collected = statistics_file.load(where)
+    redo = "make them again: reg collect CKPT --data FILE --out DIR"
+    if collected.weights != weights:
+        raise CheckpointError(
+            f"{where} has statistics of weights {collected.weights[:12]}, the checkpoint has {weights[:12]}",
+            redo,
+        )
+    kept = collected.calibration
+    if kept is not None and not 0 <= int(kept.ids.min()) <= int(kept.ids.max()) < checkpoint.architecture.vocab_size:
+        raise CheckpointError(f"{where} has calibration tokens that the model does not know", redo)
+    layers, expected = collected.sites.get(MLP_INPUT, ()), scales(checkpoint)
+    if len(layers) != len(expected):
+        raise CheckpointError(
+            f"{where} has {len(layers)} layers of {MLP_INPUT}, the checkpoint has {len(expected)}", redo
+        )
+    for number, (layer, exponents) in enumerate(zip(layers, expected, strict=True)):
+        if not torch.equal(layer.exponents, exponents):
+            raise CheckpointError(f"{where}: the scales of layer {number} are not those that the weights give", redo)
+        if layer.count < 1 or layer.count != layers[0].count or bool((layer.matrix.diagonal() < 0).any()):
+            raise CheckpointError(f"{where}: layer {number} holds no sum over {layers[0].count} tokens", redo)
+    return collected
+
+
 def collect(
     hashed: HashedCheckpoint,
     calibration: Calibration | None,
@@ -305,33 +338,6 @@ class _Collector:
                 ) from error
 
         return count
-
-
-def check_collected(checkpoint: Checkpoint, weights: str, collected: Collected, where: Path) -> None:
-    """Check that statistics from elsewhere belong to `checkpoint`.
-
-    Raises:
-        CheckpointError: they are of other weights, or their layers, scales or counts are not those of this model.
-    """
-    redo = "make them again: reg collect CKPT --data FILE --out DIR"
-    if collected.weights != weights:
-        raise CheckpointError(
-            f"{where} has statistics of weights {collected.weights[:12]}, the checkpoint has {weights[:12]}",
-            redo,
-        )
-    kept = collected.calibration
-    if kept is not None and not 0 <= int(kept.ids.min()) <= int(kept.ids.max()) < checkpoint.architecture.vocab_size:
-        raise CheckpointError(f"{where} has calibration tokens that the model does not know", redo)
-    layers, expected = collected.sites.get(MLP_INPUT, ()), scales(checkpoint)
-    if len(layers) != len(expected):
-        raise CheckpointError(
-            f"{where} has {len(layers)} layers of {MLP_INPUT}, the checkpoint has {len(expected)}", redo
-        )
-    for number, (layer, exponents) in enumerate(zip(layers, expected, strict=True)):
-        if not torch.equal(layer.exponents, exponents):
-            raise CheckpointError(f"{where}: the scales of layer {number} are not those that the weights give", redo)
-        if layer.count < 1 or layer.count != layers[0].count or bool((layer.matrix.diagonal() < 0).any()):
-            raise CheckpointError(f"{where}: layer {number} holds no sum over {layers[0].count} tokens", redo)
 
 
 def _batches(calibration: Calibration, first: int, size: int) -> Iterator[tuple[Tensor, Tensor]]:

@@ -1,15 +1,22 @@
 """Evaluating: perplexity per domain, and the normalised score of the DUME paper."""
 
 import math
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from registry.calibration import Calibration, Corpus, evenly_spaced
+from registry.checkpoint import read_files, tokenizer_digest
+from registry.composing.dense import write_dense
+from registry.composing.folder import composed_of
+from registry.composing.member import Member
+from registry.errors import InvalidInputError
 from registry.loading import load_model, load_tokenizer
 from registry.progress import Progress
 
@@ -54,6 +61,75 @@ class Row:
         """Mean score over the domains, where all have one: the figure of the DUME paper's tables."""
         complete = self.score and len(self.score) == len(self.perplexity)
         return sum(self.score.values()) / len(self.score) if complete else None
+
+
+def evaluate(
+    folders: Sequence[Path],
+    data: Mapping[str, Sequence[Path]],
+    registered: Sequence[Member],
+    settings: TestSettings,
+    *,
+    baselines: bool,
+    progress: Progress,
+) -> list[Row]:
+    """Return one row a model (see `Registry.evaluate`).
+
+    Args:
+        folders: model folders; the first one's tokenizer makes the windows.
+        data: domain → test files.
+        registered: active base models, and experts named like a domain; those with another tokenizer take no part.
+        settings: how test text is scored.
+        baselines: rows also for base models, experts and the experts' average.
+        progress: told of windows scored.
+
+    Raises:
+        InvalidInputError: there is no folder or no data.
+        CalibrationError: a file cannot be read or holds no text.
+        CheckpointError: a folder has no tokenizer, does not load, or a key is missing, unexpected or mismatched.
+    """
+    if not folders or not data:
+        raise InvalidInputError("there is nothing to evaluate", "run: reg evaluate moe/ --data code=FILE")
+    windows = test_windows(data, folders[0], settings)
+    tokenizer = tokenizer_digest(read_files(folders[0]))
+    comparable = [member for member in registered if member.content["tokenizer"] == tokenizer]
+    experts = _own_experts(comparable, list(data), composed_of(folders[0]))
+    rows: dict[str, dict[str, float]] = {}
+    with TemporaryDirectory(prefix="reg-") as temporary:
+
+        def measure(name: str, members: Sequence[Member], domains: Iterable[str]) -> dict[str, float]:
+            folder = Path(temporary) / name
+            write_dense(members, folder, progress)
+            figures = perplexities(name, folder, {domain: windows[domain] for domain in domains}, settings, progress)
+            shutil.rmtree(folder)
+            return figures
+
+        if baselines:
+            for member in comparable:
+                if member.version.kind == "base":
+                    rows[f"base {member.version.ref}"] = measure(member.version.ref, [member], windows)
+            for domain, member in experts.items():
+                rows[f"expert {domain}"] = measure(member.version.ref, [member], windows)
+            members = [experts[name] for name in sorted(experts)]
+            if len(members) > 1 and all(member.architecture == members[0].architecture for member in members):
+                rows["average"] = measure("average", members, windows)
+            own = {domain: rows[f"expert {domain}"][domain] for domain in experts}
+        else:
+            own = {d: measure(member.version.ref, [member], [d])[d] for d, member in experts.items()}
+    names = [folder.name for folder in folders]
+    for folder in folders:
+        name = folder.name if folder.name and names.count(folder.name) == 1 else str(folder)
+        rows[name] = perplexities(name, folder, windows, settings, progress)
+    return [Row(name, ppl, {d: 100 * own[d] / ppl[d] for d in own}) for name, ppl in rows.items()]
+
+
+def _own_experts(members: Sequence[Member], domains: Sequence[str], composed: Mapping[str, str]) -> dict[str, Member]:
+    """Return domain → the expert of its name: the version that was composed, else the newest."""
+    experts = {}
+    for member in members:
+        version = member.version
+        if version.kind == "expert" and composed.get(version.name, version.digest) == version.digest:
+            experts[version.name] = member
+    return {domain: experts[domain] for domain in domains if domain in experts}
 
 
 def test_windows(

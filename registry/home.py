@@ -1,5 +1,6 @@
 """Where a registry lives: `--home` or REG_HOME, else the platform's folder for user data."""
 
+import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,10 @@ class Home:
     def lock(self) -> Path:
         """The lock that writers hold."""
         return self.path / "lock"
+
+    def output_lock(self, out: Path) -> Path:
+        """Return the lock that composing into the folder `out` holds."""
+        return self.path / "locks" / hashlib.sha256(str(out).encode()).hexdigest()[:16]
 
 
 def _default() -> Path:

@@ -7,7 +7,7 @@ from registry.errors import InvalidInputError
 
 NAME_LIMIT = 100
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
-_LICENCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]*")
+_LICENSE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]*")
 
 
 def check_name(name: str, what: str = "name") -> str:
@@ -31,12 +31,12 @@ def check_alias(alias: str) -> str:
     return alias
 
 
-def check_licence(licence: str) -> str:
-    """Return `licence` if it looks like an identifier of the Hub or of SPDX: `apache-2.0`, `CC-BY-4.0`."""
-    if len(licence) <= NAME_LIMIT and _LICENCE.fullmatch(licence):
-        return licence
+def check_license(license_id: str) -> str:
+    """Return `license_id` if it looks like an identifier of the Hub or of SPDX: `apache-2.0`, `CC-BY-4.0`."""
+    if len(license_id) <= NAME_LIMIT and _LICENSE.fullmatch(license_id):
+        return license_id
     raise InvalidInputError(
-        f"licence {licence[:NAME_LIMIT]!r} is no identifier",
+        f"license {license_id[:NAME_LIMIT]!r} is no identifier",
         "write it as the Hub does: apache-2.0, mit, cc-by-4.0, other",
     )
 

@@ -4,21 +4,28 @@ Order of writing, so that a crash leaves at most arrays that nobody names: every
 taken, the arrays are written and read back, and one transaction of the catalog makes them visible.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from registry.checkpoint import HashedCheckpoint
+from registry.calibration.sampling import self_sampled_label
+from registry.checkpoint import HashedCheckpoint, hash_checkpoint
+from registry.collecting import PassSettings, carried_statistics, collect, text_calibration, window_size
+from registry.errors import ConflictError, InvalidInputError
+from registry.home import Home
 from registry.maths.statistics import Statistics
 from registry.progress import Progress
+from registry.reference import check_alias, check_license, check_name
 from registry.statistics_file import Collected
 from registry.tensors import to_block
 from store.arrays import ArraySource, ArrayStore
-from store.catalog import ArrayLink, NewVersion, StatisticsRecord, VersionRecord
-from store.catalog.records import Kind, Role
+from store.catalog import ArrayLink, Catalog, NewVersion, StatisticsRecord, VersionRecord
+from store.catalog.records import KIND_WORDS, Kind, Role
 from store.digest import json_digest
+from store.lock import exclusive
 
 CONTENT_FORMAT = 1
 
@@ -38,7 +45,82 @@ class Registration:
     self_sampled: bool = False
 
 
-def content_of(hashed: HashedCheckpoint, kind: Kind, licence: str | None, *, kept: bool = False) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Annotations:
+    """What a user says of a version: tags, license (as the Hub writes it) and an alias to point at it."""
+
+    tags: dict[str, str]
+    license: str | None = None
+    alias: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.license is not None:
+            check_license(self.license)
+        if self.alias is not None:
+            check_alias(self.alias)
+        for key, value in self.tags.items():
+            check_name(key, "tag")
+            if not value or len(value) > 1000 or not value.isprintable():
+                raise InvalidInputError(f"tag {key} has a value that is empty, unprintable or too long", "shorten it")
+
+
+def register_expert(
+    home: Home,
+    catalog: Catalog,
+    store: ArrayStore,
+    name: str,
+    folder: Path,
+    data: Sequence[Path],
+    settings: PassSettings,
+    annotations: Annotations,
+    *,
+    keep_calibration: bool,
+    progress: Progress,
+) -> Registration:
+    """Register `folder` as the next version of expert `name` (see `Registry.add_expert`)."""
+    _check_name_is_free(catalog, name, "expert")
+    hashed = hash_checkpoint(folder, progress)
+    calibration = text_calibration(hashed.checkpoint, data, settings)
+    collected = carried_statistics(hashed) if calibration is None else None
+    self_sampled = calibration is None and collected is None
+    kept = keep_calibration if collected is None else collected.calibration is not None
+    found = _find_same(
+        catalog.versions(name, states=["active"]),
+        content_of(hashed, "expert", annotations.license, kept=kept),
+        calibration.digest if calibration else collected.calibration_digest if collected else None,
+        self_sampled_label(settings.tokens, window_size(hashed.checkpoint, settings)),
+    )
+    if found is not None:
+        return Registration(_annotate(catalog, found, annotations), added=False, self_sampled=self_sampled)
+    if collected is None:
+        collected = collect(
+            hashed,
+            calibration,
+            settings,
+            keep_calibration=keep_calibration,
+            partial=home.partial,
+            progress=progress,
+        )
+    return _register(home, catalog, store, name, "expert", hashed, collected, annotations, self_sampled, progress)
+
+
+def register_base(
+    home: Home,
+    catalog: Catalog,
+    store: ArrayStore,
+    name: str,
+    folder: Path,
+    annotations: Annotations,
+    *,
+    progress: Progress,
+) -> Registration:
+    """Register `folder` as the next version of base model `name` (see `Registry.add_base`)."""
+    _check_name_is_free(catalog, name, "base")
+    hashed = hash_checkpoint(folder, progress)
+    return _register(home, catalog, store, name, "base", hashed, None, annotations, False, progress)
+
+
+def content_of(hashed: HashedCheckpoint, kind: Kind, license_id: str | None, *, kept: bool = False) -> dict[str, Any]:
     """Return what a version says of itself beside its arrays; both together have the content digest.
 
     `kept` tells whether its calibration tokens are among the arrays.
@@ -53,7 +135,7 @@ def content_of(hashed: HashedCheckpoint, kind: Kind, licence: str | None, *, kep
         "special_tokens": checkpoint.special_tokens,
         "weights": hashed.weights,
         "tokenizer": hashed.tokenizer,
-        "license": licence,
+        "license": license_id,
         "calibration_kept": kept,
     }
 
@@ -82,43 +164,60 @@ def write_arrays(
     return tuple(links)
 
 
-def new_version(
+def _register(
+    home: Home,
+    catalog: Catalog,
+    store: ArrayStore,
     name: str,
     kind: Kind,
     hashed: HashedCheckpoint,
-    licence: str | None,
     collected: Collected | None,
-    tags: dict[str, str],
-    arrays: tuple[ArrayLink, ...],
-) -> NewVersion:
-    """Return the version as the catalog takes it."""
+    annotations: Annotations,
+    self_sampled: bool,
+    progress: Progress,
+) -> Registration:
     kept = collected is not None and collected.calibration is not None
-    content = content_of(hashed, kind, licence, kept=kept)
-    statistics: tuple[StatisticsRecord, ...] = ()
-    if collected is not None:
-        statistics = tuple(
-            StatisticsRecord(
-                site,
-                layers[0].count,
-                sum(layer.saturated for layer in layers),
-                collected.calibration_digest,
-                collected.calibration_label,
-            )
-            for site, layers in collected.sites.items()
+    content = content_of(hashed, kind, annotations.license, kept=kept)
+    with exclusive(home.lock, f"registering {name}"):
+        arrays = write_arrays(store, hashed, collected, progress)
+        new = NewVersion(
+            name,
+            kind,
+            content_digest(content, arrays),
+            content,
+            hashed.checkpoint.parameters,
+            arrays,
+            () if collected is None else tuple(_statistics_records(collected)),
+            annotations.tags,
         )
-    return NewVersion(
-        name,
-        kind,
-        content_digest(content, arrays),
-        content,
-        hashed.checkpoint.parameters,
-        arrays,
-        statistics,
-        tags,
-    )
+        version, added = catalog.add_version(new)
+    return Registration(_annotate(catalog, version, annotations), added, self_sampled)
 
 
-def find_same(
+def _annotate(catalog: Catalog, version: VersionRecord, annotations: Annotations) -> VersionRecord:
+    if not annotations.tags.items() <= version.tags.items():
+        catalog.set_tags(version, annotations.tags)
+    if annotations.alias is not None and annotations.alias not in version.aliases:
+        catalog.set_alias(version, annotations.alias)
+    return catalog.reread([version])[0]
+
+
+def _check_name_is_free(catalog: Catalog, name: str, kind: Kind) -> None:
+    found = catalog.versions(check_name(name))
+    if found and found[0].kind != kind:
+        raise ConflictError(
+            f"{name} is registered as {KIND_WORDS[found[0].kind]}, not as {KIND_WORDS[kind]}", "choose another name"
+        )
+
+
+def _statistics_records(collected: Collected) -> Iterator[StatisticsRecord]:
+    for site, layers in collected.sites.items():
+        saturated = sum(layer.saturated for layer in layers)
+        digest, label = collected.calibration_digest, collected.calibration_label
+        yield StatisticsRecord(site, layers[0].count, saturated, digest, label)
+
+
+def _find_same(
     candidates: list[VersionRecord],
     content: dict[str, Any],
     calibration_digest: str | None,

@@ -41,8 +41,8 @@ def opt_out(catalog: Catalog, store: ArrayStore, versions: Sequence[VersionRecor
 
     The caller holds the registry's lock.
     """
-    compositions = tuple(catalog.compositions(versions))
     catalog.withdraw(versions)
+    compositions = tuple(catalog.compositions(versions))  # after withdrawal none is added
     if not purge:
         return OptOut(tuple(catalog.reread(versions)), compositions, purged=False)
     own = {link.digest for version in versions for link in catalog.arrays_of(version)}

@@ -11,7 +11,7 @@ _PAGE = """\
 
 A sparse mixture of {count} experts ({host}), composed in closed form, without training, by expert-registry.
 
-| index | expert | content digest | licence | weight |
+| index | expert | content digest | license | weight |
 |---|---|---|---|---|
 {members}
 
@@ -41,12 +41,12 @@ def model_card(plan: Plan) -> bytes:
     """Return README.md of a composed folder: metadata the Hub reads, and a page a person reads."""
     from huggingface_hub import ModelCardData
 
-    licences = {member.content["license"] for member in plan.members}
+    licenses = {member.content["license"] for member in plan.members}
     metadata = ModelCardData(
         library_name="transformers",
         pipeline_tag="text-generation",
         tags=["expert-registry", "merge", "mixture-of-experts", "moe", plan.host.model_type],
-        license=licences.pop() if len(licences) == 1 else None,
+        license=licenses.pop() if len(licenses) == 1 else None,
     )
     recipe = plan.recipe.document(plan.names)
     weights = recipe.pop("weights")

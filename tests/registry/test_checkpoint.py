@@ -115,6 +115,8 @@ BAD: dict[str, tuple[Change, str]] = {
     ),
     "index absent": (indexed({"a": "x.safetensors"}), "x.safetensors is missing, though model.safetensors.index.json"),
     "tokenizer no JSON": (written("tokenizer.json", b"\xff"), "tokenizer.json is not JSON"),
+    "adapter": (written("adapter_config.json", b"{}"), "is a PEFT adapter, not a whole checkpoint"),
+    "quantized": (config(quantization_config={"bits": 4}), r"asks for quantized weights \(quantization_config\)"),
     "MLP bias": (config(mlp_bias=True), "its MLPs have biases"),
     "attention bias": (config(attention_bias=True), "its attention has biases"),
     "gemma2": (config(model_type="gemma2"), "sandwich norms"),

@@ -119,7 +119,7 @@ def test_resolving(filled: Registry, zoo: Zoo) -> None:
         ({"alias": "5"}, "alias '5' is a number"),
         ({"tags": {"Bad Key": "x"}}, "tag 'Bad Key' is not of the form"),
         ({"tags": {"key": "line\nbreak"}}, "tag key has a value that is"),
-        ({"license": "a\nb"}, "licence 'a\\\\nb' is no identifier"),
+        ({"license": "a\nb"}, "license 'a\\\\nb' is no identifier"),
     ],
 )
 def test_bad_annotations_are_refused_before_anything_is_read(

@@ -1,0 +1,93 @@
+"""From what a user names to the version it stands for."""
+
+import difflib
+from collections.abc import Sequence
+
+from registry.errors import ConflictError, IncompatibleError, InvalidInputError, NotFoundError
+from registry.reference import Reference
+from store.catalog import Catalog, VersionRecord
+from store.catalog.records import KIND_WORDS, Kind, State
+
+ALL_STATES: tuple[State, ...] = ("active", "withdrawn", "purged")
+
+
+def versions_of(catalog: Catalog, name: str) -> list[VersionRecord]:
+    """Return every version ever registered under `name`, by number.
+
+    Raises:
+        NotFoundError: there is none; the message has the nearest name there is.
+    """
+    if versions := catalog.versions(name):
+        return versions
+    near = difflib.get_close_matches(name, catalog.names(), n=1)
+    meant = f"; did you mean {near[0]!r}?" if near else ""
+    raise NotFoundError(f"there is no expert {name!r}{meant}", "run: reg list")
+
+
+def resolve(
+    catalog: Catalog, ref: str, *, kind: Kind | None = None, states: Sequence[State] = ("active",)
+) -> VersionRecord:
+    """Return the version that `NAME` (its newest in one of `states`), `NAME@NUMBER` or `NAME@ALIAS` stands for.
+
+    Raises:
+        NotFoundError: no such name, version or alias.
+        ConflictError: its state is none of `states`.
+        InvalidInputError: it is of another kind than `kind`, or no reference at all.
+    """
+    reference = Reference.parse(ref)
+    versions = versions_of(catalog, reference.name)
+    if kind is not None and versions[0].kind != kind:
+        raise InvalidInputError(
+            f"{reference.name} is {KIND_WORDS[versions[0].kind]}, not {KIND_WORDS[kind]}",
+            f"run: reg list --kind {kind}",
+        )
+    number = reference.number if reference.alias is None else _aliased(catalog, reference, versions)
+    if number is None:
+        allowed = [version for version in versions if version.state in states]
+        if not allowed:
+            raise ConflictError(f"every version of {reference.name} was opted out", "run: reg list --all")
+        return allowed[-1]
+    found = next((version for version in versions if version.number == number), None)
+    if found is None:
+        numbers = ", ".join(str(version.number) for version in versions)
+        raise NotFoundError(
+            f"{reference.name} has no version {number}; it has {numbers}", f"run: reg show {reference.name}"
+        )
+    if found.state not in states:
+        raise ConflictError(f"{found.ref} was opted out at {found.withdrawn_at}", "run: reg list --all")
+    return found
+
+
+def affected(catalog: Catalog, ref: str) -> list[VersionRecord]:
+    """Return the versions that `ref` concerns: a bare name means all of its versions, in whatever state."""
+    reference = Reference.parse(ref)
+    if reference.number is None and reference.alias is None:
+        return versions_of(catalog, reference.name)
+    return [resolve(catalog, ref, states=ALL_STATES)]
+
+
+def base_model(catalog: Catalog, ref: str | None) -> VersionRecord:
+    """Return the base model `ref`, or the only one that is registered.
+
+    Raises:
+        IncompatibleError: `ref` is None, and there is none or more than one.
+    """
+    if ref is not None:
+        return resolve(catalog, ref, kind="base")
+    names = sorted({version.name for version in catalog.versions(kind="base", states=["active"])})
+    if len(names) != 1:
+        found = f"there are {len(names)}: {', '.join(names)}" if names else "none is registered"
+        hint = f"name one: --base {names[0]}" if names else "run: reg add-base NAME CKPT"
+        raise IncompatibleError(f"this trunk method needs the base model, and {found}", hint)
+    return resolve(catalog, names[0])
+
+
+def _aliased(catalog: Catalog, reference: Reference, versions: Sequence[VersionRecord]) -> int:
+    number = catalog.alias_target(reference.name, str(reference.alias))
+    if number is None:
+        aliases = ", ".join(sorted(alias for version in versions for alias in version.aliases))
+        raise NotFoundError(
+            f"{reference.name} has no alias {reference.alias!r}; it has {aliases or 'none'}",
+            f"run: reg alias {reference.name}@{versions[-1].number} {reference.alias}",
+        )
+    return number
