@@ -1,6 +1,6 @@
 """Peak memory of composing experts of a 1-billion-parameter Llama, measured on the process that composes.
 
-    python benchmarks/compose_memory.py [--experts 5] [--scratch DIR]
+    python benchmarks/compose_memory.py [--experts 5] [--layers 16] [--scratch DIR]
 
 Makes random experts of the shape of Llama-3.2-1B (bfloat16, 2.5 GB each), registers them, composes them in a process of
 its own with both trunk methods, and prints the largest resident set of each, beside that of a process that only imports
@@ -82,8 +82,10 @@ def main() -> None:
     """Make, register, compose, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--experts", type=int, default=5)
+    parser.add_argument("--layers", type=int, default=16, help="fewer for a quick look")
     parser.add_argument("--scratch", type=Path, help="default: a temporary folder")
     arguments = parser.parse_args()
+    CONFIG.num_hidden_layers = arguments.layers
     scratch = Path(tempfile.mkdtemp(prefix="reg-memory-", dir=arguments.scratch))
     try:
         text = scratch / "text.txt"
@@ -99,7 +101,7 @@ def main() -> None:
                     registry.add_expert(name, folder, data=[text], settings=PassSettings(1024, 256, 4))
                 print(f"registered {name} in {time.monotonic() - start:.0f} s", flush=True)
                 shutil.rmtree(folder)
-        rows = {"import torch": measured("import torch")}
+        rows = {"imports alone": measured("import numpy, sqlalchemy, torch, zarr, registry.composing.compose")}
         for trunk in ("mean", "base"):
             rows[f"compose, trunk {trunk}"] = measured(
                 "from registry import Recipe, Registry\n"
@@ -107,6 +109,8 @@ def main() -> None:
                 f"    registry.compose({names!r}, {str(scratch / 'moe')!r}, Recipe(trunk={trunk!r}), force=True)"
             )
             shutil.rmtree(scratch / "moe")
+        with Registry(scratch / "home") as registry:
+            print(f"the plan's own estimate beyond the program: {registry.plan(names).peak_bytes / 1e9:.3f} GB")
         for name, row in rows.items():
             print(f"{name:24s} {row['seconds']:8.1f} s   peak {row['peak'] / 1e9:6.3f} GB")
         print(json.dumps({"experts": arguments.experts, "rows": rows}))

@@ -40,8 +40,8 @@ CARRIERS = {
     "uint8": ("uint8", 1),
 }
 _DIGEST = re.compile("[0-9a-f]{64}")
-CHUNK_ELEMENTS = 1 << 23
-"""Elements in one chunk at most: 16 MiB of bfloat16. Few large chunks, yet a bounded workspace."""
+CHUNK_ELEMENTS = 1 << 22
+"""Elements in one chunk at most: 8 MiB of bfloat16. Few large chunks, yet a bounded workspace."""
 
 
 def rows_per_block(shape: tuple[int, ...]) -> int:

@@ -108,12 +108,14 @@ class Plan:
     def peak_bytes(self) -> int:
         """An upper estimate of the memory that composing takes beyond the program itself.
 
-        One layer's Gram workspace (five matrices of 8-byte numbers: as stored, as integers, as reals, their sum and its
-        factor) or one block of a tensor in float64 with what it is made from, whichever is larger.
+        One layer's Gram workspace (seven matrices of 8-byte numbers: as read, as decoded, as integers of two members, as
+        reals, their sum and its factor) and one block of a tensor (in float64, widened and rounded, beside what each
+        member contributes, as read and as decoded). Both count: what one frees is not always there for the other.
         """
-        gram = 5 * 8 * (self.architecture.hidden_size + 1) ** 2
-        block = 4 * 8 * min(CHUNK_ELEMENTS, max(math.prod(tensor.shape) for tensor in self.tensors))
-        return max(gram, block)
+        gram = 7 * 8 * (self.architecture.hidden_size + 1) ** 2
+        elements = min(CHUNK_ELEMENTS, max(math.prod(tensor.shape) for tensor in self.tensors))
+        contributed = 2 * CARRIERS[self.dtype][1] * (len(self.members) + (self.base is not None))
+        return gram + (3 * 8 + contributed) * elements
 
     @property
     def document(self) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Proves: perplexity is what plain cross-entropy gives, and the normalised score is 100 for a domain's own expert."""
 
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from registry.evaluation import perplexities, test_windows
 from registry.loading import load_tokenizer, quiet_transformers
 from registry.progress import silent
 from tests.conftest import Zoo
+from tests.models import make_model, save_checkpoint, train_tokenizer
 
 SETTINGS = TestSettings(windows=4, seq_len=32, batch_size=3)
 
@@ -75,6 +77,22 @@ def test_score_needs_the_member_itself(filled: Registry, zoo: Zoo, tmp_path: Pat
     (row,) = filled.evaluate([tmp_path / "moe"], data, SETTINGS)
     assert set(row.score) == {"code"}
     assert row.average is None
+
+
+def test_experts_and_bases_with_another_tokenizer_take_no_part(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
+    folder = save_checkpoint(make_model("llama", 101), tmp_path / "stranger", train_tokenizer(seed=1))
+    filled.add_base("stranger", folder)
+    rows = filled.evaluate([zoo.base], {"code": [zoo.test["code"]]}, SETTINGS, baselines=True)
+    assert [row.name for row in rows] == ["base base@1", "expert code", "base"]
+    (row,) = filled.evaluate([folder], {"code": [zoo.test["code"]]}, SETTINGS)
+    assert row.score == {}
+
+
+def test_folders_of_one_name_are_told_apart(registry: Registry, zoo: Zoo, tmp_path: Path) -> None:
+    twin = shutil.copytree(zoo.base, tmp_path / "base")
+    rows = registry.evaluate([zoo.base, twin], {"x": [zoo.test["code"]]}, SETTINGS)
+    assert [row.name for row in rows] == [str(zoo.base), str(twin)]
+    assert rows[0].perplexity == rows[1].perplexity
 
 
 def test_domain_nobody_registered_has_no_score(registry: Registry, zoo: Zoo) -> None:
