@@ -264,7 +264,7 @@ def take_statistics(
         ):
             advance(int(calibration.lengths[: collector.done].sum()))
             for ids, keep in _batches(calibration, collector.done, settings.batch_size):
-                collector.keep = keep.flatten().to(model.device)
+                collector.keep = keep.flatten().to(collector.totals[0].matrix.device)
                 model.base_model(input_ids=ids.to(model.device), use_cache=False)
                 collector.done += settings.batch_size
                 advance(int(keep.sum()))
@@ -284,7 +284,8 @@ class _Collector:
     """The running sums of one pass, fed by hooks on each layer's MLP input."""
 
     def __init__(self, checkpoint: Checkpoint, weights: str, calibration: Calibration, device: torch.device) -> None:
-        self.totals = [Statistics.zero(layer.to(device)) for layer in scales(checkpoint)]
+        self._device = torch.device("cpu") if device.type == "mps" else device  # which has no float64
+        self.totals = [Statistics.zero(layer.to(self._device)) for layer in scales(checkpoint)]
         self.keep = torch.empty(0)  # of the batch under way: True where a token counts, shape (batch · S,)
         self.done = 0  # windows counted
         self._checkpoint, self._weights, self._calibration = checkpoint, weights, calibration
@@ -321,16 +322,16 @@ class _Collector:
         except CheckpointError:
             return  # damaged: the pass begins anew
         if found.done is not None and found.calibration_digest == self._calibration.digest:
-            device = self.totals[0].matrix.device
-            layers = found.sites[MLP_INPUT]
-            self.totals = [Statistics(t.matrix.to(device), t.exponents.to(device), t.saturated) for t in layers]
+            layers, place = found.sites[MLP_INPUT], self._device
+            self.totals = [Statistics(t.matrix.to(place), t.exponents.to(place), t.saturated) for t in layers]
             self.done = found.done
 
     def _hook(self, layer: int) -> Callable[[Any, tuple[Tensor, ...]], None]:
         def count(_module: Any, inputs: tuple[Tensor, ...]) -> None:
             total = self.totals[layer]
+            x = inputs[0].flatten(0, 1).to(total.matrix.device)
             try:
-                self.totals[layer] = total + Statistics.of(inputs[0].flatten(0, 1), total.exponents, self.keep)
+                self.totals[layer] = total + Statistics.of(x, total.exponents, self.keep)
             except ValueError as error:
                 raise CalibrationError(
                     f"{self._checkpoint.folder}: {error} (site {MLP_INPUT}, layer {layer})",

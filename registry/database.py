@@ -11,7 +11,7 @@ from store.lock import exclusive
 def revisions(home: str | os.PathLike[str] | None = None, database: str | None = None) -> tuple[str | None, str]:
     """Return (revision of the catalog or None where there is none, revision this program works with)."""
     place = Home.locate(home, database)
-    if database is None and not place.path.exists():
+    if place.is_absent:
         return None, schema.HEAD
     engine = make_engine(place.database)
     try:

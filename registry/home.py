@@ -25,8 +25,13 @@ class Home:
     def locate(cls, path: str | os.PathLike[str] | None = None, database: str | None = None) -> "Home":
         """Return the home: what is given, else what the environment says, else the default."""
         folder = Path(path or os.environ.get(HOME_VARIABLE) or _default()).expanduser().absolute()
-        url = database or os.environ.get(DATABASE_VARIABLE) or f"sqlite:///{folder / 'catalog.sqlite'}"
+        url = database or os.environ.get(DATABASE_VARIABLE) or _embedded(folder)
         return cls(folder, url)
+
+    @property
+    def is_absent(self) -> bool:
+        """True where nothing was ever written here: neither the folder nor a catalog elsewhere."""
+        return self.database == _embedded(self.path) and not self.path.exists()
 
     @property
     def arrays(self) -> Path:
@@ -46,6 +51,10 @@ class Home:
     def output_lock(self, out: Path) -> Path:
         """Return the lock that composing into the folder `out` holds."""
         return self.path / "locks" / hashlib.sha256(str(out).encode()).hexdigest()[:16]
+
+
+def _embedded(folder: Path) -> str:
+    return f"sqlite:///{folder / 'catalog.sqlite'}"
 
 
 def _default() -> Path:

@@ -108,8 +108,8 @@ class Plan:
     def peak_bytes(self) -> int:
         """An upper estimate of the memory that composing takes beyond the program itself.
 
-        One layer's Gram workspace (seven matrices of 8-byte numbers: as read, as decoded, as integers of two members, as
-        reals, their sum and its factor) and one block of a tensor (in float64, widened and rounded, beside what each
+        One layer's Gram workspace (seven matrices of 8-byte numbers: as read, as decoded, as integers of two members,
+        as reals, their sum and its factor) and one block of a tensor (in float64, widened and rounded, beside what each
         member contributes, as read and as decoded). Both count: what one frees is not always there for the other.
         """
         gram = 7 * 8 * (self.architecture.hidden_size + 1) ** 2

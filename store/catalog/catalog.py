@@ -324,7 +324,7 @@ class Catalog:
         """Return the log, newest first, narrowed to one name (or version, or digest) and to `limit` lines."""
         query = select(Event).order_by(Event.id.desc())
         if subject is not None:
-            query = query.where((Event.subject == subject) | Event.subject.like(f"{subject}@%"))
+            query = query.where((Event.subject == subject) | Event.subject.startswith(f"{subject}@", autoescape=True))
         if limit is not None:
             query = query.limit(limit)
         with self._reading() as session:

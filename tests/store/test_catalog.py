@@ -174,6 +174,9 @@ def test_log_tells_everything_newest_first(catalog: Catalog) -> None:
     assert [event.action for event in catalog.events("math")] == ["purge", "opt-out", "alias", "add-expert"]
     assert [event.action for event in catalog.events("math@1", limit=2)] == ["purge", "opt-out"]
     assert [event.action for event in catalog.events("d" * 64)] == ["compose"]
+    catalog.add_version(new("a_b"))
+    catalog.add_version(new("axb"))
+    assert [event.subject for event in catalog.events("a_b")] == ["a_b@1"]
     ids = [event.id for event in catalog.events()]
     assert ids == sorted(ids, reverse=True)
 
