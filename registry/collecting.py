@@ -263,10 +263,10 @@ def take_statistics(
             progress("collecting", calibration.tokens, "token") as advance,
         ):
             advance(int(calibration.lengths[: collector.done].sum()))
-            for ids, keep in _batches(calibration, collector.done, settings.batch_size):
-                collector.keep = keep.flatten().to(collector.totals[0].matrix.device)
+            for first in range(collector.done, len(calibration.ids), settings.batch_size):
+                ids, keep = _batch(calibration, first, settings.batch_size)
+                collector.next_batch(first, settings.batch_size, keep)
                 model.base_model(input_ids=ids.to(model.device), use_cache=False)
-                collector.done += settings.batch_size
                 advance(int(keep.sum()))
                 if way is not None and time.monotonic() - saved >= SAVE_SECONDS:
                     collector.save(way)
@@ -281,14 +281,26 @@ def take_statistics(
 
 
 class _Collector:
-    """The running sums of one pass, fed by hooks on each layer's MLP input."""
+    """The running sums of one pass, fed by hooks on each layer's MLP input.
+
+    A layer's sum and the number of windows in it change together, so that an interruption at any moment, also in the
+    middle of a batch, leaves sums that can be gone on from: layers ahead of others wait for them.
+    """
 
     def __init__(self, checkpoint: Checkpoint, weights: str, calibration: Calibration, device: torch.device) -> None:
         self._device = torch.device("cpu") if device.type == "mps" else device  # which has no float64
-        self.totals = [Statistics.zero(layer.to(self._device)) for layer in scales(checkpoint)]
-        self.keep = torch.empty(0)  # of the batch under way: True where a token counts, shape (batch · S,)
-        self.done = 0  # windows counted
+        self._sums = [(Statistics.zero(layer.to(self._device)), 0) for layer in scales(checkpoint)]
         self._checkpoint, self._weights, self._calibration = checkpoint, weights, calibration
+        self._first, self._end, self._keep = 0, 0, torch.empty(0)
+
+    @property
+    def done(self) -> int:
+        """Windows that every layer has counted."""
+        return min(done for _, done in self._sums)
+
+    def next_batch(self, first: int, size: int, keep: Tensor) -> None:
+        """Tell which windows the model will see next; `keep` of shape (size, S) is True where a token counts."""
+        self._first, self._end, self._keep = first, first + size, keep.flatten().to(self._device)
 
     @contextmanager
     def attached(self, model: Any) -> Iterator[None]:
@@ -301,9 +313,10 @@ class _Collector:
             for handle in handles:
                 handle.remove()
 
-    def collected(self, done: int | None = None) -> Collected:
-        """Return the sums, on the CPU; `done` where the pass is still under way."""
-        layers = tuple(Statistics(t.matrix.cpu(), t.exponents.cpu(), t.saturated) for t in self.totals)
+    def collected(self, *, under_way: bool = False) -> Collected:
+        """Return the sums, on the CPU."""
+        layers = tuple(Statistics(t.matrix.cpu(), t.exponents.cpu(), t.saturated) for t, _ in self._sums)
+        done = tuple(done for _, done in self._sums) if under_way else None
         return Collected(
             self._weights, {MLP_INPUT: layers}, self._calibration.digest, self._calibration.label, done=done
         )
@@ -311,7 +324,7 @@ class _Collector:
     def save(self, way: Path) -> None:
         """Write the pass under way to `way`."""
         way.parent.mkdir(parents=True, exist_ok=True)
-        statistics_file.save(way, self.collected(self.done))
+        statistics_file.save(way, self.collected(under_way=True))
 
     def resume(self, way: Path) -> None:
         """Go on from `way`, if an intact pass under way is there."""
@@ -323,15 +336,17 @@ class _Collector:
             return  # damaged: the pass begins anew
         if found.done is not None and found.calibration_digest == self._calibration.digest:
             layers, place = found.sites[MLP_INPUT], self._device
-            self.totals = [Statistics(t.matrix.to(place), t.exponents.to(place), t.saturated) for t in layers]
-            self.done = found.done
+            sums = (Statistics(t.matrix.to(place), t.exponents.to(place), t.saturated) for t in layers)
+            self._sums = list(zip(sums, found.done, strict=True))
 
     def _hook(self, layer: int) -> Callable[[Any, tuple[Tensor, ...]], None]:
         def count(_module: Any, inputs: tuple[Tensor, ...]) -> None:
-            total = self.totals[layer]
-            x = inputs[0].flatten(0, 1).to(total.matrix.device)
+            total, done = self._sums[layer]
+            if done > self._first:
+                return  # counted before an interruption
+            x = inputs[0].flatten(0, 1).to(self._device)
             try:
-                self.totals[layer] = total + Statistics.of(x, total.exponents, self.keep)
+                self._sums[layer] = (total + Statistics.of(x, total.exponents, self._keep), self._end)
             except ValueError as error:
                 raise CalibrationError(
                     f"{self._checkpoint.folder}: {error} (site {MLP_INPUT}, layer {layer})",
@@ -341,15 +356,14 @@ class _Collector:
         return count
 
 
-def _batches(calibration: Calibration, first: int, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield (ids, keep) of shape (size, S) from window `first` on."""
-    for start in range(first, len(calibration.ids), size):
-        ids = calibration.ids[start : start + size].long()
-        keep = calibration.keep[start : start + size]
-        if (short := size - len(ids)) > 0:
-            ids = torch.cat([ids, ids[:1].expand(short, -1)])
-            keep = torch.cat([keep, torch.zeros((short, keep.shape[1]), dtype=torch.bool)])
-        yield ids, keep
+def _batch(calibration: Calibration, first: int, size: int) -> tuple[Tensor, Tensor]:
+    """Return (ids, keep) of shape (size, S) from window `first` on; windows beyond the last do not count."""
+    ids = calibration.ids[first : first + size].long()
+    keep = calibration.keep[first : first + size]
+    if (short := size - len(ids)) > 0:
+        ids = torch.cat([ids, ids[:1].expand(short, -1)])
+        keep = torch.cat([keep, torch.zeros((short, keep.shape[1]), dtype=torch.bool)])
+    return ids, keep
 
 
 def window_size(checkpoint: Checkpoint, settings: PassSettings) -> int:

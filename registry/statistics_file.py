@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from registry.calibration import Calibration
-from registry.errors import CheckpointError
+from registry.errors import CheckpointError, StorageError
 from registry.maths.statistics import Statistics
+from store.arrays import flush
 
 FILE_NAME = "statistics.safetensors"
 _FORMAT = "expert-registry statistics 1"
@@ -30,7 +31,7 @@ class Collected:
         calibration_digest: digest of the calibration tokens.
         calibration_label: what a person should know them as.
         calibration: the tokens themselves, where they are kept.
-        done: windows that have been counted, while a pass is under way; None once it is complete.
+        done: windows that each layer has counted, while a pass is under way; None once it is complete.
     """
 
     weights: str
@@ -38,11 +39,16 @@ class Collected:
     calibration_digest: str
     calibration_label: str
     calibration: Calibration | None = None
-    done: int | None = None
+    done: tuple[int, ...] | None = None
 
 
 def save(path: Path, collected: Collected) -> None:
-    """Write `path`, which appears whole or not at all."""
+    """Write `path`, which appears whole or not at all.
+
+    Raises:
+        StorageError: the disk is full or refuses.
+    """
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     tensors: dict[str, torch.Tensor] = {}
@@ -62,8 +68,13 @@ def save(path: Path, collected: Collected) -> None:
         "done": collected.done,
     }
     partial = path.with_name(path.name + ".partial")
-    save_file(tensors, partial, metadata={"expert-registry": json.dumps(document)})
-    partial.replace(path)
+    try:
+        save_file(tensors, partial, metadata={"expert-registry": json.dumps(document)})
+        flush(partial)
+        partial.replace(path)
+    except (OSError, SafetensorError) as error:
+        partial.unlink(missing_ok=True)
+        raise StorageError(f"{path} cannot be written: {error}", "free some space, or choose another folder") from error
 
 
 def load(path: Path) -> Collected:
@@ -97,7 +108,7 @@ def load(path: Path) -> Collected:
                 str(document["calibration_digest"]),
                 label,
                 calibration,
-                document["done"],
+                None if document["done"] is None else tuple(int(done) for done in document["done"]),
             )
     except CheckpointError:
         raise
