@@ -1,5 +1,6 @@
 """The command group: shared options, the one place where errors become messages, the list of commands."""
 
+import errno
 import os
 import sys
 from pathlib import Path
@@ -57,7 +58,8 @@ class _Group(click.Group):
                 raise
             raise _Told(error.message, error.hint) from error
         except Exception as error:
-            if os.environ.get(DEBUG_VARIABLE):
+            closed = isinstance(error, OSError) and error.errno == errno.EPIPE  # whoever reads our output has left
+            if closed or os.environ.get(DEBUG_VARIABLE):
                 raise
             hint = f"this is a fault of the program; {DEBUG_VARIABLE}=1 shows where, for a report"
             raise _Told(f"{type(error).__name__}: {error}", hint) from error

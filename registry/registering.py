@@ -21,7 +21,7 @@ from registry.progress import Progress
 from registry.reference import check_alias, check_license, check_name
 from registry.statistics_file import Collected
 from registry.tensors import to_block
-from store.arrays import ArraySource, ArrayStore
+from store.arrays import ArraySource, ArrayStore, digest_of
 from store.catalog import ArrayLink, Catalog, NewVersion, StatisticsRecord, VersionRecord
 from store.catalog.records import KIND_WORDS, Kind, Role
 from store.digest import json_digest
@@ -148,19 +148,29 @@ def content_digest(content: dict[str, Any], arrays: list[ArrayLink] | tuple[Arra
 def write_arrays(
     store: ArrayStore, hashed: HashedCheckpoint, collected: Collected | None, progress: Progress
 ) -> tuple[ArrayLink, ...]:
-    """Write every array of a version that is not there yet, and return what each is to it.
+    """Write what is not there yet of a version's arrays and return what each is to it; on failure leave nothing behind.
+
+    The caller holds the registry's lock.
 
     Raises:
         StorageError: the disk refused.
         DamagedError: what was read back is not what was written, or the checkpoint changed meanwhile.
     """
-    links = []
+    links, fresh = [], []
     items = list(_arrays(hashed, collected))
-    with progress("storing", sum(source.nbytes for _, _, source, _ in items), "B") as advance:
-        for role, name, source, digest in items:
-            digest = store.put(source, compress=role == "statistics", digest=digest)
-            links.append(ArrayLink(role, name, digest, source.dtype, source.shape, source.nbytes))
-            advance(source.nbytes)
+    try:
+        with progress("storing", sum(source.nbytes for _, _, source, _ in items), "B") as advance:
+            for role, name, source, known in items:
+                digest = known or digest_of(source)
+                if not store.path(digest).exists():
+                    fresh.append(digest)
+                store.put(source, compress=role == "statistics", digest=digest)
+                links.append(ArrayLink(role, name, digest, source.dtype, source.shape, source.nbytes))
+                advance(source.nbytes)
+    except BaseException:
+        for digest in fresh:  # nobody needs them: the caller holds the registry's lock
+            store.delete(digest)
+        raise
     return tuple(links)
 
 

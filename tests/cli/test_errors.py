@@ -1,5 +1,6 @@
 """Proves: a user sees one clear message and the next command, exit code 1 (2 for usage), and never a traceback."""
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,16 @@ def test_fault_of_the_program_is_no_traceback_either(tmp_path: Path, monkeypatch
     ]
     monkeypatch.setenv("REG_DEBUG", "1")
     assert isinstance(run(tmp_path / "home", "list").exception, ZeroDivisionError)
+
+
+def test_reader_that_leaves_is_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def leave(*_: Any, **__: Any) -> None:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    monkeypatch.setattr("registry.registry.Registry.versions", leave)
+    result = run(tmp_path / "home", "list")
+    assert result.exit_code == 1
+    assert result.stderr == ""
 
 
 def test_debug_shows_where_a_told_error_came_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
