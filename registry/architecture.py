@@ -1,12 +1,19 @@
 """What of a dense model's configuration decides its function, in Hugging Face's own words."""
 
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """The sizes and switches of a decoder. Every field must agree among the members of a composition."""
+    """The sizes and switches of a decoder.
+
+    Attributes:
+        rope_parameters: as transformers 5 writes them, `rope_type` and `rope_theta` included; by layer type where the
+            family has more than one.
+        options: what else of the configuration decides the function of this family (`Family.options`).
+    """
 
     hidden_size: int
     intermediate_size: int
@@ -17,41 +24,35 @@ class Architecture:
     vocab_size: int
     max_position_embeddings: int
     hidden_act: str
-    rms_norm_eps: float
     rope_parameters: dict[str, Any]
     tie_word_embeddings: bool
-    attention_bias: bool = False
-    sliding_window: int | None = None
+    options: dict[str, Any] = field(default_factory=dict)
 
-    @classmethod
-    def from_config(cls, config: Any) -> "Architecture":
-        """Read a transformers configuration object; what it does not have keeps the default.
-
-        Raises:
-            ValueError: a size is not a positive integer.
-        """
-        values = {
-            field.name: getattr(config, field.name)
-            for field in fields(cls)
-            if getattr(config, field.name, None) is not None
-        }
-        architecture = cls(**values)
-        for name in _SIZES:
-            if not isinstance(size := getattr(architecture, name), int) or size < 1:
+    def __post_init__(self) -> None:
+        for name in SIZES:
+            size = getattr(self, name)
+            if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size < 2**31:
                 raise ValueError(f"{name} is {size!r}, not a positive integer")
-        return architecture
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as a document; `Architecture(**document)` is the way back."""
         return asdict(self)
 
-    def differences(self, other: "Architecture") -> list[str]:
+    def with_options(self, **options: Any) -> "Architecture":
+        """Return this architecture with some options added or changed."""
+        return replace(self, options=self.options | options)
+
+    def differences(self, other: "Architecture", *, apart_from: Collection[str] = ()) -> list[str]:
         """Return one line for each field in which `other` differs: `hidden_size: 256 against 512`."""
-        mine, theirs = self.to_dict(), other.to_dict()
-        return [f"{name}: {mine[name]} against {theirs[name]}" for name in mine if mine[name] != theirs[name]]
+        mine, theirs = ({**a.to_dict(), **a.options} for a in (self, other))
+        return [
+            f"{name}: {mine.get(name)} against {theirs.get(name)}"
+            for name in sorted(mine.keys() | theirs.keys())
+            if name != "options" and name not in apart_from and mine.get(name) != theirs.get(name)
+        ]
 
 
-_SIZES = (
+SIZES = (
     "hidden_size",
     "intermediate_size",
     "num_hidden_layers",

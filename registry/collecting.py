@@ -24,14 +24,14 @@ from registry.calibration import (
 from registry.calibration.documents import find_calibration
 from registry.calibration.windows import start_token
 from registry.checkpoint import Checkpoint, HashedCheckpoint, hash_checkpoint
+from registry.dtypes import WEIGHT_DTYPES
 from registry.errors import CalibrationError, CheckpointError, InvalidInputError, StorageError
 from registry.loading import load_model, load_tokenizer
-from registry.maths.fixed_point import exponents_for, rms_norm_bound
 from registry.maths.statistics import Statistics
 from registry.progress import Progress, silent
+from registry.scales import Scales, mlp_input_scales
 from registry.sites import MLP_INPUT
 from registry.statistics_file import Collected
-from registry.tensors import WEIGHT_DTYPES
 from store.digest import json_digest
 
 SEED = 0
@@ -65,13 +65,6 @@ class PassSettings:
             raise InvalidInputError(f"dtype {self.dtype!r} is none of {', '.join(WEIGHT_DTYPES)}")
 
 
-def scales(checkpoint: Checkpoint) -> tuple[Tensor, ...]:
-    """Return the exponents of each layer's `mlp_input`, int16 of shape (H,): they follow from the weights alone."""
-    layers = range(checkpoint.architecture.num_hidden_layers)
-    norms = (checkpoint.tensor(checkpoint.family.mlp_input_bound(layer)) for layer in layers)
-    return tuple(exponents_for(rms_norm_bound(norm)) for norm in norms)
-
-
 def text_calibration(checkpoint: Checkpoint, data: Sequence[Path], settings: PassSettings) -> Calibration | None:
     """Return the calibration tokens of `data`, sampled over the whole of it (`windows.random_places`).
 
@@ -91,7 +84,7 @@ def text_calibration(checkpoint: Checkpoint, data: Sequence[Path], settings: Pas
     calibration = random_places(Corpus(data, tokenizer), tokenizer, tokens=settings.tokens, seq_len=seq_len, seed=SEED)
     if (largest := int(calibration.ids.max())) >= checkpoint.architecture.vocab_size:
         raise CalibrationError(
-            f"{checkpoint.folder}: its tokenizer gives token {largest}, the model knows "
+            f"{checkpoint.label}: its tokenizer gives token {largest}, the model knows "
             f"{checkpoint.architecture.vocab_size}",
             "put the tokenizer that the model was trained with into the folder",
         )
@@ -118,7 +111,7 @@ def carried_statistics(hashed: HashedCheckpoint) -> Collected | None:
     kept = collected.calibration
     if kept is not None and not 0 <= int(kept.ids.min()) <= int(kept.ids.max()) < checkpoint.architecture.vocab_size:
         raise CheckpointError(f"{where} has calibration tokens that the model does not know", redo)
-    layers, expected = collected.sites.get(MLP_INPUT, ()), scales(checkpoint)
+    layers, expected = collected.sites.get(MLP_INPUT, ()), mlp_input_scales(checkpoint).exponents
     if len(layers) != len(expected):
         raise CheckpointError(
             f"{where} has {len(layers)} layers of {MLP_INPUT}, the checkpoint has {len(expected)}", redo
@@ -189,7 +182,7 @@ def collect_to(
         target.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StorageError(f"{target} cannot be created: {error.strerror}", "choose another --out") from error
-    hashed = hash_checkpoint(Path(folder), progress)
+    hashed = hash_checkpoint(Checkpoint(Path(folder), remote_code=True), progress)
     calibration = text_calibration(hashed.checkpoint, [Path(file) for file in data], settings)
     collected = collect(
         hashed,
@@ -289,7 +282,8 @@ class _Collector:
 
     def __init__(self, checkpoint: Checkpoint, weights: str, calibration: Calibration, device: torch.device) -> None:
         self._device = torch.device("cpu") if device.type == "mps" else device  # which has no float64
-        self._sums = [(Statistics.zero(layer.to(self._device)), 0) for layer in scales(checkpoint)]
+        self._scales: Scales = mlp_input_scales(checkpoint)
+        self._sums = [(Statistics.zero(layer.to(self._device)), 0) for layer in self._scales.exponents]
         self._checkpoint, self._weights, self._calibration = checkpoint, weights, calibration
         self._first, self._end, self._keep = 0, 0, torch.empty(0)
 
@@ -346,10 +340,13 @@ class _Collector:
                 return  # counted before an interruption
             x = inputs[0].flatten(0, 1).to(self._device)
             try:
-                self._sums[layer] = (total + Statistics.of(x, total.exponents, self._keep), self._end)
+                self._sums[layer] = (
+                    total + Statistics.of(x, total.exponents, self._keep, self._scales.bits),
+                    self._end,
+                )
             except ValueError as error:
                 raise CalibrationError(
-                    f"{self._checkpoint.folder}: {error} (site {MLP_INPUT}, layer {layer})",
+                    f"{self._checkpoint.label}: {error} (site {MLP_INPUT}, layer {layer})",
                     "register a checkpoint whose activations are finite, or compute with --dtype float32",
                 ) from error
 

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from registry.calibration.sampling import self_sampled_label
-from registry.checkpoint import HashedCheckpoint, hash_checkpoint
+from registry.checkpoint import Checkpoint, HashedCheckpoint, hash_checkpoint
 from registry.collecting import PassSettings, carried_statistics, collect, text_calibration, window_size
-from registry.errors import ConflictError, InvalidInputError
+from registry.errors import InvalidInputError
 from registry.home import Home
 from registry.maths.statistics import Statistics
 from registry.progress import Progress
@@ -23,7 +23,7 @@ from registry.statistics_file import Collected
 from registry.tensors import to_block
 from store.arrays import ArraySource, ArrayStore, digest_of
 from store.catalog import ArrayLink, Catalog, NewVersion, StatisticsRecord, VersionRecord
-from store.catalog.records import KIND_WORDS, Kind, Role
+from store.catalog.records import Kind, Role
 from store.digest import json_digest
 from store.lock import exclusive
 
@@ -69,7 +69,7 @@ def register_expert(
     catalog: Catalog,
     store: ArrayStore,
     name: str,
-    folder: Path,
+    checkpoint: Checkpoint,
     data: Sequence[Path],
     settings: PassSettings,
     annotations: Annotations,
@@ -77,10 +77,9 @@ def register_expert(
     keep_calibration: bool,
     progress: Progress,
 ) -> Registration:
-    """Register `folder` as the next version of expert `name` (see `Registry.add_expert`)."""
-    _check_name_is_free(catalog, name, "expert")
-    hashed = hash_checkpoint(folder, progress)
-    calibration = text_calibration(hashed.checkpoint, data, settings)
+    """Register a checkpoint as the next version of expert `name` (see `Registry.add_expert`)."""
+    hashed = hash_checkpoint(checkpoint, progress)
+    calibration = text_calibration(checkpoint, data, settings)
     collected = carried_statistics(hashed) if calibration is None else None
     self_sampled = calibration is None and collected is None
     kept = keep_calibration if collected is None else collected.calibration is not None
@@ -88,7 +87,7 @@ def register_expert(
         catalog.versions(name, states=["active"]),
         content_of(hashed, "expert", annotations.license, kept=kept),
         calibration.digest if calibration else collected.calibration_digest if collected else None,
-        self_sampled_label(settings.tokens, window_size(hashed.checkpoint, settings)),
+        self_sampled_label(settings.tokens, window_size(checkpoint, settings)),
     )
     if found is not None:
         return Registration(_annotate(catalog, found, annotations), added=False, self_sampled=self_sampled)
@@ -109,14 +108,13 @@ def register_base(
     catalog: Catalog,
     store: ArrayStore,
     name: str,
-    folder: Path,
+    checkpoint: Checkpoint,
     annotations: Annotations,
     *,
     progress: Progress,
 ) -> Registration:
-    """Register `folder` as the next version of base model `name` (see `Registry.add_base`)."""
-    _check_name_is_free(catalog, name, "base")
-    hashed = hash_checkpoint(folder, progress)
+    """Register a checkpoint as the next version of base model `name` (see `Registry.add_base`)."""
+    hashed = hash_checkpoint(checkpoint, progress)
     return _register(home, catalog, store, name, "base", hashed, None, annotations, False, progress)
 
 
@@ -135,6 +133,7 @@ def content_of(hashed: HashedCheckpoint, kind: Kind, license_id: str | None, *, 
         "special_tokens": checkpoint.special_tokens,
         "weights": hashed.weights,
         "tokenizer": hashed.tokenizer,
+        "tokens": hashed.tokens,
         "license": license_id,
         "calibration_kept": kept,
     }
@@ -210,14 +209,6 @@ def _annotate(catalog: Catalog, version: VersionRecord, annotations: Annotations
     if annotations.alias is not None and annotations.alias not in version.aliases:
         catalog.set_alias(version, annotations.alias)
     return catalog.reread([version])[0]
-
-
-def _check_name_is_free(catalog: Catalog, name: str, kind: Kind) -> None:
-    found = catalog.versions(check_name(name))
-    if found and found[0].kind != kind:
-        raise ConflictError(
-            f"{name} is registered as {KIND_WORDS[found[0].kind]}, not as {KIND_WORDS[kind]}", "choose another name"
-        )
 
 
 def _statistics_records(collected: Collected) -> Iterator[StatisticsRecord]:

@@ -7,11 +7,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from registry.checkpoint import Checkpoint
 from registry.errors import StorageError
 from registry.home import Home
 from registry.progress import Progress, silent
 from registry.reference import check_alias, check_name
-from registry.resolving import ALL_STATES, affected, base_model, resolve
+from registry.resolving import ALL_STATES, affected, base_model, check_name_is_free, resolve
 from store.arrays import ArrayStore
 from store.catalog import ArrayLink, Catalog, CompositionRecord, EventRecord, VersionRecord
 from store.catalog.records import Kind, State
@@ -79,6 +80,7 @@ class Registry:
         license: str | None = None,  # noqa: A002 - the field's word
         alias: str | None = None,
         keep_calibration: bool = False,
+        remote_code: bool = False,
     ) -> "Registration":
         """Register a checkpoint as the next version of expert `name`, with statistics.
 
@@ -94,7 +96,11 @@ class Registry:
             license: its license, as the Hub writes it (`apache-2.0`).
             alias: a movable name to point at it.
             keep_calibration: store the calibration tokens too.
+            remote_code: take it even if no native host carries it.
         """
+        check_name_is_free(self.catalog, name, "expert")
+        opened = Checkpoint(Path(checkpoint), remote_code=remote_code)
+
         from registry.collecting import PassSettings
         from registry.registering import Annotations, register_expert
 
@@ -103,7 +109,7 @@ class Registry:
             self.catalog,
             self.arrays,
             name,
-            Path(checkpoint),
+            opened,
             [Path(file) for file in data],
             settings or PassSettings(),
             Annotations(dict(tags or {}), license, alias),
@@ -119,13 +125,17 @@ class Registry:
         tags: Mapping[str, str] | None = None,
         license: str | None = None,  # noqa: A002 - the field's word
         alias: str | None = None,
+        remote_code: bool = False,
     ) -> "Registration":
         """Register a checkpoint as the next version of base model `name`; arguments as `add_expert`."""
+        check_name_is_free(self.catalog, name, "base")
+        opened = Checkpoint(Path(checkpoint), remote_code=remote_code)
+
         from registry.registering import Annotations, register_base
 
         annotations = Annotations(dict(tags or {}), license, alias)
         return register_base(
-            self.home, self.catalog, self.arrays, name, Path(checkpoint), annotations, progress=self.progress
+            self.home, self.catalog, self.arrays, name, opened, annotations, progress=self.progress
         )
 
     def alias(self, ref: str, alias: str) -> str | None:

@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Sequence
 
 from registry.errors import ConflictError, IncompatibleError, InvalidInputError, NotFoundError
-from registry.reference import Reference
+from registry.reference import Reference, check_name
 from store.catalog import Catalog, VersionRecord
 from store.catalog.records import KIND_WORDS, Kind, State
 
@@ -56,6 +56,20 @@ def resolve(
     if found.state not in states:
         raise ConflictError(f"{found.ref} was opted out at {found.withdrawn_at}", "run: reg list --all")
     return found
+
+
+def check_name_is_free(catalog: Catalog, name: str, kind: Kind) -> None:
+    """Check that `name` can be registered as `kind`.
+
+    Raises:
+        InvalidInputError: it is no name.
+        ConflictError: it is registered as the other kind.
+    """
+    found = catalog.versions(check_name(name))
+    if found and found[0].kind != kind:
+        raise ConflictError(
+            f"{name} is registered as {KIND_WORDS[found[0].kind]}, not as {KIND_WORDS[kind]}", "choose another name"
+        )
 
 
 def affected(catalog: Catalog, ref: str) -> list[VersionRecord]:

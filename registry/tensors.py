@@ -17,22 +17,6 @@ DTYPES = {
 }
 """The names of dtypes, as everywhere outside torch."""
 
-SAFETENSORS = {
-    "bfloat16": "BF16",
-    "float16": "F16",
-    "float32": "F32",
-    "float64": "F64",
-    "int16": "I16",
-    "int32": "I32",
-    "int64": "I64",
-    "uint8": "U8",
-}
-"""How a safetensors header spells them."""
-
-WEIGHT_DTYPES = ("bfloat16", "float16", "float32")
-"""What a checkpoint's weights may be, and what a composition may be written in."""
-
-
 def to_block(tensor: Tensor) -> Block:
     """Return the tensor's bits as the array store carries them: bfloat16 as uint16, everything else as itself."""
     tensor = tensor.detach().cpu().contiguous()

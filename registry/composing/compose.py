@@ -1,5 +1,6 @@
 """Writing a composition's folder."""
 
+import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -33,11 +34,9 @@ def write_composition(plan: Plan, out: Path, *, replace: bool, record: Callable[
         streams = [Stream(t.name, t.dtype, t.shape, partial(produce, plan, t)) for t in plan.tensors]
         with progress("composing", plan.nbytes, "B") as advance:
             digests = write_weights(folder, streams, advance)
-        first = plan.members[0]
-        copied = {name: first.file(name) for name in first.names("file") if name in COPIED_FILES}
-        digests |= write_files(
-            folder, copied | {"config.json": json_file(host_config(plan)), "README.md": model_card(plan)}
-        )
+        copied = {name: plan.lead.file(name) for name in plan.lead.names("file") if name in COPIED_FILES}
+        made = {"config.json": json_file(host_config(plan)), "README.md": model_card(plan)}
+        digests |= write_files(folder, copied | dict(plan.host.files) | made)
         write_files(folder, {MARKER: json_file(plan.document | {"digest": plan.digest, "files": digests})})
         record()
 
@@ -45,10 +44,11 @@ def write_composition(plan: Plan, out: Path, *, replace: bool, record: Callable[
 def host_config(plan: Plan) -> dict[str, Any]:
     """Return config.json: the host's own keys, the members' special tokens, the dtype in both spellings."""
     return {
+        **plan.host.dense_config(json.loads(plan.lead.file("config.json"))),
         "architectures": [plan.host.class_name],
         "model_type": plan.host.model_type,
         "dtype": plan.dtype,
         "torch_dtype": plan.dtype,
-        **plan.members[0].content["special_tokens"],
-        **plan.host.config(plan.architecture, len(plan.members), plan.recipe.top_k),
+        **plan.lead.content["special_tokens"],
+        **plan.host.config(plan.translation.architecture, len(plan.members), plan.recipe.top_k),
     }

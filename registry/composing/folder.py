@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from registry.dtypes import SAFETENSORS
 from registry.errors import OutputError, StorageError
 from registry.progress import Advance
-from registry.tensors import SAFETENSORS
 from store.arrays import CARRIERS, Block, flush
 
 SHARD_BYTES = 5 * 10**9

@@ -8,7 +8,7 @@ import torch
 
 from registry.architecture import Architecture
 from registry.errors import DamagedError, RegError
-from registry.families import FAMILIES, Family
+from registry.families import FAMILIES, Family, Translation
 from registry.maths.statistics import Statistics
 from registry.tensors import to_tensor
 from store.arrays import ArraySource, ArrayStore
@@ -31,6 +31,11 @@ class Member:
             raise RegError(f"{self.version.ref} was purged", "run: reg list --all")
         return self.version.content
 
+    @property
+    def name(self) -> str:
+        """The expert's name."""
+        return self.version.name
+
     @cached_property
     def family(self) -> Family:
         """The dense family."""
@@ -40,6 +45,11 @@ class Member:
     def architecture(self) -> Architecture:
         """The sizes and switches."""
         return Architecture(**self.content["architecture"])
+
+    @cached_property
+    def hosts(self) -> dict[str, Translation]:
+        """Every host that carries this version, by what a recipe calls it, the default one first."""
+        return self.family.hosts(self.architecture)
 
     @cached_property
     def _links(self) -> dict[tuple[str, str], ArrayLink]:

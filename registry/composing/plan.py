@@ -1,16 +1,18 @@
 """What a composition will be, before a byte of it is written: members, host, every tensor and how it is made."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
-from registry.architecture import Architecture
+from registry.composing.compatibility import check_compatible, leading
 from registry.composing.member import Member
 from registry.composing.recipe import Recipe
-from registry.errors import IncompatibleError, InvalidInputError
-from registry.families import PROJECTIONS
-from registry.hosts import Host
+from registry.errors import IncompatibleError, InvalidInputError, UnsupportedFamilyError
+from registry.families import Translation
+from registry.hosts import Constant, Experts, Host, Trunk
+from registry.hosts.remote_code import REMOTE_CODE
 from registry.maths.trunk import TRUNKS
 from store.arrays import CARRIERS, CHUNK_ELEMENTS
 from store.digest import json_digest
@@ -19,35 +21,25 @@ DOCUMENT_FORMAT = 1
 
 
 @dataclass(frozen=True)
-class Copied:
-    """One member's MLP matrix: the bytes of its array, cast only where the recipe asks for another dtype."""
-
-    member: int
-    name: str
-
-
-@dataclass(frozen=True)
-class Combined:
-    """A trunk tensor, made by the trunk method from the members' (and the base model's) tensors of this name."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class Routed:
+class Router:
     """The router of one layer, made by the router method from the members' statistics."""
 
+    shape: tuple[int, ...]
     layer: int
 
 
 @dataclass(frozen=True)
 class OutputTensor:
-    """One tensor of the folder: its host name, dtype and shape, and how it is made."""
+    """One tensor of the folder: its host name, its dtype, and how it is made."""
 
     name: str
     dtype: str
-    shape: tuple[int, ...]
-    made: Copied | Combined | Routed
+    made: Experts | Trunk | Constant | Router
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        return self.made.shape
 
     @property
     def nbytes(self) -> int:
@@ -64,6 +56,8 @@ class Plan:
         base: the base model, where the trunk method needs it.
         recipe: how they are combined.
         dtype: what config.json says of the weights.
+        lead: the member whose tokenizer and settings the folder takes over: the first with the largest vocabulary.
+        translation: how the host carries it.
         tensors: every tensor, layer by layer.
     """
 
@@ -71,22 +65,19 @@ class Plan:
     base: Member | None
     recipe: Recipe
     dtype: str
+    lead: Member
+    translation: Translation
     tensors: tuple[OutputTensor, ...]
 
     @property
     def host(self) -> Host:
-        """The native architecture that will carry it."""
-        return self.members[0].family.host
-
-    @property
-    def architecture(self) -> Architecture:
-        """The members' common architecture."""
-        return self.members[0].architecture
+        """The architecture that will carry it."""
+        return self.translation.host
 
     @property
     def names(self) -> list[str]:
         """The members' names, in order."""
-        return [member.version.name for member in self.members]
+        return [member.name for member in self.members]
 
     @property
     def parameters(self) -> int:
@@ -96,7 +87,7 @@ class Plan:
     @property
     def active_parameters(self) -> int:
         """Weights that take part in one token: the trunk, the routers and top_k experts."""
-        experts = sum(math.prod(tensor.shape) for tensor in self.tensors if isinstance(tensor.made, Copied))
+        experts = sum(math.prod(tensor.shape) for tensor in self.tensors if isinstance(tensor.made, Experts))
         return self.parameters - experts + experts // len(self.members) * self.recipe.top_k
 
     @property
@@ -112,20 +103,20 @@ class Plan:
         as reals, their sum and its factor) and one block of a tensor (in float64, widened and rounded, beside what each
         member contributes, as read and as decoded). Both count: what one frees is not always there for the other.
         """
-        gram = 7 * 8 * (self.architecture.hidden_size + 1) ** 2
-        elements = min(CHUNK_ELEMENTS, max(math.prod(tensor.shape) for tensor in self.tensors))
+        gram = 7 * 8 * (self.translation.architecture.hidden_size + 1) ** 2
+        elements = max(_workspace(tensor.made) for tensor in self.tensors)
         contributed = 2 * CARRIERS[self.dtype][1] * (len(self.members) + (self.base is not None))
         return gram + (3 * 8 + contributed) * elements
 
-    @property
+    @cached_property
     def document(self) -> dict[str, Any]:
         """Recipe, names and content digests: all that the composition is a function of."""
         return {
             "format": DOCUMENT_FORMAT,
             "host": self.host.model_type,
             "recipe": self.recipe.document(self.names),
-            "members": [{"name": m.version.name, "digest": m.version.digest} for m in self.members],
-            "base": None if self.base is None else {"name": self.base.version.name, "digest": self.base.version.digest},
+            "members": [{"name": m.name, "digest": m.version.digest} for m in self.members],
+            "base": None if self.base is None else {"name": self.base.name, "digest": self.base.version.digest},
         }
 
     @property
@@ -145,11 +136,12 @@ def make_plan(members: Sequence[Member], base: Member | None, recipe: Recipe) ->
     Raises:
         InvalidInputError: no member, a name twice, or a recipe that does not fit them.
         IncompatibleError: members differ in what must agree; the message says in what, and who from whom.
+        UnsupportedFamilyError: the host asked for does not carry them.
     """
-    ordered = tuple(sorted(members, key=lambda member: member.version.name))
+    ordered = tuple(sorted(members, key=lambda member: member.name))
     if not ordered:
         raise InvalidInputError("a composition needs at least one expert", "name some: --experts code,math")
-    names = [member.version.name for member in ordered]
+    names = [member.name for member in ordered]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise InvalidInputError(
             f"{', '.join(twice)} is named more than once: a composition holds one version of an expert",
@@ -157,31 +149,29 @@ def make_plan(members: Sequence[Member], base: Member | None, recipe: Recipe) ->
         )
     recipe.check_members(names)
     base = base if TRUNKS[recipe.trunk].needs_base else None
-    first = ordered[0]
-    for other in (*ordered[1:], *([base] if base else [])):
-        _check_compatible(first, other)
+    everyone = (*ordered, *([base] if base else []))
+    check_compatible(everyone)
+    lead = leading(everyone)
+    translation = _translation(lead, recipe.host)
     dtype = recipe.dtype or _common_dtype(ordered)
-    return Plan(ordered, base, recipe, dtype, tuple(_tensors(ordered, base, recipe, dtype)))
+    return Plan(ordered, base, recipe, dtype, lead, translation, tuple(_tensors(ordered, base, recipe, dtype, lead, translation)))
 
 
-def _check_compatible(first: Member, other: Member) -> None:
-    pair = f"{first.version.ref} and {other.version.ref} cannot stand in one composition"
-    if first.family is not other.family:
-        raise IncompatibleError(
-            f"{pair}: family {first.family.model_type} against {other.family.model_type}",
-            "compose experts of one family",
+def _translation(lead: Member, host: str | None) -> Translation:
+    hosts = lead.hosts
+    if host is None:
+        host = next(iter(hosts))
+        if host == REMOTE_CODE:
+            raise UnsupportedFamilyError(
+                f"no native host carries {lead.version.ref} exactly: {lead.family.refusal(lead.architecture)}",
+                "add --remote-code: the folder then carries a modelling file of its own",
+            )
+    if host not in hosts:
+        raise UnsupportedFamilyError(
+            f"host {host!r} does not carry {lead.version.ref} ({lead.family.model_type})",
+            f"those that do: {', '.join(hosts)}",
         )
-    if differences := first.architecture.differences(other.architecture):
-        raise IncompatibleError(f"{pair}: {'; '.join(differences)}", "compose experts of one base model")
-    if first.content["tokenizer"] != other.content["tokenizer"]:
-        raise IncompatibleError(
-            f"{pair}: their tokenizers differ (digest {_short(first)} against {_short(other)})",
-            "compose experts that kept their base model's tokenizer",
-        )
-
-
-def _short(member: Member) -> str:
-    return str(member.content["tokenizer"])[:12]
+    return hosts[host]
 
 
 def _common_dtype(members: Sequence[Member]) -> str:
@@ -194,31 +184,39 @@ def _common_dtype(members: Sequence[Member]) -> str:
     return next(iter(dtypes.values()))
 
 
-def _tensors(members: Sequence[Member], base: Member | None, recipe: Recipe, dtype: str) -> list[OutputTensor]:
-    first = members[0]
-    family, architecture, host = first.family, first.architecture, first.family.host
-    contributors = [*(members if TRUNKS[recipe.trunk].needs_members else ()), *([base] if base else [])]
-    tensors = [
-        OutputTensor(name, recipe.dtype or _tensor_dtype(contributors, name), shape, Combined(name))
-        for name, shape in family.trunk_shapes(architecture).items()
-    ]
-    mlp = family.mlp_shapes(architecture)
+def _tensors(
+    members: Sequence[Member], base: Member | None, recipe: Recipe, dtype: str, lead: Member, translation: Translation
+) -> Iterator[OutputTensor]:
+    family, architecture, host = lead.family, lead.architecture, translation.host
+    for name, made in translation.trunk.items():
+        own = dtype if isinstance(made, Constant) else _trunk_dtype(members, base, recipe, made.rows.name)
+        yield OutputTensor(name, recipe.dtype or own, made)
     for layer in range(architecture.num_hidden_layers):
         shape = (len(members), architecture.hidden_size)
-        tensors.append(OutputTensor(host.gate_name(layer), dtype, shape, Routed(layer)))
-        for index, member in enumerate(members):
-            for projection in PROJECTIONS:
-                name = family.mlp_name(layer, projection)
-                own = recipe.dtype or member.link("mlp", name).dtype
-                tensors.append(
-                    OutputTensor(host.expert_name(layer, index, projection), own, mlp[name], Copied(index, name))
-                )
-    return tensors
+        yield OutputTensor(host.below(layer, host.gate), dtype, Router(shape, layer))
+        whole = recipe.host == REMOTE_CODE
+        parts = family.mlp_tensors(layer, architecture) if whole else family.projections(layer, architecture)
+        for name, experts in host.experts.tensors(len(members), parts):
+            dtypes = {members[member].version.ref: members[member].link("mlp", rows.name).dtype for member, rows in experts.parts}
+            yield OutputTensor(host.below(layer, name), recipe.dtype or _one(name, dtypes), experts)
 
 
-def _tensor_dtype(contributors: Sequence[Member], name: str) -> str:
-    dtypes = {member.version.ref: member.link("trunk", name).dtype for member in contributors}
+def _trunk_dtype(members: Sequence[Member], base: Member | None, recipe: Recipe, name: str) -> str:
+    contributors = [*(members if TRUNKS[recipe.trunk].needs_members else ()), *([base] if base else [])]
+    if recipe.dtype:
+        return recipe.dtype
+    return _one(name, {member.version.ref: member.link("trunk", name).dtype for member in contributors})
+
+
+def _one(name: str, dtypes: dict[str, str]) -> str:
     if len(set(dtypes.values())) > 1:
         listed = ", ".join(f"{ref} {dtype}" for ref, dtype in dtypes.items())
         raise IncompatibleError(f"tensor {name} has different dtypes ({listed})", "choose one: --dtype bfloat16")
     return next(iter(dtypes.values()))
+
+
+def _workspace(made: Experts | Trunk | Constant | Router) -> int:
+    """Return how many elements of a tensor are in memory at once."""
+    size = math.prod(made.shape)
+    reordered = isinstance(made, Trunk) and made.rows.rows is not None and not isinstance(made.rows.rows, range)
+    return size if reordered else min(CHUNK_ELEMENTS, size)

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from registry.dtypes import WEIGHT_DTYPES
 from registry.errors import InvalidInputError
 from registry.maths.router import ROUTERS
 from registry.maths.trunk import TRUNKS
-from registry.tensors import WEIGHT_DTYPES
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,8 @@ class Recipe:
         temperature: > 0; router logits are divided by it, which at top_k = 1 changes nothing.
         weights: member name → ω > 0, its weight in the ridge solution; 1 where absent.
         dtype: what the folder is written in, or None for the members' own.
+        host: the architecture that carries it, where more than one does: its `model_type`, or `remote-code` for a
+            modelling file of its own; None for the preferred one.
     """
 
     trunk: str = "mean"
@@ -32,6 +34,7 @@ class Recipe:
     temperature: float = 1.0
     weights: Mapping[str, float] = field(default_factory=dict)
     dtype: str | None = None
+    host: str | None = None
 
     def __post_init__(self) -> None:
         for name, value, known in (("trunk", self.trunk, TRUNKS), ("router", self.router, ROUTERS)):

@@ -1,25 +1,52 @@
 """Dense families: one file a family, one line a family in `FAMILIES`; what is refused says why in `REFUSED`."""
 
-from registry.architecture import Architecture
 from registry.errors import UnsupportedFamilyError
-from registry.families.family import PROJECTIONS, Family
+from registry.families.cohere import COHERE
+from registry.families.cohere2 import COHERE2
+from registry.families.family import PROJECTIONS, Family, NormOutput, ResidualStream, Translation
+from registry.families.gemma import GEMMA
+from registry.families.gemma2 import GEMMA2, GEMMA3_TEXT
+from registry.families.gpt_neox import GPT_NEOX
+from registry.families.granite import GRANITE
 from registry.families.llama import LLAMA
 from registry.families.mistral import MISTRAL
+from registry.families.olmo2 import OLMO2
+from registry.families.olmo3 import OLMO3
+from registry.families.phi3 import PHI3
+from registry.families.qwen2 import QWEN2
 from registry.families.qwen3 import QWEN3
+from registry.families.smollm3 import SMOLLM3
+from registry.families.stablelm import STABLELM
 
-FAMILIES = {family.model_type: family for family in (LLAMA, MISTRAL, QWEN3)}
+_LISTED: tuple[Family, ...] = (
+    COHERE,
+    COHERE2,
+    GEMMA,
+    GEMMA2,
+    GEMMA3_TEXT,
+    GPT_NEOX,
+    GRANITE,
+    LLAMA,
+    MISTRAL,
+    OLMO2,
+    OLMO3,
+    PHI3,
+    QWEN2,
+    QWEN3,
+    SMOLLM3,
+    STABLELM,
+)
+FAMILIES: dict[str, Family] = {family.model_type: family for family in _LISTED}
 """`model_type` → family."""
 
-_SANDWICH = "its MLP stands between two norms of its own (sandwich norms), which no native host has"
+_MIXTURE = "it is a mixture of experts already; register the dense experts it was made of"
+_NO_HOST = "no native host that carries it exactly is known to this program"
 REFUSED = {
-    "gemma2": _SANDWICH,
-    "gemma3": _SANDWICH,
-    "gemma3_text": _SANDWICH,
-    "gpt_neox": "its MLP is not gated and has biases, which no native host has",
-    "stablelm": "its norms have biases, which no native host has beside a plain router",
+    "gemma3": "it reads images as well; register its text model (model type 'gemma3_text')",
     "gpt2": "its MLP is not gated and has biases, which no native host has",
-    "mixtral": "it is a mixture of experts already; register the dense experts it was made of",
-    "qwen3_moe": "it is a mixture of experts already; register the dense experts it was made of",
+    "mixtral": _MIXTURE,
+    "qwen2_moe": _MIXTURE,
+    "qwen3_moe": _MIXTURE,
 }
 """`model_type` → why it is refused, where the reason is known."""
 
@@ -32,11 +59,10 @@ def family_of(model_type: str) -> Family:
     """
     if model_type in FAMILIES:
         return FAMILIES[model_type]
-    reason = REFUSED.get(model_type, "no host that carries it exactly is known to this program")
     raise UnsupportedFamilyError(
-        f"model type {model_type!r} cannot be composed: {reason}",
+        f"model type {model_type!r} cannot be composed: {REFUSED.get(model_type, _NO_HOST)}",
         f"supported are: {', '.join(sorted(FAMILIES))}",
     )
 
 
-__all__ = ["FAMILIES", "PROJECTIONS", "Architecture", "Family", "family_of"]
+__all__ = ["FAMILIES", "PROJECTIONS", "Family", "NormOutput", "ResidualStream", "Translation", "family_of"]

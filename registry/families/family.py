@@ -1,88 +1,259 @@
-"""A dense family: its tensors, where its MLP input is, and the host that carries it."""
+"""A dense family: its configuration, its tensors, where its MLP input is, and the hosts that carry it exactly."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from registry.architecture import Architecture
-from registry.hosts import Host
+from registry.families.rope import rope_parameters
+from registry.hosts import Constant, Host, Projections, Rows, Trunk
+from registry.hosts.remote_code import REMOTE_CODE, remote_code_host
 
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
-"""The three matrices of a gated MLP, in the names that the dense families use."""
+"""The three matrices of a gated MLP."""
 
 Shapes = dict[str, tuple[int, ...]]
 
+_COMMON = {"num_key_value_heads": None, "head_dim": None, "hidden_act": "silu"}
+_REQUIRED = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+
 
 @dataclass(frozen=True)
+class NormOutput:
+    """An MLP input that a norm over the hidden axis gives, so that the norm's weights bound it.
+
+    Attributes:
+        norm: the norm's name below the layer.
+        offset: what the norm adds to its weight.
+        bias: it has a bias.
+    """
+
+    norm: str = "post_attention_layernorm"
+    offset: float = 0.0
+    bias: bool = False
+
+
+@dataclass(frozen=True)
+class ResidualStream:
+    """An MLP input that is the residual stream itself: embeddings and the outputs of the norms that were added so far.
+
+    Attributes:
+        embedding: the embedding's tensor.
+        after_attention: the norm of each attention's output, below the layer.
+        after_mlp: the norm of each MLP's output, below the layer.
+    """
+
+    embedding: str = "model.embed_tokens.weight"
+    after_attention: str = "post_attention_layernorm"
+    after_mlp: str = "post_feedforward_layernorm"
+
+
+@dataclass(frozen=True)
+class Translation:
+    """How a host carries one dense model.
+
+    Attributes:
+        host: the native architecture.
+        architecture: the model's, in the host's terms: what its config.json is made of.
+        trunk: host name → how each trunk tensor is made.
+        notes: what a user should know of the result.
+    """
+
+    host: Host
+    architecture: Architecture
+    trunk: Mapping[str, Trunk | Constant]
+    notes: tuple[str, ...] = ()
+
+
 class Family:
-    """One dense model type.
+    """One dense model type; a subclass says in what it differs from Llama.
 
     Attributes:
         model_type: the `model_type` of its config.json.
-        host: the native architecture that carries it.
-        trunk_layer: shapes of one layer's trunk tensors, by their name below `model.layers.N.`.
-        refusal: why a configuration of this family is not carried exactly, or None where it is.
-        mlp_input_norm: the RMSNorm (name below `model.layers.N.`) whose output is the MLP input; its weight bounds it.
+        class_name: its transformers class.
+        special_tokens: ids of the tokens that begin, end and pad a text, where config.json leaves them out.
+        defaults: what transformers takes for the keys that config.json leaves out.
+        rope_theta: the same for the rope.
+        options: the keys that decide its function beside the sizes.
+        layers: where its layers are, as a module and in tensor names.
+        renamed: tensors that its transformers class has under another name than its checkpoints.
     """
 
-    model_type: str
-    host: Host
-    trunk_layer: Callable[[Architecture], Shapes]
-    refusal: Callable[[Any], str | None]
-    mlp_input_norm: str = "post_attention_layernorm.weight"
+    model_type: ClassVar[str]
+    class_name: ClassVar[str]
+    special_tokens: ClassVar[tuple[int | None, int | None, int | None]] = (None, None, None)
+    defaults: ClassVar[Mapping[str, Any]]
+    rope_theta: ClassVar[float] = 10_000.0
+    options: ClassVar[tuple[str, ...]] = ("rms_norm_eps",)
+    layers: ClassVar[str] = "model.layers"
+    renamed: ClassVar[Mapping[str, str]] = {}
 
-    def trunk_shapes(self, architecture: Architecture) -> Shapes:
-        """Return the shape of every trunk tensor."""
+    # -- configuration -----------------------------------------------------------------------------------------------
+
+    def architecture(self, config: Mapping[str, Any]) -> Architecture:
+        """Read a config.json.
+
+        Raises:
+            ValueError: a key is missing, or has a value that no model can have.
+        """
+        if missing := [key for key in _REQUIRED if key not in config]:
+            raise ValueError(f"{', '.join(missing)} missing")
+        values: dict[str, Any] = {**_COMMON, **self.defaults, **config}
+        if values["num_key_value_heads"] is None:
+            values["num_key_value_heads"] = values["num_attention_heads"]
+        try:
+            self.complete(values)
+            if values["head_dim"] is None:
+                values["head_dim"] = values["hidden_size"] // values["num_attention_heads"]
+            rope = self.rope(values)
+        except (TypeError, AttributeError, ArithmeticError, KeyError) as error:
+            raise ValueError(f"its values do not go together ({error})") from error
+        sizes = {key: values[key] for key in Architecture.__dataclass_fields__ if key in values}
+        options = {key: values[key] for key in self.options}
+        return Architecture(**sizes | {"rope_parameters": rope, "options": options})
+
+    def complete(self, values: dict[str, Any]) -> None:
+        """Fill in what this family derives from other keys; `values` has all defaults."""
+
+    def rope(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the rope's parameters as transformers 5 writes them."""
+        return rope_parameters(values, self.rope_theta)
+
+    # -- tensors -----------------------------------------------------------------------------------------------------
+
+    def outer_shapes(self, architecture: Architecture) -> Shapes:
+        """Return the shapes of the tensors outside the layers."""
         hidden, vocabulary = architecture.hidden_size, architecture.vocab_size
         shapes: Shapes = {"model.embed_tokens.weight": (vocabulary, hidden), "model.norm.weight": (hidden,)}
         if not architecture.tie_word_embeddings:
             shapes["lm_head.weight"] = (vocabulary, hidden)
-        for layer in range(architecture.num_hidden_layers):
-            for name, shape in self.trunk_layer(architecture).items():
-                shapes[f"model.layers.{layer}.{name}"] = shape
         return shapes
+
+    def trunk_layer(self, architecture: Architecture) -> Shapes:
+        """Return the shapes of one layer's trunk tensors, by their name below the layer."""
+        bias = bool(architecture.options.get("attention_bias"))
+        return attention_shapes(architecture, bias="qkvo" if bias else "") | norm_shapes(architecture)
+
+    def mlp_layer(self, architecture: Architecture) -> Shapes:
+        """Return the shapes of one layer's MLP tensors, by their name below the layer."""
+        hidden, inner = architecture.hidden_size, architecture.intermediate_size
+        shapes: Shapes = {
+            "mlp.gate_proj.weight": (inner, hidden),
+            "mlp.up_proj.weight": (inner, hidden),
+            "mlp.down_proj.weight": (hidden, inner),
+        }
+        if architecture.options.get("mlp_bias"):
+            shapes |= {"mlp.gate_proj.bias": (inner,), "mlp.up_proj.bias": (inner,), "mlp.down_proj.bias": (hidden,)}
+        return shapes
+
+    def mlp_tensors(self, layer: int, architecture: Architecture) -> Projections:
+        """Return a layer's MLP tensors as they are, by their name below the MLP."""
+        return {
+            name.removeprefix("mlp."): (Rows(self.below(layer, name)), shape)
+            for name, shape in self.mlp_layer(architecture).items()
+        }
+
+    def projections(self, layer: int, architecture: Architecture) -> Projections:
+        """Return where the three matrices of a layer's gated MLP are."""
+        shapes = self.mlp_layer(architecture)
+        return {
+            projection: (Rows(self.below(layer, name)), shapes[name])
+            for projection in PROJECTIONS
+            for name in (f"mlp.{projection}.weight",)
+        }
+
+    def trunk_shapes(self, architecture: Architecture) -> Shapes:
+        """Return the shape of every trunk tensor."""
+        layer_shapes = self.trunk_layer(architecture)
+        return self.outer_shapes(architecture) | {
+            self.below(layer, name): shape
+            for layer in range(architecture.num_hidden_layers)
+            for name, shape in layer_shapes.items()
+        }
 
     def mlp_shapes(self, architecture: Architecture) -> Shapes:
         """Return the shape of every MLP tensor."""
-        hidden, inner = architecture.hidden_size, architecture.intermediate_size
+        layer_shapes = self.mlp_layer(architecture)
         return {
-            self.mlp_name(layer, projection): (hidden, inner) if projection == "down_proj" else (inner, hidden)
+            self.below(layer, name): shape
             for layer in range(architecture.num_hidden_layers)
-            for projection in PROJECTIONS
+            for name, shape in layer_shapes.items()
         }
 
-    def mlp_name(self, layer: int, projection: str) -> str:
-        """Return the dense name of one MLP matrix."""
-        return f"model.layers.{layer}.mlp.{projection}.weight"
+    def below(self, layer: int, name: str) -> str:
+        """Return the whole name of a tensor of a layer."""
+        return f"{self.layers}.{layer}.{name}"
 
-    def mlp_input_bound(self, layer: int) -> str:
-        """Return the name of the norm weight that bounds the MLP input of `layer`."""
-        return f"model.layers.{layer}.{self.mlp_input_norm}"
+    # -- the MLP input -----------------------------------------------------------------------------------------------
+
+    def mlp_input(self, architecture: Architecture) -> NormOutput | ResidualStream:
+        """Return what the MLP of each layer sees, and so what bounds it."""
+        return NormOutput()
 
     def mlps(self, model: Any) -> Iterator[Any]:
         """Yield the MLP module of each layer of a loaded model; its first positional input is the MLP input."""
-        for layer in model.model.layers:
+        for layer in model.get_submodule(self.layers):
             yield layer.mlp
 
+    # -- hosts -------------------------------------------------------------------------------------------------------
 
-def attention_shapes(architecture: Architecture, *, bias: bool = False) -> Shapes:
-    """Return the shapes of one layer's q, k, v and o projections and of its two norms, as Llama names them."""
+    def refusal(self, architecture: Architecture) -> str | None:
+        """Return why no native host carries this model exactly, or None where one does."""
+        if architecture.options.get("mlp_bias"):
+            return "its MLPs have biases (mlp_bias), and no native host has expert biases"
+        return None
+
+    def translations(self, architecture: Architecture) -> list[Translation]:
+        """Return how each native host that carries the model exactly does so, the preferred one first."""
+        raise NotImplementedError
+
+    def hosts(self, architecture: Architecture) -> dict[str, Translation]:
+        """Return every host that carries the model, by what a recipe calls it; native ones first, the default ahead."""
+        native = [] if self.refusal(architecture) else self.translations(architecture)
+        remote = remote_code_host(self.model_type, self.class_name, self.layers)
+        return {
+            **{translation.host.model_type: translation for translation in native},
+            REMOTE_CODE: Translation(
+                remote,
+                architecture,
+                {self.renamed.get(name, name): made for name, made in self.unchanged(architecture).items()},
+            ),
+        }
+
+    def unchanged(self, architecture: Architecture) -> dict[str, Trunk | Constant]:
+        """Return the trunk as it is, under its own names."""
+        return {name: Trunk(shape, Rows(name)) for name, shape in self.trunk_shapes(architecture).items()}
+
+
+def attention_shapes(architecture: Architecture, *, bias: str = "") -> Shapes:
+    """Return the shapes of one layer's q, k, v and o projections, as Llama names them.
+
+    Args:
+        architecture: the sizes.
+        bias: which of the projections have one: some of the letters `qkvo`.
+    """
     hidden = architecture.hidden_size
     queries = architecture.num_attention_heads * architecture.head_dim
     keys = architecture.num_key_value_heads * architecture.head_dim
-    shapes: Shapes = {
-        "self_attn.q_proj.weight": (queries, hidden),
-        "self_attn.k_proj.weight": (keys, hidden),
-        "self_attn.v_proj.weight": (keys, hidden),
-        "self_attn.o_proj.weight": (hidden, queries),
-        "input_layernorm.weight": (hidden,),
-        "post_attention_layernorm.weight": (hidden,),
-    }
-    if bias:
-        shapes |= {
-            "self_attn.q_proj.bias": (queries,),
-            "self_attn.k_proj.bias": (keys,),
-            "self_attn.v_proj.bias": (keys,),
-            "self_attn.o_proj.bias": (hidden,),
-        }
+    shapes: Shapes = {}
+    for letter, (rows, columns) in {
+        "q": (queries, hidden),
+        "k": (keys, hidden),
+        "v": (keys, hidden),
+        "o": (hidden, queries),
+    }.items():
+        shapes[f"self_attn.{letter}_proj.weight"] = (rows, columns)
+        if letter in bias:
+            shapes[f"self_attn.{letter}_proj.bias"] = (rows,)
+    return shapes
+
+
+def norm_shapes(
+    architecture: Architecture, *names: str, bias: bool = False, size: int | None = None
+) -> Shapes:
+    """Return the shapes of one layer's norms: of the two that Llama has, unless others are named."""
+    shapes: Shapes = {}
+    for name in names or ("input_layernorm", "post_attention_layernorm"):
+        for part in ("weight", "bias") if bias else ("weight",):
+            shapes[f"{name}.{part}"] = (size or architecture.hidden_size,)
     return shapes

@@ -1,17 +1,30 @@
-"""Llama → Mixtral, bit for bit: rope of any scaling, tied or not, any head size."""
+"""Llama → Mixtral, bit for bit: rope of any scaling, tied or not, any head size; with attention biases → GraniteMoE."""
 
-from typing import Any
-
-from registry.families.family import Family, attention_shapes
+from registry.architecture import Architecture
+from registry.families.family import Family, Translation
+from registry.hosts.granitemoe import GRANITEMOE
 from registry.hosts.mixtral import MIXTRAL
 
 
-def _refusal(config: Any) -> str | None:
-    if config.mlp_bias:
-        return "its MLPs have biases (mlp_bias), and no native host has expert biases"
-    if config.attention_bias:
-        return "its attention has biases (attention_bias), which mixtral cannot hold"
-    return None
+class Llama(Family):
+    """Llama 1 to 3, and what was built like it."""
+
+    model_type = "llama"
+    class_name = "LlamaForCausalLM"
+    special_tokens = (1, 2, None)
+    defaults = {
+        "attention_bias": False,
+        "max_position_embeddings": 2048,
+        "mlp_bias": False,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+    }
+    options = ("attention_bias", "mlp_bias", "rms_norm_eps")
+
+    def translations(self, architecture: Architecture) -> list[Translation]:
+        """Return Mixtral, which cannot hold attention biases, or GraniteMoE, which can."""
+        host = GRANITEMOE if architecture.options["attention_bias"] else MIXTRAL
+        return [Translation(host, architecture, self.unchanged(architecture))]
 
 
-LLAMA = Family("llama", MIXTRAL, attention_shapes, _refusal)
+LLAMA = Llama()

@@ -1,23 +1,47 @@
-"""Qwen3 → Qwen3-MoE, bit for bit: query and key norms, attention biases where there are any, no per-layer window."""
+"""Qwen3 → Qwen3-MoE, bit for bit, attention biases included; with a window by layer → Mellum."""
 
 from typing import Any
 
 from registry.architecture import Architecture
-from registry.families.family import Family, Shapes, attention_shapes
+from registry.families.family import Family, Shapes, Translation, norm_shapes
+from registry.families.qwen2 import window_by_layer
+from registry.families.rope import SLIDING
+from registry.hosts.mellum import MELLUM
 from registry.hosts.qwen3_moe import QWEN3_MOE
 
 
-def _trunk_layer(architecture: Architecture) -> Shapes:
-    return attention_shapes(architecture, bias=architecture.attention_bias) | {
-        "self_attn.q_norm.weight": (architecture.head_dim,),
-        "self_attn.k_norm.weight": (architecture.head_dim,),
+class Qwen3(Family):
+    """Qwen3's dense models."""
+
+    model_type = "qwen3"
+    class_name = "Qwen3ForCausalLM"
+    defaults = {
+        "attention_bias": False,
+        "head_dim": 128,
+        "layer_types": None,
+        "max_position_embeddings": 32768,
+        "max_window_layers": 28,
+        "num_key_value_heads": 32,
+        "rms_norm_eps": 1e-6,
+        "sliding_window": 4096,
+        "tie_word_embeddings": False,
+        "use_sliding_window": False,
     }
+    options = ("attention_bias", "layer_types", "rms_norm_eps", "sliding_window")
+
+    def complete(self, values: dict[str, Any]) -> None:
+        """Fill in which layers have a window."""
+        window_by_layer(values)
+
+    def trunk_layer(self, architecture: Architecture) -> Shapes:
+        """Return the shapes of one layer's trunk tensors, its norms of queries and keys included."""
+        norms = norm_shapes(architecture, "self_attn.q_norm", "self_attn.k_norm", size=architecture.head_dim)
+        return super().trunk_layer(architecture) | norms
+
+    def translations(self, architecture: Architecture) -> list[Translation]:
+        """Return Qwen3-MoE, or Mellum where layers have a window."""
+        host = MELLUM if SLIDING in architecture.options["layer_types"] else QWEN3_MOE
+        return [Translation(host, architecture, self.unchanged(architecture))]
 
 
-def _refusal(config: Any) -> str | None:
-    if "sliding_attention" in config.layer_types:
-        return "some of its layers have a sliding window and others none, which qwen3_moe cannot hold"
-    return None
-
-
-QWEN3 = Family("qwen3", QWEN3_MOE, _trunk_layer, _refusal)
+QWEN3 = Qwen3()

@@ -1,10 +1,51 @@
 """A host: the tensor names and the config.json of a native mixture-of-experts architecture."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from registry.architecture import Architecture
+from registry.hosts.tensors import Experts, Rows
+
+LAYERS = "model.layers"
+
+Projections = Mapping[str, tuple[Rows, tuple[int, ...]]]
+"""The matrices of one layer's MLP: name → (where they are, their shape)."""
+
+
+@dataclass(frozen=True)
+class PerExpert:
+    """A tensor for each expert and matrix.
+
+    Attributes:
+        pattern: its name below the layer, with `{expert}` and `{projection}`.
+        names: what the host calls a projection, where it has a word of its own.
+    """
+
+    pattern: str
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    def tensors(self, count: int, projections: Projections) -> Iterator[tuple[str, Experts]]:
+        """Yield (name below the layer, tensor) for `count` experts."""
+        for expert in range(count):
+            for projection, (rows, shape) in projections.items():
+                name = self.pattern.format(expert=expert, projection=self.names.get(projection, projection))
+                yield name, Experts(shape, ((expert, rows),))
+
+
+@dataclass(frozen=True)
+class Fused:
+    """Two tensors a layer: gate above up, of shape (E, 2I, H), and down, of shape (E, H, I)."""
+
+    gate_up: str
+    down: str
+
+    def tensors(self, count: int, projections: Projections) -> Iterator[tuple[str, Experts]]:
+        """Yield (name below the layer, tensor) for `count` experts."""
+        for name, parts in ((self.gate_up, ("gate_proj", "up_proj")), (self.down, ("down_proj",))):
+            (height, width) = projections[parts[0]][1]
+            rows = tuple((expert, projections[part][0]) for expert in range(count) for part in parts)
+            yield name, Experts((count, height * len(parts), width), rows)
 
 
 @dataclass(frozen=True)
@@ -14,47 +55,75 @@ class Host:
     Attributes:
         model_type: the `model_type` written to config.json.
         class_name: the transformers class, written to `architectures`.
-        gate: name of a layer's router, with `{layer}`.
-        expert: name of an expert's matrix by its dense projection, with `{layer}` and `{expert}`.
+        gate: name of a layer's router, below the layer.
+        experts: how a layer's expert MLPs are laid out.
         config: the architecture's own part of config.json, from (architecture, number of experts, experts per token).
+        layers: where its layers are, in tensor names.
+        dense_config: what it takes over from the members' own config.json; a native host takes nothing.
+        files: what its folder holds beside the weights and config.json.
     """
 
     model_type: str
     class_name: str
     gate: str
-    expert: dict[str, str]
+    experts: PerExpert | Fused
     config: Callable[[Architecture, int, int], dict[str, Any]]
+    layers: str = LAYERS
+    dense_config: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda config: {}
+    files: Mapping[str, bytes] = field(default_factory=dict)
 
-    def gate_name(self, layer: int) -> str:
-        """Return the name of the router of `layer`, of shape (E, H)."""
-        return self.gate.format(layer=layer)
-
-    def expert_name(self, layer: int, expert: int, projection: str) -> str:
-        """Return the name of one matrix of one expert; its shape is the dense one."""
-        return self.expert[projection].format(layer=layer, expert=expert)
+    def below(self, layer: int, name: str) -> str:
+        """Return the whole name of a tensor of a layer."""
+        return f"{self.layers}.{layer}.{name}"
 
 
 def decoder_config(architecture: Architecture) -> dict[str, Any]:
     """Return the keys that every host shares, in the spelling of transformers 4 and of 5 both."""
-    rope = dict(architecture.rope_parameters)
-    theta = rope.pop("rope_theta")
-    return {
+    config = {
         "attention_dropout": 0.0,
         "head_dim": architecture.head_dim,
         "hidden_act": architecture.hidden_act,
         "hidden_size": architecture.hidden_size,
         "initializer_range": 0.02,
+        "intermediate_size": architecture.intermediate_size,
         "max_position_embeddings": architecture.max_position_embeddings,
         "num_attention_heads": architecture.num_attention_heads,
         "num_hidden_layers": architecture.num_hidden_layers,
         "num_key_value_heads": architecture.num_key_value_heads,
         "output_router_logits": False,
-        "rms_norm_eps": architecture.rms_norm_eps,
-        "rope_parameters": architecture.rope_parameters,
-        "rope_scaling": None if rope.get("rope_type", "default") == "default" else rope,
-        "rope_theta": theta,
         "router_aux_loss_coef": 0.0,
         "tie_word_embeddings": architecture.tie_word_embeddings,
         "use_cache": True,
         "vocab_size": architecture.vocab_size,
+        **rope_config(architecture.rope_parameters),
+    }
+    if "rms_norm_eps" in architecture.options:
+        config["rms_norm_eps"] = architecture.options["rms_norm_eps"]
+    return config
+
+
+def rope_config(rope_parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the rope's keys of config.json: `rope_parameters` (transformers 5), `rope_theta` and `rope_scaling` (4)."""
+    scaling = dict(rope_parameters)
+    theta = scaling.pop("rope_theta")
+    config = {
+        "rope_parameters": dict(rope_parameters),
+        "rope_scaling": None if scaling.get("rope_type", "default") == "default" else scaling,
+        "rope_theta": theta,
+    }
+    if scaling.get("rope_type") == "longrope":  # transformers 4 switches between short and long by this key
+        config["original_max_position_embeddings"] = scaling["original_max_position_embeddings"]
+    return config
+
+
+def qwen_moe_config(architecture: Architecture, experts: int, top_k: int) -> dict[str, Any]:
+    """Return the keys that the hosts of the Qwen lineage share, with `norm_topk_prob`: the chosen weights sum to 1."""
+    return decoder_config(architecture) | {
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "moe_intermediate_size": architecture.intermediate_size,
+        "norm_topk_prob": True,
+        "num_experts": experts,  # read by transformers 4 and by other runtimes; transformers 5 reads the next line
+        "num_local_experts": experts,
+        "num_experts_per_tok": top_k,
     }

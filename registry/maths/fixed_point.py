@@ -1,19 +1,26 @@
-"""Fixed-point activations: integers of 16 bits whose scales follow from the weights alone.
+"""Fixed-point activations: integers of 16 or 20 bits whose scales follow from the weights alone.
 
 A site's channel i is known to satisfy |y_i| ≤ bound_i before any token is seen. It gets the largest power-of-two
-scale 2^{p_i} for which that bound fits into a signed 16-bit integer, so q_i = round(y_i · 2^{p_i}) never saturates and
-p never depends on the data. Sums of products of such integers are exact, hence independent of order and of how tokens
-are split.
+scale 2^{p_i} for which that bound fits into a signed integer of so many bits, so q_i = round(y_i · 2^{p_i}) never
+saturates and p never depends on the data. Sums of products of such integers are exact, hence independent of order and
+of how tokens are split.
+
+The output of a norm takes 16 bits. The residual stream takes 20: its bound is a sum over all layers, which it comes
+nowhere near, and the four bits more keep the resolution.
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Bool, Float, Int16, Int64
 from torch import Tensor
 
-LIMIT = 2**15 - 1
-"""The largest magnitude a quantised activation can have."""
+NORM_BITS = 16
+"""Bits of an integer that stands for the output of a norm."""
+
+RESIDUAL_BITS = 20
+"""Bits of an integer that stands for the residual stream."""
 
 MARGIN = 1 + 2**-6
 """Room for rounding in the model: normalising and scaling in bfloat16 round by at most 2^-8 each."""
@@ -22,16 +29,40 @@ EXPONENT_LIMIT = 100
 """|p_i| at most, so that 2^p_i and y_i · 2^p_i stay within float32. A channel that wants more is zero in effect."""
 
 
-def rms_norm_bound(weight: Float[Tensor, "H"]) -> Float[Tensor, "H"]:
-    """Return bound_i ≥ |y_i| for the output y = weight ∘ n of an RMSNorm, as float64.
+def limit(bits: int) -> int:
+    """Return the largest magnitude that a quantised activation of so many bits can have: 32,767 for 16."""
+    return int(2 ** (bits - 1) - 1)
 
-    ‖n‖₂ ≤ √H, so |y_i| ≤ |weight_i| √H; `MARGIN` covers the model's own rounding.
+
+def norm_bound(weight: Float[Tensor, "H"], bias: Float[Tensor, "H"] | None = None) -> Float[Tensor, "H"]:
+    """Return bound_i ≥ |y_i| for the output y = weight ∘ n + bias of an RMSNorm or a LayerNorm, as float64.
+
+    ‖n‖₂ ≤ √H for both, so |y_i| ≤ |weight_i| √H + |bias_i|; `MARGIN` covers the model's own rounding.
     """
-    return weight.double().abs() * (math.sqrt(weight.numel()) * MARGIN)
+    bound = weight.double().abs() * math.sqrt(weight.numel())
+    return (bound if bias is None else bound + bias.double().abs()) * MARGIN
 
 
-def exponents_for(bound: Float[Tensor, "H"]) -> Int16[Tensor, "H"]:
-    """Return the largest p_i with bound_i · 2^{p_i} ≤ 32767, within ±`EXPONENT_LIMIT`; for bound 0 the upper limit.
+def residual_bounds(
+    embedding: Float[Tensor, "H"], outputs: Sequence[Float[Tensor, "H"]]
+) -> list[Float[Tensor, "H"]]:
+    """Return bounds of the residual stream after each of the outputs that are added to it one by one, as float64.
+
+    Args:
+        embedding: the largest magnitude of each channel among all embeddings.
+        outputs: `norm_bound` of each norm whose output is added, in order.
+
+    Every addition rounds, in bfloat16 by at most 2^-8 of its result; each widens the bound by as much.
+    """
+    bounds, bound = [], embedding.double()
+    for output in outputs:
+        bound = (bound + output) * (1 + 2**-8)
+        bounds.append(bound)
+    return bounds
+
+
+def exponents_for(bound: Float[Tensor, "H"], bits: int = NORM_BITS) -> Int16[Tensor, "H"]:
+    """Return the largest p_i with bound_i · 2^{p_i} ≤ `limit(bits)`, within ±`EXPONENT_LIMIT`; for bound 0 the limit.
 
     Raises:
         ValueError: a bound is negative, infinite or NaN.
@@ -39,9 +70,9 @@ def exponents_for(bound: Float[Tensor, "H"]) -> Int16[Tensor, "H"]:
     bound = bound.double()
     if not bool(torch.isfinite(bound).all()) or bool((bound < 0).any()):
         raise ValueError("a channel's bound is negative or not finite")
-    # bound = m · 2^e with m in [1/2, 1), so bound · 2^(15-e) = m · 2^15 fits unless m > 32767 / 32768.
+    # bound = m · 2^e with m in [1/2, 1), so with b = bits - 1 bound · 2^(b-e) = m · 2^b fits unless m > 1 - 2^-b.
     mantissa, exponent = torch.frexp(bound)
-    p = 15 - exponent.to(torch.int64) - (mantissa > LIMIT / 2**15).to(torch.int64)
+    p = bits - 1 - exponent.to(torch.int64) - (mantissa > limit(bits) / 2 ** (bits - 1)).to(torch.int64)
     p = torch.where(bound == 0, torch.full_like(p, EXPONENT_LIMIT), p)
     return p.clamp(-EXPONENT_LIMIT, EXPONENT_LIMIT).to(torch.int16)
 
@@ -52,11 +83,11 @@ def power_of_two(p: Int16[Tensor, "H"]) -> Float[Tensor, "H"]:
 
 
 def quantise(
-    y: Float[Tensor, "T H"], exponents: Int16[Tensor, "H"]
+    y: Float[Tensor, "T H"], exponents: Int16[Tensor, "H"], bits: int = NORM_BITS
 ) -> tuple[Float[Tensor, "T H"], Bool[Tensor, "T H"]]:
-    """Return (q, saturated): q = round(y · 2^p), half to even, held within ±32767, and where it had to be held.
+    """Return (q, saturated): q = round(y · 2^p), half to even, held within ±`limit(bits)`, and where it had to be.
 
-    q keeps a floating dtype (float32 or wider: every 16-bit integer is exact); scaling by a power of two is exact.
+    q keeps a floating dtype (float32 or wider: integers to 24 bits are exact); scaling by a power of two is exact.
 
     Raises:
         ValueError: an activation is NaN or infinite.
@@ -65,8 +96,8 @@ def quantise(
         raise ValueError("an activation is NaN or infinite")
     y = y if y.dtype == torch.float64 else y.float()
     q = torch.round(y * power_of_two(exponents).to(y.dtype))
-    saturated = q.abs() > LIMIT
-    return q.clamp(-LIMIT, LIMIT), saturated
+    largest = limit(bits)
+    return q.clamp(-largest, largest), q.abs() > largest
 
 
 def real_value(q: Int64[Tensor, "H H"], exponents: Int16[Tensor, "H"]) -> Float[Tensor, "H H"]:

@@ -16,13 +16,13 @@ import torch
 from jaxtyping import Bool, Float, Int16, Int64
 from torch import Tensor
 
-from registry.maths.fixed_point import power_of_two, quantise, real_value
+from registry.maths.fixed_point import NORM_BITS, power_of_two, quantise, real_value
 
-EXACT_ROWS = 2**22
-"""Rows that one float64 product may sum: 2^22 products of 15-bit magnitudes stay below 2^53, where sums are exact."""
+EXACT_BITS = 53
+"""A float64 product of matrices is exact while its sums stay below 2^53."""
 
-TOKEN_LIMIT = 2**32
-"""Tokens that fit: 2^32 products below 2^30 stay below 2^63."""
+OVERFLOW = 2.0**62
+"""No entry of G may reach this; the diagonal tells, since it is where a Gram is largest."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,8 +43,6 @@ class Statistics:
         size = self.exponents.numel() + 1
         if self.matrix.shape != (size, size):
             raise ValueError(f"a matrix of shape {list(self.matrix.shape)} does not go with {size - 1} channels")
-        if abs(self.count) > TOKEN_LIMIT:
-            raise ValueError(f"{self.count:,} tokens are more than the {TOKEN_LIMIT:,} whose sums stay exact")
 
     @classmethod
     def zero(cls, exponents: Int16[Tensor, "H"]) -> "Statistics":
@@ -54,28 +52,43 @@ class Statistics:
 
     @classmethod
     def of(
-        cls, x: Float[Tensor, "T H"], exponents: Int16[Tensor, "H"], keep: Bool[Tensor, "T"] | None = None
+        cls,
+        x: Float[Tensor, "T H"],
+        exponents: Int16[Tensor, "H"],
+        keep: Bool[Tensor, "T"] | None = None,
+        bits: int = NORM_BITS,
     ) -> "Statistics":
         """Return the statistics of activations `x`, one row a token; rows where `keep` is False (padding) are left out.
+
+        Args:
+            x: the activations.
+            exponents: p.
+            keep: which rows count; None for all.
+            bits: of the integers.
 
         Raises:
             ValueError: an activation that counts is NaN or infinite.
         """
         rows = x if keep is None else x[keep]
-        q, held = quantise(rows, exponents)
+        q, held = quantise(rows, exponents, bits)
         q = torch.cat([q.double(), q.new_ones((len(q), 1), dtype=torch.float64)], dim=1)
         total = torch.zeros((q.shape[1], q.shape[1]), dtype=torch.int64, device=q.device)
-        for part in q.split(EXACT_ROWS):
+        for part in q.split(2 ** (EXACT_BITS - 2 * (bits - 1) - 1)):
             total += (part.T @ part).to(torch.int64)
         return cls(total, exponents, int(held.sum()))
 
     def __add__(self, other: "Statistics") -> "Statistics":
         self._require_same_scales(other)
+        diagonal = self.matrix.diagonal().double() + other.matrix.diagonal().double()
+        if bool((diagonal.abs() >= OVERFLOW).any()):
+            raise ValueError(f"{self.count + other.count:,} tokens are too many: their sums leave 64-bit integers")
         return Statistics(self.matrix + other.matrix, self.exponents, self.saturated + other.saturated)
 
+    def __neg__(self) -> "Statistics":
+        return Statistics(-self.matrix, self.exponents, -self.saturated)
+
     def __sub__(self, other: "Statistics") -> "Statistics":
-        self._require_same_scales(other)
-        return Statistics(self.matrix - other.matrix, self.exponents, self.saturated - other.saturated)
+        return self + -other
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Statistics):

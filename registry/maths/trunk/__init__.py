@@ -34,4 +34,4 @@ TRUNKS = {
 }
 """Name in a recipe → the method."""
 
-__all__ = ["TRUNKS", "TrunkMethod"]
+__all__ = ["TRUNKS", "TrunkMethod", "mean"]

@@ -8,34 +8,34 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from registry.maths.fixed_point import (
-    EXPONENT_LIMIT,
-    LIMIT,
+    EXPONENT_limit,
+    limit,
     exponents_for,
     power_of_two,
     quantise,
     real_value,
-    rms_norm_bound,
+    norm_bound,
 )
 
 
 @given(st.lists(st.floats(1e-20, 1e20), min_size=1, max_size=20))
 def test_scale_is_the_largest_that_fits(bounds: list[float]) -> None:
     for bound, p in zip(bounds, exponents_for(torch.tensor(bounds, dtype=torch.float64)).tolist(), strict=True):
-        assert math.ldexp(bound, p) <= LIMIT
-        assert math.ldexp(bound, p + 1) > LIMIT
+        assert math.ldexp(bound, p) <= limit(16)
+        assert math.ldexp(bound, p + 1) > limit(16)
 
 
 @pytest.mark.parametrize("bound", [32767.0, 32767.5, 32768.0, 1.0, 2.0**-3])
 def test_scale_at_powers_of_two_and_at_the_limit(bound: float) -> None:
     p = int(exponents_for(torch.tensor([bound]))[0])
-    assert math.ldexp(bound, p) <= LIMIT < math.ldexp(bound, p + 1)
+    assert math.ldexp(bound, p) <= limit(16) < math.ldexp(bound, p + 1)
 
 
 def test_zero_bound_gets_the_upper_limit_and_huge_ones_the_lower() -> None:
     assert exponents_for(torch.tensor([0.0, 1e-300, 1e300], dtype=torch.float64)).tolist() == [
-        EXPONENT_LIMIT,
-        EXPONENT_LIMIT,
-        -EXPONENT_LIMIT,
+        EXPONENT_limit,
+        EXPONENT_limit,
+        -EXPONENT_limit,
     ]
 
 
@@ -60,18 +60,18 @@ def test_no_rms_norm_output_saturates(seed: int, dtype: torch.dtype) -> None:
     x[0, 7] = 1e4  # one channel carries all: the case in which the bound is reached
     normed = (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True))).to(dtype)
     y = weight * normed
-    exponents = exponents_for(rms_norm_bound(weight))
+    exponents = exponents_for(norm_bound(weight))
     q, saturated = quantise(y, exponents)
     assert not saturated.any()
     error = (q.double() * power_of_two(-exponents) - y.double()).abs()
     assert (error <= 0.5 * power_of_two(-exponents)).all()
-    assert q[0, 7].abs() > LIMIT / 2.1  # the scale wastes no bit beyond the power of two and the margin
+    assert q[0, 7].abs() > limit(16) / 2.1  # the scale wastes no bit beyond the power of two and the margin
 
 
 def test_what_exceeds_the_bound_is_held_and_told() -> None:
     exponents = torch.zeros(2, dtype=torch.int16)
     q, saturated = quantise(torch.tensor([[40000.0, -3.5], [-40000.0, 32767.0]]), exponents)
-    assert q.tolist() == [[LIMIT, -4.0], [-LIMIT, LIMIT]]
+    assert q.tolist() == [[limit(16), -4.0], [-limit(16), limit(16)]]
     assert saturated.tolist() == [[True, False], [True, False]]
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from registry.maths.fixed_point import exponents_for, power_of_two, quantise, rms_norm_bound
+from registry.maths.fixed_point import exponents_for, power_of_two, quantise, norm_bound
 from registry.maths.router import ROUTERS
 from registry.maths.router.ridge import ridge
 from registry.maths.statistics import Statistics
@@ -16,7 +16,7 @@ def expert(seed: int, tokens: int) -> tuple[Statistics, torch.Tensor]:
     draw = torch.Generator().manual_seed(seed)
     centre = torch.empty(HIDDEN).normal_(generator=draw)
     x = torch.empty(tokens, HIDDEN).normal_(generator=draw) + centre
-    exponents = exponents_for(rms_norm_bound(torch.empty(HIDDEN).uniform_(1.5, 4.0, generator=draw)))
+    exponents = exponents_for(norm_bound(torch.empty(HIDDEN).uniform_(1.5, 4.0, generator=draw)))
     return Statistics.of(x, exponents), quantise(x, exponents)[0].double() * power_of_two(-exponents)
 
 

@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from registry.maths import statistics as module
-from registry.maths.fixed_point import exponents_for, quantise, rms_norm_bound
-from registry.maths.statistics import TOKEN_LIMIT, Statistics
+from registry.maths.fixed_point import exponents_for, quantise, norm_bound
+from registry.maths.statistics import Statistics
 
 HIDDEN = 12
 WEIGHT = torch.linspace(0.25, 3.0, HIDDEN)
-EXPONENTS = exponents_for(rms_norm_bound(WEIGHT))
+EXPONENTS = exponents_for(norm_bound(WEIGHT))
 
 
 def activations(seed: int, tokens: int) -> torch.Tensor:
@@ -34,7 +34,7 @@ def test_matrix_is_the_sum_of_outer_products_of_integers() -> None:
 def test_real_values_equal_a_float64_reference_to_the_resolution_of_the_integers() -> None:
     x = activations(2, 300)
     taken = Statistics.of(x, EXPONENTS)
-    unit, bound = torch.exp2(-EXPONENTS.double()), rms_norm_bound(WEIGHT)
+    unit, bound = torch.exp2(-EXPONENTS.double()), norm_bound(WEIGHT)
     # Each factor is off by half a unit at most and below its bound.
     allowed = 300 * 0.5 * (unit[:, None] * bound[None, :] + bound[:, None] * unit[None, :])
     assert taken.saturated == 0
@@ -60,7 +60,7 @@ def test_any_split_order_and_merge_gives_equal_statistics(seed: int, cuts: list[
 
 def test_more_rows_than_one_product_may_sum_are_summed_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = of(3, 50)
-    monkeypatch.setattr(module, "EXACT_ROWS", 7)
+    monkeypatch.setattr(module, "EXACT_BITS", 2 * 15 + 1 + 2)  # four rows a product
     assert of(3, 50) == whole
 
 
@@ -124,7 +124,24 @@ def test_saturation_is_counted_and_part_of_equality() -> None:
 def test_shapes_and_counts_that_cannot_be_are_refused() -> None:
     with pytest.raises(ValueError, match="does not go with 12 channels"):
         Statistics(torch.zeros(3, 3, dtype=torch.int64), EXPONENTS)
+
+
+def test_sums_that_leave_64_bits_are_refused() -> None:
     matrix = torch.zeros(HIDDEN + 1, HIDDEN + 1, dtype=torch.int64)
-    matrix[-1, -1] = TOKEN_LIMIT + 1
-    with pytest.raises(ValueError, match="more than the 4,294,967,296"):
-        Statistics(matrix, EXPONENTS)
+    matrix[-1, -1], matrix[0, 0] = 2**40, 2**61
+    half = Statistics(matrix, EXPONENTS)
+    with pytest.raises(ValueError, match="2,199,023,255,552 tokens are too many"):
+        half + half
+    assert half - half == Statistics.zero(EXPONENTS)
+
+
+@pytest.mark.parametrize("bits", [16, 20])
+def test_wider_integers_resolve_more_and_stay_exact(bits: int) -> None:
+    draw = torch.Generator().manual_seed(bits)
+    x = torch.empty(3000, HIDDEN, dtype=torch.float64).uniform_(-1, 1, generator=draw)
+    exponents = exponents_for(torch.ones(HIDDEN), bits)
+    taken = Statistics.of(x.float(), exponents, bits=bits)
+    q, held = quantise(x.float(), exponents, bits)
+    assert not held.any()
+    assert taken.matrix[:-1, :-1].tolist() == [[sum(int(a) * int(b) for a, b in zip(q[:, i].tolist(), q[:, j].tolist(), strict=True)) for j in range(HIDDEN)] for i in range(HIDDEN)]
+    assert (taken.gram - x.T @ x).abs().max() < 3000 * 2.0 ** (2 - bits)

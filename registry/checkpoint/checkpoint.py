@@ -1,0 +1,144 @@
+"""A dense model's folder, read from config.json and headers, checked before a single weight is touched."""
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from registry.checkpoint.documents import read_config, some
+from registry.checkpoint.weights import Stored, read_headers, weight_files, weight_source
+from registry.dtypes import NAMES, SAFETENSORS, WEIGHT_DTYPES
+from registry.errors import CheckpointError, UnsupportedFamilyError
+from registry.families import Family, family_of
+from store.arrays import ArraySource
+
+if TYPE_CHECKING:
+    import torch
+
+_SUPPORTED = {SAFETENSORS[name] for name in WEIGHT_DTYPES}
+_BUFFERS = ("rotary_emb.inv_freq", "attention.bias", "attention.masked_bias")
+"""What old checkpoints carry beside their weights, by how its name ends."""
+
+
+class Checkpoint:
+    """A dense model's folder whose every expected tensor is there, in a dtype and shape that can be registered.
+
+    Attributes:
+        folder: where it is.
+        label: what messages call it.
+        config: config.json as it stands.
+        family: the dense family.
+        architecture: the sizes and switches.
+        dtype: the dtype that most weights have.
+        special_tokens: `bos_token_id`, `eos_token_id`, `pad_token_id` as configured.
+        mlp: names of the MLP tensors, in order.
+        trunk: names of all other tensors, in order.
+    """
+
+    def __init__(self, folder: Path, *, label: str | None = None, remote_code: bool = False) -> None:
+        """Open `folder`, reading config.json and the headers of its safetensors files.
+
+        Args:
+            folder: a local Hugging Face folder.
+            label: what messages shall call it, if not by its path.
+            remote_code: take models too that no native host carries.
+
+        Raises:
+            CheckpointError: it is no checkpoint, or tensors are missing, unknown, or of another shape or dtype.
+            UnsupportedFamilyError: no native host carries the model exactly.
+        """
+        self.folder = folder
+        self.label = label or str(folder)
+        self.config = read_config(folder)
+        if "quantization_config" in self.config:
+            raise CheckpointError(
+                f"{self.label}: config.json asks for quantized weights (quantization_config)",
+                "register the checkpoint from before quantization",
+            )
+        self.family: Family = family_of(str(self.config.get("model_type")))
+        try:
+            self.architecture = self.family.architecture(self.config)
+        except ValueError as error:
+            raise CheckpointError(f"{self.label}/config.json: {error}", "mend config.json") from error
+        if not remote_code and (reason := self.family.refusal(self.architecture)) is not None:
+            raise UnsupportedFamilyError(
+                f"{self.label}: this {self.family.model_type} cannot be composed natively: {reason}",
+                "add --remote-code here and at reg compose: its compositions then carry a modelling file of their own",
+            )
+        keys = ("bos_token_id", "eos_token_id", "pad_token_id")
+        self.special_tokens: dict[str, Any] = dict(zip(keys, self.family.special_tokens, strict=True))
+        self.special_tokens |= {key: self.config[key] for key in keys if key in self.config}
+        self._stored = read_headers(weight_files(folder))
+        self._check_tensors()
+        self.trunk = tuple(self.family.trunk_shapes(self.architecture))
+        self.mlp = tuple(self.family.mlp_shapes(self.architecture))
+        self.dtype = max(
+            WEIGHT_DTYPES, key=lambda name: sum(NAMES[stored.dtype] == name for stored in self._stored.values())
+        )
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of every tensor, by name."""
+        return {name: stored.shape for name, stored in self._stored.items()}
+
+    @property
+    def parameters(self) -> int:
+        """Number of weights."""
+        return sum(math.prod(shape) for shape in self.shapes.values())
+
+    def stored(self, name: str) -> Stored:
+        """Return where a tensor is, and what its header says."""
+        return self._stored[name]
+
+    def source(self, name: str) -> ArraySource:
+        """Return one tensor as blocks of rows.
+
+        Raises (while it is read):
+            CheckpointError: a weight is NaN or infinite, or the file cannot be read.
+        """
+        return weight_source(name, self._stored[name], self.label)
+
+    def tensor(self, name: str) -> "torch.Tensor":
+        """Return one small tensor whole (a norm's weight)."""
+        from safetensors import safe_open
+
+        with safe_open(self._stored[name].file, framework="pt") as file:
+            tensor: torch.Tensor = file.get_tensor(name)
+        return tensor
+
+    def _check_tensors(self) -> None:
+        architecture = self.architecture
+        if architecture.num_hidden_layers > len(self._stored):
+            raise CheckpointError(
+                f"{self.label}: config.json asks for {architecture.num_hidden_layers:,} layers, "
+                f"its files hold {len(self._stored):,} tensors",
+                "save config.json and the weights together again",
+            )
+        expected = self.family.trunk_shapes(architecture) | self.family.mlp_shapes(architecture)
+        if missing := [name for name in expected if name not in self._stored]:
+            raise CheckpointError(
+                f"{self.label}: {some(missing)} missing from its safetensors files",
+                "save the checkpoint again, whole",
+            )
+        if extra := [name for name in self._stored if name not in expected and not self._is_ignored(name)]:
+            raise CheckpointError(
+                f"{self.label}: {some(extra)} unknown to the {self.family.model_type} family",
+                "drop what is no part of the model, then save it again",
+            )
+        for name, shape in expected.items():
+            stored = self._stored[name]
+            if stored.shape != shape:
+                raise CheckpointError(
+                    f"{self.label}: tensor {name} has shape {list(stored.shape)}, config.json asks for {list(shape)}",
+                    "save config.json and the weights together again",
+                )
+            if stored.dtype not in _SUPPORTED:
+                raise CheckpointError(
+                    f"{self.label}: tensor {name} has dtype {stored.dtype}, supported are {', '.join(WEIGHT_DTYPES)}",
+                    "save the checkpoint in one of these, not quantised",
+                )
+        self._stored = {name: self._stored[name] for name in expected}
+
+    def _is_ignored(self, name: str) -> bool:
+        # A tied head repeats the embedding.
+        tied = name in ("lm_head.weight", "embed_out.weight") and self.architecture.tie_word_embeddings
+        return tied or name.endswith(_BUFFERS)

@@ -1,0 +1,68 @@
+"""A checkpoint read whole, once: every weight finite, every tensor and file identified."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from registry.checkpoint.checkpoint import Checkpoint
+from registry.checkpoint.tokenizer import token_count, tokenizer_digest
+from registry.progress import Progress
+from store.arrays import digest_of
+from store.digest import json_digest
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+COPIED_FILES = (*TOKENIZER_FILES, "generation_config.json")
+"""What a composed folder takes over from its members beside the weights."""
+
+
+@dataclass(frozen=True)
+class HashedCheckpoint:
+    """A checkpoint whose every byte has been read once: its weights are finite, and these are its digests.
+
+    Attributes:
+        checkpoint: the folder.
+        tensors: tensor name → digest of its array.
+        files: file name → content.
+        weights: digest over all tensors, by which statistics name the weights they belong to.
+        tokenizer: what identifies the tokenizer, or None where there is none.
+        tokens: how many tokens it knows, or None where that cannot be told.
+    """
+
+    checkpoint: Checkpoint
+    tensors: dict[str, str]
+    files: dict[str, bytes]
+    weights: str
+    tokenizer: str | None
+    tokens: int | None
+
+
+def hash_checkpoint(checkpoint: Checkpoint, progress: Progress) -> HashedCheckpoint:
+    """Read a checkpoint whole.
+
+    Raises:
+        CheckpointError: weights are NaN or infinite, or a file cannot be read.
+    """
+    files = read_files(checkpoint.folder)
+    tokenizer, tokens = tokenizer_digest(files), token_count(files)
+    sources = {name: checkpoint.source(name) for name in (*checkpoint.trunk, *checkpoint.mlp)}
+    tensors = {}
+    with progress("hashing", sum(source.nbytes for source in sources.values()), "B") as advance:
+        for name, source in sources.items():
+            tensors[name] = digest_of(source)
+            advance(source.nbytes)
+    return HashedCheckpoint(checkpoint, tensors, files, json_digest(tensors), tokenizer, tokens)
+
+
+def read_files(folder: Path) -> dict[str, bytes]:
+    """Return config.json, the tokenizer's files and generation_config.json of a model folder, as they are, by name."""
+    names = [name for name in ("config.json", *COPIED_FILES) if (folder / name).is_file()]
+    return {name: data for name in names if (data := (folder / name).read_bytes())}

@@ -1,0 +1,108 @@
+"""Weights in safetensors files: what their headers say, and the weights themselves block by block."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from registry.checkpoint.documents import json_object, some
+from registry.dtypes import NAMES
+from registry.errors import CheckpointError
+from store.arrays import ArraySource, Block, rows_per_block
+
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor as its file's header describes it; `dtype` in the header's spelling."""
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def read_headers(files: list[Path]) -> dict[str, Stored]:
+    """Return tensor name → where it is, for all tensors of some safetensors files.
+
+    Raises:
+        CheckpointError: a file is no safetensors file.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    found: dict[str, Stored] = {}
+    for path in files:
+        try:
+            with safe_open(path, framework="np") as file:
+                for name in file.keys():  # noqa: SIM118 - it is no dict
+                    view = file.get_slice(name)
+                    found[name] = Stored(path, str(view.get_dtype()), tuple(view.get_shape()))
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{path} is no safetensors file: {error}", "copy or save the file again") from error
+    return found
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the safetensors files of a checkpoint folder.
+
+    Raises:
+        CheckpointError: it has none, or they are not all there, or its weights are in pickle files.
+    """
+    index = folder / INDEX
+    if index.is_file():
+        listed = json_object(index.read_bytes(), str(index)).get("weight_map")
+        names = sorted(set(map(str, listed.values()))) if isinstance(listed, dict) else []
+        if outside := [name for name in names if Path(name).name != name]:
+            raise CheckpointError(f"{index} names files outside the folder: {outside[0]!r}", "use a genuine checkpoint")
+        if not names:
+            raise CheckpointError(f"{index} lists no weights", "copy the file again")
+        if absent := [name for name in names if not (folder / name).is_file()]:
+            raise CheckpointError(f"{folder}: {some(absent)} missing, though {index.name} lists them", "copy them again")
+        return [folder / name for name in names]
+    if (single := folder / SINGLE).is_file():
+        return [single]
+    if any(path for pattern in _PICKLES for path in folder.glob(pattern)):
+        raise CheckpointError(
+            f"{folder} has its weights in pickle files, which run code when they are opened and so are never read",
+            "convert them where you trust them: AutoModelForCausalLM.from_pretrained(...).save_pretrained(...)",
+        )
+    raise CheckpointError(
+        f"{folder} has no weights: neither {SINGLE} nor {INDEX}", "name the folder that save_pretrained wrote"
+    )
+
+
+def weight_source(name: str, stored: Stored, label: str) -> ArraySource:
+    """Return one tensor as blocks of rows.
+
+    Args:
+        name: the tensor.
+        stored: where it is; its dtype is one that can be registered.
+        label: what messages call the checkpoint.
+
+    Raises (while it is read):
+        CheckpointError: a weight is NaN or infinite, or the file cannot be read.
+    """
+
+    def blocks() -> Iterator[Block]:
+        import torch
+        from safetensors import SafetensorError, safe_open
+
+        from registry.tensors import to_block
+
+        rows = rows_per_block(stored.shape)
+        try:
+            with safe_open(stored.file, framework="pt") as file:
+                view = file.get_slice(name)
+                for start in range(0, stored.shape[0], rows):
+                    part = view[start : start + rows]
+                    if not bool(torch.isfinite(part).all()):
+                        raise CheckpointError(
+                            f"{label}: tensor {name} has NaN or infinite weights "
+                            f"(rows {start} to {start + len(part) - 1})",
+                            "register a checkpoint from before the training diverged",
+                        )
+                    yield to_block(part)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{stored.file}: {error}", "copy the file again") from error
+
+    return ArraySource(NAMES[stored.dtype], stored.shape, blocks)

@@ -1,0 +1,52 @@
+"""What must agree among the members of a composition, and the vocabulary where they differ in its size."""
+
+from collections.abc import Sequence
+
+from registry.checkpoint.tokenizer import tokenizer_conflict
+from registry.composing.member import Member
+from registry.errors import IncompatibleError
+
+VOCABULARY = ("vocab_size",)
+"""What members may differ in: some have rows for tokens that others lack."""
+
+
+def check_compatible(members: Sequence[Member]) -> None:
+    """Check that all can stand in one composition.
+
+    Families, architectures apart from the vocabulary's size, and tokenizers on the tokens that both have must agree.
+
+    Raises:
+        IncompatibleError: two do not; the message says who, and in what.
+    """
+    lead = leading(members)
+    for other in members:
+        pair = f"{lead.version.ref} and {other.version.ref} cannot stand in one composition"
+        if lead.family is not other.family:
+            raise IncompatibleError(
+                f"{pair}: family {lead.family.model_type} against {other.family.model_type}",
+                "compose experts of one family",
+            )
+        if differences := lead.architecture.differences(other.architecture, apart_from=VOCABULARY):
+            raise IncompatibleError(f"{pair}: {'; '.join(differences)}", "compose experts of one base model")
+        if conflict := _tokenizer_conflict(lead, other):
+            raise IncompatibleError(
+                f"{pair}: their tokenizers differ: {conflict}", "compose experts that kept their base model's tokenizer"
+            )
+
+
+def leading(members: Sequence[Member]) -> Member:
+    """Return the first member, in the order given, that has the most tokens, by rows and then by its tokenizer."""
+    return max(members, key=lambda member: (member.architecture.vocab_size, _known_tokens(member)))
+
+
+def _known_tokens(member: Member) -> int:
+    return int(member.content["tokens"] or 0)
+
+
+def _tokenizer_conflict(first: Member, second: Member) -> str | None:
+    if first.content["tokenizer"] == second.content["tokenizer"]:
+        return None
+    if not all("tokenizer.json" in member.names("file") for member in (first, second)):
+        short = [str(member.content["tokenizer"])[:12] for member in (first, second)]
+        return f"digest {short[0]} against {short[1]}, and not both have a tokenizer.json that could be compared"
+    return tokenizer_conflict(first.file("tokenizer.json"), second.file("tokenizer.json"))

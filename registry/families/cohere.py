@@ -1,0 +1,55 @@
+"""Cohere → Cohere2-MoE, bit for bit: every layer gets a window as long as the context, and with it its rope."""
+
+from typing import Any
+
+from registry.architecture import Architecture
+from registry.families.cohere2 import Cohere2
+from registry.families.family import Shapes, Translation
+from registry.families.rope import SLIDING
+from registry.hosts.cohere2_moe import COHERE2_MOE
+
+
+class Cohere(Cohere2):
+    """Command R, Aya 23."""
+
+    model_type = "cohere"
+    class_name = "CohereForCausalLM"
+    special_tokens = (5, 255001, 0)
+    defaults = {
+        "attention_bias": False,
+        "layer_norm_eps": 1e-5,
+        "logit_scale": 0.0625,
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": True,
+        "use_qk_norm": False,
+    }
+    rope_theta = 500_000.0
+    options = ("attention_bias", "layer_norm_eps", "logit_scale", "use_qk_norm")
+
+    def complete(self, values: dict[str, Any]) -> None:
+        """Its heads always divide the hidden size."""
+        values["head_dim"] = values["hidden_size"] // values["num_attention_heads"]
+
+    def trunk_layer(self, architecture: Architecture) -> Shapes:
+        """Return the shapes of one layer's trunk tensors."""
+        shapes = super().trunk_layer(architecture)
+        if architecture.options["use_qk_norm"]:
+            shapes["self_attn.q_norm.weight"] = (architecture.num_attention_heads, architecture.head_dim)
+            shapes["self_attn.k_norm.weight"] = (architecture.num_key_value_heads, architecture.head_dim)
+        return shapes
+
+    def refusal(self, architecture: Architecture) -> str | None:
+        """Return why Cohere2-MoE does not carry this model, or None where it does."""
+        if architecture.options["use_qk_norm"]:
+            return "it normalises queries and keys (use_qk_norm), which no native host does in this way"
+        return None
+
+    def translations(self, architecture: Architecture) -> list[Translation]:
+        """Return Cohere2-MoE."""
+        carried = architecture.with_options(
+            layer_types=[SLIDING] * architecture.num_hidden_layers, sliding_window=architecture.max_position_embeddings
+        )
+        return [Translation(COHERE2_MOE, carried, self.unchanged(architecture))]
+
+
+COHERE = Cohere()

@@ -1,0 +1,59 @@
+"""Gemma 1 → GraniteMoE: norms get the 1 that Gemma adds to them; embeddings are multiplied by √H. Exact in float32."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from registry.architecture import Architecture
+from registry.families.family import Family, NormOutput, Translation
+from registry.hosts import Constant, Trunk
+from registry.hosts.granitemoe import GRANITEMOE
+
+TANH_GELU = "gelu_pytorch_tanh"
+
+
+class Gemma(Family):
+    """Gemma 1 and CodeGemma."""
+
+    model_type = "gemma"
+    class_name = "GemmaForCausalLM"
+    special_tokens = (2, 1, 0)
+    defaults = {
+        "attention_bias": False,
+        "head_dim": 256,
+        "hidden_act": TANH_GELU,
+        "max_position_embeddings": 8192,
+        "num_key_value_heads": 16,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": True,
+        "use_bidirectional_attention": None,
+    }
+    options = ("attention_bias", "rms_norm_eps", "use_bidirectional_attention")
+
+    def complete(self, values: dict[str, Any]) -> None:
+        """Read its old word for the activation."""
+        if values["hidden_act"] == "gelu":
+            values["hidden_act"] = TANH_GELU
+
+    def mlp_input(self, architecture: Architecture) -> NormOutput:
+        """Return the norm, which adds 1 to its weight."""
+        return NormOutput(offset=1.0)
+
+    def refusal(self, architecture: Architecture) -> str | None:
+        """Return why GraniteMoE does not carry this model, or None where it does."""
+        if architecture.options["use_bidirectional_attention"]:
+            return "its attention looks both ways (use_bidirectional_attention), which no native host does"
+        return None
+
+    def translations(self, architecture: Architecture) -> list[Translation]:
+        """Return GraniteMoE."""
+        trunk: dict[str, Trunk | Constant] = {}
+        for name, tensor in self.unchanged(architecture).items():
+            assert isinstance(tensor, Trunk)
+            trunk[name] = replace(tensor, offset=1.0) if name.endswith("norm.weight") else tensor
+        carried = architecture.with_options(embedding_multiplier=math.sqrt(architecture.hidden_size))
+        note = "Gemma adds 1 to its norms' weights in float32; written in 16 bits, the sums are rounded once more"
+        return [Translation(GRANITEMOE, carried, trunk, (note,))]
+
+
+GEMMA = Gemma()

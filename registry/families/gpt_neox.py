@@ -1,0 +1,81 @@
+"""GPT-NeoX: an MLP without a gate and with biases, which no native host has."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from registry.architecture import Architecture
+from registry.families.family import Family, NormOutput, Shapes, norm_shapes
+from registry.families.rope import rope_parameters
+
+
+class GPTNeoX(Family):
+    """Pythia, GPT-NeoX-20B."""
+
+    model_type = "gpt_neox"
+    class_name = "GPTNeoXForCausalLM"
+    special_tokens = (0, 2, None)
+    defaults = {
+        "attention_bias": True,
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-5,
+        "max_position_embeddings": 2048,
+        "tie_word_embeddings": False,
+        "use_parallel_residual": True,
+    }
+    options = ("attention_bias", "layer_norm_eps", "use_parallel_residual")
+    layers = "gpt_neox.layers"
+    renamed = {"embed_out.weight": "lm_head.weight"}
+
+    def complete(self, values: dict[str, Any]) -> None:
+        """It knows neither grouped keys nor heads of another size."""
+        values["num_key_value_heads"] = values["num_attention_heads"]
+        values["head_dim"] = values["hidden_size"] // values["num_attention_heads"]
+
+    def rope(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the rope's parameters from its own words for them."""
+        own = {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}
+        renamed = {key: values[word] for key, word in own.items() if word in values}
+        return rope_parameters({"partial_rotary_factor": 0.25, **values, **renamed}, self.rope_theta)
+
+    def outer_shapes(self, architecture: Architecture) -> Shapes:
+        """Return the shapes of the tensors outside the layers."""
+        hidden, vocabulary = architecture.hidden_size, architecture.vocab_size
+        shapes = {
+            "gpt_neox.embed_in.weight": (vocabulary, hidden),
+            "gpt_neox.final_layer_norm.weight": (hidden,),
+            "gpt_neox.final_layer_norm.bias": (hidden,),
+        }
+        return shapes if architecture.tie_word_embeddings else shapes | {"embed_out.weight": (vocabulary, hidden)}
+
+    def trunk_layer(self, architecture: Architecture) -> Shapes:
+        """Return the shapes of one layer's trunk tensors."""
+        hidden = architecture.hidden_size
+        shapes: Shapes = {
+            "attention.query_key_value.weight": (3 * hidden, hidden),
+            "attention.dense.weight": (hidden, hidden),
+            **norm_shapes(architecture, bias=True),
+        }
+        if architecture.options["attention_bias"]:
+            shapes |= {"attention.query_key_value.bias": (3 * hidden,), "attention.dense.bias": (hidden,)}
+        return shapes
+
+    def mlp_layer(self, architecture: Architecture) -> Shapes:
+        """Return the shapes of one layer's MLP tensors."""
+        hidden, inner = architecture.hidden_size, architecture.intermediate_size
+        return {
+            "mlp.dense_h_to_4h.weight": (inner, hidden),
+            "mlp.dense_h_to_4h.bias": (inner,),
+            "mlp.dense_4h_to_h.weight": (hidden, inner),
+            "mlp.dense_4h_to_h.bias": (hidden,),
+        }
+
+    def mlp_input(self, architecture: Architecture) -> NormOutput:
+        """Return its second norm, which has a bias."""
+        return NormOutput(bias=True)
+
+    def refusal(self, architecture: Architecture) -> str | None:
+        """Return why no native host carries it."""
+        return "its MLP is not gated and has biases, which no native host has"
+
+
+GPT_NEOX = GPTNeoX()

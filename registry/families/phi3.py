@@ -1,0 +1,153 @@
+"""Phi-3 → Mixtral: fused projections are taken apart; a partial rotary becomes a full one whose idle pairs stand still."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from registry.architecture import Architecture
+from registry.families.family import Family, Shapes, Translation, norm_shapes
+from registry.families.rope import rope_parameters
+from registry.hosts import Constant, Projections, Rows, Trunk
+from registry.hosts.mixtral import MIXTRAL
+
+_STILL = 1e30
+"""Divides a frequency so that no position turns: below 1e-24 of a radian at the longest context."""
+
+
+class Phi3(Family):
+    """Phi-3, Phi-3.5, Phi-4 and Phi-4-mini."""
+
+    model_type = "phi3"
+    class_name = "Phi3ForCausalLM"
+    special_tokens = (1, 32000, 32000)
+    defaults = {
+        "max_position_embeddings": 4096,
+        "original_max_position_embeddings": 4096,
+        "partial_rotary_factor": 1.0,
+        "rms_norm_eps": 1e-5,
+        "sliding_window": None,
+        "tie_word_embeddings": False,
+    }
+    options = ("rms_norm_eps", "sliding_window")
+
+    def complete(self, values: dict[str, Any]) -> None:
+        """Its heads always divide the hidden size."""
+        values["head_dim"] = values["hidden_size"] // values["num_attention_heads"]
+
+    def rope(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the rope's parameters: `su` and `yarn` are old names of longrope."""
+        rope = rope_parameters(values, self.rope_theta)
+        if rope["rope_type"] in ("su", "yarn", "longrope"):
+            rope["rope_type"] = "longrope"
+            rope["original_max_position_embeddings"] = values["original_max_position_embeddings"]
+        return rope
+
+    def trunk_layer(self, architecture: Architecture) -> Shapes:
+        """Return the shapes of one layer's trunk tensors: q, k and v are one."""
+        hidden, size = architecture.hidden_size, architecture.head_dim
+        heads, pairs = architecture.num_attention_heads, architecture.num_key_value_heads
+        return {
+            "self_attn.qkv_proj.weight": ((heads + 2 * pairs) * size, hidden),
+            "self_attn.o_proj.weight": (hidden, heads * size),
+            **norm_shapes(architecture),
+        }
+
+    def mlp_layer(self, architecture: Architecture) -> Shapes:
+        """Return the shapes of one layer's MLP tensors: gate and up are one."""
+        hidden, inner = architecture.hidden_size, architecture.intermediate_size
+        return {"mlp.gate_up_proj.weight": (2 * inner, hidden), "mlp.down_proj.weight": (hidden, inner)}
+
+    def projections(self, layer: int, architecture: Architecture) -> Projections:
+        """Return where the three matrices of a layer's gated MLP are."""
+        hidden, inner = architecture.hidden_size, architecture.intermediate_size
+        both = self.below(layer, "mlp.gate_up_proj.weight")
+        return {
+            "gate_proj": (Rows(both, range(inner)), (inner, hidden)),
+            "up_proj": (Rows(both, range(inner, 2 * inner)), (inner, hidden)),
+            "down_proj": (Rows(self.below(layer, "mlp.down_proj.weight")), (hidden, inner)),
+        }
+
+    def refusal(self, architecture: Architecture) -> str | None:
+        """Return why Mixtral does not carry this model, or None where it does."""
+        rope = architecture.rope_parameters
+        if rope["rope_type"] not in ("default", "longrope"):
+            return f"its rope is {rope['rope_type']!r}, which Phi-3 does not have"
+        turning = architecture.head_dim * rope["partial_rotary_factor"]
+        if not 0 < turning <= architecture.head_dim or turning % 2:
+            return f"its partial_rotary_factor of {rope['partial_rotary_factor']} leaves half a pair"
+        return None
+
+    def translations(self, architecture: Architecture) -> list[Translation]:
+        """Return Mixtral."""
+        size, hidden = architecture.head_dim, architecture.hidden_size
+        queries = architecture.num_attention_heads * size
+        keys = architecture.num_key_value_heads * size
+        turning = int(size * architecture.rope_parameters["partial_rotary_factor"])
+        order = _head_order(size, turning)
+        idle = 1 / _attention_factor(architecture)  # Mixtral's rope scales all channels, Phi-3's only those that turn
+        trunk: dict[str, Trunk | Constant] = {}
+        for name, tensor in self.unchanged(architecture).items():
+            if not name.endswith("self_attn.qkv_proj.weight"):
+                trunk[name] = tensor
+                continue
+            for letter, first, count in (("q", 0, queries), ("k", queries, keys), ("v", queries + keys, keys)):
+                rows: range | tuple[int, ...] = range(first, first + count)
+                scales = None
+                if turning < size and letter != "v":
+                    rows = tuple(first + head + place for head in range(0, count, size) for place in order)
+                    scales = tuple(1.0 if place < turning else idle for place in order) * (count // size)
+                trunk[name.replace("qkv_proj", f"{letter}_proj")] = Trunk(
+                    (count, hidden), Rows(name, rows), scales=scales
+                )
+        rope = _full_rope(architecture, turning)
+        return [Translation(MIXTRAL, replace(architecture, rope_parameters=rope), trunk)]
+
+
+def _head_order(size: int, turning: int) -> tuple[int, ...]:
+    """Return which of a head's channels goes where: the turning pairs first in both halves, the idle ones after."""
+    half, idle = turning // 2, (size - turning) // 2
+    first = [*range(half), *range(turning, turning + idle)]
+    second = [*range(half, turning), *range(turning + idle, size)]
+    return (*first, *second)
+
+
+def _full_rope(architecture: Architecture, turning: int) -> dict[str, Any]:
+    """Return the parameters of a rope over whole heads that turns the first `turning` channels as Phi-3 does."""
+    rope = dict(architecture.rope_parameters)
+    del rope["partial_rotary_factor"]
+    size, theta = architecture.head_dim, rope["rope_theta"]
+    if rope["rope_type"] == "longrope":
+        rope["attention_factor"] = _attention_factor(architecture)
+    if turning == size:
+        return rope
+    # inv_freq_i = 1 / (factor_i · θ^(2i/size)) has to be 1 / (own_i · θ^(2i/turning))
+    grow = [theta ** (2 * i / turning - 2 * i / size) for i in range(turning // 2)]
+    idle = [_STILL] * ((size - turning) // 2)
+    own = {key: rope.get(key) or [1.0] * (turning // 2) for key in ("short_factor", "long_factor")}
+    tables = {key: [f * g for f, g in zip(factors, grow, strict=True)] + idle for key, factors in own.items()}
+    plain = rope["rope_type"] == "default"
+    return {
+        "attention_factor": _attention_factor(architecture),
+        "original_max_position_embeddings": (
+            architecture.max_position_embeddings if plain else rope["original_max_position_embeddings"]
+        ),
+        "rope_theta": theta,
+        "rope_type": "longrope",
+        **tables,
+    }
+
+
+def _attention_factor(architecture: Architecture) -> float:
+    """Return what longrope multiplies queries and keys by, as transformers computes it."""
+    rope = architecture.rope_parameters
+    if rope["rope_type"] == "default":
+        return 1.0
+    if rope.get("attention_factor") is not None:
+        return float(rope["attention_factor"])
+    original = rope["original_max_position_embeddings"]
+    factor = rope.get("factor") or architecture.max_position_embeddings / original
+    return 1.0 if factor <= 1.0 else math.sqrt(1 + math.log(factor) / math.log(original))
+
+
+PHI3 = Phi3()

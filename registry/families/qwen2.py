@@ -1,0 +1,61 @@
+"""Qwen2 → Qwen2-MoE, or on request GraniteMoE (without windows): biases on q, k and v."""
+
+from typing import Any
+
+from registry.architecture import Architecture
+from registry.families.family import Family, Shapes, Translation, attention_shapes, norm_shapes
+from registry.families.rope import FULL, SLIDING
+from registry.hosts import Constant
+from registry.hosts.granitemoe import GRANITEMOE
+from registry.hosts.qwen2_moe import QWEN2_MOE, shared_expert
+
+
+def window_by_layer(values: dict[str, Any]) -> None:
+    """Fill in `layer_types` and `sliding_window` as Qwen derives them from three other keys."""
+    if not values["use_sliding_window"]:
+        values["sliding_window"] = None
+    if values["layer_types"] is None:
+        first = values["num_hidden_layers"] if values["sliding_window"] is None else values["max_window_layers"]
+        values["layer_types"] = [SLIDING if i >= first else FULL for i in range(values["num_hidden_layers"])]
+
+
+class Qwen2(Family):
+    """Qwen2 and Qwen2.5."""
+
+    model_type = "qwen2"
+    class_name = "Qwen2ForCausalLM"
+    defaults = {
+        "layer_types": None,
+        "max_position_embeddings": 32768,
+        "max_window_layers": 28,
+        "num_key_value_heads": 32,
+        "rms_norm_eps": 1e-6,
+        "sliding_window": 4096,
+        "tie_word_embeddings": False,
+        "use_sliding_window": False,
+    }
+    options = ("layer_types", "rms_norm_eps", "sliding_window")
+
+    def complete(self, values: dict[str, Any]) -> None:
+        """Fill in which layers have a window."""
+        window_by_layer(values)
+
+    def trunk_layer(self, architecture: Architecture) -> Shapes:
+        """Return the shapes of one layer's trunk tensors."""
+        return attention_shapes(architecture, bias="qkv") | norm_shapes(architecture)
+
+    def translations(self, architecture: Architecture) -> list[Translation]:
+        """Return Qwen2-MoE with a shared expert that gives zero; GraniteMoE with a bias of zero on o."""
+        unchanged, windows = self.unchanged(architecture), SLIDING in architecture.options["layer_types"]
+        notes = ("transformers 4 knows one window for all layers and gives it to every one",) if windows else ()
+        found = [Translation(QWEN2_MOE, architecture, unchanged | shared_expert(architecture), notes)]
+        if not windows:
+            zeros = {
+                self.below(layer, "self_attn.o_proj.bias"): Constant((architecture.hidden_size,), 0.0)
+                for layer in range(architecture.num_hidden_layers)
+            }
+            found.append(Translation(GRANITEMOE, architecture.with_options(attention_bias=True), unchanged | zeros))
+        return found
+
+
+QWEN2 = Qwen2()

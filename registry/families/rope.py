@@ -1,0 +1,52 @@
+"""Rotary position embeddings as config.json has them, in the spelling of transformers 4 or of 5."""
+
+from collections.abc import Mapping
+from typing import Any
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+"""Layer types, as `layer_types` and nested rope parameters name them."""
+
+_SCALED = ("llama3", "yarn", "longrope")
+
+
+def rope_parameters(values: Mapping[str, Any], theta: float) -> dict[str, Any]:
+    """Return the rope's parameters as transformers 5 writes them, `rope_type` and `rope_theta` included.
+
+    Args:
+        values: config.json.
+        theta: the family's `rope_theta`, where config.json has none.
+    """
+    rope = dict(values.get("rope_scaling") or values.get("rope_parameters") or {})
+    kind = rope.pop("type", "default")
+    rope.setdefault("rope_type", kind)
+    rope.setdefault("rope_theta", values.get("rope_theta", theta))
+    if "partial_rotary_factor" in values:
+        rope.setdefault("partial_rotary_factor", values["partial_rotary_factor"])
+    if rope["rope_type"] in _SCALED:
+        rope.setdefault("original_max_position_embeddings", values["max_position_embeddings"])
+    return rope
+
+
+def nested_rope_parameters(values: Mapping[str, Any], full: float, sliding: float) -> dict[str, Any]:
+    """Return the rope's parameters of full and of sliding layers; scaling in the old spelling is of full layers only.
+
+    Args:
+        values: config.json.
+        full: the family's `rope_theta` of full layers.
+        sliding: the same of sliding layers.
+    """
+    given = values.get("rope_parameters") or {}
+    ropes = {kind: dict(given.get(kind) or {}) for kind in (FULL, SLIDING)}
+    ropes[FULL] |= values.get("rope_scaling") or {}
+    for rope, theta in ((ropes[FULL], values.get("rope_theta", full)), (ropes[SLIDING], sliding)):
+        kind = rope.pop("type", "default")
+        rope.setdefault("rope_type", kind)
+        rope.setdefault("rope_theta", theta)
+        if rope["rope_type"] in _SCALED:
+            rope.setdefault("original_max_position_embeddings", values["max_position_embeddings"])
+    return ropes
+
+
+def every(number: int, kind: str, other: str, layers: int) -> list[str]:
+    """Return the type of each layer: `kind` for every `number`-th, `other` for those between."""
+    return [kind if (layer + 1) % number == 0 else other for layer in range(layers)]

@@ -1,0 +1,62 @@
+"""StableLM: norms with biases, which no native host has beside a plain router."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from registry.architecture import Architecture
+from registry.families.family import Family, NormOutput, Shapes, attention_shapes, norm_shapes
+from registry.families.rope import rope_parameters
+
+
+class StableLM(Family):
+    """StableLM 3B, StableLM 2."""
+
+    model_type = "stablelm"
+    class_name = "StableLmForCausalLM"
+    special_tokens = (0, 0, None)
+    defaults = {
+        "layer_norm_eps": 1e-5,
+        "max_position_embeddings": 4096,
+        "num_key_value_heads": 32,
+        "qk_layernorm": False,
+        "tie_word_embeddings": False,
+        "use_parallel_residual": False,
+        "use_qkv_bias": False,
+    }
+    options = ("layer_norm_eps", "qk_layernorm", "use_parallel_residual", "use_qkv_bias")
+
+    def complete(self, values: dict[str, Any]) -> None:
+        """Its heads always divide the hidden size."""
+        values["head_dim"] = values["hidden_size"] // values["num_attention_heads"]
+
+    def rope(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the rope's parameters: a quarter of each head turns, unless said otherwise."""
+        return rope_parameters({"partial_rotary_factor": 0.25, **values}, self.rope_theta)
+
+    def outer_shapes(self, architecture: Architecture) -> Shapes:
+        """Return the shapes of the tensors outside the layers."""
+        return super().outer_shapes(architecture) | {"model.norm.bias": (architecture.hidden_size,)}
+
+    def trunk_layer(self, architecture: Architecture) -> Shapes:
+        """Return the shapes of one layer's trunk tensors."""
+        options = architecture.options
+        norms = ["input_layernorm", *([] if options["use_parallel_residual"] else ["post_attention_layernorm"])]
+        shapes = attention_shapes(architecture, bias="qkv" if options["use_qkv_bias"] else "")
+        shapes |= norm_shapes(architecture, *norms, bias=True)
+        if options["qk_layernorm"]:
+            heads = {"q": architecture.num_attention_heads, "k": architecture.num_key_value_heads}
+            names = [f"self_attn.{letter}_layernorm.norms.{n}" for letter, count in heads.items() for n in range(count)]
+            shapes |= norm_shapes(architecture, *names, size=architecture.head_dim)
+        return shapes
+
+    def mlp_input(self, architecture: Architecture) -> NormOutput:
+        """Return the norm, which has a bias: the layer's only one where attention and MLP stand side by side."""
+        parallel = architecture.options["use_parallel_residual"]
+        return NormOutput("input_layernorm" if parallel else "post_attention_layernorm", bias=True)
+
+    def refusal(self, architecture: Architecture) -> str | None:
+        """Return why no native host carries it."""
+        return "its norms have biases, which no native host has beside a plain router"
+
+
+STABLELM = StableLM()

@@ -1,0 +1,24 @@
+"""FlexOlmo: norms after attention and MLP, so that its router sees the residual stream as it is."""
+
+from typing import Any
+
+from registry.architecture import Architecture
+from registry.hosts.host import Host, PerExpert, decoder_config
+
+
+def _config(architecture: Architecture, experts: int, top_k: int) -> dict[str, Any]:
+    return decoder_config(architecture) | {
+        "attention_bias": architecture.options["attention_bias"],
+        "norm_topk_prob": True,
+        "num_experts": experts,
+        "num_experts_per_tok": top_k,
+    }
+
+
+FLEX_OLMO = Host(
+    model_type="flex_olmo",
+    class_name="FlexOlmoForCausalLM",
+    gate="mlp.gate.weight",
+    experts=PerExpert("mlp.experts.{expert}.{projection}.weight"),
+    config=_config,
+)
