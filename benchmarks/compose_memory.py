@@ -22,7 +22,6 @@ from tokenizers import ByteLevelBPETokenizer
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 from registry import PassSettings, Registry
-from registry.architecture import Architecture
 from registry.families import FAMILIES
 
 CONFIG = LlamaConfig(
@@ -56,7 +55,8 @@ def make_checkpoint(folder: Path, seed: int) -> Path:
     """Write a random expert."""
     folder.mkdir(parents=True)
     draw = torch.Generator().manual_seed(seed)
-    family, architecture = FAMILIES["llama"], Architecture.from_config(CONFIG)
+    family = FAMILIES["llama"]
+    architecture = family.architecture(CONFIG.to_dict())
     tensors = {}
     for name, shape in (family.trunk_shapes(architecture) | family.mlp_shapes(architecture)).items():
         tensor = torch.empty(shape, dtype=torch.bfloat16)

@@ -1,30 +1,32 @@
 """reg add-base."""
 
-from pathlib import Path
-
 import click
 
-from cli.options import annotations, existing_folder
+from cli.options import annotations, checkpoint, remote_code
 from cli.registered import print_registration
 from cli.session import Session, as_json, pass_session
 
 
 @click.command()
 @click.argument("name")
-@click.argument("checkpoint", metavar="CKPT", type=existing_folder)
+@checkpoint
 @annotations
+@remote_code
 @as_json
 @pass_session
 def add_base(
     session: Session,
     name: str,
-    checkpoint: Path,
+    checkpoint: str,
     tags: dict[str, str],
     license_id: str | None,
     alias: str | None,
+    remote_code: bool,
     as_json: bool,
 ) -> None:
-    """Register the Hugging Face folder CKPT as the next version of base model NAME."""
+    """Register CKPT, a Hugging Face folder or hf://ORG/NAME[@REVISION], as the next version of base model NAME."""
     with session.registry() as registry:
-        registration = registry.add_base(name, checkpoint, tags=tags, license=license_id, alias=alias)
+        registration = registry.add_base(
+            name, checkpoint, tags=tags, license=license_id, alias=alias, remote_code=remote_code
+        )
     print_registration(registration, as_json)

@@ -5,33 +5,49 @@ from typing import Any
 
 import click
 
-from cli.options import annotations, calibration, existing_folder, pass_settings
+from cli.options import (
+    adapter_base,
+    allow_unrelated,
+    annotations,
+    calibration,
+    checkpoint,
+    pass_settings,
+    remote_code,
+)
 from cli.registered import print_registration
 from cli.session import Session, as_json, pass_session
 
 
 @click.command()
 @click.argument("name")
-@click.argument("checkpoint", metavar="CKPT", type=existing_folder)
+@checkpoint
 @calibration
 @annotations
+@adapter_base
 @click.option("--keep-calibration", is_flag=True, help="Store the calibration tokens too.")
+@allow_unrelated
+@remote_code
 @as_json
 @pass_session
 def add_expert(
     session: Session,
     /,
     name: str,
-    checkpoint: Path,
+    checkpoint: str,
     data: tuple[Path, ...],
     tags: dict[str, str],
     license_id: str | None,
     alias: str | None,
+    base: str | None,
     keep_calibration: bool,
+    allow_unrelated: bool,
+    remote_code: bool,
     as_json: bool,
     **settings: Any,
 ) -> None:
-    """Register the Hugging Face folder CKPT as the next version of expert NAME.
+    """Register CKPT as the next version of expert NAME.
+
+    CKPT is a Hugging Face folder or hf://ORG/NAME[@REVISION], whole or a PEFT adapter, which is merged into its base.
 
     Statistics are taken on --data, else on CKPT's own calibration.* file; else those CKPT carries (reg collect) are
     used; else the expert writes its own calibration text.
@@ -46,5 +62,8 @@ def add_expert(
             license=license_id,
             alias=alias,
             keep_calibration=keep_calibration,
+            base=base,
+            allow_unrelated=allow_unrelated,
+            remote_code=remote_code,
         )
     print_registration(registration, as_json)

@@ -5,19 +5,21 @@ from typing import Any
 
 import click
 
-from cli.options import calibration, existing_folder, file_path, pass_settings
+from cli.options import adapter_base, calibration, checkpoint, file_path, pass_settings
 from cli.session import as_json, bar, print_json
 
 
 @click.command()
-@click.argument("checkpoint", metavar="CKPT", type=existing_folder)
+@checkpoint
 @calibration
+@adapter_base
 @click.option("--out", type=file_path, metavar="DIR", required=True, help="Folder for statistics.safetensors.")
 @click.option("--keep-calibration", is_flag=True, help="Put the calibration tokens into the file too.")
 @as_json
 def collect(
-    checkpoint: Path,
+    checkpoint: str,
     data: tuple[Path, ...],
+    base: str | None,
     out: Path,
     keep_calibration: bool,
     as_json: bool,
@@ -35,6 +37,7 @@ def collect(
         data=data,
         settings=pass_settings(**settings),
         keep_calibration=keep_calibration,
+        base=base,
         progress=bar,
     )
     tokens = {site: layers[0].count for site, layers in collected.sites.items()}

@@ -40,6 +40,16 @@ if TYPE_CHECKING:
     metavar="DTYPE",
     help="bfloat16, float16 or float32: what the folder is written in. [default: the members' own]",
 )
+@click.option(
+    "--host",
+    metavar="HOST",
+    help="The architecture that carries it, where more than one does: its model type. [default: the preferred one]",
+)
+@click.option(
+    "--remote-code",
+    is_flag=True,
+    help="Write a modelling file into the folder, which carries any family; it loads with trust_remote_code=True.",
+)
 @click.option("--plan", "plan_only", is_flag=True, help="Print what would be written, and stop.")
 @click.option("--force", is_flag=True, help="Replace --out if it is an earlier composition.")
 @as_json
@@ -51,6 +61,8 @@ def compose(
     out: Path | None,
     base: str | None,
     weights: tuple[str, ...],
+    host: str | None,
+    remote_code: bool,
     plan_only: bool,
     force: bool,
     as_json: bool,
@@ -61,7 +73,9 @@ def compose(
 
     if out is None and not plan_only:
         raise click.UsageError("Missing option '--out' (or '--plan').")
-    chosen = Recipe(weights=_weights(weights), **recipe)
+    if remote_code and host is not None:
+        raise click.UsageError("--host and --remote-code exclude one another.")
+    chosen = Recipe(weights=_weights(weights), host="remote-code" if remote_code else host, **recipe)
     with session.registry() as registry:
         if out is None or plan_only:
             plan = registry.plan(split(experts), chosen, base=base)
@@ -73,6 +87,8 @@ def compose(
         _print_plan(plan)
     else:
         click.echo(f"composed {', '.join(m.version.ref for m in plan.members)} into {out}  {plan.digest}")
+        for note in plan.translation.notes:
+            click.echo(f"  note: {note}")
         click.echo(
             f"  {plan.host.model_type}, {plan.parameters:,} parameters, {plan.active_parameters:,} active per token"
         )
@@ -121,6 +137,7 @@ def _print_plan(plan: "Plan") -> None:
         ("composition", plan.digest),
         [
             ("host", f"{plan.host.model_type}, {plan.dtype}"),
+            *(("note", note) for note in plan.translation.notes),
             ("trunk", trunk),
             (
                 "router",

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli.options import DTYPES, existing_folder
+from cli.options import DTYPES, file_path
 from cli.session import Session, as_json, pairs, pass_session, print_json, print_table
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("folders", metavar="FOLDER…", nargs=-1, required=True, type=existing_folder)
+@click.argument("folders", metavar="FOLDER…", nargs=-1, required=True, type=file_path)
 @click.option("--data", multiple=True, required=True, metavar="DOMAIN=FILE", help="Test text of a domain (repeatable).")
 @click.option("--baselines", is_flag=True, help="Rows also for the base model, the experts and their plain average.")
 @click.option(

@@ -11,6 +11,7 @@ import click
 from cli.add_base import add_base
 from cli.add_expert import add_expert
 from cli.alias import alias
+from cli.check import check
 from cli.collect import collect
 from cli.compose import compose
 from cli.compositions import compositions
@@ -84,6 +85,7 @@ def main(ctx: click.Context, home: Path | None, database: str | None) -> None:
 for command in (
     add_expert,
     add_base,
+    check,
     collect,
     compose,
     evaluate,

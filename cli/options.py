@@ -14,8 +14,40 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 DTYPES = click.Choice(["bfloat16", "float16", "float32"])
-existing_folder = click.Path(path_type=Path)
 file_path = click.Path(path_type=Path)
+
+
+def checkpoint(command: Command) -> Command:
+    """Add the argument CKPT."""
+    return click.argument("checkpoint", metavar="CKPT")(command)
+
+
+def adapter_base(command: Command) -> Command:
+    """Add --base."""
+    return click.option(
+        "--base",
+        metavar="BASE",
+        help="Where CKPT is an adapter: its base model, as a registered NAME[@V], a folder or hf://ORG/NAME. "
+        "[default: as the adapter's own configuration says]",
+    )(command)
+
+
+def allow_unrelated(command: Command) -> Command:
+    """Add --allow-unrelated."""
+    return click.option(
+        "--allow-unrelated",
+        is_flag=True,
+        help="Take CKPT even if it does not come from the base model of anything registered.",
+    )(command)
+
+
+def remote_code(command: Command) -> Command:
+    """Add --remote-code."""
+    return click.option(
+        "--remote-code",
+        is_flag=True,
+        help="Take CKPT even if no native host carries it: its compositions then need --remote-code too.",
+    )(command)
 
 
 def annotations(command: Command) -> Command:

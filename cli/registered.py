@@ -1,5 +1,6 @@
 """How versions are printed."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -7,8 +8,14 @@ import click
 from cli.session import print_json
 
 if TYPE_CHECKING:
+    from registry.ancestry import Relation
+    from registry.overlapping import ExpertOverlap
     from registry.registering import Registration
     from store.catalog import VersionRecord
+
+
+_SHOWN = 4
+"""Versions that a line names."""
 
 
 def version_document(version: "VersionRecord") -> dict[str, Any]:
@@ -21,15 +28,58 @@ def print_registration(registration: "Registration", as_json: bool) -> None:
     """Print what add-expert or add-base did."""
     version = registration.version
     if as_json:
-        print_json(version_document(version) | {"added": registration.added, "self_sampled": registration.self_sampled})
+        print_json(
+            version_document(version)
+            | {
+                "added": registration.added,
+                "self_sampled": registration.self_sampled,
+                "relations": relation_documents(registration.relations),
+                "overlaps": overlap_documents(registration.overlaps),
+            }
+        )
         return
     if not registration.added:
         click.echo(f"{version.ref} holds this content already; nothing was stored")
         return
     click.echo(f"registered {version.ref}  {version.digest}")
+    for line in (*relation_lines(registration.relations), *overlap_lines(registration.overlaps)):
+        click.echo(f"  {line}")
     for statistics in version.statistics:
         if registration.self_sampled:
             click.echo("  no data was given, so the expert wrote its own calibration text")
         click.echo(f"  statistics on {statistics.tokens:,} tokens: {statistics.calibration_label}")
         if statistics.saturated:
             click.echo(f"  {statistics.saturated:,} activations exceeded their bound and were held at it")
+
+
+def relation_documents(relations: "Sequence[Relation]") -> list[dict[str, Any]]:
+    """Return distances to registered versions as `--json` shows them."""
+    return [
+        {"ref": r.ref, "kind": r.kind, "verdict": r.verdict, "distance": r.distance, "tensors": dict(r.distances)}
+        for r in relations
+    ]
+
+
+def relation_lines(relations: "Sequence[Relation]") -> list[str]:
+    """Return distances to registered versions, one line for each verdict: `same base as base@1 (distance 0.054)`."""
+    lines = []
+    for verdict, word in (("same weights", "as"), ("same base", "as"), ("unrelated", "to")):
+        found = [f"{r.ref} ({r.distance:.3f})" for r in relations if r.verdict == verdict]
+        more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+        if found:
+            lines.append(f"{verdict} {word} {', '.join(found[:_SHOWN])}{more}")
+    return lines
+
+
+def overlap_documents(overlaps: "Sequence[ExpertOverlap]") -> list[dict[str, Any]]:
+    """Return overlaps with registered experts as `--json` shows them."""
+    return [{"ref": o.ref, "routing": o.routing, "layers": [vars(layer) for layer in o.layers]} for o in overlaps]
+
+
+def overlap_lines(overlaps: "Sequence[ExpertOverlap]") -> list[str]:
+    """Return a line for each registered expert that routing will hardly tell from this one."""
+    return [
+        f"{o.routing:.0%} overlap with {o.ref}: routing will hardly tell them apart"
+        for o in overlaps
+        if o.is_indistinct
+    ]

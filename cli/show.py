@@ -2,7 +2,7 @@
 
 import click
 
-from cli.registered import version_document
+from cli.registered import relation_documents, version_document
 from cli.session import Session, as_json, pass_session, print_json, print_table, size
 
 
@@ -16,11 +16,19 @@ def show(session: Session, ref: str, as_json: bool) -> None:
         version = registry.resolve(ref, states=("active", "withdrawn", "purged"))
         arrays = registry.arrays_of(version)
         compositions = registry.compositions(version.ref)
+        relations = registry.relations(version.ref) if version.state == "active" else ()
     sizes: dict[str, int] = {}
     for link in arrays:
         sizes[link.role] = sizes.get(link.role, 0) + link.nbytes
     if as_json:
-        print_json(version_document(version) | {"bytes": sizes, "compositions": [c.digest for c in compositions]})
+        print_json(
+            version_document(version)
+            | {
+                "bytes": sizes,
+                "compositions": [c.digest for c in compositions],
+                "relations": relation_documents(relations),
+            }
+        )
         return
     rows = [("digest", version.digest), ("state", version.state), ("registered", version.created_at)]
     rows += [("withdrawn", version.withdrawn_at)] if version.withdrawn_at else []
@@ -39,5 +47,9 @@ def show(session: Session, ref: str, as_json: bool) -> None:
         rows += [("statistics", f"{s.site}: {s.tokens:,} tokens, {s.saturated} saturated")]
         rows += [("calibration", f"{s.calibration_label}  {s.calibration_digest[:12]}")]
     rows += [(f"{role} arrays", size(nbytes)) for role, nbytes in sizes.items()]
+    rows += [
+        ("distance", f"{r.distance:.4f}  {r.verdict} {'to' if r.verdict == 'unrelated' else 'as'} {r.ref}")
+        for r in relations
+    ]
     rows += [("composition", f"{c.digest[:12]}  {','.join(c.members)}") for c in compositions]
     print_table((version.kind, version.ref), rows)

@@ -18,13 +18,13 @@ from registry.errors import RegError
 from registry.registry import Registry
 
 if TYPE_CHECKING:
-    from registry.collecting import PassSettings
     from registry.composing import Plan, Recipe
     from registry.evaluation import TestSettings
     from registry.maths.statistics import Statistics
+    from registry.pass_settings import PassSettings
 
 _LAZY = {
-    "PassSettings": "registry.collecting",
+    "PassSettings": "registry.pass_settings",
     "Plan": "registry.composing",
     "Recipe": "registry.composing",
     "Statistics": "registry.maths.statistics",

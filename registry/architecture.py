@@ -1,6 +1,6 @@
 """What of a dense model's configuration decides its function, in Hugging Face's own words."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -28,11 +28,24 @@ class Architecture:
     tie_word_embeddings: bool
     options: dict[str, Any] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
+    @classmethod
+    def checked(cls, values: Mapping[str, Any], options: dict[str, Any]) -> "Architecture":
+        """Return the architecture whose fields are among `values`, none of which is trusted.
+
+        Raises:
+            ValueError: a field has a value that no model can have.
+        """
         for name in SIZES:
-            size = getattr(self, name)
+            size = values[name]
             if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size < 2**31:
                 raise ValueError(f"{name} is {size!r}, not a positive integer")
+        for name, kind in (("hidden_act", str), ("rope_parameters", dict), ("tie_word_embeddings", bool)):
+            if not isinstance(values[name], kind):
+                raise ValueError(f"{name} is {values[name]!r}, not a {kind.__name__}")
+        return cls(
+            **{name: values[name] for name in cls.__dataclass_fields__ if name in values and name != "options"},
+            options=options,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as a document; `Architecture(**document)` is the way back."""

@@ -5,7 +5,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,6 @@ from torch import Tensor
 
 from registry import statistics_file
 from registry.calibration import (
-    DEFAULT_SEQ_LEN,
-    DEFAULT_TOKENS,
     Calibration,
     Corpus,
     random_places,
@@ -24,10 +22,11 @@ from registry.calibration import (
 from registry.calibration.documents import find_calibration
 from registry.calibration.windows import start_token
 from registry.checkpoint import Checkpoint, HashedCheckpoint, hash_checkpoint
-from registry.dtypes import WEIGHT_DTYPES
-from registry.errors import CalibrationError, CheckpointError, InvalidInputError, StorageError
+from registry.errors import CalibrationError, CheckpointError, StorageError
 from registry.loading import load_model, load_tokenizer
 from registry.maths.statistics import Statistics
+from registry.opening import opened
+from registry.pass_settings import PassSettings
 from registry.progress import Progress, silent
 from registry.scales import Scales, mlp_input_scales
 from registry.sites import MLP_INPUT
@@ -37,32 +36,6 @@ from store.digest import json_digest
 SEED = 0
 SAVE_SECONDS = 60.0
 """How often a pass under way is written down, so that it can go on after an interruption."""
-
-
-@dataclass(frozen=True)
-class PassSettings:
-    """How the forward pass runs.
-
-    Attributes:
-        tokens: calibration tokens wanted.
-        seq_len: tokens in a window.
-        batch_size: windows in a batch; every batch has this many, so that all have one shape.
-        device: a torch device, or None for the GPU if there is one.
-        dtype: what the model computes in, or None for the checkpoint's own.
-    """
-
-    tokens: int = DEFAULT_TOKENS
-    seq_len: int = DEFAULT_SEQ_LEN
-    batch_size: int = 16
-    device: str | None = None
-    dtype: str | None = None
-
-    def __post_init__(self) -> None:
-        for name, least in (("tokens", 1), ("seq_len", 2), ("batch_size", 1)):
-            if getattr(self, name) < least:
-                raise InvalidInputError(f"{name} is {getattr(self, name)}, the least is {least}")
-        if self.dtype is not None and self.dtype not in WEIGHT_DTYPES:
-            raise InvalidInputError(f"dtype {self.dtype!r} is none of {', '.join(WEIGHT_DTYPES)}")
 
 
 def text_calibration(checkpoint: Checkpoint, data: Sequence[Path], settings: PassSettings) -> Calibration | None:
@@ -164,6 +137,7 @@ def collect_to(
     data: Sequence[str | os.PathLike[str]] = (),
     settings: PassSettings | None = None,
     keep_calibration: bool = False,
+    base: str | os.PathLike[str] | None = None,
     progress: Progress = silent,
 ) -> tuple[Path, Collected]:
     """Take the statistics of a checkpoint where its data is, and write them to `out`/statistics.safetensors.
@@ -182,16 +156,17 @@ def collect_to(
         target.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StorageError(f"{target} cannot be created: {error.strerror}", "choose another --out") from error
-    hashed = hash_checkpoint(Checkpoint(Path(folder), remote_code=True), progress)
-    calibration = text_calibration(hashed.checkpoint, [Path(file) for file in data], settings)
-    collected = collect(
-        hashed,
-        calibration,
-        settings,
-        keep_calibration=keep_calibration,
-        partial=target / "partial",
-        progress=progress,
-    )
+    with opened(folder, target / "partial", base=base, remote_code=True, progress=progress) as checkpoint:
+        hashed = hash_checkpoint(checkpoint, progress)
+        calibration = text_calibration(checkpoint, [Path(file) for file in data], settings)
+        collected = collect(
+            hashed,
+            calibration,
+            settings,
+            keep_calibration=keep_calibration,
+            partial=target / "partial",
+            progress=progress,
+        )
     path = target / statistics_file.FILE_NAME
     statistics_file.save(path, collected)
     shutil.rmtree(target / "partial", ignore_errors=True)

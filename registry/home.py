@@ -44,6 +44,11 @@ class Home:
         return self.path / "partial"
 
     @property
+    def merged(self) -> Path:
+        """Adapters that are being registered, merged into their base models."""
+        return self.path / "merged"
+
+    @property
     def lock(self) -> Path:
         """The lock that writers hold."""
         return self.path / "lock"

@@ -5,20 +5,24 @@ taken, the arrays are written and read back, and one transaction of the catalog 
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from registry.ancestry import Relation
+from registry.annotations import Annotations
 from registry.calibration.sampling import self_sampled_label
 from registry.checkpoint import Checkpoint, HashedCheckpoint, hash_checkpoint
-from registry.collecting import PassSettings, carried_statistics, collect, text_calibration, window_size
-from registry.errors import InvalidInputError
+from registry.collecting import carried_statistics, collect, text_calibration, window_size
+from registry.composing import Member
 from registry.home import Home
 from registry.maths.statistics import Statistics
+from registry.overlapping import ExpertOverlap, overlaps
+from registry.pass_settings import PassSettings
 from registry.progress import Progress
-from registry.reference import check_alias, check_license, check_name
+from registry.sites import MLP_INPUT
 from registry.statistics_file import Collected
 from registry.tensors import to_block
 from store.arrays import ArraySource, ArrayStore, digest_of
@@ -38,30 +42,15 @@ class Registration:
         version: the version that holds the content.
         added: False where the same content was there already.
         self_sampled: the expert wrote its own calibration text, because nothing else was given.
+        relations: its distance to every registered version of its shape, the nearest first.
+        overlaps: how far its statistics overlap with those of the other experts, the most alike first.
     """
 
     version: VersionRecord
     added: bool
     self_sampled: bool = False
-
-
-@dataclass(frozen=True)
-class Annotations:
-    """What a user says of a version: tags, license (as the Hub writes it) and an alias to point at it."""
-
-    tags: dict[str, str]
-    license: str | None = None
-    alias: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.license is not None:
-            check_license(self.license)
-        if self.alias is not None:
-            check_alias(self.alias)
-        for key, value in self.tags.items():
-            check_name(key, "tag")
-            if not value or len(value) > 1000 or not value.isprintable():
-                raise InvalidInputError(f"tag {key} has a value that is empty, unprintable or too long", "shorten it")
+    relations: tuple[Relation, ...] = ()
+    overlaps: tuple[ExpertOverlap, ...] = ()
 
 
 def register_expert(
@@ -75,6 +64,7 @@ def register_expert(
     annotations: Annotations,
     *,
     keep_calibration: bool,
+    others: Sequence[Member],
     progress: Progress,
 ) -> Registration:
     """Register a checkpoint as the next version of expert `name` (see `Registry.add_expert`)."""
@@ -100,7 +90,11 @@ def register_expert(
             partial=home.partial,
             progress=progress,
         )
-    return _register(home, catalog, store, name, "expert", hashed, collected, annotations, self_sampled, progress)
+    overlapping = overlaps(collected.sites[MLP_INPUT], others, progress)
+    registration = _register(
+        home, catalog, store, name, "expert", hashed, collected, annotations, self_sampled, progress
+    )
+    return replace(registration, overlaps=overlapping)
 
 
 def register_base(

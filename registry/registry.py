@@ -3,13 +3,26 @@
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from registry.ancestry import (
+    Relation,
+    Weights,
+    check_related,
+    relation,
+    weights_of_checkpoint,
+    weights_of_version,
+)
+from registry.annotations import Annotations
 from registry.checkpoint import Checkpoint
-from registry.errors import StorageError
+from registry.errors import InvalidInputError, NotFoundError, StorageError
 from registry.home import Home
+from registry.opening import opened
+from registry.pass_settings import PassSettings
 from registry.progress import Progress, silent
 from registry.reference import check_alias, check_name
 from registry.resolving import ALL_STATES, affected, base_model, check_name_is_free, resolve
@@ -19,8 +32,9 @@ from store.catalog.records import Kind, State
 from store.lock import exclusive
 
 if TYPE_CHECKING:
-    from registry.collecting import PassSettings
+    from registry.checking import Check
     from registry.composing import Member, Plan, Recipe
+    from registry.composing.member import StoredWeights
     from registry.evaluation import Row, TestSettings
     from registry.registering import Registration
     from registry.verification import Verification
@@ -75,11 +89,13 @@ class Registry:
         checkpoint: PathLike,
         *,
         data: Sequence[PathLike] = (),
-        settings: "PassSettings | None" = None,
+        settings: PassSettings | None = None,
         tags: Mapping[str, str] | None = None,
         license: str | None = None,  # noqa: A002 - the field's word
         alias: str | None = None,
         keep_calibration: bool = False,
+        base: PathLike | None = None,
+        allow_unrelated: bool = False,
         remote_code: bool = False,
     ) -> "Registration":
         """Register a checkpoint as the next version of expert `name`, with statistics.
@@ -89,33 +105,38 @@ class Registry:
 
         Args:
             name: `[a-z0-9][a-z0-9._-]*`.
-            checkpoint: a local Hugging Face folder with safetensors weights.
+            checkpoint: a Hugging Face folder with safetensors weights, `hf://ORG/NAME[@REVISION]`, or a PEFT adapter.
             data: calibration files (.txt, .jsonl, .jsonl.gz, .parquet).
             settings: how the forward pass runs.
             tags: keys and values to find it by.
             license: its license, as the Hub writes it (`apache-2.0`).
             alias: a movable name to point at it.
             keep_calibration: store the calibration tokens too.
+            base: an adapter's base model, if its configuration does not name it: a registered name, a folder, `hf://…`.
+            allow_unrelated: take it even if it does not come from the base model of anything registered.
             remote_code: take it even if no native host carries it.
         """
         check_name_is_free(self.catalog, name, "expert")
-        opened = Checkpoint(Path(checkpoint), remote_code=remote_code)
+        annotations = Annotations(dict(tags or {}), license, alias)
+        with self._opened(checkpoint, base, remote_code) as opened:
+            relations = self._relations(opened, allow_unrelated)
 
-        from registry.collecting import PassSettings
-        from registry.registering import Annotations, register_expert
+            from registry.registering import register_expert
 
-        return register_expert(
-            self.home,
-            self.catalog,
-            self.arrays,
-            name,
-            opened,
-            [Path(file) for file in data],
-            settings or PassSettings(),
-            Annotations(dict(tags or {}), license, alias),
-            keep_calibration=keep_calibration,
-            progress=self.progress,
-        )
+            registration = register_expert(
+                self.home,
+                self.catalog,
+                self.arrays,
+                name,
+                opened,
+                [Path(file) for file in data],
+                settings or PassSettings(),
+                annotations,
+                keep_calibration=keep_calibration,
+                others=self._experts(but=name),
+                progress=self.progress,
+            )
+        return replace(registration, relations=relations)
 
     def add_base(
         self,
@@ -129,14 +150,38 @@ class Registry:
     ) -> "Registration":
         """Register a checkpoint as the next version of base model `name`; arguments as `add_expert`."""
         check_name_is_free(self.catalog, name, "base")
-        opened = Checkpoint(Path(checkpoint), remote_code=remote_code)
-
-        from registry.registering import Annotations, register_base
-
         annotations = Annotations(dict(tags or {}), license, alias)
-        return register_base(
-            self.home, self.catalog, self.arrays, name, opened, annotations, progress=self.progress
-        )
+        with self._opened(checkpoint, None, remote_code) as opened:
+            relations = self._relations(opened, allow_unrelated=True)
+
+            from registry.registering import register_base
+
+            registration = register_base(
+                self.home, self.catalog, self.arrays, name, opened, annotations, progress=self.progress
+            )
+        return replace(registration, relations=relations)
+
+    def check(
+        self,
+        checkpoint: PathLike,
+        *,
+        data: Sequence[PathLike] = (),
+        settings: PassSettings | None = None,
+        base: PathLike | None = None,
+        allow_unrelated: bool = False,
+        remote_code: bool = False,
+    ) -> "Check":
+        """Return what `add_expert` would say of a checkpoint, registering nothing (arguments as there).
+
+        Statistics are taken on `data`, or those that the checkpoint carries are used; it samples no text.
+        """
+        with self._opened(checkpoint, base, remote_code) as opened:
+            relations = self._relations(opened, allow_unrelated)
+
+            from registry.checking import check
+
+            files = [Path(file) for file in data]
+            return check(opened, relations, files, settings or PassSettings(), self._experts(), self.progress)
 
     def alias(self, ref: str, alias: str) -> str | None:
         """Point `alias` at a version and return the version it pointed at before, if any."""
@@ -282,6 +327,12 @@ class Registry:
         """Return the compositions that were made, oldest first, narrowed to those made from a version or a name."""
         return self.catalog.compositions(None if ref is None else self.affected_by_opt_out(ref))
 
+    def relations(self, ref: str) -> tuple[Relation, ...]:
+        """Return the distance of a version to every other active version of its shape, the nearest first."""
+        version = self.resolve(ref)
+        mine = weights_of_version(self.arrays_of(version), self.arrays)
+        return self._related(mine, [other for other in self.versions() if other.id != version.id])
+
     # -- keeping -----------------------------------------------------------------------------------------------------
 
     def verify(self) -> "Verification":
@@ -299,3 +350,40 @@ class Registry:
             if not dry_run:
                 shutil.rmtree(self.home.partial, ignore_errors=True)
         return garbage
+
+    # -- within --------------------------------------------------------------------------------------------------------
+
+    def _opened(
+        self, checkpoint: PathLike, base: PathLike | None, remote_code: bool
+    ) -> AbstractContextManager[Checkpoint]:
+        return opened(
+            checkpoint,
+            self.home.merged,
+            base=base,
+            registered=self._registered,
+            remote_code=remote_code,
+            progress=self.progress,
+        )
+
+    def _registered(self, ref: str) -> "StoredWeights | None":
+        try:
+            version = self.resolve(ref)
+        except (NotFoundError, InvalidInputError):
+            return None
+
+        from registry.composing.member import StoredWeights
+
+        return StoredWeights(self.member(version))
+
+    def _relations(self, checkpoint: Checkpoint, allow_unrelated: bool) -> tuple[Relation, ...]:
+        relations = self._related(weights_of_checkpoint(checkpoint), self.versions())
+        if not allow_unrelated:
+            check_related(checkpoint.label, relations)
+        return relations
+
+    def _related(self, mine: Weights, versions: Sequence[VersionRecord]) -> tuple[Relation, ...]:
+        found = (relation(mine, v, weights_of_version(self.arrays_of(v), self.arrays)) for v in versions)
+        return tuple(sorted((r for r in found if r is not None), key=lambda r: r.distance))
+
+    def _experts(self, *, but: str | None = None) -> "list[Member]":
+        return [self.member(version) for version in self.versions(kind="expert") if version.name != but]

@@ -17,6 +17,7 @@ DTYPES = {
 }
 """The names of dtypes, as everywhere outside torch."""
 
+
 def to_block(tensor: Tensor) -> Block:
     """Return the tensor's bits as the array store carries them: bfloat16 as uint16, everything else as itself."""
     tensor = tensor.detach().cpu().contiguous()

@@ -13,6 +13,7 @@ from registry import PassSettings, Registry
 from registry.collecting import collect_to
 from registry.demo import DemoResult, run_demo
 from tests.models import WORDS, make_model, save_checkpoint, sentences, train_tokenizer, write_jsonl
+from tests.transformers4 import PLACE, Transformers4
 
 SETTINGS = PassSettings(tokens=512, seq_len=32, batch_size=4)
 EXPERTS = tuple(WORDS)
@@ -86,6 +87,15 @@ def filled(_filled_home: Path, tmp_path: Path) -> Iterator[Registry]:
     """A registry of its own with the base model and the five experts."""
     with Registry(shutil.copytree(_filled_home, tmp_path / "home")) as opened:
         yield opened
+
+
+@pytest.fixture(scope="session")
+def transformers4() -> Iterator[Transformers4]:
+    if not PLACE.is_dir():
+        pytest.skip(f"no transformers 4 in {PLACE.name}: make {PLACE.name}/installed")
+    process = Transformers4()
+    yield process
+    process.close()
 
 
 @pytest.fixture(scope="session")

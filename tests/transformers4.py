@@ -2,8 +2,8 @@
 
     PYTHONPATH=.transformers-4.57 python tests/transformers4.py
 
-A request is one line of JSON: `folder`, `ids` (a file of token ids), `dtype`, `out` (where the logits go). The answer is
-one line: an empty object, or what was missing, unexpected or mismatched.
+A request is one line of JSON: `folder`, `ids` (a file of token ids), `dtype`, `out` (where the logits go). The answer
+is one line: an empty object, or what was missing, unexpected or mismatched.
 """
 
 import json

@@ -3,11 +3,9 @@
 from registry.calibration.calibration import Calibration
 from registry.calibration.documents import Corpus
 from registry.calibration.sampling import sample_from_expert
-from registry.calibration.windows import DEFAULT_SEQ_LEN, DEFAULT_TOKENS, evenly_spaced, random_places
+from registry.calibration.windows import evenly_spaced, random_places
 
 __all__ = [
-    "DEFAULT_SEQ_LEN",
-    "DEFAULT_TOKENS",
     "Calibration",
     "Corpus",
     "evenly_spaced",

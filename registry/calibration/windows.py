@@ -18,11 +18,6 @@ from registry.calibration.calibration import Calibration
 from registry.calibration.documents import Corpus, Document
 from registry.errors import CalibrationError
 
-DEFAULT_TOKENS = 24_576
-"""Calibration tokens for an expert: 96 windows of 256. A sixth of it costs 0.2 of the normalised score."""
-
-DEFAULT_SEQ_LEN = 256
-
 _CHARACTERS_PER_TOKEN = 8
 _WORD_CHARACTERS = 64
 _EMPTY = ("its files hold no text", "give --data files that hold text")

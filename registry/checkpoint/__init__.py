@@ -4,7 +4,8 @@ Nothing here loads torch before a weight is read, so that what cannot be registe
 """
 
 from registry.checkpoint.checkpoint import Checkpoint
-from registry.checkpoint.hashed import COPIED_FILES, HashedCheckpoint, hash_checkpoint, read_files
+from registry.checkpoint.documents import COPIED_FILES, read_files
+from registry.checkpoint.hashed import HashedCheckpoint, hash_checkpoint
 from registry.checkpoint.tokenizer import tokenizer_digest
 
 __all__ = ["COPIED_FILES", "Checkpoint", "HashedCheckpoint", "hash_checkpoint", "read_files", "tokenizer_digest"]

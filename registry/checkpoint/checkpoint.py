@@ -4,14 +4,16 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from registry.checkpoint.documents import read_config, some
-from registry.checkpoint.weights import Stored, read_headers, weight_files, weight_source
+from registry.checkpoint.documents import read_config, read_files, some
+from registry.checkpoint.weights import read_headers, sample_weight, weight_files, weight_source
 from registry.dtypes import NAMES, SAFETENSORS, WEIGHT_DTYPES
 from registry.errors import CheckpointError, UnsupportedFamilyError
 from registry.families import Family, family_of
-from store.arrays import ArraySource
+from store.arrays import ArraySource, Block
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import torch
 
 _SUPPORTED = {SAFETENSORS[name] for name in WEIGHT_DTYPES}
@@ -34,7 +36,7 @@ class Checkpoint:
         trunk: names of all other tensors, in order.
     """
 
-    def __init__(self, folder: Path, *, label: str | None = None, remote_code: bool = False) -> None:
+    def __init__(self, folder: Path, label: str | None = None, *, remote_code: bool = False) -> None:
         """Open `folder`, reading config.json and the headers of its safetensors files.
 
         Args:
@@ -49,6 +51,11 @@ class Checkpoint:
         self.folder = folder
         self.label = label or str(folder)
         self.config = read_config(folder)
+        if (folder / "adapter_config.json").is_file():
+            raise CheckpointError(
+                f"{self.label} is a whole checkpoint with an adapter (adapter_config.json) beside it",
+                "move one of them to a folder of its own, and name the one you mean",
+            )
         if "quantization_config" in self.config:
             raise CheckpointError(
                 f"{self.label}: config.json asks for quantized weights (quantization_config)",
@@ -85,9 +92,9 @@ class Checkpoint:
         """Number of weights."""
         return sum(math.prod(shape) for shape in self.shapes.values())
 
-    def stored(self, name: str) -> Stored:
-        """Return where a tensor is, and what its header says."""
-        return self._stored[name]
+    def dtype_of(self, name: str) -> str:
+        """Return the dtype of one tensor."""
+        return NAMES[self._stored[name].dtype]
 
     def source(self, name: str) -> ArraySource:
         """Return one tensor as blocks of rows.
@@ -104,6 +111,14 @@ class Checkpoint:
         with safe_open(self._stored[name].file, framework="pt") as file:
             tensor: torch.Tensor = file.get_tensor(name)
         return tensor
+
+    def sample(self, name: str, rows: "npt.NDArray[np.int64]") -> Block:
+        """Return some rows of one tensor, in its carrier dtype, reading these alone."""
+        return sample_weight(self._stored[name], rows)
+
+    def files(self) -> dict[str, bytes]:
+        """Return config.json, the tokenizer's files and generation_config.json, as they are, by name."""
+        return read_files(self.folder)
 
     def _check_tensors(self) -> None:
         architecture = self.architecture

@@ -1,4 +1,4 @@
-"""JSON files of a checkpoint, none of which is trusted."""
+"""The small files of a checkpoint, none of which is trusted."""
 
 import json
 from pathlib import Path
@@ -8,6 +8,21 @@ from registry.errors import CheckpointError
 
 CONFIG_BYTES = 16 * 2**20
 """More than any genuine config.json has."""
+
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+COPIED_FILES = (*TOKENIZER_FILES, "generation_config.json")
+"""What a composed folder takes over from its members beside the weights."""
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -58,3 +73,9 @@ def some(names: list[str]) -> str:
     """Return the first few of `names`, and how many more there are, with the verb: `a, b, c and 4 more are`."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return f"{', '.join(names[:3])}{more} {'is' if len(names) == 1 else 'are'}"
+
+
+def read_files(folder: Path) -> dict[str, bytes]:
+    """Return config.json, the tokenizer's files and generation_config.json of a model folder, as they are, by name."""
+    names = [name for name in ("config.json", *COPIED_FILES) if (folder / name).is_file()]
+    return {name: data for name in names if (data := (folder / name).read_bytes())}

@@ -1,27 +1,12 @@
 """A checkpoint read whole, once: every weight finite, every tensor and file identified."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from registry.checkpoint.checkpoint import Checkpoint
 from registry.checkpoint.tokenizer import token_count, tokenizer_digest
 from registry.progress import Progress
 from store.arrays import digest_of
 from store.digest import json_digest
-
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-    "chat_template.json",
-)
-COPIED_FILES = (*TOKENIZER_FILES, "generation_config.json")
-"""What a composed folder takes over from its members beside the weights."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +36,7 @@ def hash_checkpoint(checkpoint: Checkpoint, progress: Progress) -> HashedCheckpo
     Raises:
         CheckpointError: weights are NaN or infinite, or a file cannot be read.
     """
-    files = read_files(checkpoint.folder)
+    files = checkpoint.files()
     tokenizer, tokens = tokenizer_digest(files), token_count(files)
     sources = {name: checkpoint.source(name) for name in (*checkpoint.trunk, *checkpoint.mlp)}
     tensors = {}
@@ -60,9 +45,3 @@ def hash_checkpoint(checkpoint: Checkpoint, progress: Progress) -> HashedCheckpo
             tensors[name] = digest_of(source)
             advance(source.nbytes)
     return HashedCheckpoint(checkpoint, tensors, files, json_digest(tensors), tokenizer, tokens)
-
-
-def read_files(folder: Path) -> dict[str, bytes]:
-    """Return config.json, the tokenizer's files and generation_config.json of a model folder, as they are, by name."""
-    names = [name for name in ("config.json", *COPIED_FILES) if (folder / name).is_file()]
-    return {name: data for name in names if (data := (folder / name).read_bytes())}

@@ -1,13 +1,19 @@
 """Weights in safetensors files: what their headers say, and the weights themselves block by block."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from registry.checkpoint.documents import json_object, some
 from registry.dtypes import NAMES
 from registry.errors import CheckpointError
-from store.arrays import ArraySource, Block, rows_per_block
+from store.arrays import CARRIERS, ArraySource, Block, rows_per_block
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -15,11 +21,12 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor as its file's header describes it; `dtype` in the header's spelling."""
+    """A tensor as its file's header describes it; `dtype` in the header's spelling, `begin` in bytes of the file."""
 
     file: Path
     dtype: str
     shape: tuple[int, ...]
+    begin: int
 
 
 def read_headers(files: list[Path]) -> dict[str, Stored]:
@@ -33,12 +40,15 @@ def read_headers(files: list[Path]) -> dict[str, Stored]:
     found: dict[str, Stored] = {}
     for path in files:
         try:
-            with safe_open(path, framework="np") as file:
-                for name in file.keys():  # noqa: SIM118 - it is no dict
-                    view = file.get_slice(name)
-                    found[name] = Stored(path, str(view.get_dtype()), tuple(view.get_shape()))
+            with safe_open(path, framework="np"), path.open("rb") as file:  # which has checked the header
+                length = int.from_bytes(file.read(8), "little")
+                header = json.loads(file.read(length))
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{path} is no safetensors file: {error}", "copy or save the file again") from error
+        for name, tensor in header.items():
+            if name != "__metadata__":
+                begin = 8 + length + int(tensor["data_offsets"][0])
+                found[name] = Stored(path, str(tensor["dtype"]), tuple(map(int, tensor["shape"])), begin)
     return found
 
 
@@ -57,7 +67,9 @@ def weight_files(folder: Path) -> list[Path]:
         if not names:
             raise CheckpointError(f"{index} lists no weights", "copy the file again")
         if absent := [name for name in names if not (folder / name).is_file()]:
-            raise CheckpointError(f"{folder}: {some(absent)} missing, though {index.name} lists them", "copy them again")
+            raise CheckpointError(
+                f"{folder}: {some(absent)} missing, though {index.name} lists them", "copy them again"
+            )
         return [folder / name for name in names]
     if (single := folder / SINGLE).is_file():
         return [single]
@@ -69,6 +81,22 @@ def weight_files(folder: Path) -> list[Path]:
     raise CheckpointError(
         f"{folder} has no weights: neither {SINGLE} nor {INDEX}", "name the folder that save_pretrained wrote"
     )
+
+
+def sample_weight(stored: Stored, rows: "npt.NDArray[np.int64]") -> Block:
+    """Return some rows of a tensor in its carrier dtype, reading these alone.
+
+    Raises:
+        CheckpointError: the file cannot be read.
+    """
+    import numpy as np
+
+    dtype = np.dtype(CARRIERS[NAMES[stored.dtype]][0])
+    try:
+        data = np.memmap(stored.file, dtype=dtype, mode="r", offset=stored.begin, shape=stored.shape)
+        return np.array(data[rows])
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{stored.file}: {error}", "copy the file again") from error
 
 
 def weight_source(name: str, stored: Stored, label: str) -> ArraySource:

@@ -94,3 +94,27 @@ class Member:
     def _tensor(self, role: Role, name: str) -> torch.Tensor:
         link = self.link(role, name)
         return to_tensor(self.store.read(link.digest), link.dtype)
+
+
+@dataclass(frozen=True)
+class StoredWeights:
+    """A registered version as the base model that an adapter is merged into."""
+
+    member: Member
+
+    @cached_property
+    def _roles(self) -> dict[str, Role]:
+        return {link.name: link.role for link in self.member.arrays if link.role in ("trunk", "mlp")}
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of every tensor, by name."""
+        return {name: self.member.link(role, name).shape for name, role in self._roles.items()}
+
+    def source(self, name: str) -> ArraySource:
+        """Return one tensor as blocks, checked while it is read."""
+        return self.member.open(self._roles[name], name)
+
+    def files(self) -> dict[str, bytes]:
+        """Return config.json, the tokenizer's files and generation_config.json, by name."""
+        return {name: self.member.file(name) for name in self.member.names("file")}

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -154,7 +154,15 @@ def make_plan(members: Sequence[Member], base: Member | None, recipe: Recipe) ->
     lead = leading(everyone)
     translation = _translation(lead, recipe.host)
     dtype = recipe.dtype or _common_dtype(ordered)
-    return Plan(ordered, base, recipe, dtype, lead, translation, tuple(_tensors(ordered, base, recipe, dtype, lead, translation)))
+    return Plan(
+        ordered,
+        base,
+        recipe,
+        dtype,
+        lead,
+        translation,
+        tuple(_tensors(ordered, base, recipe, dtype, lead, translation)),
+    )
 
 
 def _translation(lead: Member, host: str | None) -> Translation:
@@ -197,7 +205,10 @@ def _tensors(
         whole = recipe.host == REMOTE_CODE
         parts = family.mlp_tensors(layer, architecture) if whole else family.projections(layer, architecture)
         for name, experts in host.experts.tensors(len(members), parts):
-            dtypes = {members[member].version.ref: members[member].link("mlp", rows.name).dtype for member, rows in experts.parts}
+            dtypes = {
+                members[member].version.ref: members[member].link("mlp", rows.name).dtype
+                for member, rows in experts.parts
+            }
             yield OutputTensor(host.below(layer, name), recipe.dtype or _one(name, dtypes), experts)
 
 

@@ -8,12 +8,12 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
-from registry.calibration import DEFAULT_SEQ_LEN
-from registry.collecting import PassSettings, collect_to
+from registry.collecting import collect_to
 from registry.demo.text import write_domains
 from registry.demo.train import encode, new_model, read_texts, save, train, train_tokenizer
 from registry.errors import OutputError
 from registry.evaluation import Row, TestSettings
+from registry.pass_settings import DEFAULT_SEQ_LEN, PassSettings
 from registry.progress import Progress, silent
 from registry.registry import Registry
 

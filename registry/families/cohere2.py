@@ -1,6 +1,6 @@
 """Cohere 2 → Cohere2-MoE, bit for bit: attention and MLP share one norm; layers without a window have no rope."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from registry.architecture import Architecture
 from registry.families.family import Family, NormOutput, Shapes, Translation, attention_shapes, norm_shapes
@@ -24,7 +24,13 @@ class Cohere2(Family):
         "sliding_window_pattern": 4,
         "tie_word_embeddings": True,
     }
-    options = ("attention_bias", "layer_norm_eps", "layer_types", "logit_scale", "sliding_window")
+    options: ClassVar[tuple[str, ...]] = (
+        "attention_bias",
+        "layer_norm_eps",
+        "layer_types",
+        "logit_scale",
+        "sliding_window",
+    )
 
     def complete(self, values: dict[str, Any]) -> None:
         """Fill in which layers have a window; its heads always divide the hidden size."""

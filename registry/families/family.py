@@ -106,11 +106,10 @@ class Family:
             if values["head_dim"] is None:
                 values["head_dim"] = values["hidden_size"] // values["num_attention_heads"]
             rope = self.rope(values)
-        except (TypeError, AttributeError, ArithmeticError, KeyError) as error:
+        except (TypeError, ValueError, AttributeError, ArithmeticError, KeyError) as error:
             raise ValueError(f"its values do not go together ({error})") from error
-        sizes = {key: values[key] for key in Architecture.__dataclass_fields__ if key in values}
         options = {key: values[key] for key in self.options}
-        return Architecture(**sizes | {"rope_parameters": rope, "options": options})
+        return Architecture.checked(values | {"rope_parameters": rope}, options)
 
     def complete(self, values: dict[str, Any]) -> None:
         """Fill in what this family derives from other keys; `values` has all defaults."""
@@ -248,9 +247,7 @@ def attention_shapes(architecture: Architecture, *, bias: str = "") -> Shapes:
     return shapes
 
 
-def norm_shapes(
-    architecture: Architecture, *names: str, bias: bool = False, size: int | None = None
-) -> Shapes:
+def norm_shapes(architecture: Architecture, *names: str, bias: bool = False, size: int | None = None) -> Shapes:
     """Return the shapes of one layer's norms: of the two that Llama has, unless others are named."""
     shapes: Shapes = {}
     for name in names or ("input_layernorm", "post_attention_layernorm"):

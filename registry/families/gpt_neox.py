@@ -33,9 +33,11 @@ class GPTNeoX(Family):
 
     def rope(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the rope's parameters from its own words for them."""
-        own = {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}
-        renamed = {key: values[word] for key, word in own.items() if word in values}
-        return rope_parameters({"partial_rotary_factor": 0.25, **values, **renamed}, self.rope_theta)
+        own = {
+            "rope_theta": values.get("rotary_emb_base", self.rope_theta),
+            "partial_rotary_factor": values.get("rotary_pct", 0.25),
+        }
+        return rope_parameters({**values, **own}, self.rope_theta)
 
     def outer_shapes(self, architecture: Architecture) -> Shapes:
         """Return the shapes of the tensors outside the layers."""

@@ -1,5 +1,7 @@
 """OLMo 2 → FlexOlmo, bit for bit: norms stand after attention and MLP, so the MLP input is the residual stream."""
 
+from typing import ClassVar
+
 from registry.architecture import Architecture
 from registry.families.family import Family, ResidualStream, Shapes, Translation, attention_shapes, norm_shapes
 from registry.hosts.flex_olmo import FLEX_OLMO
@@ -17,7 +19,7 @@ class Olmo2(Family):
         "rms_norm_eps": 1e-5,
         "tie_word_embeddings": False,
     }
-    options = ("attention_bias", "rms_norm_eps")
+    options: ClassVar[tuple[str, ...]] = ("attention_bias", "rms_norm_eps")
 
     def trunk_layer(self, architecture: Architecture) -> Shapes:
         """Return the shapes of one layer's trunk tensors, its norms over all queries and all keys included."""

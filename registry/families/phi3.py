@@ -1,4 +1,4 @@
-"""Phi-3 → Mixtral: fused projections are taken apart; a partial rotary becomes a full one whose idle pairs stand still."""
+"""Phi-3 → Mixtral: fused projections come apart; a partial rotary becomes a full one whose idle pairs stand still."""
 
 import math
 from collections.abc import Mapping

@@ -10,7 +10,7 @@ MULTIPLIERS = ("attention_multiplier", "embedding_multiplier", "logits_scaling",
 
 def multipliers(architecture: Architecture) -> dict[str, Any]:
     """Return Granite's four multipliers; those that a family has not are the ones that change nothing."""
-    neutral = {name: 1.0 for name in MULTIPLIERS} | {"attention_multiplier": architecture.head_dim**-0.5}
+    neutral = dict.fromkeys(MULTIPLIERS, 1.0) | {"attention_multiplier": architecture.head_dim**-0.5}
     return {name: architecture.options.get(name, neutral[name]) for name in MULTIPLIERS}
 
 

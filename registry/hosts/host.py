@@ -103,7 +103,7 @@ def decoder_config(architecture: Architecture) -> dict[str, Any]:
 
 
 def rope_config(rope_parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the rope's keys of config.json: `rope_parameters` (transformers 5), `rope_theta` and `rope_scaling` (4)."""
+    """Return the rope's keys in config.json: `rope_parameters` (transformers 5), `rope_theta`, `rope_scaling` (4)."""
     scaling = dict(rope_parameters)
     theta = scaling.pop("rope_theta")
     config = {

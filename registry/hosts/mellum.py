@@ -15,7 +15,7 @@ def _config(architecture: Architecture, experts: int, top_k: int) -> dict[str, A
         "attention_bias": architecture.options["attention_bias"],
         "layer_types": types,
         "mlp_layer_types": ["sparse"] * architecture.num_hidden_layers,
-        "rope_parameters": {kind: architecture.rope_parameters for kind in ("full_attention", "sliding_attention")},
+        "rope_parameters": dict.fromkeys(("full_attention", "sliding_attention"), architecture.rope_parameters),
         "sliding_window": architecture.options["sliding_window"],
     }
 

@@ -32,7 +32,10 @@ def remote_code_host(model_type: str, class_name: str, layers: str) -> Host:
 
     def config(architecture: Architecture, experts: int, top_k: int) -> dict[str, Any]:
         return {
-            "auto_map": {"AutoConfig": f"{_MODULE}.RoutedConfig", "AutoModelForCausalLM": f"{_MODULE}.RoutedForCausalLM"},
+            "auto_map": {
+                "AutoConfig": f"{_MODULE}.RoutedConfig",
+                "AutoModelForCausalLM": f"{_MODULE}.RoutedForCausalLM",
+            },
             "num_experts_per_tok": top_k,
             "num_local_experts": experts,
             "vocab_size": architecture.vocab_size,

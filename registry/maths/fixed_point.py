@@ -43,9 +43,7 @@ def norm_bound(weight: Float[Tensor, "H"], bias: Float[Tensor, "H"] | None = Non
     return (bound if bias is None else bound + bias.double().abs()) * MARGIN
 
 
-def residual_bounds(
-    embedding: Float[Tensor, "H"], outputs: Sequence[Float[Tensor, "H"]]
-) -> list[Float[Tensor, "H"]]:
+def residual_bounds(embedding: Float[Tensor, "H"], outputs: Sequence[Float[Tensor, "H"]]) -> list[Float[Tensor, "H"]]:
     """Return bounds of the residual stream after each of the outputs that are added to it one by one, as float64.
 
     Args:

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from registry import Registry
 from registry.checkpoint import Checkpoint, hash_checkpoint, tokenizer_digest
 from registry.errors import CheckpointError, RegError, UnsupportedFamilyError
+from registry.families import FAMILIES
 from registry.progress import silent
 from tests.conftest import Zoo
 from tests.models import make_model, save_checkpoint
@@ -117,13 +118,14 @@ BAD: dict[str, tuple[Change, str]] = {
     "tokenizer no JSON": (written("tokenizer.json", b"\xff"), "tokenizer.json is not JSON"),
     "adapter": (written("adapter_config.json", b"{}"), "is a PEFT adapter, not a whole checkpoint"),
     "quantized": (config(quantization_config={"bits": 4}), r"asks for quantized weights \(quantization_config\)"),
-    "MLP bias": (config(mlp_bias=True), "its MLPs have biases"),
-    "attention bias": (config(attention_bias=True), "its attention has biases"),
-    "gemma2": (config(model_type="gemma2"), "sandwich norms"),
+    "attention bias": (
+        config(attention_bias=True),
+        "model.layers.0.self_attn.q_proj.bias, model.layers.0.self_attn.k_proj.bias, .* and 5 more are missing",
+    ),
     "mixture": (config(model_type="mixtral"), "it is a mixture of experts already"),
     "unknown family": (
         config(model_type="nonesuch"),
-        "model type 'nonesuch' cannot be composed: no host that carries it",
+        "model type 'nonesuch' cannot be composed: no native host that carries it",
     ),
 }
 
@@ -143,10 +145,50 @@ def test_bad_folder_is_refused_with_the_reason_and_nothing_is_written(
 
 
 def test_unsupported_family_lists_the_supported_ones(bare: Path) -> None:
-    config(model_type="gpt_neox")(bare)
+    config(model_type="gpt2")(bare)
     with pytest.raises(UnsupportedFamilyError, match="not gated") as caught:
-        Checkpoint(bare)
-    assert caught.value.hint == "supported are: llama, mistral, qwen3"
+        Checkpoint(bare, remote_code=True)
+    assert caught.value.hint == f"supported are: {', '.join(sorted(FAMILIES))}"
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "gemma2": ("gemma2", {"head_dim": 8}, "two norms of its own"),
+    "gemma3": ("gemma3_text", {"head_dim": 8}, "two norms of its own"),
+    "gpt_neox": ("gpt_neox", {}, "not gated and has biases"),
+    "stablelm": ("stablelm", {}, "norms have biases"),
+    "llama MLP bias": ("llama", {"mlp_bias": True}, r"its MLPs have biases \(mlp_bias\)"),
+    "granite MLP bias": ("granite", {"mlp_bias": True}, r"its MLPs have biases \(mlp_bias\)"),
+    "smollm3 MLP bias": ("smollm3", {"mlp_bias": True}, r"its MLPs have biases \(mlp_bias\)"),
+    "cohere norms": ("cohere", {"use_qk_norm": True}, "normalises queries and keys"),
+    "gemma both ways": ("gemma", {"head_dim": 8, "use_bidirectional_attention": True}, "looks both ways"),
+    "olmo3 ropes": (
+        "olmo3",
+        {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "yarn", "rope_theta": 5e5, "factor": 4.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 5e5},
+            },
+            "num_hidden_layers": 4,
+        },
+        "different ropes",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", sorted(REFUSED))
+def test_model_without_a_native_host_is_refused_unless_its_code_may_travel(
+    case: str, tmp_path: Path, tokenizer: Any, registry: Registry
+) -> None:
+    family, changes, reason = REFUSED[case]
+    folder = save_checkpoint(make_model(family, 101, **changes), tmp_path / "dense", tokenizer)
+    with pytest.raises(
+        UnsupportedFamilyError, match=f"this {family} cannot be composed natively: .*{reason}"
+    ) as caught:
+        registry.add_expert("code", folder)
+    assert "--remote-code" in str(caught.value.hint)
+    registry.add_base("base", folder, remote_code=True)
+    with pytest.raises(UnsupportedFamilyError, match=f"cannot be composed natively: .*{reason}"):
+        registry.add_base("base", folder)
 
 
 def test_folder_that_is_none_is_refused(tmp_path: Path) -> None:
@@ -155,24 +197,17 @@ def test_folder_that_is_none_is_refused(tmp_path: Path) -> None:
             Checkpoint(path)
 
 
-def test_window_of_some_layers_is_refused(tmp_path: Path, tokenizer: Any) -> None:
-    folder = save_checkpoint(make_model("qwen3", 100, head_dim=8), tmp_path / "qwen3", tokenizer)
-    config(use_sliding_window=True, sliding_window=16, max_window_layers=1, layer_types=None)(folder)
-    with pytest.raises(UnsupportedFamilyError, match="some of its layers have a sliding window"):
-        Checkpoint(folder)
-
-
 def test_sharded_and_single_files_have_the_same_digests(zoo: Zoo, tmp_path: Path, tokenizer: Any) -> None:
-    single = hash_checkpoint(zoo.experts["code"], silent)
+    single = hash_checkpoint(Checkpoint(zoo.experts["code"]), silent)
     sharded = tmp_path / "sharded"
     save_checkpoint(make_model("llama", 101), sharded, tokenizer, max_shard_size="20KB")
     assert len(list(sharded.glob("*.safetensors"))) > 2
-    assert hash_checkpoint(sharded, silent).tensors == single.tensors
+    assert hash_checkpoint(Checkpoint(sharded), silent).tensors == single.tensors
 
 
 def test_rope_buffers_and_a_repeated_tied_head_are_no_weights(tmp_path: Path, tokenizer: Any) -> None:
     folder = save_checkpoint(make_model("llama", 101, tie_word_embeddings=True), tmp_path / "tied", tokenizer)
-    before = hash_checkpoint(folder, silent)
+    before = hash_checkpoint(Checkpoint(folder), silent)
     assert "lm_head.weight" not in before.tensors
     weights(
         lambda t: t.update(
@@ -182,7 +217,7 @@ def test_rope_buffers_and_a_repeated_tied_head_are_no_weights(tmp_path: Path, to
             }
         )
     )(folder)
-    assert hash_checkpoint(folder, silent).tensors == before.tensors
+    assert hash_checkpoint(Checkpoint(folder), silent).tensors == before.tensors
 
 
 def test_parameters_are_counted(zoo: Zoo) -> None:

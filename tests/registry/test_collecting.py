@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 
 from registry import PassSettings, Registry, statistics_file
 from registry.calibration import Calibration
-from registry.checkpoint import hash_checkpoint
-from registry.collecting import carried_statistics, collect, collect_to, scales, take_statistics, text_calibration
+from registry.checkpoint import Checkpoint, hash_checkpoint
+from registry.collecting import carried_statistics, collect, collect_to, take_statistics, text_calibration
 from registry.errors import CalibrationError, CheckpointError, InvalidInputError, StorageError
 from registry.families import FAMILIES
 from registry.loading import load_model
 from registry.maths.fixed_point import power_of_two
 from registry.progress import silent
+from registry.scales import mlp_input_scales
 from registry.sites import MLP_INPUT
 from tests.conftest import SETTINGS, Zoo
 from tests.models import make_model, save_checkpoint, sentences, write_jsonl
@@ -32,7 +33,7 @@ def windows(count: int, length: int = 16, seed: int = 0) -> Calibration:
 
 @pytest.fixture(scope="module")
 def expert(zoo: Zoo) -> tuple[Any, Any]:
-    hashed = hash_checkpoint(zoo.experts["code"], silent)
+    hashed = hash_checkpoint(Checkpoint(zoo.experts["code"]), silent)
     return hashed, load_model(zoo.experts["code"], "float32", "cpu")
 
 
@@ -51,7 +52,7 @@ def test_equals_a_float64_reference_to_the_resolution_and_never_saturates(
     family: str, dtype: str, tmp_path: Path, tokenizer: Any
 ) -> None:
     folder = save_checkpoint(make_model(family, 101, head_dim=8), tmp_path / family, tokenizer)
-    hashed = hash_checkpoint(folder, silent)
+    hashed = hash_checkpoint(Checkpoint(folder, remote_code=True), silent)
     model = load_model(folder, dtype, "cpu")
     calibration = windows(6)
     seen: list[torch.Tensor] = []
@@ -185,10 +186,10 @@ def test_scales_follow_from_the_weights_alone(zoo: Zoo, expert: tuple[Any, Any])
     hashed, _ = expert
     one = taken(expert, windows(4, seed=1))
     other = taken(expert, windows(4, seed=2))
-    for layer, exponents in enumerate(scales(hashed.checkpoint)):
+    for layer, exponents in enumerate(mlp_input_scales(hashed.checkpoint).exponents):
         assert torch.equal(one[layer].exponents, exponents)
         assert torch.equal(other[layer].exponents, exponents)
-    assert len({int(p) for p in scales(hashed.checkpoint)[0]}) > 1  # channels differ
+    assert len({int(p) for p in mlp_input_scales(hashed.checkpoint).exponents[0]}) > 1  # channels differ
 
 
 def test_collected_file_registers_without_data_and_equals_the_direct_way(bare: Path, zoo: Zoo, tmp_path: Path) -> None:
@@ -280,13 +281,13 @@ def test_statistics_of_another_checkpoint_are_refused(zoo: Zoo, bare: Path, regi
 def test_tokenizer_with_tokens_unknown_to_the_model_is_refused(tmp_path: Path, tokenizer: Any) -> None:
     folder = save_checkpoint(make_model("llama", 101, vocab_size=260), tmp_path / "small", tokenizer)
     data = write_jsonl(tmp_path / "data.jsonl", sentences("law", 20))
-    hashed = hash_checkpoint(folder, silent)
+    hashed = hash_checkpoint(Checkpoint(folder), silent)
     with pytest.raises(CalibrationError, match=r"its tokenizer gives token \d+, the model knows 260"):
         text_calibration(hashed.checkpoint, [data], SETTINGS)
 
 
 def test_windows_are_no_longer_than_the_model_can_take(bare: Path, zoo: Zoo) -> None:
-    checkpoint = hash_checkpoint(bare, silent).checkpoint
+    checkpoint = hash_checkpoint(Checkpoint(bare), silent).checkpoint
     calibration = text_calibration(checkpoint, [zoo.train["code"]], PassSettings(tokens=256, seq_len=4096))
     assert calibration is not None
     assert calibration.ids.shape[1] == 128
@@ -314,7 +315,7 @@ def test_settings_that_cannot_be_are_refused(changes: dict[str, Any], message: s
 
 
 def test_device_that_is_none_is_refused(bare: Path) -> None:
-    hashed = hash_checkpoint(bare, silent)
+    hashed = hash_checkpoint(Checkpoint(bare), silent)
     with pytest.raises(InvalidInputError, match="device 'nonsense' cannot be used"):
         collect(hashed, windows(2), PassSettings(device="nonsense"), progress=silent)
 
@@ -326,7 +327,7 @@ def test_out_that_cannot_be_made_is_told(bare: Path, zoo: Zoo, tmp_path: Path) -
 
 
 def test_checked_statistics_pass(zoo: Zoo) -> None:
-    hashed = hash_checkpoint(zoo.experts["code"], silent)
+    hashed = hash_checkpoint(Checkpoint(zoo.experts["code"]), silent)
     collected = carried_statistics(hashed)
     assert collected is not None
     assert collected.sites == statistics_file.load(zoo.experts["code"] / "statistics.safetensors").sites

@@ -93,7 +93,6 @@ STRANGERS: dict[str, tuple[str, dict[str, Any], str]] = {
     "width": ("llama", {"hidden_size": 64}, r"hidden_size: 32 against 64"),
     "MLP width": ("llama", {"intermediate_size": 96}, "intermediate_size: 64 against 96"),
     "depth": ("llama", {"num_hidden_layers": 1}, "num_hidden_layers: 2 against 1"),
-    "vocabulary": ("llama", {"vocab_size": 330}, "vocab_size: 320 against 330"),
     "rope": ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, "rope_parameters: {"),
     "tied": ("llama", {"tie_word_embeddings": True}, "tie_word_embeddings: False against True"),
 }
@@ -124,9 +123,7 @@ def test_members_with_different_tokenizers_are_refused(filled: Registry, tmp_pat
     folder = save_checkpoint(make_model("llama", 101), tmp_path / "stranger", other)
     data = write_jsonl(tmp_path / "data.jsonl", sentences("law", 10))
     filled.add_expert("stranger", folder, data=[data], settings=PassSettings(tokens=64, seq_len=16, batch_size=2))
-    with pytest.raises(
-        IncompatibleError, match=r"their tokenizers differ \(digest [0-9a-f]{12} against [0-9a-f]{12}\)"
-    ):
+    with pytest.raises(IncompatibleError, match=r"their tokenizers differ: token \d+ is '.+' against '.+'"):
         filled.plan(["code", "stranger"])
 
 

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from registry.maths.fixed_point import (
-    EXPONENT_limit,
-    limit,
+    EXPONENT_LIMIT,
     exponents_for,
+    limit,
+    norm_bound,
     power_of_two,
     quantise,
     real_value,
-    norm_bound,
 )
 
 
@@ -33,9 +33,9 @@ def test_scale_at_powers_of_two_and_at_the_limit(bound: float) -> None:
 
 def test_zero_bound_gets_the_upper_limit_and_huge_ones_the_lower() -> None:
     assert exponents_for(torch.tensor([0.0, 1e-300, 1e300], dtype=torch.float64)).tolist() == [
-        EXPONENT_limit,
-        EXPONENT_limit,
-        -EXPONENT_limit,
+        EXPONENT_LIMIT,
+        EXPONENT_LIMIT,
+        -EXPONENT_LIMIT,
     ]
 
 

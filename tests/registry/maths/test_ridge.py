@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from registry.maths.fixed_point import exponents_for, power_of_two, quantise, norm_bound
+from registry.maths.fixed_point import exponents_for, norm_bound, power_of_two, quantise
 from registry.maths.router import ROUTERS
 from registry.maths.router.ridge import ridge
 from registry.maths.statistics import Statistics

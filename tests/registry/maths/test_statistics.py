@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from registry.maths import statistics as module
-from registry.maths.fixed_point import exponents_for, quantise, norm_bound
+from registry.maths.fixed_point import exponents_for, norm_bound, quantise
 from registry.maths.statistics import Statistics
 
 HIDDEN = 12
@@ -143,5 +143,8 @@ def test_wider_integers_resolve_more_and_stay_exact(bits: int) -> None:
     taken = Statistics.of(x.float(), exponents, bits=bits)
     q, held = quantise(x.float(), exponents, bits)
     assert not held.any()
-    assert taken.matrix[:-1, :-1].tolist() == [[sum(int(a) * int(b) for a, b in zip(q[:, i].tolist(), q[:, j].tolist(), strict=True)) for j in range(HIDDEN)] for i in range(HIDDEN)]
+    assert taken.matrix[:-1, :-1].tolist() == [
+        [sum(int(a) * int(b) for a, b in zip(q[:, i].tolist(), q[:, j].tolist(), strict=True)) for j in range(HIDDEN)]
+        for i in range(HIDDEN)
+    ]
     assert (taken.gram - x.T @ x).abs().max() < 3000 * 2.0 ** (2 - bits)

@@ -1,0 +1,142 @@
+"""Whether a checkpoint comes from the same base model as what is registered, told from samples of the weights.
+
+Fine-tuning moves weights a little; another training run, started from other random numbers, shares nothing. A few rows
+of every tensor tell which, so that it is known before any forward pass and in little time. numpy alone is needed.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import median
+from typing import TYPE_CHECKING, Literal
+
+from registry.checkpoint import Checkpoint
+from registry.errors import IncompatibleError
+from store.arrays import ArrayStore, Block
+from store.catalog import ArrayLink, VersionRecord
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+SAMPLE = 2**16
+"""Weights of a tensor that are compared: whole rows, spread evenly."""
+
+UNRELATED = 0.9
+"""A median distance from which on two models have no common ancestor; independent weights lie at 1."""
+
+Verdict = Literal["same weights", "same base", "unrelated"]
+Sampler = Callable[[str, "npt.NDArray[np.int64]"], Block]
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A model whose tensors can be sampled.
+
+    Attributes:
+        shapes: tensor name → shape.
+        dtypes: tensor name → dtype.
+        sample: (tensor name, numbers of rows) → these rows, in the carrier dtype.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    dtypes: Mapping[str, str]
+    sample: Sampler
+
+
+@dataclass(frozen=True)
+class Relation:
+    """How far a checkpoint is from a registered version.
+
+    Attributes:
+        ref: the version.
+        kind: expert or base.
+        distances: tensor name → ‖a − b‖ / √(‖a‖² + ‖b‖²) of its samples a and b, from 0 (equal) to √2 (opposite);
+            1 for independent ones.
+    """
+
+    ref: str
+    kind: str
+    distances: Mapping[str, float]
+
+    @cached_property
+    def distance(self) -> float:
+        """Median distance over all tensors that differ from equal vectors in name only: the matrices."""
+        matrices = [value for name, value in self.distances.items() if "norm" not in name and "bias" not in name]
+        return median(matrices or self.distances.values())
+
+    @property
+    def verdict(self) -> Verdict:
+        """What follows from it."""
+        if not any(self.distances.values()):
+            return "same weights"
+        return "unrelated" if self.distance >= UNRELATED else "same base"
+
+
+def weights_of_checkpoint(checkpoint: Checkpoint) -> Weights:
+    """Return a checkpoint's weights."""
+    shapes = checkpoint.shapes
+    return Weights(shapes, {name: checkpoint.dtype_of(name) for name in shapes}, checkpoint.sample)
+
+
+def weights_of_version(links: Iterable[ArrayLink], store: ArrayStore) -> Weights:
+    """Return a registered version's weights."""
+    weights = {link.name: link for link in links if link.role in ("trunk", "mlp")}
+    return Weights(
+        {name: link.shape for name, link in weights.items()},
+        {name: link.dtype for name, link in weights.items()},
+        lambda name, rows: store.sample(weights[name].digest, rows),
+    )
+
+
+def relation(mine: Weights, version: VersionRecord, theirs: Weights) -> Relation | None:
+    """Return how far `mine` is from a registered version, or None where their shapes forbid a comparison.
+
+    Tensors outside the layers may differ in their first axis: a vocabulary may have grown.
+    """
+    if mine.shapes.keys() != theirs.shapes.keys():
+        return None
+    for name, shape in theirs.shapes.items():
+        first = 0 if ".layers." in name else 1
+        if mine.shapes[name][first:] != shape[first:]:
+            return None
+    distances = {name: _distance(name, mine, theirs) for name in mine.shapes}
+    return Relation(version.ref, version.kind, distances)
+
+
+def check_related(label: str, relations: Iterable[Relation]) -> None:
+    """Check that a checkpoint is related to something, where there is anything to compare it with.
+
+    Raises:
+        IncompatibleError: it is unrelated to every version of its shape.
+    """
+    found = sorted(relations, key=lambda relation: relation.distance)
+    if found and all(relation.verdict == "unrelated" for relation in found):
+        raise IncompatibleError(
+            f"{label} is unrelated to every registered model of its shape: it does not come from the same base model "
+            f"(nearest is {found[0].ref} at distance {found[0].distance:.2f}; 1 is chance, experts of one base model "
+            f"stay below {UNRELATED})",
+            "register the base model that it comes from (reg add-base NAME CKPT), or add --allow-unrelated",
+        )
+
+
+def _distance(name: str, mine: Weights, theirs: Weights) -> float:
+    import numpy as np
+
+    shape = mine.shapes[name]
+    count = min(shape[0], theirs.shapes[name][0])
+    width = int(np.prod(shape[1:], dtype=np.int64))
+    wanted = max(1, min(count, SAMPLE // width))
+    rows = np.unique(np.linspace(0, count - 1, wanted).astype(np.int64))
+    a, b = (_real(weights.sample(name, rows), weights.dtypes[name]) for weights in (mine, theirs))
+    with np.errstate(all="ignore"):  # weights that are not finite are refused when all are read
+        size = float(np.sqrt(np.sum(a * a) + np.sum(b * b)))
+        return float(np.sqrt(np.sum((a - b) ** 2))) / size if size else 0.0
+
+
+def _real(block: Block, dtype: str) -> "npt.NDArray[np.float64]":
+    import numpy as np
+
+    if dtype == "bfloat16":  # the upper half of a float32
+        block = (block.astype(np.uint32) << 16).view(np.float32)
+    return block.astype(np.float64)

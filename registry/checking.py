@@ -1,0 +1,75 @@
+"""What registering a checkpoint would say of it, without registering it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from registry.ancestry import Relation
+from registry.checkpoint import Checkpoint, hash_checkpoint
+from registry.collecting import carried_statistics, collect, text_calibration
+from registry.composing import Member
+from registry.overlapping import ExpertOverlap, overlaps
+from registry.pass_settings import PassSettings
+from registry.progress import Progress
+from registry.sites import MLP_INPUT
+
+
+@dataclass(frozen=True)
+class Check:
+    """What is to be said of a checkpoint that can be registered.
+
+    Attributes:
+        label: the checkpoint.
+        family: its `model_type`.
+        hosts: the hosts that carry it, by what `--host` calls them, the preferred one first.
+        notes: what a user should know of a composition in the preferred host.
+        dtype: the dtype that most weights have.
+        parameters: number of weights.
+        tokens: how many tokens its tokenizer knows; None without a tokenizer.json.
+        relations: its distance to every registered version of its shape, the nearest first.
+        overlaps: how far its statistics overlap with those of registered experts, the most alike first; None where
+            there was nothing to take statistics on.
+    """
+
+    label: str
+    family: str
+    hosts: tuple[str, ...]
+    notes: tuple[str, ...]
+    dtype: str
+    parameters: int
+    tokens: int | None
+    relations: tuple[Relation, ...]
+    overlaps: tuple[ExpertOverlap, ...] | None
+
+
+def check(
+    checkpoint: Checkpoint,
+    relations: Sequence[Relation],
+    data: Sequence[Path],
+    settings: PassSettings,
+    experts: Sequence[Member],
+    progress: Progress,
+) -> Check:
+    """Return what there is to say of `checkpoint` (arguments as `Registry.check`).
+
+    Raises:
+        CheckpointError: weights are NaN or infinite, or statistics it carries are not its own.
+        CalibrationError: there is no text, or an activation is NaN or infinite.
+    """
+    hashed = hash_checkpoint(checkpoint, progress)
+    calibration = text_calibration(checkpoint, data, settings)
+    collected = carried_statistics(hashed) if calibration is None else None
+    if calibration is not None:
+        collected = collect(hashed, calibration, settings, progress=progress)
+    hosts = checkpoint.family.hosts(checkpoint.architecture)
+    return Check(
+        label=checkpoint.label,
+        family=checkpoint.family.model_type,
+        hosts=tuple(hosts),
+        notes=next(iter(hosts.values())).notes,
+        dtype=checkpoint.dtype,
+        parameters=checkpoint.parameters,
+        tokens=hashed.tokens,
+        relations=tuple(relations),
+        overlaps=None if collected is None else overlaps(collected.sites[MLP_INPUT], experts, progress),
+    )

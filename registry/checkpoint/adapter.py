@@ -1,0 +1,417 @@
+"""PEFT adapters: low-rank changes of a base model, merged into it tensor by tensor.
+
+What adapter_config.json means, how tensors are called and where a merge rounds is that of PEFT's LoRA
+(peft.tuners.lora), so that a merged folder holds the bits of `merge_and_unload` and `save_pretrained` on a CPU. What
+PEFT merges into another model than the one that was trained is refused.
+"""
+
+import re
+import shutil
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from registry.checkpoint.documents import TOKENIZER_FILES, json_object, read_files, read_json, some
+from registry.checkpoint.weights import INDEX, SINGLE, Stored, read_headers, weight_source
+from registry.dtypes import NAMES, WEIGHT_DTYPES
+from registry.errors import CheckpointError
+from registry.progress import Progress
+from store.arrays import ArraySource, Block
+
+if TYPE_CHECKING:
+    import torch
+
+CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
+
+_KNOWN = frozenset(
+    (
+        *("peft_type", "task_type", "peft_version", "auto_mapping", "base_model_name_or_path", "revision"),
+        *("r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora", "modules_to_save", "bias"),
+        *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "ensure_weight_tying"),
+        *("init_lora_weights", "eva_config", "loftq_config", "corda_config", "lora_ga_config", "lora_dropout"),
+        *("inference_mode", "runtime_config", "fan_in_fan_out", "megatron_core", "qalora_group_size"),
+    )
+)
+"""Keys of adapter_config.json that are read here, or that have no part in the merged weights.
+
+PEFT heeds `fan_in_fan_out` only for Conv1D layers, which no dense family has."""
+
+_STARTS = ("True", "False", "None", "gaussian", "orthogonal", "eva")
+"""`init_lora_weights` that leave the base as it is. PiSSA, OLoRA, CorDA, LoRA-GA and LoftQ change it as training
+begins; an adapter that is saved without conversion goes with the changed weights."""
+
+_PREFIX = "base_model.model."
+_COPIES = (".modules_to_save.", ".original_module.")
+"""PEFT repeats modules_to_save under these names where the vocabulary was enlarged, and does not read them again."""
+
+_PARTS = {
+    ".lora_A.weight": "A",
+    ".lora_B.weight": "B",
+    ".lora_embedding_A": "embedding_A",
+    ".lora_embedding_B": "embedding_B",
+    ".lora_magnitude_vector": "magnitude",
+    ".lora_magnitude_vector.weight": "magnitude",
+}
+"""How the name of an adapter's tensor ends → its part in the change of its module's weight."""
+
+_EMBEDDINGS = ("model.embed_tokens.weight", "gpt_neox.embed_in.weight")
+_HEADS = ("lm_head.weight", "embed_out.weight")
+_VOCABULARIES = frozenset({"tokenizer.json", "tokenizer.model", "vocab.json"})
+_CARRIED = ("calibration.*", "statistics.safetensors")
+
+_MERGE = "merge it where it was trained (PEFT: merge_and_unload(), then save_pretrained()) and register the result"
+_SAVE = "save the adapter again, whole, with PEFT's save_pretrained()"
+
+Parts = dict[str, str]
+"""What is done to one tensor: part → name of the adapter's tensor. `whole` replaces it; `head` must repeat `whole`."""
+
+
+@runtime_checkable
+class DenseWeights(Protocol):
+    """A dense model whose linear layers are stored as (outputs, inputs)."""
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of every tensor, by name; a head that is tied to the embedding is left out."""
+
+    def source(self, name: str) -> ArraySource:
+        """Return one tensor as blocks of rows."""
+
+    def files(self) -> dict[str, bytes]:
+        """Return config.json, the tokenizer's files and generation_config.json, by name."""
+
+
+def is_adapter(folder: Path) -> bool:
+    """Tell whether a folder holds an adapter: its configuration, and no whole model beside it."""
+    weights = any((folder / name).is_file() for name in (SINGLE, INDEX)) or any(folder.glob("pytorch_model*.bin"))
+    return (folder / CONFIG).is_file() and not (weights and (folder / "config.json").is_file())
+
+
+class Settings:
+    """An adapter_config.json that asks for a merge by LoRA, rsLoRA or DoRA.
+
+    Attributes:
+        base_name: `base_model_name_or_path`: a Hub repository, or a path on the machine where it was trained.
+        revision: the base's revision.
+        rslora: the scaling is that of rsLoRA.
+        dora: every change has a magnitude.
+        saved: the modules that were trained whole.
+    """
+
+    def __init__(self, config: dict[str, Any], label: str) -> None:
+        """Read a configuration; `label` is what messages call the adapter.
+
+        Raises:
+            CheckpointError: a value is missing or none that PEFT writes, or the merge would be another.
+        """
+        self._config, self._label = config, label
+        self._check_variant()
+        self.base_name, self.revision = (
+            self._value(key, str, "a name") or None for key in ("base_model_name_or_path", "revision")
+        )
+        self.rslora, self.dora = (bool(self._value(key, bool, "a boolean")) for key in ("use_rslora", "use_dora"))
+        self.saved = [str(name) for name in self._value("modules_to_save", list, "a list") or ()]
+        self._rank = self._number("r", config.get("r"), whole=True)
+        self._alpha = self._number("lora_alpha", config.get("lora_alpha"))
+        self._ranks = self._patterns("rank_pattern", whole=True)
+        self._alphas = self._patterns("alpha_pattern")
+
+    def rank(self, module: str) -> int:
+        """Return r of a module, such as `model.layers.0.mlp.up_proj`."""
+        return int(next((value for pattern, value in self._ranks if pattern.match(module)), self._rank))
+
+    def alpha(self, module: str) -> float:
+        """Return α of a module."""
+        return next((value for pattern, value in self._alphas if pattern.match(module)), self._alpha)
+
+    def _check_variant(self) -> None:
+        if (kind := self._config.get("peft_type")) != "LORA":
+            raise CheckpointError(f"{self._label} is a PEFT adapter of type {kind}, only LORA can be merged", _MERGE)
+        if others := sorted(key for key, value in self._config.items() if value and key not in _KNOWN):
+            raise CheckpointError(
+                f"{self._label}/{CONFIG} sets {', '.join(others)}; only LoRA, rsLoRA and DoRA can be merged exactly",
+                _MERGE,
+            )
+        if str(start := self._config.get("init_lora_weights", True)) not in _STARTS:
+            raise CheckpointError(
+                f"{self._label}/{CONFIG}: init_lora_weights is {start!r}; only with {', '.join(_STARTS)} does an "
+                "adapter go with the base's weights as they are",
+                "save it with path_initial_model_for_weight_conversion, which makes it such an adapter",
+            )
+
+    def _value(self, key: str, kind: type, what: str) -> Any:
+        value = self._config.get(key)
+        if value is not None and not isinstance(value, kind):
+            raise self._wrong(key, value, what)
+        return value
+
+    def _number(self, key: str, value: object, *, whole: bool = False) -> float:
+        kind, low, what = (int, 1, "a positive integer") if whole else ((int, float), -(2**64), "a finite number")
+        if not isinstance(value, kind) or isinstance(value, bool) or not low <= value < 2**64:
+            raise self._wrong(key, value, what)
+        return float(value)
+
+    def _patterns(self, key: str, *, whole: bool = False) -> list[tuple[re.Pattern[str], float]]:
+        """Return what decides for which modules: the first pattern that matches to the end of a module's name."""
+        found = []
+        for text, value in (self._value(key, dict, "an object") or {}).items():
+            try:
+                if re.search(r"\)[*+?{]", text) or len(re.findall(r"[*+?{]", text)) > 3:
+                    raise ValueError("it repeats too much and could take for ever to match")
+                pattern = re.compile(rf"(.*\.)?({text})$")
+            except (re.error, ValueError, OverflowError, RecursionError) as error:
+                raise self._wrong(key, text[:80], f"a pattern of module names: {error}") from error
+            found.append((pattern, self._number(key, value, whole=whole)))
+        return found
+
+    def _wrong(self, key: str, value: object, what: str) -> CheckpointError:
+        return CheckpointError(f"{self._label}/{CONFIG}: {key} is {value!r}, not {what}", f"mend {CONFIG}")
+
+
+class Adapter:
+    """An adapter's folder whose merge is exactly that of LoRA, rsLoRA or DoRA.
+
+    Attributes:
+        folder: where it is.
+        label: what messages call it.
+        base_name: the base model as the adapter names it, if it does.
+        revision: the base's revision, if the adapter names one.
+    """
+
+    def __init__(self, folder: Path, label: str | None = None) -> None:
+        """Open `folder`, reading adapter_config.json and the header of adapter_model.safetensors.
+
+        Raises:
+            CheckpointError: it is no adapter, or none that can be merged exactly.
+        """
+        self.folder = folder
+        self.label = label or str(folder)
+        if not (folder / CONFIG).is_file():
+            raise CheckpointError(f"{self.label} is no adapter: it has no {CONFIG}", _SAVE)
+        self._settings = Settings(read_json(folder / CONFIG), self.label)
+        self.base_name, self.revision = self._settings.base_name, self._settings.revision
+        self._stored = self._read_header()
+        self._parts = self._group()
+
+    def check(self, base: DenseWeights) -> dict[str, Parts]:
+        """Return what is done to each tensor of `base` that changes, by its name.
+
+        Raises:
+            CheckpointError: a tensor fits none of the base, or is missing, or merging would make another model than
+                was trained.
+        """
+        shapes = base.shapes
+        embedding, head = (next((name for name in names if name in shapes), None) for names in (_EMBEDDINGS, _HEADS))
+        changes = self._changes(embedding, head)
+        if unknown := [name for target, parts in changes.items() if target not in shapes for name in parts.values()]:
+            raise self._misfit(f"{some(unknown)} for no tensor of the base")
+        for target, parts in changes.items():
+            self._check_shapes(target, parts, shapes[target], grows=target in (embedding, head))
+        whole = {name for name, parts in changes.items() if "whole" in parts}
+        for module in self._settings.saved:
+            if missing := [name for name in shapes if f".{module}." in f".{name}" and name not in whole]:
+                raise CheckpointError(f"{self.label}: {some(missing)} in modules_to_save but not in {WEIGHTS}", _SAVE)
+        rows = {self.shape(changes.get(name, {}), shapes[name])[0]: name for name in (embedding, head) if name}
+        if len(rows) > 1:
+            raise CheckpointError(
+                f"{self.label}: merged, {' and '.join(f'{name} has {count:,} rows' for count, name in rows.items())}",
+                "save both with the adapter: PEFT's save_pretrained(..., save_embedding_layers=True)",
+            )
+        return changes
+
+    def shape(self, parts: Parts, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape that a tensor of the base has after merging."""
+        return self._stored[parts["whole"]].shape if "whole" in parts else shape
+
+    def merged(self, target: str, parts: Parts, source: ArraySource) -> Iterator[Block]:
+        """Yield a tensor of the base after merging, as one block in the base's dtype.
+
+        Args:
+            target: its name.
+            parts: what is done to it.
+            source: the tensor.
+
+        Raises:
+            CheckpointError: a weight is NaN or infinite, or becomes so.
+        """
+        import torch
+
+        from registry.tensors import DTYPES, to_block
+
+        read = {part: _tensor(weight_source(name, self._stored[name], self.label)) for part, name in parts.items()}
+        if "head" in read and not torch.equal(read["head"], read["whole"]):
+            raise self._untied()
+        dtype = DTYPES[source.dtype]
+        weight = read["whole"].to(dtype) if "whole" in read else _tensor(source)
+        if "A" in read:
+            weight = self._change(weight, read, parts["A"], "").to(dtype)
+        elif "embedding_A" in read:
+            weight = self._change(weight.T, read, parts["embedding_A"], "embedding_").T.to(dtype)
+        if not bool(torch.isfinite(weight).all()):
+            raise CheckpointError(f"{self.label}: merging makes weights of {target} NaN or infinite", _MERGE)
+        yield to_block(weight)
+
+    def _change(self, weight: "torch.Tensor", read: dict[str, "torch.Tensor"], name: str, kind: str) -> "torch.Tensor":
+        """Return W of shape (outputs, inputs) after its low-rank change, rounded in between where PEFT rounds."""
+        from registry.maths.adapter import dora_weight, lora_delta, lora_scaling
+
+        module, settings = _module(name), self._settings
+        scaling = lora_scaling(settings.alpha(module), settings.rank(module), stabilised=settings.rslora)
+        delta = lora_delta(read[f"{kind}A"], read[f"{kind}B"], scaling)
+        if "magnitude" in read:
+            return dora_weight(weight, delta, read["magnitude"])
+        return weight + (delta.to(weight.dtype) if kind else delta)
+
+    def _read_header(self) -> dict[str, Stored]:
+        if not (self.folder / WEIGHTS).is_file():
+            if (self.folder / PICKLE).is_file():
+                raise CheckpointError(
+                    f"{self.label} has its weights in a pickle file, which runs code when opened and so is never read",
+                    "convert it where you trust it: PeftModel.from_pretrained(...).save_pretrained(...)",
+                )
+            raise CheckpointError(f"{self.label} has no weights: no {WEIGHTS}", _SAVE)
+        stored = read_headers([self.folder / WEIGHTS])
+        for name, tensor in stored.items():
+            if not name.startswith(_PREFIX):
+                raise CheckpointError(f"{self.label}: tensor {name} does not begin with {_PREFIX}", _SAVE)
+            if NAMES.get(tensor.dtype) not in WEIGHT_DTYPES:
+                raise CheckpointError(
+                    f"{self.label}: tensor {name} has dtype {tensor.dtype}, supported are {', '.join(WEIGHT_DTYPES)}",
+                    _SAVE,
+                )
+        return stored
+
+    def _group(self) -> dict[str, Parts]:
+        """Return what is done to each tensor, by its name in the model class; a head is always `lm_head.weight`."""
+        grouped: dict[str, Parts] = {}
+        for name in self._stored:
+            if any(copy in name and name.replace(copy, ".") in self._stored for copy in _COPIES):
+                continue
+            target, part = _target(name)
+            if (other := grouped.setdefault(target, {}).setdefault(part, name)) != name:
+                raise CheckpointError(f"{self.label}: tensors {other} and {name} are for the same of the base", _SAVE)
+        if not grouped:
+            raise CheckpointError(f"{self.label}: {WEIGHTS} has no tensors", _SAVE)
+        for target, parts in grouped.items():
+            kind = "embedding_" if "embedding_A" in parts else ""
+            needed = {f"{kind}A", f"{kind}B"} | ({"magnitude"} if self._settings.dora else set())
+            if (found := parts.keys() - {"whole"}) and found != needed:
+                raise CheckpointError(
+                    f"{self.label}: for {target} there are {', '.join(sorted(found))}, "
+                    f"{CONFIG} asks for {', '.join(sorted(needed))}",
+                    _SAVE,
+                )
+        return grouped
+
+    def _changes(self, embedding: str | None, head: str | None) -> dict[str, Parts]:
+        """Return what is done to each tensor, by its name in a base with this embedding and head (None: tied)."""
+        changes = {target: dict(parts) for target, parts in self._parts.items()}
+        own = changes.pop(_HEADS[0], {})
+        if head is None and embedding in changes and changes[embedding].keys() == own.keys() == {"whole"}:
+            changes[embedding]["head"] = own["whole"]
+        elif head is None and (own or embedding in changes):
+            raise self._untied()
+        elif own:
+            changes[str(head)] = own
+        return changes
+
+    def _check_shapes(self, target: str, parts: Parts, shape: tuple[int, ...], *, grows: bool) -> None:
+        own = self.shape(parts, shape)
+        if grows and len(own) == 2 and own[1:] == shape[1:] and own[0] > shape[0]:
+            shape = own  # tokens were added
+        expected = dict.fromkeys(("whole", "head"), shape)
+        if low_rank := sorted(parts.keys() - expected.keys()):
+            if len(shape) != 2:
+                raise self._misfit(f"{parts[low_rank[0]]} is for {target}, which is no matrix but {list(shape)}")
+            rank = self._settings.rank(_module(parts[low_rank[0]]))
+            for kind, (rows, columns) in (("", shape), ("embedding_", shape[::-1])):
+                expected |= {f"{kind}A": (rank, columns), f"{kind}B": (rows, rank)}
+            expected["magnitude"] = (shape["embedding_A" in parts],)
+        for part, name in parts.items():
+            if (found := self._stored[name].shape) != expected[part]:
+                raise self._misfit(
+                    f"tensor {name} has shape {list(found)}, {CONFIG} and the base ask for {list(expected[part])}"
+                )
+
+    def _misfit(self, what: str) -> CheckpointError:
+        named = f", {self.base_name}" if self.base_name else ""
+        return CheckpointError(f"{self.label}: {what}", f"give the base model that the adapter was trained on{named}")
+
+    def _untied(self) -> CheckpointError:
+        return CheckpointError(
+            f"{self.label}: the base's output head is its embedding, and the adapter changes the two apart",
+            "untie the base as PEFT's merge_and_unload() tells, merge there, and register the result",
+        )
+
+
+def merge_adapter(adapter: Adapter, base: DenseWeights, out: Path, progress: Progress) -> None:
+    """Merge an adapter into its base and write the dense model to `out`, one tensor in memory at a time.
+
+    The tokenizer and generation_config.json are the adapter's where it has them, else the base's; the calibration text
+    and the statistics that the adapter's folder carries come along.
+
+    Args:
+        adapter: the adapter.
+        base: the model that it was trained on.
+        out: an absent or empty folder; it appears whole or not at all.
+        progress: told of the bytes written.
+
+    Raises:
+        CheckpointError: the adapter does not fit, or weights are NaN or infinite.
+        OutputError: `out` is there already.
+        StorageError: the disk is full or refuses.
+    """
+    from registry.composing.folder import Stream, fresh_folder, write_files, write_weights
+
+    changes, streams = adapter.check(base), []
+    for name, shape in base.shapes.items():
+        source, parts = base.source(name), changes.get(name, {})
+        blocks = partial(adapter.merged, name, parts, source) if parts else source.blocks
+        streams.append(Stream(name, source.dtype, adapter.shape(parts, shape), blocks))
+    nbytes = sum(stream.nbytes for stream in streams)
+    with fresh_folder(out, replace=False, nbytes=nbytes) as folder, progress("merging", nbytes, "B") as advance:
+        write_weights(folder, streams, advance)
+        write_files(folder, _files(adapter, base, {stream.name: stream.shape for stream in streams}))
+        for path in (path for pattern in _CARRIED for path in sorted(adapter.folder.glob(pattern)) if path.is_file()):
+            shutil.copyfile(path, folder / path.name)
+
+
+def _files(adapter: Adapter, base: DenseWeights, shapes: dict[str, tuple[int, ...]]) -> dict[str, bytes]:
+    """Return the small files of the merged model, whose tensors have `shapes`; a tokenizer is taken whole."""
+    from registry.composing.folder import json_file
+
+    files = base.files()
+    own = {name: data for name, data in read_files(adapter.folder).items() if name != "config.json"}
+    if own.keys() & _VOCABULARIES:
+        files = {name: data for name, data in files.items() if name not in TOKENIZER_FILES}
+    for name in _EMBEDDINGS:
+        if name in shapes and shapes[name] != base.shapes[name]:
+            config = json_object(files["config.json"], "config.json")
+            files["config.json"] = json_file(config | {"vocab_size": shapes[name][0]})
+    return files | own
+
+
+def _target(name: str) -> tuple[str, str]:
+    """Return the tensor that one of the adapter's is for, and its part there."""
+    for ending, part in _PARTS.items():
+        if name.endswith(ending):
+            return _head(f"{_module(name)}.weight"), part
+    return _head(name.removeprefix(_PREFIX).replace(".base_layer.", ".")), "whole"
+
+
+def _module(name: str) -> str:
+    """Return the module that one of the adapter's low-rank tensors is for."""
+    return name.removeprefix(_PREFIX).rsplit(".lora_", 1)[0]
+
+
+def _head(target: str) -> str:
+    return _HEADS[0] if target in _HEADS else target
+
+
+def _tensor(source: ArraySource) -> "torch.Tensor":
+    import torch
+
+    from registry.tensors import to_tensor
+
+    return torch.cat([to_tensor(block, source.dtype) for block in source.blocks()])

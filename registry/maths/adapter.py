@@ -1,0 +1,46 @@
+"""Low-rank adapters as changes of the matrix that they adapt: LoRA, rsLoRA and DoRA.
+
+A linear layer has W of shape (O, I): O outputs, I inputs. Its adapter has A (r, I) and B (O, r) of rank r and a
+scaling s. An embedding of V tokens is the matrix (H, V): its tensor of shape (V, H), transposed.
+
+All is computed in float32 and in the order in which PEFT merges, so that the bits are the same.
+"""
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+def lora_scaling(alpha: float, rank: int, *, stabilised: bool) -> float:
+    """Return s: α / r (LoRA, Hu et al. 2021, §4.1), or α / √r (rsLoRA, Kalajdzievski 2023, theorem 3.2)."""
+    return alpha / (math.sqrt(rank) if stabilised else rank)
+
+
+def lora_delta(a: Float[Tensor, "r I"], b: Float[Tensor, "O r"], scaling: float) -> Float[Tensor, "O I"]:
+    """Return ΔW = s · B A in float32 (LoRA, Hu et al. 2021, eq. 3).
+
+    Args:
+        a: A, in any floating dtype.
+        b: B, in any floating dtype.
+        scaling: s, from `lora_scaling`.
+    """
+    return (b.float() @ a.float()) * scaling
+
+
+def dora_weight(
+    weight: Float[Tensor, "O I"], delta: Float[Tensor, "O I"], magnitude: Float[Tensor, "O"]
+) -> Float[Tensor, "O I"]:
+    """Return W′ = m ∘ (W + ΔW) / ‖W + ΔW‖ in float32 (DoRA, Liu et al. 2024, eq. 5).
+
+    The norm is that of the weights of each output; the paper writes W as (I, O) and so takes it column by column.
+
+    Args:
+        weight: W, in any floating dtype.
+        delta: ΔW, in float32.
+        magnitude: m, the norm that each output's weights shall have.
+    """
+    total = weight + delta
+    factor: Tensor = magnitude.float() / torch.linalg.norm(total, dim=1)
+    return factor[:, None] * total

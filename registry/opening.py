@@ -1,0 +1,93 @@
+"""From what a user names to a checkpoint on this disk: a folder, a Hub repository, or an adapter with its base."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from registry.checkpoint import Checkpoint
+from registry.checkpoint.adapter import Adapter, DenseWeights, is_adapter, merge_adapter
+from registry.checkpoint.hub import HubReference, fetch_repository, is_hub_reference
+from registry.errors import CheckpointError, InvalidInputError, RegError, StorageError
+from registry.progress import Progress
+
+PathLike = str | os.PathLike[str]
+Registered = Callable[[str], DenseWeights | None]
+
+NAME_BASE = "name its base model: --base NAME[@V] of a registered one, --base FOLDER, or --base hf://ORG/NAME"
+
+
+@contextmanager
+def opened(
+    checkpoint: PathLike,
+    scratch: Path,
+    *,
+    base: PathLike | None = None,
+    registered: Registered = lambda ref: None,
+    remote_code: bool = False,
+    progress: Progress,
+) -> Iterator[Checkpoint]:
+    """Give the checkpoint that `checkpoint` names, all its headers checked.
+
+    Args:
+        checkpoint: a folder, `hf://ORG/NAME[@REVISION]`, or either of an adapter.
+        scratch: where an adapter is merged into its base; what is written there is deleted afterwards.
+        base: an adapter's base model, where its own configuration does not name it: a registered model's name, a folder
+            or `hf://…`.
+        registered: from a reference to a registered model, or to None where there is none of that name.
+        remote_code: take models too that no native host carries.
+        progress: told of the bytes merged.
+
+    Raises:
+        CheckpointError: it is no checkpoint that can be registered.
+        UnsupportedFamilyError: no native host carries the model exactly.
+        NotFoundError, StorageError: the Hub has no such repository, or cannot be reached; the disk is full.
+        InvalidInputError: `base` is given for a whole checkpoint.
+    """
+    folder, label = _local(checkpoint)
+    if not is_adapter(folder):
+        if base is not None:
+            raise InvalidInputError(f"{label} is a whole checkpoint: only an adapter has a base model", "drop --base")
+        yield Checkpoint(folder, label=label, remote_code=remote_code)
+        return
+    adapter = Adapter(folder, label)
+    weights = _base_of(adapter, base, registered, remote_code)
+    adapter.check(weights)
+    try:
+        scratch.mkdir(parents=True, exist_ok=True)
+        merged = Path(tempfile.mkdtemp(prefix="merged-", dir=scratch))
+    except OSError as error:
+        raise StorageError(f"{scratch} cannot be written: {error.strerror}", "free some space on that disk") from error
+    try:
+        merge_adapter(adapter, weights, merged / "model", progress)
+        yield Checkpoint(merged / "model", label=label, remote_code=remote_code)
+    finally:
+        shutil.rmtree(merged, ignore_errors=True)
+
+
+def _local(checkpoint: PathLike) -> tuple[Path, str]:
+    text = os.fspath(checkpoint)
+    if is_hub_reference(text):
+        reference = HubReference.parse(text)
+        return fetch_repository(reference), str(reference)
+    return Path(text), text
+
+
+def _base_of(adapter: Adapter, base: PathLike | None, registered: Registered, remote_code: bool) -> DenseWeights:
+    if base is not None:
+        text = os.fspath(base)
+        return registered(text) or Checkpoint(*_local(text), remote_code=remote_code)
+    if adapter.base_name is None:
+        raise CheckpointError(f"{adapter.label} does not say which base model it belongs to", NAME_BASE)
+    if Path(adapter.base_name).is_dir():
+        return Checkpoint(Path(adapter.base_name), remote_code=remote_code)
+    revision = f"@{adapter.revision}" if adapter.revision else ""
+    try:
+        folder, label = _local(f"hf://{adapter.base_name}{revision}")
+    except RegError as error:
+        raise CheckpointError(
+            f"{adapter.label}: its base model {adapter.base_name!r} cannot be had: {error.message}", NAME_BASE
+        ) from error
+    return Checkpoint(folder, label=label, remote_code=remote_code)

@@ -1,0 +1,125 @@
+"""Proves: experts with tokens of their own compose as the union of vocabularies, and contradictions are named."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from registry import Recipe, Registry
+from registry.checkpoint.tokenizer import tokenizer_conflict, tokenizer_digest
+from registry.errors import CheckpointError, IncompatibleError
+from tests.conftest import SETTINGS, Zoo
+from tests.models import make_model, save_checkpoint, train_tokenizer
+
+ROWS = ("model.embed_tokens.weight", "lm_head.weight")
+
+
+def grown(folder: Path, seed: int, *tokens: str, rows: int = 0) -> Path:
+    """Write an expert whose tokenizer knows some more tokens, and whose matrices have as many more rows, or `rows`."""
+    tokenizer = train_tokenizer()
+    tokenizer.add_tokens(list(tokens))
+    return save_checkpoint(make_model("llama", seed, vocab_size=320 + (rows or len(tokens))), folder, tokenizer)
+
+
+@pytest.mark.parametrize("trunk", ["mean", "base"])
+def test_rows_that_some_lack_are_averaged_over_those_that_have_them(
+    filled: Registry, zoo: Zoo, tmp_path: Path, trunk: str
+) -> None:
+    folders = {
+        "agent": grown(tmp_path / "agent", 111, "<call>", "<result>"),
+        "tools": grown(tmp_path / "tools", 112, "<call>", "<result>", "<end>"),
+        "code": zoo.experts["code"],
+    }
+    for name in ("agent", "tools"):
+        filled.add_expert(name, folders[name], settings=SETTINGS)
+    plan = filled.compose(["tools", "code", "agent"], tmp_path / "moe", Recipe(trunk=trunk))
+    assert plan.lead.name == "tools"
+    made = load_file(tmp_path / "moe" / "model.safetensors")
+    own = {name: load_file(folder / "model.safetensors") for name, folder in folders.items()}
+    for name in ROWS:
+        members = [own[expert][name].double() for expert in ("agent", "code", "tools")]  # in name order
+        whole = sum(member[:320] for member in members) / 3
+        if trunk == "base":
+            whole = load_file(zoo.base / "model.safetensors")[name].double()
+        rows = [whole, (members[0][320:] + members[2][320:322]) / 2, members[2][322:]]
+        assert torch.equal(made[name], torch.cat(rows).float())
+    model: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "moe")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "moe")
+    assert tokenizer("<end>").input_ids == [322]
+    assert model(torch.tensor([[5, 322]])).logits.shape == (1, 2, 323)
+    assert json.loads((tmp_path / "moe" / "config.json").read_text())["vocab_size"] == 323
+
+
+def test_padding_rows_without_a_token_are_rows_too(filled: Registry, tmp_path: Path) -> None:
+    filled.add_expert("padded", grown(tmp_path / "padded", 111, rows=64), settings=SETTINGS)
+    plan = filled.compose(["padded", "code"], tmp_path / "moe")
+    assert plan.translation.architecture.vocab_size == 384
+
+
+def test_order_of_naming_does_not_matter(filled: Registry, tmp_path: Path) -> None:
+    filled.add_expert("agent", grown(tmp_path / "agent", 111, "<call>"), settings=SETTINGS)
+    for number, order in enumerate((["agent", "code"], ["code", "agent"])):
+        filled.compose(order, tmp_path / str(number))
+    for path in (tmp_path / "0").iterdir():
+        assert path.read_bytes() == (tmp_path / "1" / path.name).read_bytes()
+
+
+CONTRADICTIONS = {
+    "another token of that number": (("<a>",), ("<b>",), r"token 320 is '<a>' against '<b>'"),
+    "one further on": (("<a>", "<b>"), ("<a>", "<c>", "<b>"), r"token 321 is '<c>' against '<b>'"),
+}
+
+
+@pytest.mark.parametrize("case", sorted(CONTRADICTIONS))
+def test_contradicting_tokens_are_refused_with_the_first_named(filled: Registry, tmp_path: Path, case: str) -> None:
+    first, second, message = CONTRADICTIONS[case]
+    for name, tokens, seed in (("first", first, 111), ("second", second, 112)):
+        filled.add_expert(name, grown(tmp_path / name, seed, *tokens), settings=SETTINGS)
+    with pytest.raises(IncompatibleError, match=f"their tokenizers differ: {message}"):
+        filled.plan(["first", "second"])
+
+
+def document(**changes: Any) -> bytes:
+    vocabulary = {"a": 0, "b": 1, "c": 2}
+    return json.dumps(
+        {"model": {"type": "BPE", "vocab": vocabulary, "merges": []}, "added_tokens": [], "normalizer": None} | changes
+    ).encode()
+
+
+def added(*tokens: tuple[int, str]) -> list[dict[str, Any]]:
+    return [{"id": number, "content": content} for number, content in tokens]
+
+
+def test_what_contradicts_and_what_does_not() -> None:
+    plain = document()
+    assert tokenizer_conflict(plain, document(added_tokens=added((3, "<x>")))) is None
+    assert tokenizer_conflict(plain, document(padding={"length": 5}, truncation={"max_length": 8})) is None
+    unigram = {"type": "Unigram", "vocab": [["a", -1.0], ["b", -2.0], ["c", -3.0]]}
+    assert "their model differs" in str(tokenizer_conflict(plain, document(model=unigram)))
+    assert "their normalizer differs" in str(tokenizer_conflict(plain, document(normalizer={"type": "NFC"})))
+    moved = document(added_tokens=added((5, "<x>")))
+    assert tokenizer_conflict(document(added_tokens=added((4, "<x>"))), moved) == "token '<x>' is number 4 against 5"
+    apart = tokenizer_conflict(document(added_tokens=added((3, "<x>"))), document(added_tokens=added((4, "<y>"))))
+    assert apart == "token 3 ('<x>') is in one only, and each has some the other lacks"
+
+
+@pytest.mark.parametrize(
+    "data", [b"{}", b'{"model": {"vocab": {"a": "x"}}}', b'{"model": {"vocab": []}, "added_tokens": [1]}']
+)
+def test_damaged_tokenizer_is_refused(filled: Registry, zoo: Zoo, bare: Path, data: bytes) -> None:
+    (bare / "tokenizer.json").write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json is damaged"):
+        filled.add_expert("law", bare)
+
+
+def test_tokenizers_that_cannot_be_compared_must_be_equal(filled: Registry, tmp_path: Path, bare: Path) -> None:
+    (bare / "tokenizer.json").unlink()
+    (bare / "tokenizer.model").write_bytes(b"sentences")
+    filled.add_base("odd", bare)
+    assert tokenizer_digest({"tokenizer.model": b"sentences"}) == filled.resolve("odd").content["tokenizer"]  # type: ignore[index]
+    with pytest.raises(IncompatibleError, match=r"digest [0-9a-f]{12} against [0-9a-f]{12}, and not both have"):
+        filled.plan(["code"], Recipe(trunk="base"), base="odd")

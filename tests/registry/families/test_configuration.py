@@ -1,0 +1,123 @@
+"""Proves: a config.json is read as transformers reads it, whatever it leaves out and in either spelling of the rope."""
+
+from typing import Any
+
+import pytest
+from transformers import CONFIG_MAPPING
+
+from registry.architecture import Architecture
+from registry.families import FAMILIES, UnsupportedFamilyError, family_of
+from registry.families.family import Family
+
+SIZES = {
+    "hidden_size": 96,
+    "intermediate_size": 160,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 6,
+    "vocab_size": 320,
+}
+LLAMA3 = {
+    "type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+TABLE = [1.0] * 8
+CHANGES: dict[str, dict[str, Any]] = {
+    "silent": {},
+    "grouped keys": {"num_key_value_heads": 2},
+    "keys null": {"num_key_value_heads": None},
+    "heads": {"head_dim": 24},
+    "tied": {"tie_word_embeddings": True},
+    "untied": {"tie_word_embeddings": False},
+    "theta": {"rope_theta": 12345.0},
+    "scaled, old spelling": {"rope_theta": 500000.0, "rope_scaling": LLAMA3, "max_position_embeddings": 256},
+    "linear, old spelling": {"rope_scaling": {"type": "linear", "factor": 2.0}},
+    "window": {"sliding_window": 16},
+    "window null": {"sliding_window": None},
+    "window in use": {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 3},
+    "window in use, null": {"use_sliding_window": True, "sliding_window": None},
+    "window pattern": {"sliding_window_pattern": 3},
+    "ropeless layers": {"no_rope_layer_interval": 3},
+    "activation": {"hidden_act": "gelu"},
+    "biases": {"attention_bias": True},
+    "partial": {"partial_rotary_factor": 0.5},
+    "longrope": {
+        "original_max_position_embeddings": 64,
+        "max_position_embeddings": 512,
+        "rope_scaling": {"type": "longrope", "short_factor": TABLE, "long_factor": TABLE},
+    },
+    "yarn on full layers": {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}, "rope_theta": 20000.0},
+    "local base": {"rope_local_base_freq": 5000.0},
+    "neox words": {"rotary_pct": 0.5, "rotary_emb_base": 5000},
+}
+_NAMED_OTHERWISE = {
+    "gemma2": ("hidden_act",),
+    "gemma3_text": ("hidden_act",),
+    "gpt_neox": ("num_key_value_heads", "head_dim"),
+}
+ONLY = {  # changes that a family's own configuration refuses, or that mean nothing to it
+    "longrope": ("phi3",),
+    "scaled, old spelling": ("llama", "mistral", "qwen2", "qwen3", "granite", "cohere", "cohere2", "smollm3", "olmo2"),
+    "linear, old spelling": ("llama", "mistral", "qwen2", "qwen3", "granite", "olmo2", "stablelm", "gpt_neox"),
+    "yarn on full layers": ("olmo3", "gemma3_text"),
+    "partial": ("phi3", "stablelm"),
+    "keys null": ("llama", "phi3", "qwen2", "olmo2", "olmo3", "granite", "cohere", "cohere2"),
+    "heads": ("llama", "mistral", "qwen3", "gemma", "gemma2", "gemma3_text"),
+}
+
+
+@pytest.mark.parametrize("change", sorted(CHANGES))
+@pytest.mark.parametrize("model_type", sorted(FAMILIES))
+def test_reads_what_transformers_reads(model_type: str, change: str) -> None:
+    if model_type not in ONLY.get(change, FAMILIES):
+        return
+    family, config = FAMILIES[model_type], {"model_type": model_type} | SIZES | CHANGES[change]
+    theirs = CONFIG_MAPPING[model_type](**{key: value for key, value in config.items() if key != "model_type"})
+    mine, spelled_out = family.architecture(config), family.architecture(theirs.to_dict())
+    assert mine.differences(spelled_out) == []
+    for name in Architecture.__dataclass_fields__.keys() - {"options", "rope_parameters"}:
+        if name not in _NAMED_OTHERWISE.get(model_type, ()) and hasattr(theirs, name):
+            assert getattr(mine, name) == getattr(theirs, name), name
+    assert _known(mine.rope_parameters) == _known(theirs.rope_parameters)
+
+
+@pytest.mark.parametrize("model_type", sorted(FAMILIES))
+def test_special_tokens_are_those_of_transformers_where_the_file_is_silent(model_type: str) -> None:
+    theirs = CONFIG_MAPPING[model_type]()
+    assert FAMILIES[model_type].special_tokens == (theirs.bos_token_id, theirs.eos_token_id, theirs.pad_token_id)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"hidden_size": None}, "hidden_size is None, not a positive integer|do not go together"),
+        ({"num_hidden_layers": 2.5}, "num_hidden_layers is 2.5|do not go together"),
+        ({"num_attention_heads": 0}, "do not go together"),
+        ({"vocab_size": True}, "vocab_size is True, not a positive integer"),
+        ({"vocab_size": 2**31}, "not a positive integer"),
+        ({"rope_scaling": "linear"}, "do not go together"),
+        ({"rope_parameters": [1]}, "do not go together"),
+    ],
+)
+def test_values_that_no_model_can_have_are_refused(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        FAMILIES["llama"].architecture(SIZES | config)
+
+
+def test_missing_sizes_are_named() -> None:
+    with pytest.raises(ValueError, match="hidden_size, vocab_size missing"):
+        FAMILIES["llama"].architecture({k: v for k, v in SIZES.items() if k not in ("hidden_size", "vocab_size")})
+
+
+def test_family_without_a_translation_says_so() -> None:
+    with pytest.raises(UnsupportedFamilyError, match="no native host that carries it exactly is known"):
+        family_of("nonesuch")
+    with pytest.raises(NotImplementedError):
+        Family().translations(FAMILIES["llama"].architecture(SIZES))
+
+
+def _known(rope: dict[str, Any]) -> dict[str, Any]:
+    """Return a rope without the old word for its type, which transformers keeps beside the new one."""
+    return {key: _known(value) if isinstance(value, dict) else value for key, value in rope.items() if key != "type"}
