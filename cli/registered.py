@@ -40,6 +40,8 @@ def print_registration(registration: "Registration", as_json: bool) -> None:
         return
     if not registration.added:
         click.echo(f"{version.ref} holds this content already; nothing was stored")
+        if registration.newest != version.ref:
+            click.echo(f"  {version.name} still stands for {registration.newest}: name {version.ref} to use this one")
         return
     click.echo(f"registered {version.ref}  {version.digest}")
     for line in (*relation_lines(registration.relations), *overlap_lines(registration.overlaps)):

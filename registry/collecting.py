@@ -23,7 +23,7 @@ from registry.calibration.documents import find_calibration
 from registry.calibration.windows import start_token
 from registry.checkpoint import Checkpoint, HashedCheckpoint, hash_checkpoint
 from registry.errors import CalibrationError, CheckpointError, StorageError
-from registry.loading import load_model, load_tokenizer
+from registry.loading import device_name, load_model, load_tokenizer
 from registry.maths.statistics import Statistics
 from registry.opening import opened
 from registry.pass_settings import PassSettings
@@ -217,10 +217,11 @@ def take_statistics(
     Raises:
         CalibrationError: an activation is NaN or infinite.
     """
-    collector = _Collector(checkpoint, weights, calibration, model.device)
+    computed = computed_by(checkpoint, settings)
+    collector = _Collector(checkpoint, weights, calibration, computed, model.device)
     way = None
     if partial is not None:
-        key = json_digest([weights, calibration.digest, settings.batch_size, str(model.dtype), model.device.type])
+        key = json_digest([weights, calibration.digest, computed])
         way = partial / f"{key}.safetensors"
         collector.resume(way)
     saved = time.monotonic()
@@ -255,8 +256,16 @@ class _Collector:
     middle of a batch, leaves sums that can be gone on from: layers ahead of others wait for them.
     """
 
-    def __init__(self, checkpoint: Checkpoint, weights: str, calibration: Calibration, device: torch.device) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        weights: str,
+        calibration: Calibration,
+        computed: dict[str, Any],
+        device: torch.device,
+    ) -> None:
         self._device = torch.device("cpu") if device.type == "mps" else device  # which has no float64
+        self._computed = computed
         self._scales: Scales = mlp_input_scales(checkpoint)
         self._sums = [(Statistics.zero(layer.to(self._device)), 0) for layer in self._scales.exponents]
         self._checkpoint, self._weights, self._calibration = checkpoint, weights, calibration
@@ -287,7 +296,12 @@ class _Collector:
         layers = tuple(Statistics(t.matrix.cpu(), t.exponents.cpu(), t.saturated) for t, _ in self._sums)
         done = tuple(done for _, done in self._sums) if under_way else None
         return Collected(
-            self._weights, {MLP_INPUT: layers}, self._calibration.digest, self._calibration.label, done=done
+            self._weights,
+            {MLP_INPUT: layers},
+            self._calibration.digest,
+            self._calibration.label,
+            self._computed,
+            done=done,
         )
 
     def save(self, way: Path) -> None:
@@ -336,6 +350,15 @@ def _batch(calibration: Calibration, first: int, size: int) -> tuple[Tensor, Ten
         ids = torch.cat([ids, ids[:1].expand(short, -1)])
         keep = torch.cat([keep, torch.zeros((short, keep.shape[1]), dtype=torch.bool)])
     return ids, keep
+
+
+def computed_by(checkpoint: Checkpoint, settings: PassSettings) -> dict[str, Any]:
+    """Return how a pass with these settings runs, as far as its numbers depend on that."""
+    return {
+        "dtype": settings.dtype or checkpoint.dtype,
+        "batch_size": settings.batch_size,
+        "device": device_name(settings.device).partition(":")[0],
+    }
 
 
 def window_size(checkpoint: Checkpoint, settings: PassSettings) -> int:

@@ -55,12 +55,13 @@ def load_model(folder: Path, dtype: str, device: str | None) -> Any:
     if wrong := {key: sorted(map(str, value)) for key, value in info.items() if value}:
         raise CheckpointError(f"{folder}: its keys do not match its architecture: {wrong}", "save the checkpoint again")
     try:
-        return model.to(_device(device)).eval()
+        return model.to(device_name(device)).eval()
     except (RuntimeError, AssertionError) as error:
         raise InvalidInputError(f"device {device!r} cannot be used: {error}", "name another --device") from error
 
 
-def _device(name: str | None) -> str:
+def device_name(name: str | None) -> str:
+    """Return the device that is meant: the one named, else the GPU if there is one, else the CPU."""
     return name or ("cuda" if torch.cuda.is_available() else "cpu")
 
 

@@ -15,7 +15,7 @@ from registry.ancestry import Relation
 from registry.annotations import Annotations
 from registry.calibration.sampling import self_sampled_label
 from registry.checkpoint import Checkpoint, HashedCheckpoint, hash_checkpoint
-from registry.collecting import carried_statistics, collect, text_calibration, window_size
+from registry.collecting import carried_statistics, collect, computed_by, text_calibration, window_size
 from registry.composing import Member
 from registry.home import Home
 from registry.maths.statistics import Statistics
@@ -44,6 +44,7 @@ class Registration:
         self_sampled: the expert wrote its own calibration text, because nothing else was given.
         relations: its distance to every registered version of its shape, the nearest first.
         overlaps: how far its statistics overlap with those of the other experts, the most alike first.
+        newest: the version that the bare name stands for.
     """
 
     version: VersionRecord
@@ -51,6 +52,7 @@ class Registration:
     self_sampled: bool = False
     relations: tuple[Relation, ...] = ()
     overlaps: tuple[ExpertOverlap, ...] = ()
+    newest: str = ""
 
 
 def register_expert(
@@ -73,9 +75,10 @@ def register_expert(
     collected = carried_statistics(hashed) if calibration is None else None
     self_sampled = calibration is None and collected is None
     kept = keep_calibration if collected is None else collected.calibration is not None
+    computed = computed_by(checkpoint, settings) if collected is None else collected.computed
     found = _find_same(
         catalog.versions(name, states=["active"]),
-        content_of(hashed, "expert", annotations.license, kept=kept),
+        content_of(hashed, "expert", annotations.license, kept=kept, computed=computed),
         calibration.digest if calibration else collected.calibration_digest if collected else None,
         self_sampled_label(settings.tokens, window_size(checkpoint, settings)),
     )
@@ -112,10 +115,22 @@ def register_base(
     return _register(home, catalog, store, name, "base", hashed, None, annotations, False, progress)
 
 
-def content_of(hashed: HashedCheckpoint, kind: Kind, license_id: str | None, *, kept: bool = False) -> dict[str, Any]:
+def content_of(
+    hashed: HashedCheckpoint,
+    kind: Kind,
+    license_id: str | None,
+    *,
+    kept: bool = False,
+    computed: dict[str, Any] | None = None,
+) -> dict[str, Any]:
     """Return what a version says of itself beside its arrays; both together have the content digest.
 
-    `kept` tells whether its calibration tokens are among the arrays.
+    Args:
+        hashed: the checkpoint.
+        kind: expert or base.
+        license_id: its license.
+        kept: its calibration tokens are among the arrays.
+        computed: how its statistics were (`Collected.computed`).
     """
     checkpoint = hashed.checkpoint
     return {
@@ -130,6 +145,7 @@ def content_of(hashed: HashedCheckpoint, kind: Kind, license_id: str | None, *, 
         "tokens": hashed.tokens,
         "license": license_id,
         "calibration_kept": kept,
+        "computed": computed,
     }
 
 
@@ -180,7 +196,8 @@ def _register(
     progress: Progress,
 ) -> Registration:
     kept = collected is not None and collected.calibration is not None
-    content = content_of(hashed, kind, annotations.license, kept=kept)
+    computed = None if collected is None else collected.computed
+    content = content_of(hashed, kind, annotations.license, kept=kept, computed=computed)
     with exclusive(home.lock, f"registering {name}"):
         arrays = write_arrays(store, hashed, collected, progress)
         new = NewVersion(

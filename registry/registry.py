@@ -136,7 +136,7 @@ class Registry:
                 others=self._experts(but=name),
                 progress=self.progress,
             )
-        return replace(registration, relations=relations)
+        return replace(registration, relations=relations, newest=self.resolve(name).ref)
 
     def add_base(
         self,
@@ -159,7 +159,7 @@ class Registry:
             registration = register_base(
                 self.home, self.catalog, self.arrays, name, opened, annotations, progress=self.progress
             )
-        return replace(registration, relations=relations)
+        return replace(registration, relations=relations, newest=self.resolve(name).ref)
 
     def check(
         self,

@@ -19,6 +19,7 @@ from store.arrays import flush
 
 FILE_NAME = "statistics.safetensors"
 _FORMAT = "expert-registry statistics 1"
+_COMPUTED = {"dtype": str, "batch_size": int, "device": str}
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Collected:
         sites: site → one statistic a layer, in order.
         calibration_digest: digest of the calibration tokens.
         calibration_label: what a person should know them as.
+        computed: how the forward pass ran, as far as its numbers depend on that: dtype, batch size, kind of device.
         calibration: the tokens themselves, where they are kept.
         done: windows that each layer has counted, while a pass is under way; None once it is complete.
     """
@@ -38,6 +40,7 @@ class Collected:
     sites: dict[str, tuple[Statistics, ...]]
     calibration_digest: str
     calibration_label: str
+    computed: dict[str, Any]
     calibration: Calibration | None = None
     done: tuple[int, ...] | None = None
 
@@ -65,6 +68,7 @@ def save(path: Path, collected: Collected) -> None:
         "saturated": {site: [layer.saturated for layer in layers] for site, layers in collected.sites.items()},
         "calibration_digest": collected.calibration_digest,
         "calibration_label": collected.calibration_label,
+        "computed": collected.computed,
         "done": collected.done,
     }
     partial = path.with_name(path.name + ".partial")
@@ -107,6 +111,7 @@ def load(path: Path) -> Collected:
                 sites,
                 str(document["calibration_digest"]),
                 label,
+                {key: kind(document["computed"][key]) for key, kind in _COMPUTED.items()},
                 calibration,
                 None if document["done"] is None else tuple(int(done) for done in document["done"]),
             )

@@ -37,7 +37,7 @@ _KNOWN = frozenset(
 
 PEFT heeds `fan_in_fan_out` only for Conv1D layers, which no dense family has."""
 
-_STARTS = ("True", "False", "None", "gaussian", "orthogonal", "eva")
+_STARTS = ("true", "false", "none", "gaussian", "orthogonal", "eva")
 """`init_lora_weights` that leave the base as it is. PiSSA, OLoRA, CorDA, LoRA-GA and LoftQ change it as training
 begins; an adapter that is saved without conversion goes with the changed weights."""
 
@@ -133,7 +133,7 @@ class Settings:
                 f"{self._label}/{CONFIG} sets {', '.join(others)}; only LoRA, rsLoRA and DoRA can be merged exactly",
                 _MERGE,
             )
-        if str(start := self._config.get("init_lora_weights", True)) not in _STARTS:
+        if str(start := self._config.get("init_lora_weights", True)).lower() not in _STARTS:
             raise CheckpointError(
                 f"{self._label}/{CONFIG}: init_lora_weights is {start!r}; only with {', '.join(_STARTS)} does an "
                 "adapter go with the base's weights as they are",
@@ -240,16 +240,19 @@ class Adapter:
         from registry.tensors import DTYPES, to_block
 
         read = {part: _tensor(weight_source(name, self._stored[name], self.label)) for part, name in parts.items()}
-        if "head" in read and not torch.equal(read["head"], read["whole"]):
-            raise self._untied()
         dtype = DTYPES[source.dtype]
         weight = read["whole"].to(dtype) if "whole" in read else _tensor(source)
+        if "head" in read and not torch.equal(read["head"].to(dtype), weight):
+            raise self._untied()
         if "A" in read:
             weight = self._change(weight, read, parts["A"], "").to(dtype)
         elif "embedding_A" in read:
             weight = self._change(weight.T, read, parts["embedding_A"], "embedding_").T.to(dtype)
         if not bool(torch.isfinite(weight).all()):
-            raise CheckpointError(f"{self.label}: merging makes weights of {target} NaN or infinite", _MERGE)
+            raise CheckpointError(
+                f"{self.label}: merging makes weights of {target} NaN or infinite",
+                "register an adapter from before the training diverged",
+            )
         yield to_block(weight)
 
     def _change(self, weight: "torch.Tensor", read: dict[str, "torch.Tensor"], name: str, kind: str) -> "torch.Tensor":
@@ -381,7 +384,7 @@ def _files(adapter: Adapter, base: DenseWeights, shapes: dict[str, tuple[int, ..
     """Return the small files of the merged model, whose tensors have `shapes`; a tokenizer is taken whole."""
     from registry.composing.folder import json_file
 
-    files = base.files()
+    files = dict(base.files())
     own = {name: data for name, data in read_files(adapter.folder).items() if name != "config.json"}
     if own.keys() & _VOCABULARIES:
         files = {name: data for name, data in files.items() if name not in TOKENIZER_FILES}

@@ -116,7 +116,10 @@ BAD: dict[str, tuple[Change, str]] = {
     ),
     "index absent": (indexed({"a": "x.safetensors"}), "x.safetensors is missing, though model.safetensors.index.json"),
     "tokenizer no JSON": (written("tokenizer.json", b"\xff"), "tokenizer.json is not JSON"),
-    "adapter": (written("adapter_config.json", b"{}"), "is a PEFT adapter, not a whole checkpoint"),
+    "adapter": (
+        written("adapter_config.json", b"{}"),
+        r"is a whole checkpoint with an adapter \(adapter_config.json\) beside it",
+    ),
     "quantized": (config(quantization_config={"bits": 4}), r"asks for quantized weights \(quantization_config\)"),
     "attention bias": (
         config(attention_bias=True),

@@ -112,6 +112,23 @@ def test_resolving(filled: Registry, zoo: Zoo) -> None:
         filled.remove_alias("math", "good")
 
 
+def test_other_settings_of_the_pass_make_another_version(tmp_path: Path, bare: Path, zoo: Zoo) -> None:
+    made: dict[str, set[str]] = {"first": set(), "second": set()}
+    plain, half = PassSettings(tokens=512, seq_len=32), PassSettings(tokens=512, seq_len=32, dtype="bfloat16")
+    for home, order in (("first", (plain, half)), ("second", (half, plain))):
+        with Registry(tmp_path / home) as registry:
+            for data in ([zoo.train["code"]], []):  # given, and written by the expert itself
+                for settings in order:
+                    registration = registry.add_expert("code", bare, data=data, settings=settings)
+                    assert registration.added
+                    made[home].add(registration.version.digest)
+                again = registry.add_expert("code", bare, data=data, settings=order[0])
+                assert not again.added
+                assert again.newest != again.version.ref
+    assert made["first"] == made["second"]
+    assert len(made["first"]) == 4
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -144,6 +144,8 @@ CASES: dict[str, tuple[str, dict[str, Any], Change]] = {
     "head of another name": ("gpt_neox", {"target_modules": ["query_key_value", "lm_head", "embed_in"]}, nothing),
     "fan_in_fan_out of linear layers": ("llama", {"target_modules": LINEAR}, config(fan_in_fan_out=True)),
     "orthogonal start": ("llama", {"target_modules": LINEAR, "init_lora_weights": "orthogonal"}, nothing),
+    "EVA": ("qwen2", PATTERNS, config(init_lora_weights="eva")),
+    "gaussian start": ("llama", {"target_modules": LINEAR, "init_lora_weights": "gaussian"}, nothing),
     "bfloat16 adapter": (
         "llama",
         {"target_modules": LINEAR, "use_dora": True},
@@ -172,7 +174,8 @@ def test_pissa_that_was_converted_is_merged(tmp_path: Path, tokenizer: Any) -> N
         model = get_peft_model(
             load(base, torch.float32), LoraConfig(r=4, target_modules=LINEAR, init_lora_weights="pissa")
         )
-        setattr(model.peft_config["default"], "init_lora_weights", True)  # as PEFT's documentation tells
+        settings: Any = model.peft_config["default"]
+        settings.init_lora_weights = True  # as PEFT's documentation tells
         model.save_pretrained(str(tmp_path / "start"))
         for name, weight in model.named_parameters():
             if "lora_" in name:
@@ -265,7 +268,7 @@ def variant(name: str, value: object) -> tuple[Change, str]:
 
 
 def start(name: object) -> tuple[Change, str]:
-    return config(init_lora_weights=name), f"init_lora_weights is {name!r}; only with True, False, None, gaussian"
+    return config(init_lora_weights=name), f"init_lora_weights is {name!r}; only with true, false, none, gaussian"
 
 
 def wrong(value: object, what: str, **changes: Any) -> tuple[Change, str]:
@@ -337,6 +340,10 @@ BAD: dict[str, tuple[Change, str]] = {
     "twice": (
         weights(lambda t: t.update({f"{Q}{infix}.weight": torch.ones(32, 32) for infix in ("", ".base_layer")})),
         f"{Q}.*weight and {Q}.*weight are for the same",
+    ),
+    "twice by two names": (
+        added(**{f"base_model__model__{n}__weight": torch.ones(320, 32) for n in ("lm_head", "embed_out")}),
+        r"embed_out.weight and base_model.model.lm_head.weight are for the same",
     ),
     # against the base
     "rank of another": (

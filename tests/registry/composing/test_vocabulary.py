@@ -22,7 +22,12 @@ def grown(folder: Path, seed: int, *tokens: str, rows: int = 0) -> Path:
     """Write an expert whose tokenizer knows some more tokens, and whose matrices have as many more rows, or `rows`."""
     tokenizer = train_tokenizer()
     tokenizer.add_tokens(list(tokens))
-    return save_checkpoint(make_model("llama", seed, vocab_size=320 + (rows or len(tokens))), folder, tokenizer)
+    model, draw = make_model("llama", seed), torch.Generator().manual_seed(seed)
+    model.resize_token_embeddings(320 + (rows or len(tokens)), mean_resizing=False)
+    with torch.no_grad():
+        for matrix in (model.get_input_embeddings(), model.get_output_embeddings()):
+            matrix.weight[320:] = torch.randn(matrix.weight[320:].shape, generator=draw)
+    return save_checkpoint(model, folder, tokenizer)
 
 
 @pytest.mark.parametrize("trunk", ["mean", "base"])
@@ -42,7 +47,7 @@ def test_rows_that_some_lack_are_averaged_over_those_that_have_them(
     own = {name: load_file(folder / "model.safetensors") for name, folder in folders.items()}
     for name in ROWS:
         members = [own[expert][name].double() for expert in ("agent", "code", "tools")]  # in name order
-        whole = sum(member[:320] for member in members) / 3
+        whole = torch.stack([member[:320] for member in members]).sum(0) / 3
         if trunk == "base":
             whole = load_file(zoo.base / "model.safetensors")[name].double()
         rows = [whole, (members[0][320:] + members[2][320:322]) / 2, members[2][322:]]

@@ -50,7 +50,8 @@ def test_page_has_a_file_and_cases_and_names_only_files_that_exist() -> None:
 
 
 def test_configuration_is_read_as_transformers_reads_it(family: Family) -> None:
-    theirs = CONFIG_MAPPING[family.model_type](**SIZES)
+    sizes: Any = SIZES
+    theirs = CONFIG_MAPPING[family.model_type](**sizes)
     assert family.architecture(SIZES).differences(family.architecture(theirs.to_dict())) == []
     assert family.special_tokens == (theirs.bos_token_id, theirs.eos_token_id, theirs.pad_token_id)
 

@@ -6,7 +6,8 @@ import pytest
 from transformers import CONFIG_MAPPING
 
 from registry.architecture import Architecture
-from registry.families import FAMILIES, UnsupportedFamilyError, family_of
+from registry.errors import UnsupportedFamilyError
+from registry.families import FAMILIES, family_of
 from registry.families.family import Family
 
 SIZES = {
