@@ -8,7 +8,7 @@ BIN := .venv/bin
 demo: .venv/installed
 	$(BIN)/reg demo
 
-test: .venv/installed
+test: .venv/installed .transformers-4.57/installed
 	$(BIN)/pytest --cov --cov-fail-under=90
 
 lint: .venv/installed
@@ -28,9 +28,14 @@ wheel: .venv/installed
 	$(BIN)/python -m build --wheel
 
 clean:
-	rm -rf .venv build dist demo .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	rm -rf .venv .transformers-4.57 build dist demo .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+# The older transformers that composed folders have to load in as well; it runs on the torch of .venv.
+.transformers-4.57/installed: .venv/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --target .transformers-4.57 --upgrade 'transformers>=4.57,<4.58' 'numpy<3'
 	touch $@

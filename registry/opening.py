@@ -10,7 +10,7 @@ from pathlib import Path
 from registry.checkpoint import Checkpoint
 from registry.checkpoint.adapter import Adapter, DenseWeights, is_adapter, merge_adapter
 from registry.checkpoint.hub import HubReference, fetch_repository, is_hub_reference
-from registry.errors import CheckpointError, InvalidInputError, RegError, StorageError
+from registry.errors import CheckpointError, InvalidInputError, NotFoundError, RegError, StorageError
 from registry.progress import Progress
 
 PathLike = str | os.PathLike[str]
@@ -78,7 +78,12 @@ def _local(checkpoint: PathLike) -> tuple[Path, str]:
 def _base_of(adapter: Adapter, base: PathLike | None, registered: Registered, remote_code: bool) -> DenseWeights:
     if base is not None:
         text = os.fspath(base)
-        return registered(text) or Checkpoint(*_local(text), remote_code=remote_code)
+        found = registered(text)
+        if found is not None:
+            return found
+        if not is_hub_reference(text) and not Path(text).is_dir():
+            raise NotFoundError(f"there is no base model {text!r}: neither registered nor a folder", NAME_BASE)
+        return Checkpoint(*_local(text), remote_code=remote_code)
     if adapter.base_name is None:
         raise CheckpointError(f"{adapter.label} does not say which base model it belongs to", NAME_BASE)
     if Path(adapter.base_name).is_dir():
@@ -88,6 +93,7 @@ def _base_of(adapter: Adapter, base: PathLike | None, registered: Registered, re
         folder, label = _local(f"hf://{adapter.base_name}{revision}")
     except RegError as error:
         raise CheckpointError(
-            f"{adapter.label}: its base model {adapter.base_name!r} cannot be had: {error.message}", NAME_BASE
+            f"{adapter.label}: its base model {adapter.base_name!r} cannot be had: {error.message}",
+            f"{error.hint}; or {NAME_BASE}" if error.hint else NAME_BASE,
         ) from error
     return Checkpoint(folder, label=label, remote_code=remote_code)
