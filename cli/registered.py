@@ -81,7 +81,7 @@ def overlap_documents(overlaps: "Sequence[ExpertOverlap]") -> list[dict[str, Any
 def overlap_lines(overlaps: "Sequence[ExpertOverlap]") -> list[str]:
     """Return a line for each registered expert that routing will hardly tell from this one."""
     return [
-        f"{o.routing:.0%} overlap with {o.ref}: routing will hardly tell them apart"
+        f"{o.routing:.0%} overlap with {o.ref}: the router will hardly tell their tokens apart"
         for o in overlaps
         if o.is_indistinct
     ]

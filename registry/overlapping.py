@@ -5,13 +5,16 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from registry.composing import Member
-from registry.maths.overlap import Overlap, overlap
+from registry.maths.overlap import TOKENS_PER_DIRECTION, Overlap, overlap
 from registry.maths.statistics import Statistics
 from registry.progress import Progress
 from registry.sites import MLP_INPUT
 
-INDISTINCT = 0.9
-"""An overlap, mean over layers, from which on routing hardly tells two experts apart."""
+INDISTINCT = 0.6
+"""An overlap, mean over layers, from which on routing hardly tells two experts apart.
+
+*Measured* on six fine-tuned experts (Llama, H = 256): experts of alike text lie at 0.82 and above, others at 0.29 and below.
+"""
 
 
 @dataclass(frozen=True)
@@ -38,12 +41,16 @@ class ExpertOverlap:
 
 
 def overlaps(layers: Sequence[Statistics], members: Iterable[Member], progress: Progress) -> tuple[ExpertOverlap, ...]:
-    """Return the overlap with each member whose MLP inputs have as many layers and channels, the largest first."""
+    """Return the overlap with each member whose MLP inputs have as many layers and channels, the largest first.
+
+    Members with too few tokens for a comparison are left out; with too few of its own, there is nothing to compare.
+    """
     shape = (len(layers), layers[0].exponents.numel())
     comparable = [
         member
         for member in members
         if (member.architecture.num_hidden_layers, member.architecture.hidden_size) == shape
+        and min(layers[0].count, *(taken.tokens for taken in member.version.statistics)) >= TOKENS_PER_DIRECTION
     ]
     found = []
     with progress("comparing", len(comparable) * len(layers), "layer") as advance:

@@ -22,13 +22,13 @@ A sparse mixture of {count} experts ({host}), composed in closed form, without t
 | parameters | {parameters:,}, of which {active:,} are active per token |
 | dtype | {dtype} |
 | composition | `{digest}` |
-
+{notes}
 `composition.json` holds the recipe, the members' digests and the SHA-256 of every other file.
 
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-model = AutoModelForCausalLM.from_pretrained("path/to/this/folder")
+model = AutoModelForCausalLM.from_pretrained("path/to/this/folder"{trust})
 tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")
 ```
 
@@ -69,6 +69,8 @@ def model_card(plan: Plan) -> bytes:
             "active": plan.active_parameters,
             "dtype": plan.dtype,
             "digest": plan.digest,
+            "notes": "".join(f"| note | {note} |\n" for note in plan.translation.notes),
+            "trust": ", trust_remote_code=True" if plan.host.files else "",
         }
     )
     return page.encode()

@@ -149,7 +149,8 @@ def leading_directions(matrix: Float[Tensor, "H H"], rank: int) -> Float[Tensor,
         block = torch.linalg.qr(matrix @ block).Q
         steps.append(block)
     basis = torch.linalg.qr(torch.cat(steps, dim=1)).Q
-    return basis @ _leading(basis.T @ matrix @ basis, rank)
+    directions: Tensor = basis @ _leading(basis.T @ matrix @ basis, rank)
+    return directions
 
 
 def _leading(matrix: Float[Tensor, "d d"], rank: int) -> Float[Tensor, "d r"]:
