@@ -75,7 +75,10 @@ def relation_lines(relations: "Sequence[Relation]") -> list[str]:
 
 def overlap_documents(overlaps: "Sequence[ExpertOverlap]") -> list[dict[str, Any]]:
     """Return overlaps with registered experts as `--json` shows them."""
-    return [{"ref": o.ref, "routing": o.routing, "layers": [vars(layer) for layer in o.layers]} for o in overlaps]
+    return [
+        {"ref": o.ref, "routing": o.routing, "layers": [{"layer": n} | vars(layer) for n, layer in o.layers.items()]}
+        for o in overlaps
+    ]
 
 
 def overlap_lines(overlaps: "Sequence[ExpertOverlap]") -> list[str]:

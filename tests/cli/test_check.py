@@ -48,7 +48,7 @@ def test_check_as_json(home: Path, zoo: Zoo) -> None:
     assert found["relations"][0]["verdict"] == "same weights"
     assert len(found["relations"][0]["tensors"]) == 21
     assert found["overlaps"][0]["routing"] == pytest.approx(1.0)
-    assert set(found["overlaps"][0]["layers"][0]) == {"distance", "routing", "subspace"}
+    assert set(found["overlaps"][0]["layers"][0]) == {"layer", "distance", "routing", "subspace"}
 
 
 def test_check_registers_nothing_and_refuses_as_registering_does(home: Path, tmp_path: Path, tokenizer: Any) -> None:

@@ -6,7 +6,8 @@ import pytest
 
 from registry import PassSettings, Registry
 from registry.maths.overlap import Overlap
-from registry.overlapping import ExpertOverlap
+from registry.overlapping import ExpertOverlap, overlaps
+from registry.progress import silent
 from tests.conftest import Zoo
 from tests.models import sentences, write_jsonl
 
@@ -28,13 +29,13 @@ def test_same_text_again_overlaps_and_other_text_does_not(two: Registry, zoo: Zo
     assert [overlap.ref for overlap in found] == ["code@1", "german@1"]
     assert found[0].is_indistinct
     assert found[0].routing > found[1].routing + 0.15
-    assert len(found[0].layers) == 2
+    assert list(found[0].layers) == [0, 1]
 
 
 def test_mean_over_layers_decides() -> None:
     apart, alike = Overlap(5.0, 0.01, 0.5), Overlap(0.1, 0.96, 0.9)
-    assert not ExpertOverlap("a@1", (apart, alike)).is_indistinct
-    assert ExpertOverlap("a@1", (apart, alike, alike)).is_indistinct
+    assert not ExpertOverlap("a@1", {0: apart, 1: alike}).is_indistinct
+    assert ExpertOverlap("a@1", {0: apart, 2: alike, 4: alike}).is_indistinct
 
 
 def test_an_expert_is_not_compared_with_its_own_versions(two: Registry, zoo: Zoo) -> None:
@@ -47,3 +48,11 @@ def test_too_few_tokens_are_not_compared(two: Registry, zoo: Zoo) -> None:
     assert two.add_expert("few", zoo.experts["law"], data=[zoo.train["law"]], settings=few).overlaps == ()
     found = two.add_expert("math", zoo.experts["math"], data=[zoo.train["math"]], settings=SETTINGS).overlaps
     assert {overlap.ref for overlap in found} == {"code@1", "german@1"}
+
+
+def test_deep_networks_are_compared_at_layers_spread_evenly(filled: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("registry.overlapping.LAYERS", 1)
+    code = filled.member(filled.resolve("code"))
+    layers = [code.statistics("mlp_input", number) for number in range(2)]
+    (found,) = overlaps(layers, [filled.member(filled.resolve("law"))], silent)
+    assert list(found.layers) == [1]
