@@ -18,7 +18,7 @@ below.
 """
 
 LAYERS = 8
-"""Layers that are compared, spread evenly over the network: neighbours say much the same, and wide ones take seconds."""
+"""Layers that are compared, spread evenly over the network: neighbours say much the same, wide ones take seconds."""
 
 
 @dataclass(frozen=True)
