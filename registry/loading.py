@@ -1,5 +1,6 @@
-"""Loading with transformers: safetensors only, no code of the checkpoint's author, nothing printed."""
+"""Loading with transformers: safetensors only, no code but our own, nothing printed."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,6 +9,8 @@ from typing import Any
 import torch
 
 from registry.errors import CheckpointError, InvalidInputError
+from registry.families import FAMILIES
+from registry.hosts.remote_code import ROUTED, remote_code_host
 from registry.tensors import DTYPES
 
 
@@ -43,7 +46,7 @@ def load_model(folder: Path, dtype: str, device: str | None) -> Any:
                 folder,
                 dtype=DTYPES[dtype],
                 local_files_only=True,
-                trust_remote_code=False,
+                trust_remote_code=has_our_code(folder),
                 use_safetensors=True,
                 output_loading_info=True,
             )
@@ -58,6 +61,18 @@ def load_model(folder: Path, dtype: str, device: str | None) -> Any:
         return model.to(device_name(device)).eval()
     except (RuntimeError, AssertionError) as error:
         raise InvalidInputError(f"device {device!r} cannot be used: {error}", "name another --device") from error
+
+
+def has_our_code(folder: Path) -> bool:
+    """Tell whether the code in a model folder is, byte by byte, the modelling file that this program writes."""
+    try:
+        model_type = str(json.loads((folder / "config.json").read_bytes()).get("model_type"))
+        family = FAMILIES[model_type.removeprefix(ROUTED)]
+        files = remote_code_host(family.model_type, family.class_name, family.layers).files
+        code = {path.name: path.read_bytes() for path in folder.rglob("*.py")}
+    except (OSError, ValueError, KeyError, AttributeError, RecursionError):
+        return False
+    return model_type.startswith(ROUTED) and code == files
 
 
 def device_name(name: str | None) -> str:

@@ -15,6 +15,9 @@ from registry.hosts.host import Host, PerExpert
 REMOTE_CODE = "remote-code"
 """What a recipe calls this host."""
 
+ROUTED = "routed_"
+"""What its `model_type` begins with; the dense one follows."""
+
 _MODULE = "modeling_routed"
 _DROPPED = ("_name_or_path", "transformers_version", "auto_map", "quantization_config")
 
@@ -42,7 +45,7 @@ def remote_code_host(model_type: str, class_name: str, layers: str) -> Host:
         }
 
     return Host(
-        model_type=f"routed_{model_type}",
+        model_type=f"{ROUTED}{model_type}",
         class_name="RoutedForCausalLM",
         gate="mlp.gate.weight",
         experts=PerExpert("mlp.experts.{expert}.{projection}"),

@@ -17,9 +17,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from registry import PassSettings, Recipe, Registry
+from registry.errors import CheckpointError
 from registry.families import FAMILIES
 from registry.hosts.remote_code import REMOTE_CODE
-from registry.loading import quiet_transformers
+from registry.loading import has_our_code, load_model, quiet_transformers
 from tests.models import make_model, save_checkpoint, sentences, write_jsonl
 from tests.transformers4 import Transformers4
 
@@ -329,6 +330,26 @@ def test_names_are_those_that_save_pretrained_writes(variant: Variant, tmp_path:
         with safe_open(tmp_path / folder / "model.safetensors", framework="pt") as file:
             shapes.append({name: file.get_slice(name).get_shape() for name in file.keys()})  # noqa: SIM118
     assert shapes[0] == shapes[1]
+
+
+@pytest.mark.parametrize("variant", ["gpt_neox"], indirect=True)
+def test_our_own_code_is_run_and_no_other(variant: Variant, tmp_path: Path) -> None:
+    variant.registry.compose(["code", "math"], tmp_path / "moe", variant.recipe())
+    load_model(tmp_path / "moe", "float32", "cpu")
+    source = tmp_path / "moe" / "modeling_routed.py"
+    for change in (
+        lambda: (tmp_path / "moe" / "other.py").write_text("raise SystemExit"),
+        lambda: source.write_text(source.read_text() + "\nraise SystemExit\n"),
+        source.unlink,
+    ):
+        assert has_our_code(tmp_path / "moe")
+        kept = source.read_bytes()
+        change()
+        assert not has_our_code(tmp_path / "moe")
+        with pytest.raises(CheckpointError, match="cannot be loaded by transformers"):
+            load_model(tmp_path / "moe", "float32", "cpu")
+        source.write_bytes(kept)
+        (tmp_path / "moe" / "other.py").unlink(missing_ok=True)
 
 
 def test_every_family_is_tested() -> None:
