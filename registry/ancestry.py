@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-SAMPLE = 2**16
+SAMPLE = 2**14
 """Weights of a tensor that are compared: whole rows, spread evenly."""
 
 UNRELATED = 0.9
