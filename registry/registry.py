@@ -1,4 +1,4 @@
-"""The registry: every command of `reg` is one method here, and does here what it does there."""
+"""The registry: what the commands of `reg` do with a home is a method here, and does here what it does there."""
 
 import os
 import shutil

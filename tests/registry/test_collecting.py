@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from registry import PassSettings, Registry, statistics_file
 from registry.calibration import Calibration, Corpus
 from registry.checkpoint import Checkpoint, hash_checkpoint
-from registry.collecting import carried_statistics, collect, collect_to, take_statistics, text_calibration
 from registry.checkpoint.weights import read_headers
+from registry.collecting import carried_statistics, collect, collect_to, take_statistics, text_calibration
 from registry.errors import CalibrationError, CheckpointError, InvalidInputError, StorageError
 from registry.families import FAMILIES
 from registry.loading import load_model

@@ -121,7 +121,7 @@ def test_what_cannot_be_evaluated_is_told(
     monkeypatch.setattr("registry.evaluation.evenly_spaced", lambda *_, **__: one_token)
     with pytest.raises(CalibrationError, match=r"domain x \(one.txt\) is a single token"):
         registry.evaluate([zoo.base], {"x": [tmp_path / "one.txt"]})
-    with pytest.raises(CheckpointError, match="is no checkpoint: it has no config.json"):
+    with pytest.raises(CheckpointError, match=r"is no checkpoint: it has no config\.json"):
         registry.evaluate([tmp_path], {"x": [zoo.test["law"]]})
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(CheckpointError, match="has no tokenizer"):
@@ -203,7 +203,7 @@ def test_folders_of_different_tokenizers_are_refused(filled: Registry, zoo: Zoo,
         filled.evaluate([zoo.base, other], {"code": [zoo.test["code"]]}, SETTINGS)
     assert caught.value.hint == "evaluate each with a command of its own"
     (other / "tokenizer.json").rename(other / "tokenizer.model")
-    with pytest.raises(IncompatibleError, match="not both have a tokenizer.json"):
+    with pytest.raises(IncompatibleError, match=r"not both have a tokenizer\.json"):
         filled.evaluate([zoo.base, other], {"code": [zoo.test["code"]]}, SETTINGS)
     padded = shutil.copytree(zoo.base, tmp_path / "padded")
     document = json.loads((padded / "tokenizer.json").read_text())
