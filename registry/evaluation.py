@@ -99,6 +99,7 @@ def evaluate(
     if not folders or not data:
         raise InvalidInputError("there is nothing to evaluate", "run: reg evaluate moe/ --data code=FILE")
     files = read_files(folders[0])
+    digest = tokenizer_digest(files)
     for folder in folders[1:]:
         if conflict := _conflict(files, read_files(folder)):
             raise IncompatibleError(
@@ -110,7 +111,8 @@ def evaluate(
     reasons = {
         member.version.ref: f"{member.version.ref} has another tokenizer than {shown[0]}: {conflict}"
         for member in registered
-        if (conflict := _conflict(files, {name: member.file(name) for name in member.names("file")}))
+        if member.content["tokenizer"] != digest
+        and (conflict := _conflict(files, {name: member.file(name) for name in member.names("file")}))
     }
     comparable = [member for member in registered if member.version.ref not in reasons]
     limits = {
