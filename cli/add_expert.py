@@ -15,6 +15,7 @@ from cli.options import (
     remote_code,
 )
 from cli.registered import print_registration
+from cli.remarks import remarking
 from cli.session import Session, as_json, pass_session
 
 
@@ -50,9 +51,10 @@ def add_expert(
     CKPT is a Hugging Face folder or hf://ORG/NAME[@REVISION], whole or a PEFT adapter, which is merged into its base.
 
     Statistics are taken on --data, else on CKPT's own calibration.* file; else those CKPT carries (reg collect) are
-    used; else the expert writes its own calibration text.
+    used, and no option of the pass has an effect; else the expert writes its own calibration text.
     """
     with session.registry() as registry:
+        registry.progress = remarking(registry.progress)
         registration = registry.add_expert(
             name,
             checkpoint,
@@ -66,4 +68,6 @@ def add_expert(
             allow_unrelated=allow_unrelated,
             remote_code=remote_code,
         )
-    print_registration(registration, as_json)
+    labels = [statistics.calibration_label for statistics in registration.version.statistics]
+    own = registration.self_sampled or any(label.startswith("calibration.") for label in labels)
+    print_registration(registration, as_json, carried=not data and not own)

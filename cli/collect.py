@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from cli.options import adapter_base, calibration, checkpoint, file_path, pass_settings
+from cli.remarks import remarking
 from cli.session import as_json, bar, print_json
 
 
@@ -38,7 +39,7 @@ def collect(
         settings=pass_settings(**settings),
         keep_calibration=keep_calibration,
         base=base,
-        progress=bar,
+        progress=remarking(bar),
     )
     tokens = {site: layers[0].count for site, layers in collected.sites.items()}
     if as_json:

@@ -5,11 +5,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli.options import DTYPES, file_path
-from cli.session import Session, as_json, pairs, pass_session, print_json, print_table, size, split
+from cli.options import DTYPES, Integer, file_path, unique_pairs
+from cli.session import Session, as_json, pass_session, print_json, print_table, size, split
 
 if TYPE_CHECKING:
     from registry import Plan
+
+
+def _weights(context: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> dict[str, float]:
+    weights = {}
+    for name, value in unique_pairs("NAME=WEIGHT")(context, option, tuple(split(texts))).items():
+        try:
+            weights[name] = float(value)
+        except ValueError:
+            raise click.BadParameter(f"the weight of {name} is {value!r}, not a number") from None
+    return weights
 
 
 @click.command()
@@ -26,14 +36,20 @@ if TYPE_CHECKING:
 @click.option(
     "--base",
     metavar="NAME[@V]",
-    help="The base model, where the trunk method needs it. [default: the only one registered]",
+    help="The base model, with --trunk base alone. [default: the only one registered]",
 )
 @click.option("--lam", type=float, metavar="X", default=0.01, show_default=True, help="Ridge strength.")
-@click.option("--top-k", type=click.IntRange(1), metavar="N", default=1, show_default=True, help="Experts per token.")
+@click.option("--top-k", type=Integer(1), metavar="N", default=1, show_default=True, help="Experts per token.")
 @click.option(
     "--temperature", type=float, metavar="X", default=1.0, show_default=True, help="Divides the router logits."
 )
-@click.option("--weights", multiple=True, metavar="A=W,…", help="Members' weights in the ridge solution. [default: 1]")
+@click.option(
+    "--weights",
+    multiple=True,
+    metavar="A=W,…",
+    help="Members' weights in the ridge solution. [default: 1]",
+    callback=_weights,
+)
 @click.option(
     "--dtype",
     type=DTYPES,
@@ -60,7 +76,7 @@ def compose(
     experts: tuple[str, ...],
     out: Path | None,
     base: str | None,
-    weights: tuple[str, ...],
+    weights: dict[str, float],
     host: str | None,
     remote_code: bool,
     plan_only: bool,
@@ -75,7 +91,7 @@ def compose(
         raise click.UsageError("Missing option '--out' (or '--plan').")
     if remote_code and host is not None:
         raise click.UsageError("--host and --remote-code exclude one another.")
-    chosen = Recipe(weights=_weights(weights), host="remote-code" if remote_code else host, **recipe)
+    chosen = Recipe(weights=weights, host="remote-code" if remote_code else host, **recipe)
     with session.registry() as registry:
         if out is None or plan_only:
             plan = registry.plan(split(experts), chosen, base=base)
@@ -92,16 +108,6 @@ def compose(
         click.echo(
             f"  {plan.host.model_type}, {plan.parameters:,} parameters, {plan.active_parameters:,} active per token"
         )
-
-
-def _weights(texts: tuple[str, ...]) -> dict[str, float]:
-    weights = {}
-    for name, value in pairs(split(texts), "NAME=WEIGHT"):
-        try:
-            weights[name] = float(value)
-        except ValueError:
-            raise click.BadParameter(f"the weight of {name} is {value!r}, not a number") from None
-    return weights
 
 
 def _document(plan: "Plan") -> dict[str, Any]:

@@ -5,26 +5,35 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli.options import DTYPES, file_path
+from cli.options import DTYPES, Integer, file_path
+from cli.remarks import remarking
 from cli.session import Session, as_json, pairs, pass_session, print_json, print_table
 
 if TYPE_CHECKING:
     from registry.evaluation import Row
 
 
+def _files(_context: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> dict[str, list[Path]]:
+    files: dict[str, list[Path]] = {}
+    for domain, file in pairs(texts, "DOMAIN=FILE"):
+        files.setdefault(domain, []).append(Path(file))
+    return files
+
+
 @click.command()
 @click.argument("folders", metavar="FOLDER…", nargs=-1, required=True, type=file_path)
-@click.option("--data", multiple=True, required=True, metavar="DOMAIN=FILE", help="Test text of a domain (repeatable).")
+@click.option(
+    "--data",
+    multiple=True,
+    required=True,
+    metavar="DOMAIN=FILE",
+    help="Test text of a domain (repeatable).",
+    callback=_files,
+)
 @click.option("--baselines", is_flag=True, help="Rows also for the base model, the experts and their plain average.")
-@click.option(
-    "--windows", type=click.IntRange(1), metavar="N", default=48, show_default=True, help="Windows of each domain."
-)
-@click.option(
-    "--seq-len", type=click.IntRange(2), metavar="N", default=256, show_default=True, help="Tokens in a window."
-)
-@click.option(
-    "--batch-size", type=click.IntRange(1), metavar="N", default=16, show_default=True, help="Windows in a batch."
-)
+@click.option("--windows", type=Integer(1), metavar="N", default=48, show_default=True, help="Windows of each domain.")
+@click.option("--seq-len", type=Integer(2), metavar="N", default=256, show_default=True, help="Tokens in a window.")
+@click.option("--batch-size", type=Integer(1), metavar="N", default=16, show_default=True, help="Windows in a batch.")
 @click.option("--device", metavar="DEVICE", help="A torch device. [default: the GPU if there is one]")
 @click.option(
     "--dtype",
@@ -40,7 +49,7 @@ def evaluate(
     session: Session,
     /,
     folders: tuple[Path, ...],
-    data: tuple[str, ...],
+    data: dict[str, list[Path]],
     baselines: bool,
     as_json: bool,
     **settings: Any,
@@ -51,22 +60,23 @@ def evaluate(
     """
     from registry import TestSettings
 
-    files: dict[str, list[Path]] = {}
-    for domain, file in pairs(data, "DOMAIN=FILE"):
-        files.setdefault(domain, []).append(Path(file))
     with session.registry() as registry:
-        rows = registry.evaluate(folders, files, TestSettings(**settings), baselines=baselines)
+        registry.progress = remarking(registry.progress)
+        rows = registry.evaluate(folders, data, TestSettings(**settings), baselines=baselines)
     if as_json:
-        print_json([{"name": r.name, "perplexity": r.perplexity, "score": r.score, "average": r.average} for r in rows])
+        print_json([vars(row) | {"average": row.average} for row in rows])
         return
-    print_rows(rows, list(files))
+    print_rows(rows, list(data))
 
 
 def print_rows(rows: "list[Row]", domains: list[str]) -> None:
-    """Print perplexities, and below them scores where there are any."""
+    """Print perplexities with the tokens they stand on, and below them scores where there are any."""
     print_table(
         ("perplexity", *domains),
-        [(row.name, *(f"{row.perplexity[domain]:.2f}" for domain in domains)) for row in rows],
+        [
+            *((row.name, *(f"{row.perplexity[domain]:.2f}" for domain in domains)) for row in rows),
+            *(("(tokens)", *(f"{row.tokens[domain]:,}" for domain in domains)) for row in rows[:1] if row.tokens),
+        ],
     )
     if any(row.score for row in rows):
         click.echo()

@@ -4,16 +4,20 @@ import json
 
 import click
 
+from cli.options import Integer
 from cli.session import Session, as_json, pass_session, print_json, print_table
 
 
 @click.command()
-@click.argument("subject", required=False, metavar="[NAME[@V]]")
-@click.option("--limit", type=click.IntRange(1), metavar="N", default=50, show_default=True, help="Lines at most.")
+@click.argument("subject", required=False, metavar="[NAME[@V]|DIGEST]")
+@click.option("--limit", type=Integer(1), metavar="N", default=50, show_default=True, help="Lines at most.")
 @as_json
 @pass_session
 def log(session: Session, subject: str | None, limit: int, as_json: bool) -> None:
-    """Print what happened, newest first, all of it or what concerns NAME."""
+    """Print what happened, newest first, all of it or what concerns NAME.
+
+    NAME@ALIAS stands for its version. DIGEST is a composition's, or its first digits, 6 or more.
+    """
     with session.registry() as registry:
         events = registry.log(subject, limit=limit)
     if as_json:

@@ -13,6 +13,13 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
+
+class Integer(click.IntRange):
+    """A whole number within bounds, called so when something else is given."""
+
+    name = "integer"
+
+
 DTYPES = click.Choice(["bfloat16", "float16", "float32"])
 file_path = click.Path(path_type=Path)
 
@@ -55,7 +62,11 @@ def annotations(command: Command) -> Command:
     for option in (
         click.option("--alias", metavar="ALIAS", help="Point this alias at the version: NAME@ALIAS."),
         click.option(
-            "--license", "license_id", metavar="ID", help="The checkpoint's license, as the Hub writes it: apache-2.0."
+            "--license",
+            "license_id",
+            metavar="ID",
+            help="The checkpoint's license, as the Hub writes it: apache-2.0. It is part of the content: the same "
+            "checkpoint under another license is another version.",
         ),
         click.option(
             "--tag",
@@ -63,7 +74,7 @@ def annotations(command: Command) -> Command:
             multiple=True,
             metavar="K=V",
             help="A tag to find it by (repeatable).",
-            callback=_tags,
+            callback=unique_pairs("K=V"),
         ),
     ):
         command = option(command)
@@ -82,18 +93,18 @@ def calibration(command: Command) -> Command:
         click.option("--device", metavar="DEVICE", help="A torch device. [default: the GPU if there is one]"),
         click.option(
             "--batch-size",
-            type=click.IntRange(1),
+            type=Integer(1),
             metavar="N",
             default=16,
             show_default=True,
             help="Windows in a batch.",
         ),
         click.option(
-            "--seq-len", type=click.IntRange(2), metavar="N", default=256, show_default=True, help="Tokens in a window."
+            "--seq-len", type=Integer(2), metavar="N", default=256, show_default=True, help="Tokens in a window."
         ),
         click.option(
             "--tokens",
-            type=click.IntRange(1),
+            type=Integer(1),
             metavar="N",
             default=24576,
             show_default=True,
@@ -118,5 +129,15 @@ def pass_settings(tokens: int, seq_len: int, batch_size: int, device: str | None
     return PassSettings(tokens, seq_len, batch_size, device, dtype)
 
 
-def _tags(_context: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
-    return dict(pairs(texts, "K=V"))
+def unique_pairs(what: str) -> Callable[[click.Context, click.Parameter, tuple[str, ...]], dict[str, str]]:
+    """Return a callback that reads `key=value` texts and refuses a key that comes twice."""
+
+    def read(_context: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for key, value in pairs(texts, what):
+            if key in found:
+                raise click.BadParameter(f"{key!r} is given twice, as {found[key]!r} and as {value!r}")
+            found[key] = value
+        return found
+
+    return read

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from registry.ancestry import Relation
     from registry.overlapping import ExpertOverlap
     from registry.registering import Registration
-    from store.catalog import VersionRecord
+    from store.catalog import CompositionRecord, VersionRecord
 
 
 _SHOWN = 4
@@ -24,8 +24,18 @@ def version_document(version: "VersionRecord") -> dict[str, Any]:
     return {"ref": version.ref, **document}
 
 
-def print_registration(registration: "Registration", as_json: bool) -> None:
-    """Print what add-expert or add-base did."""
+def members_and_base(composition: "CompositionRecord") -> tuple[str, str]:
+    """Return a composition's experts, and the base model whose trunk it has, empty where it has none."""
+    base = (composition.document["base"] or {"name": None})["name"]
+    names = {ref: ref.partition("@")[0] for ref in composition.members}
+    return (
+        ",".join(ref for ref, name in names.items() if name != base),
+        ",".join(ref for ref, name in names.items() if name == base),
+    )
+
+
+def print_registration(registration: "Registration", as_json: bool, *, carried: bool = False) -> None:
+    """Print what add-expert or add-base did; `carried` tells that the checkpoint brought its statistics along."""
     version = registration.version
     if as_json:
         print_json(
@@ -49,7 +59,8 @@ def print_registration(registration: "Registration", as_json: bool) -> None:
     for statistics in version.statistics:
         if registration.self_sampled:
             click.echo("  no data was given, so the expert wrote its own calibration text")
-        click.echo(f"  statistics on {statistics.tokens:,} tokens: {statistics.calibration_label}")
+        source = ", taken from the checkpoint's statistics.safetensors" if carried else ""
+        click.echo(f"  statistics on {statistics.tokens:,} tokens: {statistics.calibration_label}{source}")
         if statistics.saturated:
             click.echo(f"  {statistics.saturated:,} activations exceeded their bound and were held at it")
 

@@ -2,7 +2,7 @@
 
 import click
 
-from cli.registered import relation_documents, version_document
+from cli.registered import members_and_base, relation_documents, version_document
 from cli.session import Session, as_json, pass_session, print_json, print_table, size
 
 
@@ -51,5 +51,7 @@ def show(session: Session, ref: str, as_json: bool) -> None:
         ("distance", f"{r.distance:.4f}  {r.verdict} {'to' if r.verdict == 'unrelated' else 'as'} {r.ref}")
         for r in relations
     ]
-    rows += [("composition", f"{c.digest[:12]}  {','.join(c.members)}") for c in compositions]
+    for composition in compositions:
+        members, base = members_and_base(composition)
+        rows += [("composition", f"{composition.digest[:12]}  {members}" + (f"  base {base}" if base else ""))]
     print_table((version.kind, version.ref), rows)

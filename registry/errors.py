@@ -32,6 +32,7 @@ __all__ = [
     "SchemaError",
     "StorageError",
     "UnsupportedFamilyError",
+    "first_line",
 ]
 
 
@@ -53,3 +54,9 @@ class IncompatibleError(InvalidInputError):
 
 class OutputError(InvalidInputError):
     """The folder to write to cannot be written."""
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of what another library says, or the kind of error where it says nothing."""
+    lines = str(error).strip().splitlines()
+    return lines[0].strip() if lines else type(error).__name__

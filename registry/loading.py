@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from registry.errors import CheckpointError, InvalidInputError
+from registry.checkpoint.documents import few
+from registry.errors import CheckpointError, InvalidInputError, first_line
 from registry.families import FAMILIES
 from registry.hosts.remote_code import ROUTED, remote_code_host
 from registry.tensors import DTYPES
@@ -26,7 +27,7 @@ def load_tokenizer(folder: Path) -> Any:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers raises many kinds
         raise CheckpointError(
-            f"{folder} has no tokenizer that can be loaded: {error}",
+            f"{folder} has no tokenizer that can be loaded: {first_line(error)}",
             "put the tokenizer's files into the folder",
         ) from error
 
@@ -52,15 +53,19 @@ def load_model(folder: Path, dtype: str, device: str | None) -> Any:
             )
     except Exception as error:  # transformers raises many kinds
         raise CheckpointError(
-            f"{folder} cannot be loaded by transformers: {error}", "save or compose the folder again"
+            f"{folder} cannot be loaded by transformers: {first_line(error)}", "save or compose the folder again"
         ) from error
     model, info = loaded
-    if wrong := {key: sorted(map(str, value)) for key, value in info.items() if value}:
-        raise CheckpointError(f"{folder}: its keys do not match its architecture: {wrong}", "save the checkpoint again")
+    if wrong := [f"{kind.replace('_', ' ')} {few(sorted(map(str, keys)))}" for kind, keys in info.items() if keys]:
+        raise CheckpointError(
+            f"{folder}: its keys do not match its architecture: {'; '.join(wrong)}", "save the checkpoint again"
+        )
     try:
         return model.to(device_name(device)).eval()
     except (RuntimeError, AssertionError) as error:
-        raise InvalidInputError(f"device {device!r} cannot be used: {error}", "name another --device") from error
+        raise InvalidInputError(
+            f"device {device!r} cannot be used: {first_line(error)}", "name another --device"
+        ) from error
 
 
 def has_our_code(folder: Path) -> bool:

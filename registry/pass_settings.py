@@ -33,6 +33,11 @@ class PassSettings:
     def __post_init__(self) -> None:
         for name, least in (("tokens", 1), ("seq_len", 2), ("batch_size", 1)):
             if getattr(self, name) < least:
-                raise InvalidInputError(f"{name} is {getattr(self, name)}, the least is {least}")
+                option = f"--{name.replace('_', '-')}"
+                raise InvalidInputError(
+                    f"{name} is {getattr(self, name)}, the least is {least}", f"give {option} {least} or more"
+                )
         if self.dtype is not None and self.dtype not in WEIGHT_DTYPES:
-            raise InvalidInputError(f"dtype {self.dtype!r} is none of {', '.join(WEIGHT_DTYPES)}")
+            raise InvalidInputError(
+                f"dtype {self.dtype!r} is none of {', '.join(WEIGHT_DTYPES)}", "choose one of them: --dtype float32"
+            )

@@ -1,11 +1,15 @@
-"""How a user names things: `math`, `math@2`, `math@stable`; and which names there can be."""
+"""How a user names things: `math`, `math@2`, `math@stable`, or several; and which names there can be."""
 
+import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from registry.errors import InvalidInputError
 
 NAME_LIMIT = 100
+_T = TypeVar("_T")
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 _LICENSE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]*")
 
@@ -39,6 +43,20 @@ def check_license(license_id: str) -> str:
         f"license {license_id[:NAME_LIMIT]!r} is no identifier",
         "write it as the Hub does: apache-2.0, mit, cc-by-4.0, other",
     )
+
+
+def several(values: Sequence[_T] | os.PathLike[str], what: str) -> Sequence[_T]:
+    """Return `values` if they are a list, and not one text or path, whose characters would be taken for its items.
+
+    Raises:
+        InvalidInputError: they are one text or path.
+    """
+    if isinstance(values, str | bytes | os.PathLike):
+        raise InvalidInputError(
+            f"{what} must be a list, got the one {type(values).__name__} {str(values)!r}",
+            f"put it into a list: [{str(values)!r}]",
+        )
+    return values
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
-"""The registry: every command of `reg` is one method here, and does here what it does there."""
+"""The registry: what the commands of `reg` do with a home is a method here, and does here what it does there."""
 
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -19,13 +19,23 @@ from registry.ancestry import (
 )
 from registry.annotations import Annotations
 from registry.checkpoint import Checkpoint
-from registry.errors import InvalidInputError, NotFoundError, StorageError
+from registry.checkpoint.documents import read_config
+from registry.errors import CheckpointError, InvalidInputError, NotFoundError, RegError, StorageError
 from registry.home import Home
 from registry.opening import opened
 from registry.pass_settings import PassSettings
 from registry.progress import Progress, silent
-from registry.reference import check_alias, check_name
-from registry.resolving import ALL_STATES, affected, base_model, check_name_is_free, resolve
+from registry.reference import check_alias, several
+from registry.resolving import (
+    ALL_STATES,
+    affected,
+    base_model,
+    check_has_alias,
+    check_name_is_free,
+    composition_of,
+    logged_as,
+    resolve,
+)
 from store.arrays import ArrayStore
 from store.catalog import ArrayLink, Catalog, CompositionRecord, EventRecord, VersionRecord
 from store.catalog.records import Kind, State
@@ -118,6 +128,7 @@ class Registry:
         """
         check_name_is_free(self.catalog, name, "expert")
         annotations = Annotations(dict(tags or {}), license, alias)
+        files = [Path(file) for file in several(data, "data")]
         with self._opened(checkpoint, base, remote_code) as opened:
             relations = self._relations(opened, allow_unrelated)
 
@@ -129,7 +140,7 @@ class Registry:
                 self.arrays,
                 name,
                 opened,
-                [Path(file) for file in data],
+                files,
                 settings or PassSettings(),
                 annotations,
                 keep_calibration=keep_calibration,
@@ -175,12 +186,12 @@ class Registry:
 
         Statistics are taken on `data`, or those that the checkpoint carries are used; it samples no text.
         """
+        files = [Path(file) for file in several(data, "data")]
         with self._opened(checkpoint, base, remote_code) as opened:
             relations = self._relations(opened, allow_unrelated)
 
             from registry.checking import check
 
-            files = [Path(file) for file in data]
             return check(opened, relations, files, settings or PassSettings(), self._experts(), self.progress)
 
     def alias(self, ref: str, alias: str) -> str | None:
@@ -189,7 +200,7 @@ class Registry:
 
     def remove_alias(self, name: str, alias: str) -> None:
         """Forget `name@alias`."""
-        self.resolve(f"{check_name(name)}@{check_alias(alias)}")
+        check_has_alias(self.catalog, name, alias)
         self.catalog.delete_alias(name, alias)
 
     # -- composing ---------------------------------------------------------------------------------------------------
@@ -206,9 +217,14 @@ class Registry:
         from registry.maths.trunk import TRUNKS
 
         recipe = recipe or Recipe()
-        members = [self.member(self.resolve(ref, kind="expert")) for ref in experts]
-        needed = base is not None or TRUNKS[recipe.trunk].needs_base
-        return make_plan(members, self.member(base_model(self.catalog, base)) if needed else None, recipe)
+        needs_base = TRUNKS[recipe.trunk].needs_base
+        if base is not None and not needs_base:
+            raise InvalidInputError(
+                f"trunk method {recipe.trunk!r} takes no base model, and base {base!r} was given",
+                "drop --base, or use that model's trunk: --trunk base",
+            )
+        members = [self.member(self.resolve(ref, kind="expert")) for ref in several(experts, "experts")]
+        return make_plan(members, self.member(base_model(self.catalog, base)) if needs_base else None, recipe)
 
     def compose(
         self,
@@ -258,18 +274,23 @@ class Registry:
         """Return perplexity per domain, and the normalised score where a domain's own expert is registered.
 
         Args:
-            folders: model folders; the first one's tokenizer makes the windows.
+            folders: model folders; the first one's tokenizer makes the windows, and no other may contradict it.
             data: domain → test files. A domain's own expert is the one of its name: the version in the first folder's
                 `composition.json`, else the newest active one.
             settings: how test text is scored.
             baselines: rows also for the base model, the domains' experts and their plain average, where registered.
         """
+        paths = [Path(folder) for folder in several(folders, "folders")]
+        files = {domain: [Path(file) for file in several(named, "data")] for domain, named in data.items()}
+        for path in paths:
+            self._check_model_folder(path)
+
         from registry.evaluation import TestSettings, evaluate
 
         versions = self.catalog.versions(states=["active"])
         return evaluate(
-            [Path(folder) for folder in folders],
-            {domain: [Path(file) for file in files] for domain, files in data.items()},
+            paths,
+            files,
             [self.member(version) for version in versions if version.kind == "base" or version.name in data],
             settings or TestSettings(),
             baselines=baselines,
@@ -320,12 +341,27 @@ class Registry:
         return self.catalog.arrays_of(version)
 
     def log(self, subject: str | None = None, *, limit: int | None = None) -> list[EventRecord]:
-        """Return the log, newest first, narrowed to a name, a version or a composition's digest."""
-        return self.catalog.events(subject, limit)
+        """Return the log, newest first, narrowed to a name, a version, an alias's version or a composition.
+
+        A composition is named by the beginning of its digest, 6 digits or more.
+
+        Raises:
+            NotFoundError: there is no such thing.
+        """
+        return self.catalog.events(None if subject is None else logged_as(self.catalog, subject), limit)
 
     def compositions(self, ref: str | None = None) -> list[CompositionRecord]:
-        """Return the compositions that were made, oldest first, narrowed to those made from a version or a name."""
-        return self.catalog.compositions(None if ref is None else self.affected_by_opt_out(ref))
+        """Return the compositions that were made, oldest first, narrowed to those made from a version or a name.
+
+        The beginning of a digest, of 6 digits or more, stands for the one composition that has it.
+
+        Raises:
+            NotFoundError: there is no such thing.
+        """
+        if ref is None:
+            return self.catalog.compositions()
+        found = composition_of(self.catalog, ref)
+        return self.catalog.compositions(self.affected_by_opt_out(ref)) if found is None else [found]
 
     def relations(self, ref: str) -> tuple[Relation, ...]:
         """Return the distance of a version to every other active version of its shape, the nearest first."""
@@ -364,6 +400,19 @@ class Registry:
             remote_code=remote_code,
             progress=self.progress,
         )
+
+    def _check_model_folder(self, folder: Path) -> None:
+        """Check that `folder` holds a model; what is taken for a registered version is told how to become one."""
+        try:
+            read_config(folder)
+        except CheckpointError as error:
+            hint = error.hint
+            if not folder.exists():
+                hint = "name folders that hold a model: reg evaluate moe/ --data code=FILE"
+                with suppress(RegError):
+                    ref = self.resolve(str(folder)).ref
+                    hint = f"{ref} is registered: run: reg export {ref} --out DIR, then evaluate DIR"
+            raise CheckpointError(error.message, hint) from error
 
     def _registered(self, ref: str) -> "StoredWeights | None":
         try:

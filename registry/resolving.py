@@ -1,12 +1,16 @@
 """From what a user names to the version it stands for."""
 
 import difflib
+import re
 from collections.abc import Sequence
 
 from registry.errors import ConflictError, IncompatibleError, InvalidInputError, NotFoundError
-from registry.reference import Reference, check_name
-from store.catalog import Catalog, VersionRecord
+from registry.reference import Reference, check_alias, check_name
+from store.catalog import Catalog, CompositionRecord, VersionRecord
 from store.catalog.records import KIND_WORDS, Kind, State
+
+_DIGEST = re.compile(r"[0-9a-f]{6,64}")
+"""How a digest begins, with digits enough to be told from a word."""
 
 ALL_STATES: tuple[State, ...] = ("active", "withdrawn", "purged")
 
@@ -80,6 +84,51 @@ def affected(catalog: Catalog, ref: str) -> list[VersionRecord]:
     return [resolve(catalog, ref, states=ALL_STATES)]
 
 
+def composition_of(catalog: Catalog, text: str) -> CompositionRecord | None:
+    """Return the one composition whose digest begins with `text`; None where that is a registered name, or no digest.
+
+    Raises:
+        NotFoundError: it looks like a digest, and no composition has it.
+        InvalidInputError: several compositions have it.
+    """
+    if not _DIGEST.fullmatch(text) or text in catalog.names():
+        return None
+    found = [made for made in catalog.compositions() if made.digest.startswith(text)]
+    if not found:
+        raise NotFoundError(f"there is no composition and no expert {text!r}", "run: reg compositions")
+    if len(found) > 1:
+        raise InvalidInputError(
+            f"{len(found)} compositions begin with {text}", f"give more digits, such as {found[0].digest[:16]}"
+        )
+    return found[0]
+
+
+def logged_as(catalog: Catalog, text: str) -> str:
+    """Return what the log calls a name, a version, an alias's version, or a composition by how its digest begins.
+
+    Raises:
+        NotFoundError: there is none of these.
+        InvalidInputError: it is no reference at all, or several compositions have it.
+    """
+    if (made := composition_of(catalog, text)) is not None:
+        return made.digest
+    reference = Reference.parse(text)
+    if reference.number is None and reference.alias is None:
+        return versions_of(catalog, reference.name)[0].name
+    return resolve(catalog, text, states=ALL_STATES).ref
+
+
+def check_has_alias(catalog: Catalog, name: str, alias: str) -> None:
+    """Check that there is `name@alias`.
+
+    Raises:
+        NotFoundError: there is not; the message has the aliases there are.
+    """
+    versions = versions_of(catalog, check_name(name))
+    if catalog.alias_target(name, check_alias(alias)) is None:
+        raise NotFoundError(_no_alias(name, alias, versions), "run: reg list --all, which shows the aliases there are")
+
+
 def base_model(catalog: Catalog, ref: str | None) -> VersionRecord:
     """Return the base model `ref`, or the only one that is registered.
 
@@ -99,9 +148,13 @@ def base_model(catalog: Catalog, ref: str | None) -> VersionRecord:
 def _aliased(catalog: Catalog, reference: Reference, versions: Sequence[VersionRecord]) -> int:
     number = catalog.alias_target(reference.name, str(reference.alias))
     if number is None:
-        aliases = ", ".join(sorted(alias for version in versions for alias in version.aliases))
         raise NotFoundError(
-            f"{reference.name} has no alias {reference.alias!r}; it has {aliases or 'none'}",
+            _no_alias(reference.name, str(reference.alias), versions),
             f"run: reg alias {reference.name}@{versions[-1].number} {reference.alias}",
         )
     return number
+
+
+def _no_alias(name: str, alias: str, versions: Sequence[VersionRecord]) -> str:
+    aliases = ", ".join(sorted(alias for version in versions for alias in version.aliases))
+    return f"{name} has no alias {alias!r}; it has {aliases or 'none'}"

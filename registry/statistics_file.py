@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from registry.calibration import Calibration
-from registry.errors import CheckpointError, StorageError
+from registry.errors import CheckpointError, StorageError, first_line
 from registry.maths.statistics import Statistics
 from store.arrays import flush
 
@@ -73,7 +73,10 @@ def save(path: Path, collected: Collected) -> None:
     }
     partial = path.with_name(path.name + ".partial")
     try:
+        partial.touch()
+        mode = partial.stat().st_mode  # as the umask has it; safetensors makes a file of its own, for the owner alone
         save_file(tensors, partial, metadata={"expert-registry": json.dumps(document)})
+        partial.chmod(mode)
         flush(partial)
         partial.replace(path)
     except (OSError, SafetensorError) as error:
@@ -85,10 +88,16 @@ def load(path: Path) -> Collected:
     """Read what `save` wrote; the file is untrusted input.
 
     Raises:
-        CheckpointError: it is no such file, or its parts contradict one another.
+        CheckpointError: it is no such file, cannot be read, or its parts contradict one another.
     """
     from safetensors import SafetensorError, safe_open
 
+    try:
+        path.open("rb").close()  # safetensors does not tell why it cannot read a file
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} cannot be read: {(error.strerror or str(error)).lower()}", f"make it readable: chmod u+r {path}"
+        ) from error
     try:
         with safe_open(path, framework="pt") as file:
             document = json.loads((file.metadata() or {}).get("expert-registry", "{}"))
@@ -119,7 +128,7 @@ def load(path: Path) -> Collected:
         raise
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise CheckpointError(
-            f"{path} is damaged: {error}", "make it again: reg collect CKPT --data FILE --out DIR"
+            f"{path} is damaged: {first_line(error)}", "make it again: reg collect CKPT --data FILE --out DIR"
         ) from error
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from registry.errors import CalibrationError
+from registry.errors import CalibrationError, first_line
 
 SUFFIXES = (".txt", ".jsonl", ".jsonl.gz", ".parquet")
 
@@ -51,6 +51,10 @@ class Corpus:
                     document = self._document(row, f"{path}, row {number}")
                     if document.text.strip():
                         yield document
+            except PermissionError as error:
+                raise CalibrationError(
+                    f"{path} cannot be read: permission denied", f"make it readable: chmod u+r {path}"
+                ) from error
             except (OSError, EOFError, UnicodeDecodeError) as error:
                 raise CalibrationError(
                     f"{path} cannot be read: {error}", "give --data an intact file in UTF-8"
@@ -64,7 +68,7 @@ class Corpus:
                 return Document(str(self._tokenizer.apply_chat_template(row["messages"], tokenize=False)), is_chat=True)
             except Exception as error:  # templates are programs of the checkpoint's author
                 raise CalibrationError(
-                    f"{where}: the tokenizer's chat template cannot render its messages: {error}",
+                    f"{where}: the tokenizer's chat template cannot render its messages: {first_line(error)}",
                     "give rows with a 'text' field, or a checkpoint whose tokenizer has a chat template",
                 ) from error
         raise CalibrationError(
@@ -103,9 +107,7 @@ def _read_parquet(path: Path) -> Iterator[tuple[int, Any]]:
     try:
         from pyarrow import ArrowInvalid, parquet
     except ImportError as error:
-        raise CalibrationError(
-            f"{path}: reading parquet needs pyarrow", "run: pip install 'expert-registry[parquet]'"
-        ) from error
+        raise CalibrationError(f"{path}: reading parquet needs pyarrow", "run: pip install pyarrow") from error
     try:
         with parquet.ParquetFile(path) as file:
             columns = [name for name in ("text", "messages") if name in file.schema_arrow.names]
@@ -115,7 +117,7 @@ def _read_parquet(path: Path) -> Iterator[tuple[int, Any]]:
                     number += 1
                     yield number, row
     except ArrowInvalid as error:
-        raise CalibrationError(f"{path} is not parquet: {error}", "give --data an intact file") from error
+        raise CalibrationError(f"{path} is not parquet: {first_line(error)}", "give --data an intact file") from error
 
 
 _READERS = {".txt": _read_text, ".jsonl": _read_jsonl, ".jsonl.gz": _read_jsonl, ".parquet": _read_parquet}

@@ -6,7 +6,7 @@ import torch
 
 from registry.calibration.calibration import Calibration
 from registry.errors import CalibrationError
-from registry.progress import Progress
+from registry.progress import Advance, Progress, remark
 
 SEED = 0
 _ATTEMPTS = 64
@@ -39,7 +39,7 @@ def sample_from_expert(
         tokens: how many tokens must count, at least.
         seq_len: tokens in a window, the start token included.
         batch_size: windows sampled at a time.
-        progress: told of the tokens sampled.
+        progress: told that the expert writes, and of every token sampled.
 
     Raises:
         CalibrationError: there is no start token, or the model ends its texts at once.
@@ -51,6 +51,7 @@ def sample_from_expert(
         )
     from transformers import GenerationConfig
 
+    remark(progress, "no data was given: the expert writes its own calibration text; --data FILE is faster")
     # In place of the checkpoint's own settings, which may penalise or cut what the model would write.
     model.generation_config = GenerationConfig(
         do_sample=True,
@@ -68,13 +69,13 @@ def sample_from_expert(
     with torch.random.fork_rng(enabled=True), progress("sampling", tokens, "token") as advance:
         torch.manual_seed(SEED)
         for _ in range(_ATTEMPTS * max(1, -(-tokens // (batch_size * seq_len)))):
-            rows = model.generate(prompt, attention_mask=torch.ones_like(prompt)).cpu()
+            counter = _Counter(end, tokens - sampled, advance)
+            rows = model.generate(prompt, attention_mask=torch.ones_like(prompt), streamer=counter).cpu()
             for row in rows.to(torch.int32):
                 window = row[: _length(row, end)]
                 if len(window) > 1 and sampled < tokens:
                     windows.append(window[: tokens - sampled])
                     sampled += len(windows[-1])
-                    advance(len(windows[-1]))
             if sampled >= tokens:
                 break
     if sampled < tokens:
@@ -93,3 +94,26 @@ def _length(row: torch.Tensor, end: list[int]) -> int:
     """Return how many tokens of a generated row count: up to and with the first end token after the start."""
     ends = torch.isin(row[1:], torch.tensor(end, dtype=row.dtype)).nonzero()
     return len(row) if not len(ends) else int(ends[0]) + 2
+
+
+class _Counter:
+    """What `generate` hands each step's tokens to, one a row: advances the bar by those that will count."""
+
+    def __init__(self, end: list[int], wanted: int, advance: Advance) -> None:
+        self._end, self._wanted, self._advance = torch.tensor(end, dtype=torch.long), wanted, advance
+        self._open: torch.Tensor | None = None
+
+    def put(self, tokens: torch.Tensor) -> None:
+        """Count the prompts first, then a token of every row that has not ended yet."""
+        if self._open is None:
+            self._open = torch.ones(len(tokens), dtype=torch.bool)
+            counted = tokens.numel()
+        else:
+            counted = int(self._open.sum())
+            self._open &= ~torch.isin(tokens, self._end)
+        counted = min(counted, self._wanted)
+        self._wanted -= counted
+        self._advance(counted)
+
+    def end(self) -> None:
+        """Do nothing more."""

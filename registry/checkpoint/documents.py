@@ -71,8 +71,12 @@ def json_object(data: bytes, where: str) -> dict[str, Any]:
 
 def some(names: list[str]) -> str:
     """Return the first few of `names`, and how many more there are, with the verb: `a, b, c and 4 more are`."""
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"{', '.join(names[:3])}{more} {'is' if len(names) == 1 else 'are'}"
+    return f"{few(names)} {'is' if len(names) == 1 else 'are'}"
+
+
+def few(names: list[str]) -> str:
+    """Return the first few of `names`, and how many more there are: `a, b, c and 4 more`."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def read_files(folder: Path) -> dict[str, bytes]:

@@ -40,9 +40,13 @@ def read_headers(files: list[Path]) -> dict[str, Stored]:
     found: dict[str, Stored] = {}
     for path in files:
         try:
-            with safe_open(path, framework="np"), path.open("rb") as file:  # which has checked the header
+            with path.open("rb") as file, safe_open(path, framework="np"):  # which checks the header
                 length = int.from_bytes(file.read(8), "little")
                 header = json.loads(file.read(length))
+        except PermissionError as error:
+            raise CheckpointError(
+                f"{path} cannot be read: permission denied", f"make it readable: chmod u+r {path}"
+            ) from error
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{path} is no safetensors file: {error}", "copy or save the file again") from error
         for name, tensor in header.items():

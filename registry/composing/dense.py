@@ -33,7 +33,7 @@ def write_dense(members: Sequence[Member], out: Path, progress: Progress) -> Non
         for link in links
     ]
     nbytes = sum(stream.nbytes for stream in streams)
-    with fresh_folder(out, replace=False, nbytes=nbytes) as folder:
+    with fresh_folder(out, replace=None, nbytes=nbytes) as folder:
         with progress("writing", nbytes, "B") as advance:
             write_weights(folder, streams, advance)
         write_files(folder, {name: first.file(name) for name in first.names("file")})

@@ -39,12 +39,12 @@ class Stream:
 
 
 @contextmanager
-def fresh_folder(out: Path, *, replace: bool, nbytes: int) -> Iterator[Path]:
+def fresh_folder(out: Path, *, replace: bool | None, nbytes: int) -> Iterator[Path]:
     """Give a hidden folder to write into; when the context ends well it becomes `out`, otherwise nothing remains.
 
     Args:
         out: where the folder shall stand; it may exist if it is empty.
-        replace: an existing composed folder may be replaced.
+        replace: an existing composed folder may be replaced; None where the command never replaces one.
         nbytes: what will be written, at least; checked against the free space.
 
     Raises:
@@ -81,8 +81,8 @@ def fresh_folder(out: Path, *, replace: bool, nbytes: int) -> Iterator[Path]:
         raise
 
 
-def check_output(out: Path, *, replace: bool) -> None:
-    """Check that a folder can be written at `out`.
+def check_output(out: Path, *, replace: bool | None) -> None:
+    """Check that a folder can be written at `out` (`replace` as in `fresh_folder`).
 
     Raises:
         OutputError: there is a file, or a folder that is not empty and not to be replaced.
@@ -94,9 +94,8 @@ def check_output(out: Path, *, replace: bool) -> None:
     if not any(out.iterdir()):
         return
     if not replace:
-        raise OutputError(
-            f"{out} exists and is not empty", "choose another --out, or --force to replace a composed folder"
-        )
+        force = ", or replace that composition: --force" if replace is False and (out / MARKER).is_file() else ""
+        raise OutputError(f"{out} exists and is not empty", f"choose another --out{force}")
     if not (out / MARKER).is_file():
         raise OutputError(
             f"{out} is not empty and has no {MARKER}, so it was not composed by this program and is not deleted",

@@ -39,16 +39,25 @@ class Recipe:
     def __post_init__(self) -> None:
         for name, value, known in (("trunk", self.trunk, TRUNKS), ("router", self.router, ROUTERS)):
             if value not in known:
-                raise InvalidInputError(f"{name} method {value!r} is none of {', '.join(known)}")
+                raise InvalidInputError(
+                    f"{name} method {value!r} is none of {', '.join(known)}",
+                    f"choose one of them: {name}={next(iter(known))!r}",
+                )
         if not (math.isfinite(self.lam) and self.lam >= 0):
-            raise InvalidInputError(f"lam is {self.lam}, it must be 0 or more", "the default is 0.01")
+            raise InvalidInputError(f"lam is {self.lam}, it must be finite and 0 or more", "the default is 0.01")
         if not (math.isfinite(self.temperature) and self.temperature > 0):
-            raise InvalidInputError(f"temperature is {self.temperature}, it must be more than 0", "the default is 1.0")
+            raise InvalidInputError(
+                f"temperature is {self.temperature}, it must be finite and more than 0", "the default is 1.0"
+            )
         for name, weight in self.weights.items():
             if not (math.isfinite(weight) and weight > 0):
-                raise InvalidInputError(f"the weight of {name} is {weight}, it must be more than 0", "the default is 1")
+                raise InvalidInputError(
+                    f"the weight of {name} is {weight}, it must be finite and more than 0", "the default is 1"
+                )
         if self.dtype is not None and self.dtype not in WEIGHT_DTYPES:
-            raise InvalidInputError(f"dtype {self.dtype!r} is none of {', '.join(WEIGHT_DTYPES)}")
+            raise InvalidInputError(
+                f"dtype {self.dtype!r} is none of {', '.join(WEIGHT_DTYPES)}", "choose one of them: --dtype bfloat16"
+            )
 
     def check_members(self, names: Sequence[str]) -> None:
         """Check the recipe against the members' names.
@@ -62,7 +71,11 @@ class Recipe:
                 f"members are: {', '.join(names)}",
             )
         if not 1 <= self.top_k <= len(names):
-            raise InvalidInputError(f"top-k is {self.top_k}, it must be from 1 to the {len(names)} members")
+            most = f"from 1 to {len(names)}, the number of members" if len(names) > 1 else "1, as there is one member"
+            raise InvalidInputError(
+                f"top-k is {self.top_k}, it must be {most}",
+                f"give --top-k {len(names)} or less, or name more --experts",
+            )
 
     def document(self, names: Sequence[str]) -> dict[str, Any]:
         """Return the recipe as `composition.json` holds it, every default spelled out."""

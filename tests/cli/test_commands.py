@@ -71,6 +71,7 @@ def test_add_expert_says_plainly_that_it_sampled(run: Run, bare: Path) -> None:
     words = ("add-expert", "code", bare, "--tokens", 64, "--seq-len", 16, "--batch-size", 4)
     result = run(*words)
     assert "  no data was given, so the expert wrote its own calibration text\n" in result.stdout
+    assert result.stderr.startswith("no data was given: the expert writes its own calibration text; --data FILE is")
     found = document(run(*words, "--json"))
     assert (found["ref"], found["added"], found["self_sampled"]) == ("code@1", False, True)
 
@@ -89,10 +90,44 @@ def test_collect_then_register_elsewhere(run: Run, bare: Path, zoo: Zoo, tmp_pat
     assert result.stdout == f"wrote {path}: mlp_input on 128 tokens: code.train.jsonl\n"
     assert not (tmp_path / "home").exists()  # no registry is needed
     path.rename(bare / path.name)
-    assert "statistics on 128 tokens: code.train.jsonl" in run("add-expert", "code", bare).stdout
+    assert (
+        "  statistics on 128 tokens: code.train.jsonl, taken from the checkpoint's statistics.safetensors\n"
+        in run("add-expert", "code", bare, "--tokens", 64).stdout
+    )
     found = document(run("collect", bare, "--data", zoo.train["code"], "--tokens", 64, "--out", tmp_path, "--json"))
     assert found["tokens"]["mlp_input"] >= 64
     assert found["file"] == str(tmp_path / path.name)
+
+
+def test_collect_says_that_it_goes_on(
+    run: Run, bare: Path, zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from registry.maths.statistics import Statistics
+
+    words = ("collect", bare, "--data", zoo.train["code"], "--tokens", 128, "--seq-len", 32, "--batch-size", 1)
+    of, calls = Statistics.of, 0
+
+    def interrupted(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 5:  # the third window, first layer
+            raise KeyboardInterrupt
+        return of(*arguments)
+
+    monkeypatch.setattr(Statistics, "of", interrupted)
+    run(*words, "--out", tmp_path, code=1)
+    assert run(*words, "--out", tmp_path).stderr == (
+        "an interrupted pass goes on: 64 of 128 tokens were counted before\n"
+    )
+    assert run(*words, "--out", tmp_path).stderr == ""
+
+
+def test_base_model_is_no_member_in_the_table(ready: Run, tmp_path: Path) -> None:
+    ready("compose", "--experts", "math,code", "--trunk", "base", "--out", tmp_path / "moe")
+    header, row = ready("compositions").stdout.splitlines()
+    assert header.split() == ["composition", "made", "members", "base", "trunk", "top-k"]
+    assert row.split()[2:5] == ["code@1,math@1", "base@1", "base"]
+    assert "code@1,math@1  base base@1\n" in ready("show", "math").stdout
 
 
 def test_compose_and_plan(ready: Run, tmp_path: Path) -> None:
@@ -210,18 +245,28 @@ def test_evaluate(ready: Run, zoo: Zoo, tmp_path: Path) -> None:
     words += [word for name in ("code", "math") for word in ("--data", f"{name}={zoo.test[name]}")]
     table = ready(*words, "--baselines").stdout
     assert [line.split()[0] for line in table.splitlines() if line] == [
-        "perplexity", "base", "expert", "expert", "average", "moe",
+        "perplexity", "base", "expert", "expert", "average", "moe", "(tokens)",
         "normalised", "base", "expert", "expert", "average", "moe",
     ]  # fmt: skip
     (row,) = document(ready(*words, "--json"))
     assert row["name"] == "moe"
     assert set(row["perplexity"]) == {"code", "math"}
+    assert row["tokens"] == {"code": 62, "math": 62}
     assert row["average"] == sum(row["score"].values()) / 2
 
 
 def test_evaluate_without_registered_experts_prints_perplexity_alone(run: Run, zoo: Zoo) -> None:
     table = run("evaluate", zoo.base, "--data", f"x={zoo.test['law']}", "--windows", 2, "--seq-len", 32).stdout
     assert "normalised" not in table
+
+
+def test_evaluate_says_on_stderr_what_it_cannot_tell(run: Run, zoo: Zoo) -> None:
+    result = run("evaluate", zoo.base, "--data", f"x={zoo.test['law']}", "--windows", 2, "--json")
+    assert result.stderr.splitlines() == [
+        "windows have 128 tokens, not 256: base takes no more",
+        "no normalised score for x: no expert of that name is registered",
+    ]
+    assert document(result)[0]["tokens"] == {"x": 254}
 
 
 def test_verify_and_gc(ready: Run, tmp_path: Path) -> None:

@@ -50,8 +50,8 @@ TOLD: dict[str, tuple[tuple[str, ...], str, str]] = {
     ),
     "top-k": (
         ("compose", "--experts", "math", "--top-k", "2", "--out", "{out}"),
-        "top-k is 2, it must be from 1 to the 1",
-        "",
+        "top-k is 2, it must be 1, as there is one member",
+        "give --top-k 1 or less, or name more --experts",
     ),
     "lam": (("compose", "--experts", "math", "--lam", "-1", "--out", "{out}"), "lam is -1.0", "the default is 0.01"),
     "weight of a stranger": (
@@ -59,11 +59,33 @@ TOLD: dict[str, tuple[tuple[str, ...], str, str]] = {
         "there is a weight for law, which is no member",
         "members are: math",
     ),
-    "output not empty": (("compose", "--experts", "math", "--out", "{tmp}"), "exists and is not empty", "--force"),
+    "output not empty": (
+        ("compose", "--experts", "math", "--out", "{tmp}"),
+        "exists and is not empty",
+        "choose another --out",
+    ),
     "output not ours": (
         ("compose", "--experts", "math", "--force", "--out", "{tmp}"),
         "was not composed by this program",
         "",
+    ),
+    "base without need": (
+        ("compose", "--experts", "math", "--base", "base", "--out", "{out}"),
+        "trunk method 'mean' takes no base model",
+        "drop --base",
+    ),
+    "alias to delete": (("alias", "math", "prod", "--delete"), "math has no alias 'prod'", "run: reg list --all"),
+    "log of nothing": (("log", "mth"), "did you mean 'math'?", "run: reg list"),
+    "no such composition": (("compositions", "0123456789ab"), "there is no composition", "run: reg compositions"),
+    "version in place of a folder": (
+        ("evaluate", "math@1", "--data", "math={tmp}/x"),
+        "math@1 is not a folder",
+        "reg export math@1 --out DIR",
+    ),
+    "temperature": (
+        ("compose", "--experts", "math", "--temperature", "inf", "--out", "{out}"),
+        "temperature is inf, it must be finite and more than 0",
+        "the default is 1.0",
     ),
     "database": (("--database", "nonsense", "list"), "cannot use the database URL", "sqlite:////path/catalog.sqlite"),
     "opt out a stranger": (("opt-out", "zzz", "--yes"), "there is no expert 'zzz'", "reg list"),
@@ -101,6 +123,11 @@ USAGE: dict[str, tuple[tuple[str, ...], str]] = {
     "no weight": (("compose", "--experts", "a", "--weights", "a", "--out", "y"), "'a' is not of the form NAME=WEIGHT"),
     "weight no number": (("compose", "--experts", "a", "--weights", "a=b", "--out", "y"), "the weight of a is 'b'"),
     "tag": (("add-base", "a", "b", "--tag", "x"), "'x' is not of the form K=V"),
+    "tag to list by": (("list", "--tag", "nope"), "Invalid value for '--tag': 'nope' is not of the form K=V"),
+    "tag twice": (("add-base", "a", "b", "--tag", "a=1", "--tag", "a=2"), "'a' is given twice, as '1' and as '2'"),
+    "weights": (("compose", "--experts", "a", "--weights", "math", "--out", "y"), "Invalid value for '--weights'"),
+    "weight twice": (("compose", "--experts", "a", "--weights", "a=1,a=2", "--out", "y"), "'a' is given twice"),
+    "tokens no number": (("add-expert", "a", "b", "--tokens", "abc"), "'abc' is not a valid integer."),
     "domain": (("evaluate", "moe", "--data", "x"), "'x' is not of the form DOMAIN=FILE"),
     "trunk": (
         ("compose", "--experts", "a", "--trunk", "median", "--out", "y"),

@@ -1,6 +1,9 @@
 """Proves: the pass counts what it should, never saturates, may be split anyhow, and goes on where it stopped."""
 
+import errno
 import json
+import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from registry import PassSettings, Registry, statistics_file
-from registry.calibration import Calibration
+from registry.calibration import Calibration, Corpus
 from registry.checkpoint import Checkpoint, hash_checkpoint
+from registry.checkpoint.weights import read_headers
 from registry.collecting import carried_statistics, collect, collect_to, take_statistics, text_calibration
 from registry.errors import CalibrationError, CheckpointError, InvalidInputError, StorageError
 from registry.families import FAMILIES
@@ -310,8 +314,44 @@ def test_own_calibration_file_is_taken(bare: Path, zoo: Zoo, registry: Registry)
     ],
 )
 def test_settings_that_cannot_be_are_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidInputError, match=message):
+    with pytest.raises(InvalidInputError, match=message) as caught:
         PassSettings(**changes)
+    assert str(caught.value.hint).startswith(("give --", "choose one"))
+
+
+def test_collected_file_has_the_mode_that_the_umask_asks_for(zoo: Zoo, tmp_path: Path) -> None:
+    collected = statistics_file.load(zoo.experts["code"] / statistics_file.FILE_NAME)
+    before = os.umask(0o027)
+    try:
+        statistics_file.save(tmp_path / "statistics.safetensors", collected)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "statistics.safetensors").stat().st_mode) == 0o640
+
+
+def test_file_that_cannot_be_read_is_not_called_damaged(
+    bare: Path, zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = Path.open
+
+    def forbidden(path: Path, *words: Any, **options: Any) -> Any:
+        if path.parent == tmp_path:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return opened(path, *words, **options)
+
+    statistics, weights, text = (tmp_path / name for name in ("s.safetensors", "w.safetensors", "t.jsonl"))
+    for path in (statistics, weights, text):
+        path.write_text("x")
+    monkeypatch.setattr(Path, "open", forbidden)
+    for path, read in (
+        (statistics, lambda: statistics_file.load(statistics)),
+        (weights, lambda: read_headers([weights])),
+        (text, lambda: list(Corpus([text], None))),
+    ):
+        with pytest.raises(InvalidInputError) as caught:
+            read()
+        assert str(caught.value) == f"{path} cannot be read: permission denied"
+        assert caught.value.hint == f"make it readable: chmod u+r {path}"
 
 
 def test_device_that_is_none_is_refused(bare: Path) -> None:

@@ -1,7 +1,10 @@
 """Proves: perplexity is what plain cross-entropy gives, and the normalised score is 100 for a domain's own expert."""
 
+import json
 import math
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -11,11 +14,12 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from registry import Registry, TestSettings
-from registry.calibration import Corpus
-from registry.errors import CalibrationError, CheckpointError, InvalidInputError
+from registry.calibration import Calibration, Corpus
+from registry.errors import CalibrationError, CheckpointError, IncompatibleError, InvalidInputError, first_line
 from registry.evaluation import perplexities, test_windows
-from registry.loading import load_tokenizer, quiet_transformers
-from registry.progress import silent
+from registry.loading import load_model, load_tokenizer, quiet_transformers
+from registry.progress import Advance, silent
+from registry.reference import several
 from tests.conftest import Zoo
 from tests.models import make_model, save_checkpoint, train_tokenizer
 
@@ -102,7 +106,10 @@ def test_domain_nobody_registered_has_no_score(registry: Registry, zoo: Zoo) -> 
     assert row.perplexity["cooking"] > 1
 
 
-def test_what_cannot_be_evaluated_is_told(registry: Registry, zoo: Zoo, tmp_path: Path) -> None:
+def test_what_cannot_be_evaluated_is_told(
+    registry: Registry, zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one_token = Calibration(torch.zeros(1, 2, dtype=torch.int32), torch.ones(1, dtype=torch.int32), "one.txt")
     with pytest.raises(InvalidInputError, match="there is nothing to evaluate"):
         registry.evaluate([], {})
     with pytest.raises(CalibrationError, match="is not a file"):
@@ -110,6 +117,13 @@ def test_what_cannot_be_evaluated_is_told(registry: Registry, zoo: Zoo, tmp_path
     (tmp_path / "empty.txt").write_text("")
     with pytest.raises(CalibrationError, match="hold no text"):
         registry.evaluate([zoo.base], {"x": [tmp_path / "empty.txt"]})
+    (tmp_path / "one.txt").write_text("a")
+    monkeypatch.setattr("registry.evaluation.evenly_spaced", lambda *_, **__: one_token)
+    with pytest.raises(CalibrationError, match=r"domain x \(one.txt\) is a single token"):
+        registry.evaluate([zoo.base], {"x": [tmp_path / "one.txt"]})
+    with pytest.raises(CheckpointError, match=r"is no checkpoint: it has no config\.json"):
+        registry.evaluate([tmp_path], {"x": [zoo.test["law"]]})
+    (tmp_path / "config.json").write_text("{}")
     with pytest.raises(CheckpointError, match="has no tokenizer"):
         registry.evaluate([tmp_path], {"x": [zoo.test["law"]]})
 
@@ -124,7 +138,7 @@ def test_test_text_is_shuffled_and_spread(zoo: Zoo) -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ("block_sparse_moe.gate", "its keys do not match its architecture: {'missing_keys'"),
+        ("block_sparse_moe.gate", "its keys do not match its architecture: missing keys model.layers.0"),
         ("w1.weight", "cannot be loaded by transformers"),
     ],
 )
@@ -137,3 +151,124 @@ def test_folder_whose_names_are_wrong_is_refused(
     save_file(renamed, path, metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match=message):
         filled.evaluate([tmp_path / "moe"], {"code": [zoo.test["code"]]}, SETTINGS)
+
+
+@pytest.fixture
+def remarks(filled: Registry) -> list[str]:
+    """What the registry remarks on from now on."""
+    said: list[str] = []
+
+    @contextmanager
+    def listening(label: str, total: int, unit: str) -> Iterator[Advance]:
+        if not unit:
+            said.append(label)
+        yield lambda amount: None
+
+    filled.progress = listening
+    return said
+
+
+def test_every_folder_must_be_there_before_anything_is_read(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
+    absent = {"x": [tmp_path / "absent.txt"]}  # would be told if the text came first
+    for name, hint in (
+        ("moee", "name folders that hold a model: reg evaluate moe/ --data code=FILE"),
+        ("math", "math@1 is registered: run: reg export math@1 --out DIR, then evaluate DIR"),
+        ("math@1", "math@1 is registered: run: reg export math@1 --out DIR, then evaluate DIR"),
+    ):
+        with pytest.raises(CheckpointError) as caught:
+            filled.evaluate([zoo.base, name], absent)
+        assert (str(caught.value), caught.value.hint) == (f"{name} is not a folder", hint)
+
+
+def test_one_text_in_place_of_a_list_is_refused(registry: Registry) -> None:
+    with pytest.raises(InvalidInputError, match="folders must be a list, got the one str 'moe'") as caught:
+        registry.evaluate("moe", {})
+    assert caught.value.hint == "put it into a list: ['moe']"
+    with pytest.raises(InvalidInputError, match="data must be a list"):
+        registry.evaluate(["moe"], {"code": "file.txt"})
+    with pytest.raises(InvalidInputError, match="data must be a list"):
+        registry.add_expert("x", "absent", data="file.txt")
+    with pytest.raises(InvalidInputError, match="data must be a list"):
+        registry.check("absent", data="file.txt")
+    for request in (registry.plan, lambda experts: registry.compose(experts, "out")):
+        with pytest.raises(InvalidInputError, match="experts must be a list, got the one str 'math'"):
+            request("math")
+    with pytest.raises(InvalidInputError, match="got the one PosixPath 'file'"):
+        several(Path("file"), "data")
+
+
+def test_folders_of_different_tokenizers_are_refused(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
+    other = save_checkpoint(make_model("llama", 101), tmp_path / "other", train_tokenizer(seed=1))
+    with pytest.raises(IncompatibleError, match=r"their tokenizers differ: token \d+ is '") as caught:
+        filled.evaluate([zoo.base, other], {"code": [zoo.test["code"]]}, SETTINGS)
+    assert caught.value.hint == "evaluate each with a command of its own"
+    (other / "tokenizer.json").rename(other / "tokenizer.model")
+    with pytest.raises(IncompatibleError, match=r"not both have a tokenizer\.json"):
+        filled.evaluate([zoo.base, other], {"code": [zoo.test["code"]]}, SETTINGS)
+    padded = shutil.copytree(zoo.base, tmp_path / "padded")
+    document = json.loads((padded / "tokenizer.json").read_text())
+    document["added_tokens"].append(document["added_tokens"][0] | {"id": 320, "content": "<more>"})
+    (padded / "tokenizer.json").write_text(json.dumps(document))
+    rows = filled.evaluate([zoo.base, padded], {"code": [zoo.test["code"]]}, SETTINGS)  # one knows a token more
+    assert rows[0].perplexity == rows[1].perplexity
+    (tmp_path / "more.txt").write_text("def return <more> import")
+    with pytest.raises(CheckpointError, match="padded: the tokenizer gives token 320, the model knows 320"):
+        filled.evaluate([padded], {"x": [tmp_path / "more.txt"]}, SETTINGS)
+
+
+def test_what_has_no_score_or_no_row_says_why(filled: Registry, zoo: Zoo, tmp_path: Path, remarks: list[str]) -> None:
+    data = {name: [zoo.test[name]] for name in ("code", "law")} | {"cooking": [zoo.test["law"]]}
+    filled.compose(["code", "law"], tmp_path / "moe")
+    filled.add_expert("law", zoo.experts["math"])
+    filled.opt_out("law@1")
+    filled.opt_out("base")
+    filled.evaluate([tmp_path / "moe"], data, SETTINGS, baselines=True)
+    digest = next(v.digest for v in filled.versions(everything=True) if v.ref == "law@1")
+    assert remarks == [
+        f"no normalised score for law: the version that moe was composed of ({digest[:12]}) is not an active one here",
+        "no normalised score for cooking: no expert of that name is registered",
+        "no row for a base model: none is registered",
+        "no row for the average: it needs experts of two domains, there are 1",
+    ]
+    remarks.clear()
+    other = save_checkpoint(make_model("llama", 101), tmp_path / "other", train_tokenizer(seed=1))
+    filled.evaluate([other], {"code": [zoo.test["code"]]}, SETTINGS)
+    (said,) = remarks
+    assert said.startswith("no normalised score for code: code@1 has another tokenizer than other: token ")
+
+
+def test_windows_are_no_longer_than_every_model_can_take(filled: Registry, zoo: Zoo, remarks: list[str]) -> None:
+    data = {"code": [zoo.test["code"]]}
+    (row,) = filled.evaluate([zoo.base], data, TestSettings(windows=2, seq_len=4096))
+    assert remarks == ["windows have 128 tokens, not 4,096: base takes no more"]
+    assert row.tokens == {"code": 2 * 127}
+    remarks.clear()
+    filled.evaluate([zoo.base], data, TestSettings(windows=2, seq_len=128))
+    assert remarks == []
+
+
+@pytest.mark.parametrize(("weight", "loss"), [(math.nan, "nan"), (1e38, "nan|inf"), (1e5, r"\d")])
+def test_loss_that_gives_no_perplexity_is_told(
+    filled: Registry, zoo: Zoo, tmp_path: Path, weight: float, loss: str
+) -> None:
+    broken = shutil.copytree(zoo.base, tmp_path / "broken")
+    tensors = load_file(broken / "model.safetensors")
+    tensors["lm_head.weight"] *= weight
+    save_file(tensors, broken / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=f"broken: its loss on domain law is ({loss})"):
+        filled.evaluate([broken], {"law": [zoo.test["law"]]}, SETTINGS)
+
+
+def test_text_of_other_libraries_is_cut_to_its_first_line(zoo: Zoo, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "nonsense"}')
+    with pytest.raises(CheckpointError) as caught:
+        load_model(tmp_path, "float32", "cpu")
+    assert "\n" not in str(caught.value)
+    assert first_line(ValueError("\n one \n two")) == "one"
+    assert first_line(ValueError()) == "ValueError"
+    folder = shutil.copytree(zoo.base, tmp_path / "few")
+    tensors = load_file(folder / "model.safetensors")
+    kept = {name: tensor for name, tensor in tensors.items() if "layers.1" not in name}
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"missing keys model\S+, model\S+, model\S+ and 6 more$"):
+        load_model(folder, "float32", "cpu")

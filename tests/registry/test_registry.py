@@ -11,9 +11,18 @@ from safetensors.torch import load_file
 
 import registry as package
 from registry import PassSettings, Recipe, Registry
-from registry.errors import ConflictError, InvalidInputError, NotFoundError, RegError, SchemaError, StorageError
+from registry.errors import (
+    ConflictError,
+    InvalidInputError,
+    NotFoundError,
+    OutputError,
+    RegError,
+    SchemaError,
+    StorageError,
+)
 from registry.home import Home
 from store.arrays import ArraySource
+from store.catalog import CompositionRecord
 from tests.conftest import EXPERTS, SETTINGS, Zoo, files_of
 from tests.models import make_model, save_checkpoint, sentences, write_jsonl
 
@@ -108,8 +117,9 @@ def test_resolving(filled: Registry, zoo: Zoo) -> None:
         with pytest.raises(NotFoundError) as caught:
             filled.resolve(ref)
         assert (str(caught.value), caught.value.hint) == (message, hint)
-    with pytest.raises(NotFoundError, match="has no alias"):
+    with pytest.raises(NotFoundError, match="math has no alias 'good'; it has none") as caught:
         filled.remove_alias("math", "good")
+    assert caught.value.hint == "run: reg list --all, which shows the aliases there are"
 
 
 def test_other_settings_of_the_pass_make_another_version(tmp_path: Path, bare: Path, zoo: Zoo) -> None:
@@ -283,6 +293,55 @@ def test_log_is_whole(filled: Registry, tmp_path: Path) -> None:
     actions = [event.action for event in filled.log()]
     assert actions == ["gc", "purge", "opt-out", "compose", *["add-expert"] * 5, "add-base"]
     assert [event.subject for event in filled.log("math")] == ["math@1"] * 3
+
+
+def test_log_and_compositions_are_narrowed_to_what_there_is(filled: Registry, tmp_path: Path) -> None:
+    one = filled.compose(["math", "code"], tmp_path / "one").digest
+    two = filled.compose(["law"], tmp_path / "two").digest
+    filled.alias("math", "stable")
+    assert [event.action for event in filled.log("math@stable")] == ["alias", "add-expert"]
+    assert [event.subject for event in filled.log(one[:12])] == [one]
+    assert [event.subject for event in filled.log(two)] == [two]
+    assert [made.digest for made in filled.compositions(one[:6])] == [one]
+    assert [made.digest for made in filled.compositions("math@stable")] == [one]
+    unknown = "0" * 6 if not {one[:6], two[:6]} & {"0" * 6} else "1" * 6
+    for look in (filled.log, filled.compositions):
+        for text, message in (
+            ("mth", "there is no expert 'mth'; did you mean 'math'?"),
+            ("math@7", "math has no version 7; it has 1"),
+            ("math@old", "math has no alias 'old'; it has stable"),
+            (unknown, f"there is no composition and no expert '{unknown}'"),
+            (one[:5], f"there is no expert '{one[:5]}'"),
+        ):
+            with pytest.raises(NotFoundError) as caught:
+                look(text)
+            assert str(caught.value) == message
+            assert caught.value.hint
+
+
+def test_beginning_of_several_digests_is_refused(filled: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = [CompositionRecord(f"abcdef{n}" + "0" * 57, {}, "", ()) for n in (1, 2)]
+    monkeypatch.setattr(type(filled.catalog), "compositions", lambda *_: made)
+    with pytest.raises(InvalidInputError, match="2 compositions begin with abcdef") as caught:
+        filled.compositions("abcdef")
+    assert caught.value.hint == "give more digits, such as abcdef1000000000"
+    assert filled.compositions("abcdef2") == made[1:]
+
+
+def test_name_that_looks_like_a_digest_stays_a_name(registry: Registry, zoo: Zoo) -> None:
+    registry.add_expert("facade", zoo.experts["code"])
+    assert [event.subject for event in registry.log("facade")] == ["facade@1"]
+    assert registry.compositions("facade") == []
+
+
+def test_export_never_offers_to_replace(filled: Registry, tmp_path: Path) -> None:
+    filled.compose(["code"], tmp_path / "moe")
+    with pytest.raises(OutputError, match="exists and is not empty") as caught:
+        filled.export("code", tmp_path / "moe")
+    assert caught.value.hint == "choose another --out"
+    with pytest.raises(OutputError) as caught:
+        filled.compose(["code"], tmp_path / "moe")
+    assert caught.value.hint == "choose another --out, or replace that composition: --force"
 
 
 def test_listing_narrows(registry: Registry, zoo: Zoo) -> None:

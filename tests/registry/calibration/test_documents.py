@@ -118,4 +118,4 @@ def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path) -> None:
         "except Exception as error: print(error.hint)"
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == "run: pip install 'expert-registry[parquet]'"
+    assert result.stdout.strip() == "run: pip install pyarrow"

@@ -1,5 +1,7 @@
 """Proves: an expert writes its own calibration text, the same each time, at temperature 1, and says when it cannot."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,14 +14,14 @@ from registry import PassSettings, Registry
 from registry.calibration import sample_from_expert
 from registry.errors import CalibrationError
 from registry.loading import load_model
-from registry.progress import silent
+from registry.progress import Advance, silent
 from tests.conftest import SETTINGS, Zoo
 from tests.models import make_model, save_checkpoint
 
 
 def sample(model: Any, *, start: int | None = 0, end: tuple[int, ...] = (), tokens: int = 300, **options: Any) -> Any:
-    options = {"seq_len": 32, "batch_size": 4} | options
-    return sample_from_expert(model, start=start, end=list(end), tokens=tokens, progress=silent, **options)
+    chosen: dict[str, Any] = {"seq_len": 32, "batch_size": 4, "progress": silent} | options
+    return sample_from_expert(model, start=start, end=list(end), tokens=tokens, **chosen)
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +73,25 @@ def test_text_that_ends_early_is_padded_and_padding_does_not_count(model: Any) -
     for window in ended[:-1]:
         assert window[-1] in end
         assert not set(window[:-1]) & set(end)
+
+
+def test_every_token_is_told_as_it_is_sampled(model: Any) -> None:
+    steps: list[tuple[str, int, str]] = []
+    told: list[int] = []
+
+    @contextmanager
+    def listening(label: str, total: int, unit: str) -> Iterator[Advance]:
+        steps.append((label, total, unit))
+        yield told.append
+
+    taken = sample(model, end=tuple(range(1, 60)), tokens=300, progress=listening)
+    assert steps == [
+        ("no data was given: the expert writes its own calibration text; --data FILE is faster", 0, ""),
+        ("sampling", 300, "token"),
+    ]
+    assert sum(told) == taken.tokens == 300
+    assert max(told) <= 4  # a token for each of the batch's windows
+    assert len(told) >= 300 / 4
 
 
 def test_model_that_ends_at_once_is_told(model: Any) -> None:

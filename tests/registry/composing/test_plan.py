@@ -49,7 +49,11 @@ def test_digest_is_a_function_of_members_and_recipe(filled: Registry) -> None:
 
 def test_base_matters_only_where_it_is_used(filled: Registry, zoo: Zoo) -> None:
     plain = filled.plan(["code"]).document
-    assert filled.plan(["code"], base="base").document == plain
+    with pytest.raises(
+        InvalidInputError, match="trunk method 'mean' takes no base model, and base 'base' was"
+    ) as caught:
+        filled.plan(["code"], base="base")
+    assert caught.value.hint == "drop --base, or use that model's trunk: --trunk base"
     assert plain["base"] is None
     filled.add_base("other", zoo.experts["law"])
     assert filled.plan(["code"]).document == plain

@@ -13,31 +13,33 @@ from registry.errors import InvalidInputError
     [
         ({"trunk": "median"}, "trunk method 'median' is none of mean, base"),
         ({"router": "prompts"}, "router method 'prompts' is none of ridge"),
-        ({"lam": -1.0}, "lam is -1.0, it must be 0 or more"),
-        ({"lam": float("nan")}, "lam is nan, it must be 0 or more"),
-        ({"temperature": 0.0}, "temperature is 0.0, it must be more than 0"),
-        ({"temperature": float("inf")}, "temperature is inf"),
-        ({"weights": {"code": 0.0}}, "the weight of code is 0.0, it must be more than 0"),
+        ({"lam": -1.0}, "lam is -1.0, it must be finite and 0 or more"),
+        ({"lam": float("nan")}, "lam is nan, it must be finite and 0 or more"),
+        ({"temperature": 0.0}, "temperature is 0.0, it must be finite and more than 0"),
+        ({"temperature": float("inf")}, "temperature is inf, it must be finite and more than 0"),
+        ({"weights": {"code": 0.0}}, "the weight of code is 0.0, it must be finite and more than 0"),
         ({"weights": {"code": float("nan")}}, "the weight of code is nan"),
         ({"dtype": "int8"}, "dtype 'int8' is none of bfloat16, float16, float32"),
     ],
 )
 def test_what_makes_no_sense_is_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidInputError, match=message):
+    with pytest.raises(InvalidInputError, match=message) as caught:
         Recipe(**changes)
+    assert caught.value.hint
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"top_k": 0}, "top-k is 0, it must be from 1 to the 2 members"),
-        ({"top_k": 3}, "top-k is 3, it must be from 1 to the 2 members"),
+        ({"top_k": 0}, "top-k is 0, it must be from 1 to 2, the number of members"),
+        ({"top_k": 3}, "top-k is 3, it must be from 1 to 2, the number of members"),
         ({"weights": {"law": 2.0}}, "there is a weight for law, which is no member"),
     ],
 )
 def test_what_does_not_fit_the_members_is_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidInputError, match=message):
+    with pytest.raises(InvalidInputError, match=message) as caught:
         Recipe(**changes).check_members(["code", "math"])
+    assert caught.value.hint
 
 
 def test_defaults_are_spelled_out() -> None:
