@@ -3,9 +3,11 @@
 import os
 
 from registry.home import Home
+from store.arrays import ArrayStore
 from store.catalog import schema
-from store.catalog.engine import make_engine
+from store.catalog.engine import make_engine, place_of
 from store.lock import exclusive
+from store.ownership import check_unowned
 
 
 def revisions(home: str | os.PathLike[str] | None = None, database: str | None = None) -> tuple[str | None, str]:
@@ -25,10 +27,13 @@ def upgrade(home: str | os.PathLike[str] | None = None, database: str | None = N
 
     Raises:
         SchemaError: it is newer than this program.
+        ConflictError: there is no catalog, but there are arrays: theirs is elsewhere, or lost.
     """
     place = Home.locate(home, database)
     engine = make_engine(place.database)
     try:
+        if schema.current(engine) is None:
+            check_unowned(ArrayStore(place.arrays), place_of(engine))
         with exclusive(place.lock, "upgrading the catalog"):
             return schema.upgrade(engine)
     finally:

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -30,6 +31,7 @@ from store.arrays import ArrayStore
 from store.catalog import ArrayLink, Catalog, CompositionRecord, EventRecord, VersionRecord
 from store.catalog.records import Kind, State
 from store.lock import exclusive
+from store.ownership import check_owner, check_unowned
 
 if TYPE_CHECKING:
     from registry.checking import Check
@@ -67,7 +69,7 @@ class Registry:
                 "name another one with --home",
             ) from error
         self.arrays = ArrayStore(self.home.arrays)
-        self.catalog = Catalog(self.home.database, self.home.lock)
+        self.catalog = Catalog(self.home.database, self.home.lock, partial(check_unowned, self.arrays))
 
     def __enter__(self) -> "Registry":
         return self
@@ -116,6 +118,7 @@ class Registry:
             allow_unrelated: take it even if it does not come from the base model of anything registered.
             remote_code: take it even if no native host carries it.
         """
+        check_owner(self.catalog, self.arrays)
         check_name_is_free(self.catalog, name, "expert")
         annotations = Annotations(dict(tags or {}), license, alias)
         with self._opened(checkpoint, base, remote_code) as opened:
@@ -149,6 +152,7 @@ class Registry:
         remote_code: bool = False,
     ) -> "Registration":
         """Register a checkpoint as the next version of base model `name`; arguments as `add_expert`."""
+        check_owner(self.catalog, self.arrays)
         check_name_is_free(self.catalog, name, "base")
         annotations = Annotations(dict(tags or {}), license, alias)
         with self._opened(checkpoint, None, remote_code) as opened:
@@ -185,10 +189,12 @@ class Registry:
 
     def alias(self, ref: str, alias: str) -> str | None:
         """Point `alias` at a version and return the version it pointed at before, if any."""
+        check_owner(self.catalog, self.arrays)
         return self.catalog.set_alias(self.resolve(ref), check_alias(alias))
 
     def remove_alias(self, name: str, alias: str) -> None:
         """Forget `name@alias`."""
+        check_owner(self.catalog, self.arrays)
         self.resolve(f"{check_name(name)}@{check_alias(alias)}")
         self.catalog.delete_alias(name, alias)
 
@@ -227,6 +233,7 @@ class Registry:
         from registry.composing.compose import write_composition
         from registry.composing.folder import check_output
 
+        check_owner(self.catalog, self.arrays)
         folder = Path(out).absolute()
         check_output(folder, replace=force)
         plan = self.plan(experts, recipe, base=base)

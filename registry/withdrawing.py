@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from store.arrays import ArrayStore
 from store.catalog import Catalog, CompositionRecord, VersionRecord
+from store.ownership import check_owner, claim
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,11 @@ def opt_out(catalog: Catalog, store: ArrayStore, versions: Sequence[VersionRecor
     """Withdraw `versions` from every later composition; with `purge` delete what only they needed.
 
     The caller holds the registry's lock.
+
+    Raises:
+        ConflictError: the arrays belong to another catalog.
     """
+    claim(catalog, store)
     catalog.withdraw(versions)
     compositions = tuple(catalog.compositions(versions))  # after withdrawal none is added
     if not purge:
@@ -57,7 +62,11 @@ def collect_garbage(catalog: Catalog, store: ArrayStore, *, dry_run: bool) -> Ga
     """Delete every array that no version needs, and return them; with `dry_run` only return them.
 
     The caller holds the registry's lock, so that nothing that is being registered is taken for garbage.
+
+    Raises:
+        ConflictError: the arrays belong to another catalog, so that they only seem to be garbage.
     """
+    (check_owner if dry_run else claim)(catalog, store)
     needed = catalog.referenced()
     garbage = sorted({digest for digest in store.digests() if digest not in needed} | set(catalog.unreferenced()))
     if dry_run:

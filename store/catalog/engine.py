@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event, make_url
@@ -32,10 +33,23 @@ def make_engine(url: str) -> Engine:
     return engine
 
 
+def place_of(engine: Engine) -> str:
+    """Return the database's URL, any password hidden."""
+    return engine.url.render_as_string(hide_password=True)
+
+
+def file_of(engine: Engine) -> Path | None:
+    """Return the file of an SQLite database, or None for any other and for one in memory."""
+    name = engine.url.database
+    if engine.dialect.name != "sqlite" or not name or name.startswith((":memory:", "file:")):
+        return None
+    return Path(name).absolute()
+
+
 @contextmanager
 def translated(engine: Engine) -> Iterator[None]:
     """Turn every error of the database below into one a user can act on, with any password hidden."""
-    where = engine.url.render_as_string(hide_password=True)
+    where = place_of(engine)
     try:
         yield
     except DBAPIError as error:
