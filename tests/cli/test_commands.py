@@ -258,14 +258,14 @@ def test_demo_prints_tables_and_promises(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
     rows = [Row("moe", {"code": 2.0}, {"code": 90.0})]
     result = DemoResult(tmp_path, ("code",), rows, {("a", "b"): "1", ("b", "a"): "1"}, "2", "2", "math")
-    monkeypatch.setattr(demo, "run_demo", lambda *_: result)
+    monkeypatch.setattr(demo, "run_demo", lambda *_, **__: result)
     invoked = CliRunner().invoke(main, ["demo", "--out", str(tmp_path)])
     assert invoked.exit_code == 0
     assert invoked.stdout.count("equal: yes") == 2
     found = json.loads(CliRunner().invoke(main, ["demo", "--json"]).stdout)
     assert found["orders"] == {"a,b": "1", "b,a": "1"}
     broken = DemoResult(tmp_path, ("code",), rows, {("a", "b"): "1", ("b", "a"): "3"}, "2", "2", "math")
-    monkeypatch.setattr(demo, "run_demo", lambda *_: broken)
+    monkeypatch.setattr(demo, "run_demo", lambda *_, **__: broken)
     invoked = CliRunner().invoke(main, ["demo"])
     assert invoked.exit_code == 1
     assert "equal: NO" in invoked.stdout
