@@ -1,6 +1,9 @@
 """Proves: a user sees one clear message and the next command, exit code 1 (2 for usage), and never a traceback."""
 
 import errno
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +145,53 @@ def test_reader_that_leaves_is_no_fault(tmp_path: Path, monkeypatch: pytest.Monk
     result = run(tmp_path / "home", "list")
     assert result.exit_code == 1
     assert result.stderr == ""
+
+
+OF_THE_SYSTEM = {
+    "path": (PermissionError(errno.EACCES, "Permission denied", "/x"), "Permission denied: /x", "may write there"),
+    "no path": (OSError(errno.ENOSPC, "No space left on device"), "No space left on device", "free some space there"),
+    "other": (OSError(errno.EIO, "Input/output error", "/x"), "Input/output error: /x", "mend that"),
+    "no number": (OSError("cannot load it"), "cannot load it", "mend that"),
+}
+
+
+@pytest.mark.parametrize("case", sorted(OF_THE_SYSTEM))
+def test_refusal_of_the_system_is_no_fault_of_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    error, message, hint = OF_THE_SYSTEM[case]
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise error
+
+    Registry(tmp_path / "home").close()
+    monkeypatch.setattr("registry.registry.Registry.versions", refuse)
+    result = run(tmp_path / "home", "list")
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[0] == f"error: {message}"
+    assert hint in result.stderr.splitlines()[1]
+    monkeypatch.setenv("REG_DEBUG", "1")
+    assert run(tmp_path / "home", "list").exception is error
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+@pytest.mark.parametrize("words", [["list"], ["--help"], ["list", "--help"]], ids=" ".join)
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_that_cannot_be_written_is_told(tmp_path: Path, words: list[str], unbuffered: str) -> None:
+    Registry(tmp_path / "home").close()
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", "from cli.main import main; main()", "--home", str(tmp_path / "home"), *words],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
+        )
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        "error: No space left on device: standard output",
+        "  next: free some space there, then repeat the command",
+    ]
 
 
 def test_debug_shows_where_a_told_error_came_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
