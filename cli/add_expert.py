@@ -52,7 +52,7 @@ def add_expert(
     Statistics are taken on --data, else on CKPT's own calibration.* file; else those CKPT carries (reg collect) are
     used; else the expert writes its own calibration text.
     """
-    with session.registry() as registry:
+    with session.registry(create=True) as registry:
         registration = registry.add_expert(
             name,
             checkpoint,

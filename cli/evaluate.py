@@ -54,7 +54,7 @@ def evaluate(
     files: dict[str, list[Path]] = {}
     for domain, file in pairs(data, "DOMAIN=FILE"):
         files.setdefault(domain, []).append(Path(file))
-    with session.registry() as registry:
+    with session.registry(create=True) as registry:
         rows = registry.evaluate(folders, files, TestSettings(**settings), baselines=baselines)
     if as_json:
         print_json([{"name": r.name, "perplexity": r.perplexity, "score": r.score, "average": r.average} for r in rows])

@@ -109,20 +109,32 @@ def _give_up_output() -> None:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
+def _not_empty(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
+    if value == "":
+        raise click.BadParameter("it is empty")  # of a variable not set, perhaps: it must not mean some other registry
+    return value
+
+
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--home",
-    type=click.Path(path_type=Path),
+    callback=_not_empty,
     envvar="REG_HOME",
     metavar="DIR",
     help="The registry's folder (REG_HOME).",
 )
-@click.option("--database", envvar="REG_DATABASE", metavar="URL", help="SQLAlchemy URL of the catalog (REG_DATABASE).")
+@click.option(
+    "--database",
+    callback=_not_empty,
+    envvar="REG_DATABASE",
+    metavar="URL",
+    help="SQLAlchemy URL of the catalog (REG_DATABASE).",
+)
 @click.version_option(package_name="expert-registry", prog_name="reg")
 @click.pass_context
-def main(ctx: click.Context, home: Path | None, database: str | None) -> None:
+def main(ctx: click.Context, home: str | None, database: str | None) -> None:
     """A registry of expert language models: register once, compose any subset into a sparse MoE, opt out exactly."""
-    ctx.obj = Session(home, database)
+    ctx.obj = Session(None if home is None else Path(home), database)
 
 
 for command in (

@@ -26,11 +26,11 @@ class Session:
         self.database = database
 
     @contextmanager
-    def registry(self) -> Iterator["Registry"]:
-        """Open the registry, with progress bars, and close it."""
+    def registry(self, *, create: bool = False) -> Iterator["Registry"]:
+        """Open the registry, with progress bars, and close it; `create`: make it where there is none."""
         from registry import Registry
 
-        with Registry(self.home, database=self.database, progress=bar) as registry:
+        with Registry(self.home, database=self.database, progress=bar, create=create) as registry:
             yield registry
 
 

@@ -11,10 +11,13 @@ from store.ownership import check_unowned
 
 
 def revisions(home: str | os.PathLike[str] | None = None, database: str | None = None) -> tuple[str | None, str]:
-    """Return (revision of the catalog or None where there is none, revision this program works with)."""
+    """Return (revision of the catalog or None where there is none, revision this program works with).
+
+    Raises:
+        NotFoundError: there is no registry in the folder `home`.
+    """
     place = Home.locate(home, database)
-    if place.is_absent:
-        return None, schema.HEAD
+    place.check(create=False)
     engine = make_engine(place.database)
     try:
         return schema.current(engine), schema.HEAD
@@ -30,6 +33,7 @@ def upgrade(home: str | os.PathLike[str] | None = None, database: str | None = N
         ConflictError: there is no catalog, but there are arrays: theirs is elsewhere, or lost.
     """
     place = Home.locate(home, database)
+    place.check(create=True)
     engine = make_engine(place.database)
     try:
         if schema.current(engine) is None:

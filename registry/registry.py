@@ -49,17 +49,24 @@ class Registry:
     """Experts registered once, composed in any subset, withdrawn exactly.
 
     Args:
-        home: the registry's folder; default REG_HOME, else the platform's user-data folder. Created on first use.
+        home: the registry's folder; default REG_HOME, else the platform's user-data folder.
         database: SQLAlchemy URL of the catalog; default REG_DATABASE, else SQLite in the home.
         progress: what long steps report to; default nothing.
+        create: make the registry where there is none; without it a `home` that holds none is a NotFoundError.
 
     Every method raises below `registry.errors.RegError`, before anything is written where the request is wrong.
     """
 
     def __init__(
-        self, home: PathLike | None = None, *, database: str | None = None, progress: Progress = silent
+        self,
+        home: PathLike | None = None,
+        *,
+        database: str | None = None,
+        progress: Progress = silent,
+        create: bool = True,
     ) -> None:
         self.home = Home.locate(home, database)
+        self.home.check(create=create)
         self.progress = progress
         try:
             self.home.path.mkdir(parents=True, exist_ok=True)

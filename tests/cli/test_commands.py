@@ -244,7 +244,11 @@ def test_verify_and_gc(ready: Run, tmp_path: Path) -> None:
 
 
 def test_db(run: Run, tmp_path: Path) -> None:
-    assert run("db", "current").stdout == f"no catalog yet (this program works with {schema.HEAD})\n"
+    (tmp_path / "home").mkdir()
+    url = f"sqlite:///{tmp_path / 'catalog.sqlite'}"
+    none = CliRunner().invoke(main, ["--home", str(tmp_path / "home"), "--database", url, "db", "current"])
+    assert none.stdout == f"no catalog yet (this program works with {schema.HEAD})\n"
+    assert not (tmp_path / "catalog.sqlite").exists()
     assert run("db", "upgrade").stdout == f"the catalog is at {schema.HEAD} (was at nothing)\n"
     assert run("db", "upgrade").stdout == f"the catalog is at {schema.HEAD}\n"
     assert document(run("db", "current", "--json")) == {"current": schema.HEAD, "head": schema.HEAD}

@@ -95,8 +95,64 @@ def test_mistakes_are_told(filled: Registry, zoo: Zoo, tmp_path: Path, case: str
     assert filled.compositions() == []
 
 
+NEEDING_A_REGISTRY = {
+    "list": ("list",),
+    "show": ("show", "math"),
+    "log": ("log",),
+    "compositions": ("compositions",),
+    "verify": ("verify",),
+    "gc": ("gc",),
+    "compose": ("compose", "--experts", "math", "--out", "moe"),
+    "opt-out": ("opt-out", "math", "--yes"),
+    "alias": ("alias", "math", "good"),
+    "export": ("export", "math", "--out", "math"),
+    "db current": ("db", "current"),
+}
+
+
+@pytest.mark.parametrize("by_variable", [False, True])
+@pytest.mark.parametrize("command", sorted(NEEDING_A_REGISTRY))
+def test_mistyped_home_makes_no_registry(tmp_path: Path, command: str, by_variable: bool) -> None:
+    home = tmp_path / "hoem"
+    for found in ("absent", "empty"):
+        words = [*NEEDING_A_REGISTRY[command]]
+        before = [home] if home.exists() else []
+        result = CliRunner().invoke(main, words, env={"REG_HOME": str(home)}) if by_variable else run(home, *words)
+        assert result.exit_code == 1, found
+        assert result.stdout == ""
+        assert result.stderr.startswith(f"error: there is no registry at {home}\n  next: name another folder")
+        assert list(tmp_path.rglob("*")) == before
+        home.mkdir(exist_ok=True)
+
+
+def test_default_home_may_be_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("registry.home._default", lambda: tmp_path / "home")
+    result = CliRunner().invoke(main, ["list"])
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.split() == ["version", "kind", "digest", "parameters", "tokens", "aliases", "tags", "state"]
+
+
+@pytest.mark.parametrize("words", [("list",), ("gc",), ("db", "upgrade"), ("add-base", "base", "{ckpt}")], ids=" ".join)
+def test_folder_of_something_else_is_made_no_registry(zoo: Zoo, tmp_path: Path, words: tuple[str, ...]) -> None:
+    (tmp_path / "thesis.tex").write_text("x")
+    result = run(tmp_path, *(word.format(ckpt=zoo.base) for word in words))
+    assert result.exit_code == 1
+    assert f"error: the folder {tmp_path} is not empty and holds no registry" in result.stderr
+    assert "next: name a registry's folder with --home or REG_HOME" in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_locks_left_by_an_interrupted_beginning_are_no_obstacle(tmp_path: Path) -> None:
+    (tmp_path / "lock").touch()
+    (tmp_path / "partial").mkdir()
+    assert run(tmp_path, "db", "upgrade").exit_code == 0
+    assert run(tmp_path, "list").exit_code == 0
+
+
 USAGE: dict[str, tuple[tuple[str, ...], str]] = {
     "no such command": (("nonsense",), "No such command 'nonsense'"),
+    "empty home": (("--home", "", "list"), "Invalid value for '--home': it is empty"),
+    "empty database": (("--database", "", "list"), "Invalid value for '--database': it is empty"),
     "no such option": (("list", "--nonsense"), "No such option"),
     "missing argument": (("add-expert", "math"), "Missing argument 'CKPT'"),
     "missing out": (("compose", "--experts", "math"), "Missing option '--out' (or '--plan')"),
@@ -126,6 +182,7 @@ def test_fault_of_the_program_is_no_traceback_either(tmp_path: Path, monkeypatch
     def fault(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError("division by zero")
 
+    Registry(tmp_path / "home").close()
     monkeypatch.setattr("registry.registry.Registry.versions", fault)
     result = run(tmp_path / "home", "list")
     assert result.exit_code == 1
@@ -141,6 +198,7 @@ def test_reader_that_leaves_is_no_fault(tmp_path: Path, monkeypatch: pytest.Monk
     def leave(*_: Any, **__: Any) -> None:
         raise BrokenPipeError(errno.EPIPE, "Broken pipe")
 
+    Registry(tmp_path / "home").close()
     monkeypatch.setattr("registry.registry.Registry.versions", leave)
     result = run(tmp_path / "home", "list")
     assert result.exit_code == 1
@@ -203,7 +261,7 @@ def test_schema_that_is_not_ours_is_told_but_can_be_upgraded(tmp_path: Path) -> 
     import sqlite3
 
     home = tmp_path / "home"
-    run(home, "list")
+    Registry(home).close()
     with sqlite3.connect(home / "catalog.sqlite") as connection:
         connection.execute("UPDATE reg_schema SET version_num = 'ffffffffffff'")
     connection.close()
