@@ -1,7 +1,6 @@
 """The registry: every command of `reg` is one method here, and does here what it does there."""
 
 import os
-import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -356,14 +355,12 @@ class Registry:
         return verify(self.catalog, self.arrays, self.progress)
 
     def gc(self, *, dry_run: bool = False) -> "Garbage":
-        """Delete arrays that no version needs, and passes that were never finished; with `dry_run` only tell which."""
-        from registry.withdrawing import collect_garbage
+        """Delete arrays that no version needs, and what interrupted registrations left; with `dry_run` only tell."""
+        from registry.withdrawing import collect_garbage, collect_leftovers
 
         with exclusive(self.home.lock, "collecting garbage"):
             garbage = collect_garbage(self.catalog, self.arrays, dry_run=dry_run)
-            if not dry_run:
-                shutil.rmtree(self.home.partial, ignore_errors=True)
-        return garbage
+            return collect_leftovers(self.home, garbage, dry_run=dry_run)
 
     # -- within --------------------------------------------------------------------------------------------------------
 

@@ -1,11 +1,18 @@
 """Opting out: withdrawal, purge, and the garbage that crashes leave."""
 
+import shutil
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
+from registry.home import Home
 from store.arrays import ArrayStore
 from store.catalog import Catalog, CompositionRecord, VersionRecord
 from store.ownership import check_owner, claim
+
+STALE_SECONDS = 24 * 3600.0
+"""A registration is taken to have ended when its folder, or the file that it was writing, is this old."""
 
 
 @dataclass(frozen=True)
@@ -31,10 +38,24 @@ class OptOut:
 
 @dataclass(frozen=True)
 class Garbage:
-    """Arrays on disk, or in the catalog, that no version needs."""
+    """What no version needs.
+
+    Attributes:
+        digests: arrays, on disk or in the catalog.
+        nbytes: what they take on disk.
+        passes: forward passes that were interrupted, or are under way in another process, which then can no longer
+            go on after an interruption.
+        pass_bytes: what is written down of them.
+        merged: adapters merged into their base models by registrations that never ended.
+        merged_bytes: what they take on disk.
+    """
 
     digests: tuple[str, ...]
     nbytes: int
+    passes: int = 0
+    pass_bytes: int = 0
+    merged: int = 0
+    merged_bytes: int = 0
 
 
 def opt_out(catalog: Catalog, store: ArrayStore, versions: Sequence[VersionRecord], *, purge: bool) -> OptOut:
@@ -75,3 +96,44 @@ def collect_garbage(catalog: Catalog, store: ArrayStore, *, dry_run: bool) -> Ga
     if garbage:
         catalog.forget_unreferenced(len(garbage), freed)
     return Garbage(tuple(garbage), freed)
+
+
+def collect_leftovers(home: Home, garbage: Garbage, *, dry_run: bool) -> Garbage:
+    """Delete what registrations that did not end left in the home, and return `garbage` with it; as `collect_garbage`.
+
+    A registration under way is not disturbed: it holds no lock during its pass.
+    """
+    passes = [path for path in _files(home.partial) if path.suffix != ".partial" or _is_stale(path)]
+    merged = [folder for folder in sorted(home.merged.glob("*")) if _is_stale(folder)]
+    found = replace(
+        garbage,
+        passes=len(passes),
+        pass_bytes=sum(_size(path) for path in passes),
+        merged=len(merged),
+        merged_bytes=sum(_size(path) for folder in merged for path in _files(folder)),
+    )
+    if not dry_run:
+        for path in passes:
+            path.unlink(missing_ok=True)
+        for folder in merged:
+            shutil.rmtree(folder)
+    return found
+
+
+def _files(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.rglob("*")) if path.is_file()]
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:  # its pass has just ended
+        return 0
+
+
+def _is_stale(path: Path) -> bool:
+    """Tell whether nothing in `path`, a file or a folder, was written for `STALE_SECONDS`."""
+    try:
+        return max(p.stat().st_mtime for p in (path, *path.rglob("*"))) < time.time() - STALE_SECONDS
+    except FileNotFoundError:  # its registration has just ended, or is busy
+        return False

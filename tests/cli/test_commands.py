@@ -239,8 +239,19 @@ def test_verify_and_gc(ready: Run, tmp_path: Path) -> None:
     assert document(ready("verify", "--json", code=1))["orphans"] == 1
     assert ready("gc", "--dry-run").stdout.splitlines() == ["would delete 1 arrays (0 B)", f"  {stray.name}"]
     assert stray.exists()
-    assert document(ready("gc", "--json")) == {"digests": [stray.name], "bytes": 0, "dry_run": False}
+    partial = tmp_path / "home" / "partial" / "x.safetensors"
+    partial.parent.mkdir()
+    partial.write_bytes(bytes(2000))
+    line = "1 passes under way or interrupted (2.0 kB)"
+    assert ready("gc", "--dry-run").stdout.splitlines()[-1] == f"would delete {line}"
+    nothing = {"passes": 0, "pass_bytes": 0, "merged": 0, "merged_bytes": 0}
+    found = {"digests": [stray.name], "bytes": 0, **nothing, "passes": 1, "pass_bytes": 2000}
+    assert document(ready("gc", "--dry-run", "--json")) == found | {"dry_run": True}
+    assert partial.exists()
+    assert ready("gc").stdout.splitlines()[-1] == f"deleted {line}"
     assert not stray.exists()
+    assert not partial.exists()
+    assert document(ready("gc", "--json")) == {"digests": [], "bytes": 0, **nothing, "dry_run": False}
 
 
 def test_db(run: Run, tmp_path: Path) -> None:
