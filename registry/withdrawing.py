@@ -20,15 +20,19 @@ class OptOut:
     """What opting out did.
 
     Attributes:
-        versions: those withdrawn, as they are now.
-        compositions: those ever made from any of them: folders that still hold it wherever they are.
-        purged: its arrays were deleted.
+        versions: those concerned, as they are now.
+        withdrew: those of them that were active until now.
+        deleted: those of them that were not purged until now.
+        compositions: those ever made from any of them: their folders still hold it, wherever they are.
+        purged: its arrays are deleted.
         deleted_arrays: how many arrays went, those of earlier crashes included.
         deleted_bytes: what they took on disk.
         shared_arrays: arrays that stay because another version needs them.
     """
 
     versions: tuple[VersionRecord, ...]
+    withdrew: tuple[str, ...]
+    deleted: tuple[str, ...]
     compositions: tuple[CompositionRecord, ...]
     purged: bool
     deleted_arrays: int = 0
@@ -67,16 +71,19 @@ def opt_out(catalog: Catalog, store: ArrayStore, versions: Sequence[VersionRecor
         ConflictError: the arrays belong to another catalog.
     """
     claim(catalog, store)
+    before = catalog.reread(versions)
+    withdrew = tuple(version.ref for version in before if version.state == "active")
     catalog.withdraw(versions)
     compositions = tuple(catalog.compositions(versions))  # after withdrawal none is added
     if not purge:
-        return OptOut(tuple(catalog.reread(versions)), compositions, purged=False)
+        return OptOut(tuple(catalog.reread(versions)), withdrew, (), compositions, purged=False)
+    deleted = tuple(version.ref for version in before if version.state != "purged")
     own = {link.digest for version in versions for link in catalog.arrays_of(version)}
     catalog.purge(versions)
     shared = len(own & catalog.referenced())
     garbage = collect_garbage(catalog, store, dry_run=False)
-    withdrawn = tuple(catalog.reread(versions))
-    return OptOut(withdrawn, compositions, True, len(garbage.digests), garbage.nbytes, shared)
+    now = tuple(catalog.reread(versions))
+    return OptOut(now, withdrew, deleted, compositions, True, len(garbage.digests), garbage.nbytes, shared)
 
 
 def collect_garbage(catalog: Catalog, store: ArrayStore, *, dry_run: bool) -> Garbage:

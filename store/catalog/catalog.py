@@ -326,13 +326,21 @@ class Catalog:
             .join(Expert, Expert.id == Version.expert_id)
             .order_by(Expert.name, Version.number)
         )
+        writings = select(Event.subject, Event.details).where(Event.action == "compose").order_by(Event.id)
         with self._reading() as session:
             members: dict[str, list[str]] = {}
             for digest, name, number in session.execute(links):
                 members.setdefault(digest, []).append(f"{name}@{number}")
+            folders: dict[str, dict[str, None]] = {}
+            for digest, details in session.execute(writings):
+                folders.setdefault(digest, {})[json.loads(details)["out"]] = None
             return [
                 CompositionRecord(
-                    row.digest, json.loads(row.document), row.created_at, tuple(members.get(row.digest, ()))
+                    row.digest,
+                    json.loads(row.document),
+                    row.created_at,
+                    tuple(members.get(row.digest, ())),
+                    tuple(folders.get(row.digest, ())),
                 )
                 for row in session.scalars(query)
             ]

@@ -190,11 +190,56 @@ def test_opt_out_asks_and_lists(ready: Run, tmp_path: Path) -> None:
     found = document(ready("opt-out", "code", "--purge", "--yes", "--json"))
     assert found["purged"] is True
     assert found["versions"][0]["ref"] == "code@1"
+    assert found["withdrew"] == found["deleted"] == ["code@1"]
     assert found["deleted_arrays"] > 5
 
 
-def test_opt_out_without_an_answer_does_nothing(ready: Run) -> None:
-    ready("opt-out", "math", input="", code=1)
+def test_opt_out_names_the_folders_that_hold_it(ready: Run, tmp_path: Path) -> None:
+    for out in ("moe", "again", "moe"):
+        ready("compose", "--experts", "math,code", "--out", tmp_path / out, "--force")
+    ready("compose", "--experts", "math", "--out", tmp_path / "alone")
+    ready("compose", "--experts", "code", "--out", tmp_path / "other")
+    lines = ready("opt-out", "math", "--yes").stdout.splitlines()
+    assert lines[4] == "  they were written to these folders, which hold it until you delete them:"
+    assert lines[5:] == [f"    {tmp_path / name}" for name in ("moe", "again", "alone")]
+    found = document(ready("opt-out", "math", "--yes", "--json"))["compositions"]
+    assert [c["folders"] for c in found] == [
+        [str(tmp_path / "moe"), str(tmp_path / "again")],
+        [str(tmp_path / "alone")],
+    ]
+
+
+def test_opting_out_again_says_that_it_was_done(ready: Run, zoo: Zoo) -> None:
+    ready("opt-out", "math", "--yes")
+    (version,) = document(ready("list", "--all", "--json"))[2:]
+    already = f"math@1 was opted out already at {version['withdrawn_at']}"
+    assert ready("opt-out", "math").stdout.splitlines() == [already, "  0 compositions were made from it"]  # not asked
+    found = document(ready("opt-out", "math", "--json"))
+    assert (found["withdrew"], found["deleted"], found["purged"]) == ([], [], False)
+    assert found["versions"][0]["withdrawn_at"] == version["withdrawn_at"]
+
+    asked = ready("opt-out", "math", "--purge", input="y\n")
+    assert "Delete what only math@1 needs for good? [y/N]" in asked.stderr
+    assert asked.stdout.splitlines()[0] == already
+    assert asked.stdout.splitlines()[1].startswith("  deleted ")
+    purged = document(ready("show", "math@1", "--json"))["purged_at"]
+    assert ready("opt-out", "math", "--purge").stdout.splitlines() == [
+        already,
+        f"  it was purged already at {purged}",
+        "  0 compositions were made from it",
+    ]
+    assert document(ready("opt-out", "math", "--purge", "--json"))["deleted"] == []
+
+    ready("add-expert", "math", zoo.experts["math"])
+    both = ready("opt-out", "math", input="y\n")
+    assert "Withdraw math@2 for good? [y/N]" in both.stderr
+    assert both.stdout.splitlines()[:2] == ["withdrew math@2", already]
+
+
+def test_opt_out_without_an_answer_does_nothing_and_tells_how_to_answer(ready: Run) -> None:
+    told = ready("opt-out", "math", "--purge", input="", code=1).stderr
+    assert "error: math was not opted out: there is nobody to answer the question" in told
+    assert "next: to answer it beforehand: reg opt-out math --purge --yes" in told
     assert "math@1" in ready("list").stdout
 
 

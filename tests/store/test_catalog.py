@@ -151,6 +151,7 @@ def test_compositions_are_recorded_once_and_found_by_member(catalog: Catalog) ->
     catalog.record_composition("e" * 64, {"recipe": {}}, [code], "alone")
     both, alone = catalog.compositions()
     assert (both.digest, both.document, both.members) == ("d" * 64, {"recipe": {"lam": 0.01}}, ("code@1", "math@1"))
+    assert (both.folders, alone.folders) == (("moe",), ("alone",))
     assert catalog.compositions([math]) == [both]
     assert catalog.compositions([code]) == [both, alone]
     assert catalog.compositions([]) == []
