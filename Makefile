@@ -6,7 +6,7 @@ BIN := .venv/bin
 .PHONY: demo test lint fix reference wheel clean
 
 demo: .venv/installed
-	$(BIN)/reg demo
+	$(BIN)/reg demo --force  # deletes only what an earlier demo made
 
 test: .venv/installed .transformers-4.57/installed
 	$(BIN)/pytest --cov --cov-fail-under=90

@@ -25,7 +25,7 @@ def add_base(
     as_json: bool,
 ) -> None:
     """Register CKPT, a Hugging Face folder or hf://ORG/NAME[@REVISION], as the next version of base model NAME."""
-    with session.registry() as registry:
+    with session.registry(create=True) as registry:
         registration = registry.add_base(
             name, checkpoint, tags=tags, license=license_id, alias=alias, remote_code=remote_code
         )

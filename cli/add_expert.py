@@ -15,7 +15,6 @@ from cli.options import (
     remote_code,
 )
 from cli.registered import print_registration
-from cli.remarks import remarking
 from cli.session import Session, as_json, pass_session
 
 
@@ -53,8 +52,7 @@ def add_expert(
     Statistics are taken on --data, else on CKPT's own calibration.* file; else those CKPT carries (reg collect) are
     used, and no option of the pass has an effect; else the expert writes its own calibration text.
     """
-    with session.registry() as registry:
-        registry.progress = remarking(registry.progress)
+    with session.registry(create=True) as registry:
         registration = registry.add_expert(
             name,
             checkpoint,

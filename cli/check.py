@@ -33,7 +33,7 @@ def check(
 
     With --data, or where CKPT carries statistics, also how far it overlaps with the registered experts.
     """
-    with session.registry() as registry:
+    with session.registry(create=True) as registry:
         found = registry.check(
             checkpoint,
             data=data,

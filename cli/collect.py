@@ -6,7 +6,6 @@ from typing import Any
 import click
 
 from cli.options import adapter_base, calibration, checkpoint, file_path, pass_settings
-from cli.remarks import remarking
 from cli.session import as_json, bar, print_json
 
 
@@ -39,7 +38,7 @@ def collect(
         settings=pass_settings(**settings),
         keep_calibration=keep_calibration,
         base=base,
-        progress=remarking(bar),
+        progress=bar,
     )
     tokens = {site: layers[0].count for site, layers in collected.sites.items()}
     if as_json:

@@ -18,12 +18,17 @@ from cli.session import as_json, bar, print_json, print_table
     show_default=True,
     help="Folder for everything it makes.",
 )
+@click.option(
+    "--force",
+    is_flag=True,
+    help="If --out is an earlier demo's, delete what that made and make it anew; the rest stays.",
+)
 @as_json
-def demo(out: Path, as_json: bool) -> None:
+def demo(out: Path, force: bool, as_json: bool) -> None:
     """Train a tiny base and three experts, compose them, evaluate, and show the promises. Takes about a minute."""
     from registry.demo import run_demo
 
-    result = run_demo(out, bar)
+    result = run_demo(out, bar, force=force)
     if as_json:
         document = {key: value for key, value in vars(result).items() if key not in ("orders", "rows")}
         orders = {",".join(order): digest for order, digest in result.orders.items()}

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cli.options import DTYPES, Integer, file_path
-from cli.remarks import remarking
 from cli.session import Session, as_json, pairs, pass_session, print_json, print_table
 
 if TYPE_CHECKING:
@@ -60,8 +59,7 @@ def evaluate(
     """
     from registry import TestSettings
 
-    with session.registry() as registry:
-        registry.progress = remarking(registry.progress)
+    with session.registry(create=True) as registry:
         rows = registry.evaluate(folders, data, TestSettings(**settings), baselines=baselines)
     if as_json:
         print_json([vars(row) | {"average": row.average} for row in rows])

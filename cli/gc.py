@@ -10,13 +10,31 @@ from cli.session import Session, as_json, pass_session, print_json, size
 @as_json
 @pass_session
 def gc(session: Session, dry_run: bool, as_json: bool) -> None:
-    """Delete arrays that no version needs and passes that were never finished."""
+    """Delete arrays that no version needs, and what interrupted registrations left: passes, and merged adapters.
+
+    A pass that is under way in another process goes on, but can no longer be resumed from where it is. Merged adapters
+    are taken for left when they are a day old.
+    """
     with session.registry() as registry:
         garbage = registry.gc(dry_run=dry_run)
     if as_json:
-        print_json({"digests": garbage.digests, "bytes": garbage.nbytes, "dry_run": dry_run})
+        print_json(
+            {
+                "digests": garbage.digests,
+                "bytes": garbage.nbytes,
+                "passes": garbage.passes,
+                "pass_bytes": garbage.pass_bytes,
+                "merged": garbage.merged,
+                "merged_bytes": garbage.merged_bytes,
+                "dry_run": dry_run,
+            }
+        )
         return
     deed = "would delete" if dry_run else "deleted"
     click.echo(f"{deed} {len(garbage.digests)} arrays ({size(garbage.nbytes)})")
     for digest in garbage.digests:
         click.echo(f"  {digest}")
+    if garbage.passes:
+        click.echo(f"{deed} {garbage.passes} passes under way or interrupted ({size(garbage.pass_bytes)})")
+    if garbage.merged:
+        click.echo(f"{deed} {garbage.merged} merged adapters ({size(garbage.merged_bytes)})")

@@ -3,7 +3,10 @@
 import errno
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from traceback import walk_tb
 from typing import IO, Any
 
 import click
@@ -29,6 +32,17 @@ from cli.verify import verify
 from registry.errors import RegError
 
 DEBUG_VARIABLE = "REG_DEBUG"
+_RIGHTS = "repeat as a user who may write there, or name another place"
+_SPACE = "free some space there, then repeat the command"
+_SYSTEM_HINTS = {
+    errno.EACCES: _RIGHTS,
+    errno.EPERM: _RIGHTS,
+    errno.EROFS: _RIGHTS,
+    errno.ENOSPC: _SPACE,
+    errno.EDQUOT: _SPACE,
+    errno.ENOENT: "name one that exists",
+}
+"""What to do where the system refused, by the error's number."""
 
 
 class _Told(click.ClickException):
@@ -47,39 +61,80 @@ class _Told(click.ClickException):
 
 
 class _Group(click.Group):
-    """Turns every exception of the library into a message; a traceback only with REG_DEBUG."""
+    """Turns every exception of the library and of the system into a message; a traceback only with REG_DEBUG."""
+
+    def make_context(self, *arguments: Any, **options: Any) -> click.Context:
+        with _told():
+            return super().make_context(*arguments, **options)
 
     def invoke(self, ctx: click.Context) -> Any:
-        try:
+        with _told():
             return super().invoke(ctx)
-        except (click.ClickException, click.exceptions.Exit, click.Abort, KeyboardInterrupt):
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    try:
+        yield
+    except (click.ClickException, click.exceptions.Exit, click.Abort, KeyboardInterrupt):
+        raise
+    except Exception as error:
+        closed = isinstance(error, OSError) and error.errno == errno.EPIPE  # whoever reads our output has left
+        if closed or os.environ.get(DEBUG_VARIABLE):
             raise
-        except RegError as error:
-            if os.environ.get(DEBUG_VARIABLE):
-                raise
-            raise _Told(error.message, error.hint) from error
-        except Exception as error:
-            closed = isinstance(error, OSError) and error.errno == errno.EPIPE  # whoever reads our output has left
-            if closed or os.environ.get(DEBUG_VARIABLE):
-                raise
-            hint = f"this is a fault of the program; {DEBUG_VARIABLE}=1 shows where, for a report"
-            raise _Told(f"{type(error).__name__}: {error}", hint) from error
+        raise _message(error) from error
+
+
+def _message(error: Exception) -> _Told:
+    if isinstance(error, RegError):
+        return _Told(error.message, error.hint)
+    if isinstance(error, OSError):
+        place = error.filename
+        if _is_of_output(error):
+            place = "standard output"
+            _give_up_output()
+        hint = _SYSTEM_HINTS.get(error.errno or 0, "mend that, then repeat the command")
+        return _Told(f"{error.strerror or error}" + (f": {place}" if place else ""), hint)
+    hint = f"this is a fault of the program; {DEBUG_VARIABLE}=1 shows where, for a report"
+    return _Told(f"{type(error).__name__}: {error}", hint)
+
+
+def _is_of_output(error: OSError) -> bool:
+    return any(frame.f_code is click.echo.__code__ for frame, _ in walk_tb(error.__traceback__))
+
+
+def _give_up_output() -> None:
+    """Let what was printed and not yet written go, or the end of the program would try, and fail, again."""
+    with suppress(OSError), Path(os.devnull).open("wb") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
+
+
+def _not_empty(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
+    if value == "":
+        raise click.BadParameter("it is empty")  # of a variable not set, perhaps: it must not mean some other registry
+    return value
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--home",
-    type=click.Path(path_type=Path),
+    callback=_not_empty,
     envvar="REG_HOME",
     metavar="DIR",
     help="The registry's folder (REG_HOME).",
 )
-@click.option("--database", envvar="REG_DATABASE", metavar="URL", help="SQLAlchemy URL of the catalog (REG_DATABASE).")
+@click.option(
+    "--database",
+    callback=_not_empty,
+    envvar="REG_DATABASE",
+    metavar="URL",
+    help="SQLAlchemy URL of the catalog (REG_DATABASE).",
+)
 @click.version_option(package_name="expert-registry", prog_name="reg")
 @click.pass_context
-def main(ctx: click.Context, home: Path | None, database: str | None) -> None:
+def main(ctx: click.Context, home: str | None, database: str | None) -> None:
     """A registry of expert language models: register once, compose any subset into a sparse MoE, opt out exactly."""
-    ctx.obj = Session(home, database)
+    ctx.obj = Session(None if home is None else Path(home), database)
 
 
 for command in (

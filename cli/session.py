@@ -26,11 +26,11 @@ class Session:
         self.database = database
 
     @contextmanager
-    def registry(self) -> Iterator["Registry"]:
-        """Open the registry, with progress bars, and close it."""
+    def registry(self, *, create: bool = False) -> Iterator["Registry"]:
+        """Open the registry, with progress bars, and close it; `create`: make it where there is none."""
         from registry import Registry
 
-        with Registry(self.home, database=self.database, progress=bar) as registry:
+        with Registry(self.home, database=self.database, progress=bar, create=create) as registry:
             yield registry
 
 
@@ -39,8 +39,10 @@ pass_session = click.make_pass_decorator(Session)
 
 @contextmanager
 def bar(label: str, total: int, unit: str) -> Iterator[Advance]:
-    """Show a progress bar on stderr, off when that is not a terminal."""
-    if not sys.stderr.isatty():
+    """Show a progress bar on stderr, off when that is not a terminal; a remark is printed there in any case."""
+    if not unit:
+        click.echo(label, err=True)
+    if not unit or not sys.stderr.isatty():
         yield lambda amount: None
         return
     from tqdm import tqdm

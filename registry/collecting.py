@@ -27,7 +27,7 @@ from registry.loading import device_name, load_model, load_tokenizer
 from registry.maths.statistics import Statistics
 from registry.opening import opened
 from registry.pass_settings import PassSettings
-from registry.progress import Progress, silent
+from registry.progress import Progress, remark, silent
 from registry.scales import Scales, mlp_input_scales
 from registry.sites import MLP_INPUT
 from registry.statistics_file import Collected
@@ -224,6 +224,12 @@ def take_statistics(
         key = json_digest([weights, calibration.digest, computed])
         way = partial / f"{key}.safetensors"
         collector.resume(way)
+        if collector.done:
+            counted = int(calibration.lengths[: collector.done].sum())
+            remark(
+                progress,
+                f"an interrupted pass goes on: {counted:,} of {calibration.tokens:,} tokens were counted before",
+            )
     saved = time.monotonic()
     try:
         with (

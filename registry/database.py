@@ -3,16 +3,21 @@
 import os
 
 from registry.home import Home
+from store.arrays import ArrayStore
 from store.catalog import schema
-from store.catalog.engine import make_engine
+from store.catalog.engine import make_engine, place_of
 from store.lock import exclusive
+from store.ownership import check_unowned
 
 
 def revisions(home: str | os.PathLike[str] | None = None, database: str | None = None) -> tuple[str | None, str]:
-    """Return (revision of the catalog or None where there is none, revision this program works with)."""
+    """Return (revision of the catalog or None where there is none, revision this program works with).
+
+    Raises:
+        NotFoundError: there is no registry in the folder `home`.
+    """
     place = Home.locate(home, database)
-    if place.is_absent:
-        return None, schema.HEAD
+    place.check(create=False)
     engine = make_engine(place.database)
     try:
         return schema.current(engine), schema.HEAD
@@ -25,10 +30,14 @@ def upgrade(home: str | os.PathLike[str] | None = None, database: str | None = N
 
     Raises:
         SchemaError: it is newer than this program.
+        ConflictError: there is no catalog, but there are arrays: theirs is elsewhere, or lost.
     """
     place = Home.locate(home, database)
+    place.check(create=True)
     engine = make_engine(place.database)
     try:
+        if schema.current(engine) is None:
+            check_unowned(ArrayStore(place.arrays), place_of(engine))
         with exclusive(place.lock, "upgrading the catalog"):
             return schema.upgrade(engine)
     finally:

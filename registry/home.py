@@ -2,11 +2,15 @@
 
 import hashlib
 import os
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from registry.errors import ConflictError, NotFoundError
+
 HOME_VARIABLE = "REG_HOME"
 DATABASE_VARIABLE = "REG_DATABASE"
+_CATALOG, _ARRAYS, _PARTIAL, _MERGED, _LOCK, _LOCKS = "catalog.sqlite", "arrays", "partial", "merged", "lock", "locks"
 
 
 @dataclass(frozen=True)
@@ -16,50 +20,74 @@ class Home:
     Attributes:
         path: the folder; created when something is first written.
         database: a SQLAlchemy URL.
+        is_default: nobody named the folder.
     """
 
     path: Path
     database: str
+    is_default: bool = False
 
     @classmethod
     def locate(cls, path: str | os.PathLike[str] | None = None, database: str | None = None) -> "Home":
         """Return the home: what is given, else what the environment says, else the default."""
-        folder = Path(path or os.environ.get(HOME_VARIABLE) or _default()).expanduser().absolute()
+        named = path or os.environ.get(HOME_VARIABLE)
+        folder = Path(named or _default()).expanduser().absolute()
         url = database or os.environ.get(DATABASE_VARIABLE) or _embedded(folder)
-        return cls(folder, url)
+        return cls(folder, url, is_default=not named)
 
-    @property
-    def is_absent(self) -> bool:
-        """True where nothing was ever written here: neither the folder nor a catalog elsewhere."""
-        return self.database == _embedded(self.path) and not self.path.exists()
+    def check(self, *, create: bool) -> None:
+        """Check that there is a registry in the folder, or with `create` that one may be made there.
+
+        The default folder need not be there. A folder without a catalog or arrays is a registry's where its catalog is
+        in a database elsewhere.
+
+        Raises:
+            NotFoundError: there is none.
+            ConflictError: there is something else in the folder.
+        """
+        names = {entry.name for entry in self.path.iterdir()} if self.path.is_dir() else set()
+        if names & {_CATALOG, _ARRAYS}:
+            return
+        if names - {_PARTIAL, _MERGED, _LOCK, _LOCKS}:
+            raise ConflictError(
+                f"the folder {self.path} is not empty and holds no registry",
+                "name a registry's folder with --home or REG_HOME, or for a new registry one that is absent or empty",
+            )
+        embedded = self.database == _embedded(self.path)
+        if not create and not self.is_default and (embedded or not self.path.exists()):
+            raise NotFoundError(
+                f"there is no registry at {self.path}",
+                "name another folder with --home or REG_HOME; "
+                f"the first registration makes one: reg --home {shlex.quote(str(self.path))} add-base NAME CKPT",
+            )
 
     @property
     def arrays(self) -> Path:
         """The array store."""
-        return self.path / "arrays"
+        return self.path / _ARRAYS
 
     @property
     def partial(self) -> Path:
         """Passes under way, so that they can go on."""
-        return self.path / "partial"
+        return self.path / _PARTIAL
 
     @property
     def merged(self) -> Path:
         """Adapters that are being registered, merged into their base models."""
-        return self.path / "merged"
+        return self.path / _MERGED
 
     @property
     def lock(self) -> Path:
         """The lock that writers hold."""
-        return self.path / "lock"
+        return self.path / _LOCK
 
     def output_lock(self, out: Path) -> Path:
         """Return the lock that composing into the folder `out` holds."""
-        return self.path / "locks" / hashlib.sha256(str(out).encode()).hexdigest()[:16]
+        return self.path / _LOCKS / hashlib.sha256(str(out).encode()).hexdigest()[:16]
 
 
 def _embedded(folder: Path) -> str:
-    return f"sqlite:///{folder / 'catalog.sqlite'}"
+    return f"sqlite:///{folder / _CATALOG}"
 
 
 def _default() -> Path:

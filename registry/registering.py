@@ -30,6 +30,7 @@ from store.catalog import ArrayLink, Catalog, NewVersion, StatisticsRecord, Vers
 from store.catalog.records import Kind, Role
 from store.digest import json_digest
 from store.lock import exclusive
+from store.ownership import claim
 
 CONTENT_FORMAT = 1
 
@@ -199,6 +200,7 @@ def _register(
     computed = None if collected is None else collected.computed
     content = content_of(hashed, kind, annotations.license, kept=kept, computed=computed)
     with exclusive(home.lock, f"registering {name}"):
+        claim(catalog, store)
         arrays = write_arrays(store, hashed, collected, progress)
         new = NewVersion(
             name,

@@ -1,10 +1,10 @@
 """The registry: what the commands of `reg` do with a home is a method here, and does here what it does there."""
 
 import os
-import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -40,6 +40,7 @@ from store.arrays import ArrayStore
 from store.catalog import ArrayLink, Catalog, CompositionRecord, EventRecord, VersionRecord
 from store.catalog.records import Kind, State
 from store.lock import exclusive
+from store.ownership import check_owner, check_unowned
 
 if TYPE_CHECKING:
     from registry.checking import Check
@@ -57,17 +58,24 @@ class Registry:
     """Experts registered once, composed in any subset, withdrawn exactly.
 
     Args:
-        home: the registry's folder; default REG_HOME, else the platform's user-data folder. Created on first use.
+        home: the registry's folder; default REG_HOME, else the platform's user-data folder.
         database: SQLAlchemy URL of the catalog; default REG_DATABASE, else SQLite in the home.
         progress: what long steps report to; default nothing.
+        create: make the registry where there is none; without it a `home` that holds none is a NotFoundError.
 
     Every method raises below `registry.errors.RegError`, before anything is written where the request is wrong.
     """
 
     def __init__(
-        self, home: PathLike | None = None, *, database: str | None = None, progress: Progress = silent
+        self,
+        home: PathLike | None = None,
+        *,
+        database: str | None = None,
+        progress: Progress = silent,
+        create: bool = True,
     ) -> None:
         self.home = Home.locate(home, database)
+        self.home.check(create=create)
         self.progress = progress
         try:
             self.home.path.mkdir(parents=True, exist_ok=True)
@@ -77,7 +85,7 @@ class Registry:
                 "name another one with --home",
             ) from error
         self.arrays = ArrayStore(self.home.arrays)
-        self.catalog = Catalog(self.home.database, self.home.lock)
+        self.catalog = Catalog(self.home.database, self.home.lock, partial(check_unowned, self.arrays))
 
     def __enter__(self) -> "Registry":
         return self
@@ -126,6 +134,7 @@ class Registry:
             allow_unrelated: take it even if it does not come from the base model of anything registered.
             remote_code: take it even if no native host carries it.
         """
+        check_owner(self.catalog, self.arrays)
         check_name_is_free(self.catalog, name, "expert")
         annotations = Annotations(dict(tags or {}), license, alias)
         files = [Path(file) for file in several(data, "data")]
@@ -160,6 +169,7 @@ class Registry:
         remote_code: bool = False,
     ) -> "Registration":
         """Register a checkpoint as the next version of base model `name`; arguments as `add_expert`."""
+        check_owner(self.catalog, self.arrays)
         check_name_is_free(self.catalog, name, "base")
         annotations = Annotations(dict(tags or {}), license, alias)
         with self._opened(checkpoint, None, remote_code) as opened:
@@ -196,10 +206,12 @@ class Registry:
 
     def alias(self, ref: str, alias: str) -> str | None:
         """Point `alias` at a version and return the version it pointed at before, if any."""
+        check_owner(self.catalog, self.arrays)
         return self.catalog.set_alias(self.resolve(ref), check_alias(alias))
 
     def remove_alias(self, name: str, alias: str) -> None:
         """Forget `name@alias`."""
+        check_owner(self.catalog, self.arrays)
         check_has_alias(self.catalog, name, alias)
         self.catalog.delete_alias(name, alias)
 
@@ -243,6 +255,7 @@ class Registry:
         from registry.composing.compose import write_composition
         from registry.composing.folder import check_output
 
+        check_owner(self.catalog, self.arrays)
         folder = Path(out).absolute()
         check_output(folder, replace=force)
         plan = self.plan(experts, recipe, base=base)
@@ -378,14 +391,12 @@ class Registry:
         return verify(self.catalog, self.arrays, self.progress)
 
     def gc(self, *, dry_run: bool = False) -> "Garbage":
-        """Delete arrays that no version needs, and passes that were never finished; with `dry_run` only tell which."""
-        from registry.withdrawing import collect_garbage
+        """Delete arrays that no version needs, and what interrupted registrations left; with `dry_run` only tell."""
+        from registry.withdrawing import collect_garbage, collect_leftovers
 
         with exclusive(self.home.lock, "collecting garbage"):
             garbage = collect_garbage(self.catalog, self.arrays, dry_run=dry_run)
-            if not dry_run:
-                shutil.rmtree(self.home.partial, ignore_errors=True)
-        return garbage
+            return collect_leftovers(self.home, garbage, dry_run=dry_run)
 
     # -- within --------------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from registry.registering import content_digest
 from store.arrays import ArrayStore
 from store.catalog import Catalog
 from store.errors import DamagedError, NotFoundError
+from store.ownership import check_owner
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,12 @@ class Verification:
 
 
 def verify(catalog: Catalog, store: ArrayStore, progress: Progress) -> Verification:
-    """Read everything that is registered and compare it with its digests."""
+    """Read everything that is registered and compare it with its digests.
+
+    Raises:
+        ConflictError: the arrays belong to another catalog.
+    """
+    check_owner(catalog, store)
     problems: list[str] = []
     needed: dict[str, tuple[str, int]] = {}
     versions = catalog.versions(states=("active", "withdrawn"))

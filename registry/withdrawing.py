@@ -1,10 +1,18 @@
 """Opting out: withdrawal, purge, and the garbage that crashes leave."""
 
+import shutil
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
+from registry.home import Home
 from store.arrays import ArrayStore
 from store.catalog import Catalog, CompositionRecord, VersionRecord
+from store.ownership import check_owner, claim
+
+STALE_SECONDS = 24 * 3600.0
+"""A registration is taken to have ended when its folder, or the file that it was writing, is this old."""
 
 
 @dataclass(frozen=True)
@@ -12,15 +20,19 @@ class OptOut:
     """What opting out did.
 
     Attributes:
-        versions: those withdrawn, as they are now.
-        compositions: those ever made from any of them: folders that still hold it wherever they are.
-        purged: its arrays were deleted.
+        versions: those concerned, as they are now.
+        withdrew: those of them that were active until now.
+        deleted: those of them that were not purged until now.
+        compositions: those ever made from any of them: their folders still hold it, wherever they are.
+        purged: its arrays are deleted.
         deleted_arrays: how many arrays went, those of earlier crashes included.
         deleted_bytes: what they took on disk.
         shared_arrays: arrays that stay because another version needs them.
     """
 
     versions: tuple[VersionRecord, ...]
+    withdrew: tuple[str, ...]
+    deleted: tuple[str, ...]
     compositions: tuple[CompositionRecord, ...]
     purged: bool
     deleted_arrays: int = 0
@@ -30,34 +42,59 @@ class OptOut:
 
 @dataclass(frozen=True)
 class Garbage:
-    """Arrays on disk, or in the catalog, that no version needs."""
+    """What no version needs.
+
+    Attributes:
+        digests: arrays, on disk or in the catalog.
+        nbytes: what they take on disk.
+        passes: forward passes that were interrupted, or are under way in another process, which then can no longer
+            go on after an interruption.
+        pass_bytes: what is written down of them.
+        merged: adapters merged into their base models by registrations that never ended.
+        merged_bytes: what they take on disk.
+    """
 
     digests: tuple[str, ...]
     nbytes: int
+    passes: int = 0
+    pass_bytes: int = 0
+    merged: int = 0
+    merged_bytes: int = 0
 
 
 def opt_out(catalog: Catalog, store: ArrayStore, versions: Sequence[VersionRecord], *, purge: bool) -> OptOut:
     """Withdraw `versions` from every later composition; with `purge` delete what only they needed.
 
     The caller holds the registry's lock.
+
+    Raises:
+        ConflictError: the arrays belong to another catalog.
     """
+    claim(catalog, store)
+    before = catalog.reread(versions)
+    withdrew = tuple(version.ref for version in before if version.state == "active")
     catalog.withdraw(versions)
     compositions = tuple(catalog.compositions(versions))  # after withdrawal none is added
     if not purge:
-        return OptOut(tuple(catalog.reread(versions)), compositions, purged=False)
+        return OptOut(tuple(catalog.reread(versions)), withdrew, (), compositions, purged=False)
+    deleted = tuple(version.ref for version in before if version.state != "purged")
     own = {link.digest for version in versions for link in catalog.arrays_of(version)}
     catalog.purge(versions)
     shared = len(own & catalog.referenced())
     garbage = collect_garbage(catalog, store, dry_run=False)
-    withdrawn = tuple(catalog.reread(versions))
-    return OptOut(withdrawn, compositions, True, len(garbage.digests), garbage.nbytes, shared)
+    now = tuple(catalog.reread(versions))
+    return OptOut(now, withdrew, deleted, compositions, True, len(garbage.digests), garbage.nbytes, shared)
 
 
 def collect_garbage(catalog: Catalog, store: ArrayStore, *, dry_run: bool) -> Garbage:
     """Delete every array that no version needs, and return them; with `dry_run` only return them.
 
     The caller holds the registry's lock, so that nothing that is being registered is taken for garbage.
+
+    Raises:
+        ConflictError: the arrays belong to another catalog, so that they only seem to be garbage.
     """
+    (check_owner if dry_run else claim)(catalog, store)
     needed = catalog.referenced()
     garbage = sorted({digest for digest in store.digests() if digest not in needed} | set(catalog.unreferenced()))
     if dry_run:
@@ -66,3 +103,44 @@ def collect_garbage(catalog: Catalog, store: ArrayStore, *, dry_run: bool) -> Ga
     if garbage:
         catalog.forget_unreferenced(len(garbage), freed)
     return Garbage(tuple(garbage), freed)
+
+
+def collect_leftovers(home: Home, garbage: Garbage, *, dry_run: bool) -> Garbage:
+    """Delete what registrations that did not end left in the home, and return `garbage` with it; as `collect_garbage`.
+
+    A registration under way is not disturbed: it holds no lock during its pass.
+    """
+    passes = [path for path in _files(home.partial) if path.suffix != ".partial" or _is_stale(path)]
+    merged = [folder for folder in sorted(home.merged.glob("*")) if _is_stale(folder)]
+    found = replace(
+        garbage,
+        passes=len(passes),
+        pass_bytes=sum(_size(path) for path in passes),
+        merged=len(merged),
+        merged_bytes=sum(_size(path) for folder in merged for path in _files(folder)),
+    )
+    if not dry_run:
+        for path in passes:
+            path.unlink(missing_ok=True)
+        for folder in merged:
+            shutil.rmtree(folder)
+    return found
+
+
+def _files(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.rglob("*")) if path.is_file()]
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:  # its pass has just ended
+        return 0
+
+
+def _is_stale(path: Path) -> bool:
+    """Tell whether nothing in `path`, a file or a folder, was written for `STALE_SECONDS`."""
+    try:
+        return max(p.stat().st_mtime for p in (path, *path.rglob("*"))) < time.time() - STALE_SECONDS
+    except FileNotFoundError:  # its registration has just ended, or is busy
+        return False

@@ -1,7 +1,8 @@
 """Arrays under the digest of their content: one zarr v3 array a directory, written once, never changed.
 
 Layout below the root: `<first two digits>/<digest>/{zarr.json, c.0.0, …}`. The digest is SHA-256 over the dtype,
-the shape and the row-major little-endian bytes, so equal content is stored once whatever it belongs to.
+the shape and the row-major little-endian bytes, so equal content is stored once whatever it belongs to. The file
+`registry` has the id of the catalog whose arrays these are.
 
 Writing leans on no rename: chunks are written in place, flushed, and read back against the digest. A crash leaves
 an incomplete directory that no catalog row names; the next `put` of the same content, or `reg gc`, mends it.
@@ -41,6 +42,7 @@ CARRIERS = {
     "uint8": ("uint8", 1),
 }
 _DIGEST = re.compile("[0-9a-f]{64}")
+_OWNER = re.compile(rb"[0-9a-f]{32}\n")
 CHUNK_ELEMENTS = 1 << 22
 """Elements in one chunk at most: 8 MiB of bfloat16. Few large chunks, yet a bounded workspace."""
 
@@ -106,6 +108,25 @@ class ArrayStore:
     def path(self, digest: str) -> Path:
         """Return the folder that holds `digest`, whether or not it exists."""
         return self.root / digest[:2] / digest
+
+    def owner(self) -> str | None:
+        """Return the id of the catalog whose arrays these are; None where it was never written down, or not whole."""
+        try:
+            data = (self.root / "registry").read_bytes()
+        except FileNotFoundError:
+            return None
+        return data.decode().strip() if _OWNER.fullmatch(data) else None
+
+    def set_owner(self, owner: str) -> None:
+        """Write down the id of the catalog whose arrays these are."""
+        file = self.root / "registry"
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(f"{owner}\n".encode())
+            flush(file)
+            flush(self.root)
+        except OSError as error:
+            raise StorageError(f"{file} cannot be written: {error.strerror}", "free some space on that disk") from error
 
     def put(self, source: ArraySource, *, compress: bool = False, digest: str | None = None) -> str:
         """Store `source` unless it is already there intact, and return its digest.

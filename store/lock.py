@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from store.errors import ConflictError
+from store.access import not_writable, why_not_writable
+from store.errors import ConflictError, StorageError
 
 WAIT_SECONDS = 600.0
 """How long a writer waits for another before it gives up."""
@@ -16,14 +17,25 @@ def exclusive(path: Path, what: str) -> Iterator[None]:
 
     Raises:
         ConflictError: another process held it for `WAIT_SECONDS`.
+        StorageError: its folder cannot be written.
     """
     from filelock import FileLock, Timeout
 
-    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path, timeout=WAIT_SECONDS)
     try:
-        with FileLock(path, timeout=WAIT_SECONDS):
-            yield
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if why := why_not_writable(path.parent):
+            raise not_writable(path.parent, why)
+        lock.acquire()
     except Timeout as error:
         raise ConflictError(
             f"{what}: another process has held {path} for {WAIT_SECONDS:.0f} s", "repeat when it has ended"
         ) from error
+    except OSError as error:
+        if isinstance(error, StorageError):
+            raise
+        raise not_writable(path.parent, error.strerror) from error
+    try:
+        yield
+    finally:
+        lock.release()

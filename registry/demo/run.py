@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from registry.collecting import collect_to
-from registry.demo.text import write_domains
+from registry.demo.text import DOMAINS, domain_files, write_domains
 from registry.demo.train import encode, new_model, read_texts, save, train, train_tokenizer
 from registry.errors import OutputError
 from registry.evaluation import Row, TestSettings
@@ -46,13 +46,18 @@ class DemoResult:
     withdrawn: str
 
 
-def run_demo(out: Path, progress: Progress = silent) -> DemoResult:
-    """Run the demo in the folder `out`, which is made anew if it is an earlier demo's.
+def run_demo(out: Path, progress: Progress = silent, *, force: bool = False) -> DemoResult:
+    """Run the demo in the folder `out`, which is absent or empty.
+
+    Args:
+        out: the folder.
+        progress: told of every step.
+        force: if `out` is an earlier demo's, delete what that made there and make it anew; other files stay.
 
     Raises:
-        OutputError: `out` holds something else.
+        OutputError: `out` holds something.
     """
-    _prepare(out)
+    _prepare(out, force=force)
     text = write_domains(out / "text")
     domains = tuple(text)
     checkpoints = _train(out / "checkpoints", {domain: train for domain, (train, _) in text.items()}, progress)
@@ -95,13 +100,32 @@ def folder_digest(folder: Path) -> str:
     return state.hexdigest()
 
 
-def _prepare(out: Path) -> None:
+def _prepare(out: Path, *, force: bool) -> None:
+    if out.exists() and not out.is_dir():
+        raise OutputError(f"{out} exists and is not a folder", "choose another --out")
     if out.exists() and any(out.iterdir()):
         if not (out / _MARKER).is_file():
             raise OutputError(f"{out} is not empty and was not made by the demo", "choose another --out")
-        shutil.rmtree(out)
+        if not force:
+            raise OutputError(
+                f"{out} holds an earlier demo", "choose another --out, or --force to make it anew in its place"
+            )
+        _delete_demo(out)
     out.mkdir(parents=True, exist_ok=True)
     (out / _MARKER).write_text(json.dumps({"made by": "reg demo"}))
+
+
+def _delete_demo(out: Path) -> None:
+    """Delete what a demo makes in `out`, by its names; whatever else is there stays."""
+    for name in ("registry", "moe", "scratch", *(f"checkpoints/{name}" for name in ("base", *DOMAINS))):
+        if (out / name).is_dir():
+            shutil.rmtree(out / name)
+    for domain in DOMAINS:
+        for path in domain_files(out / "text", domain):
+            path.unlink(missing_ok=True)
+    for folder in (out / "checkpoints", out / "text"):
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
 
 
 def _train(folder: Path, train_files: dict[str, Path], progress: Progress) -> dict[str, Path]:

@@ -25,18 +25,23 @@ def write_domains(folder: Path) -> dict[str, tuple[Path, Path]]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     paths = {}
-    for domain, make in _DOMAINS.items():
+    for domain, make in DOMAINS.items():
         documents = list(_limited(make()))
         if len(documents) < 2 * _TEST_SHARE:
             raise CheckpointError(
                 "this Python has no source of its standard library, from which the demo takes its text",
                 "run the demo with another Python",
             )
-        train, test = folder / f"{domain}.train.jsonl.gz", folder / f"{domain}.test.jsonl.gz"
+        train, test = domain_files(folder, domain)
         _write(train, [text for i, text in enumerate(documents) if i % _TEST_SHARE])
         _write(test, documents[::_TEST_SHARE])
         paths[domain] = (train, test)
     return paths
+
+
+def domain_files(folder: Path, domain: str) -> tuple[Path, Path]:
+    """Return the files with a domain's text for training and for testing."""
+    return folder / f"{domain}.train.jsonl.gz", folder / f"{domain}.test.jsonl.gz"
 
 
 def _code() -> Iterator[str]:
@@ -101,7 +106,7 @@ def _sum(draw: random.Random) -> str:
 
 
 _PROBLEMS: tuple[Callable[[random.Random], str], ...] = (_shopping, _travel, _equation, _sum)
-_DOMAINS: dict[str, Callable[[], Iterator[str]]] = {"code": _code, "english": _english, "math": _math}
+DOMAINS: dict[str, Callable[[], Iterator[str]]] = {"code": _code, "english": _english, "math": _math}
 
 
 def _modules() -> Iterator[str]:

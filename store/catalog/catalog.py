@@ -1,9 +1,10 @@
 """The catalog: every method is one transaction, every answer a detached record."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,7 +12,7 @@ from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
 from store.catalog import schema
-from store.catalog.engine import make_engine, translated
+from store.catalog.engine import make_engine, place_of, translated
 from store.catalog.records import (
     KIND_WORDS,
     ArrayLink,
@@ -31,6 +32,7 @@ from store.catalog.tables import (
     CompositionMember,
     Event,
     Expert,
+    Identity,
     Statistics,
     Tag,
     Version,
@@ -53,8 +55,13 @@ class Catalog:
     line of the log in the same transaction.
     """
 
-    def __init__(self, url: str, lock: Path) -> None:
+    def __init__(self, url: str, lock: Path, before_creating: Callable[[str], None] = lambda place: None) -> None:
         """Open the catalog at `url` (any SQLAlchemy URL), creating it where the database is empty.
+
+        Args:
+            url: the database.
+            lock: the registry's lock.
+            before_creating: called with `place` before a catalog is made; raises where none may be.
 
         Raises:
             SchemaError: the catalog's schema is older or newer than this program's.
@@ -62,9 +69,21 @@ class Catalog:
         """
         self.engine = make_engine(url)
         if not schema.check(self.engine):
+            before_creating(self.place)
             with exclusive(lock, "creating the catalog"):
                 if not schema.check(self.engine):
                     schema.upgrade(self.engine)
+
+    @property
+    def place(self) -> str:
+        """The database's URL, any password hidden."""
+        return place_of(self.engine)
+
+    @cached_property
+    def id(self) -> str:
+        """The registry's id, random and made once with its catalog."""
+        with self._reading() as session:
+            return session.scalars(select(Identity.id)).one()
 
     def close(self) -> None:
         """Give the database's connections back."""
@@ -307,13 +326,21 @@ class Catalog:
             .join(Expert, Expert.id == Version.expert_id)
             .order_by(Expert.name, Version.number)
         )
+        writings = select(Event.subject, Event.details).where(Event.action == "compose").order_by(Event.id)
         with self._reading() as session:
             members: dict[str, list[str]] = {}
             for digest, name, number in session.execute(links):
                 members.setdefault(digest, []).append(f"{name}@{number}")
+            folders: dict[str, dict[str, None]] = {}
+            for digest, details in session.execute(writings):
+                folders.setdefault(digest, {})[json.loads(details)["out"]] = None
             return [
                 CompositionRecord(
-                    row.digest, json.loads(row.document), row.created_at, tuple(members.get(row.digest, ()))
+                    row.digest,
+                    json.loads(row.document),
+                    row.created_at,
+                    tuple(members.get(row.digest, ())),
+                    tuple(folders.get(row.digest, ())),
                 )
                 for row in session.scalars(query)
             ]

@@ -2,11 +2,15 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.pool import NullPool
 
+from store.access import not_writable, why_not_writable
 from store.errors import DamagedError, InvalidInputError, StorageError
 
 BUSY_SECONDS = 60
@@ -14,6 +18,8 @@ BUSY_SECONDS = 60
 
 def make_engine(url: str) -> Engine:
     """Return an engine for `url` (any SQLAlchemy URL). On SQLite a writing transaction takes its lock at its start.
+
+    An SQLite database that cannot be written, file or folder, is opened for reading alone.
 
     Raises:
         InvalidInputError: `url` is no database URL, or its driver is not installed.
@@ -27,19 +33,40 @@ def make_engine(url: str) -> Engine:
             "and install its driver (pip install 'expert-registry[postgres]')",
         ) from error
     if engine.dialect.name == "sqlite":
-        event.listen(engine, "connect", _configure_sqlite)
+        file = file_of(engine)
+        if read_only := file is not None and file.exists() and _why_read_only(file) is not None:
+            # No pool: each transaction decides anew whether there is a writer, and sees what that has written.
+            engine = create_engine(url, poolclass=NullPool)
+            event.listen(engine, "do_connect", partial(_connect_read_only, file))
+        event.listen(engine, "connect", partial(_configure_sqlite, write_ahead=not read_only))
         event.listen(engine, "begin", _begin_sqlite)
     return engine
+
+
+def place_of(engine: Engine) -> str:
+    """Return the database's URL, any password hidden."""
+    return engine.url.render_as_string(hide_password=True)
+
+
+def file_of(engine: Engine) -> Path | None:
+    """Return the file of an SQLite database, or None for any other and for one in memory."""
+    name = engine.url.database
+    if engine.dialect.name != "sqlite" or not name or name.startswith((":memory:", "file:")):
+        return None
+    return Path(name).absolute()
 
 
 @contextmanager
 def translated(engine: Engine) -> Iterator[None]:
     """Turn every error of the database below into one a user can act on, with any password hidden."""
-    where = engine.url.render_as_string(hide_password=True)
+    where = place_of(engine)
     try:
         yield
     except DBAPIError as error:
         cause = str(error.orig).strip()
+        file = file_of(engine)
+        if file is not None and ("readonly" in cause or "unable to open" in cause) and (why := _why_read_only(file)):
+            raise not_writable(file.parent, why) from error
         if "malformed" in cause or "not a database" in cause:
             raise DamagedError(f"the catalog {where} is damaged: {cause}", "restore it from a backup") from error
         raise StorageError(f"the catalog {where} refused: {cause}", "mend that, then repeat the command") from error
@@ -47,11 +74,31 @@ def translated(engine: Engine) -> Iterator[None]:
         raise StorageError(f"the catalog {where} cannot be used: {error}") from error
 
 
-def _configure_sqlite(connection: Any, _record: Any) -> None:
+def _why_read_only(file: Path) -> str | None:
+    for path in (file.parent, file):
+        if path.exists() and (why := why_not_writable(path)):
+            return why if path == file.parent else f"{file.name}: {why}"
+    return None
+
+
+def _connect_read_only(file: Path, _dialect: Any, _record: Any, arguments: list[Any], options: dict[str, Any]) -> None:
+    """Open `file` without creating anything beside it.
+
+    Readers of a write-ahead log share an index file with the writer. Where there is no log there is no writer, and
+    SQLite is told that nothing changes, so that it needs none.
+    """
+    log = file.with_name(f"{file.name}-wal")
+    quiet = not log.exists() or log.stat().st_size == 0
+    arguments[0] = f"{file.as_uri()}?mode=ro" + ("&immutable=1" if quiet else "")
+    options["uri"] = True
+
+
+def _configure_sqlite(connection: Any, _record: Any, *, write_ahead: bool) -> None:
     connection.isolation_level = None  # the driver must not begin transactions of its own
     cursor = connection.cursor()
     cursor.execute(f"PRAGMA busy_timeout = {BUSY_SECONDS * 1000}")
-    cursor.execute("PRAGMA journal_mode = WAL")
+    if write_ahead:
+        cursor.execute("PRAGMA journal_mode = WAL")
     cursor.execute("PRAGMA synchronous = FULL")
     cursor.execute("PRAGMA foreign_keys = ON")
     cursor.close()

@@ -73,12 +73,17 @@ class VersionRecord:
 
 @dataclass(frozen=True)
 class CompositionRecord:
-    """A composition that was made. `members` are the versions it was made from (`code@1`), a base model included."""
+    """A composition that was made.
+
+    `members` are the versions it was made from (`code@1`), a base model included; `folders` are those that the log says
+    it was written to.
+    """
 
     digest: str
     document: dict[str, Any]
     created_at: str
     members: tuple[str, ...]
+    folders: tuple[str, ...]
 
 
 @dataclass(frozen=True)

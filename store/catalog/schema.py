@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Engine, inspect, text
 from sqlalchemy.exc import DBAPIError
 
-from store.catalog.engine import translated
+from store.catalog.engine import file_of, translated
 from store.catalog.tables import VERSION_TABLE, Base
 from store.errors import SchemaError
 
@@ -15,12 +15,14 @@ if TYPE_CHECKING:
     from alembic.config import Config
     from sqlalchemy import Connection
 
-HEAD = "52de1a479ec3"
+HEAD = "130287142e77"
 """The revision this program works with; a test holds it against the newest file of `migrations/versions`."""
 
 
 def current(engine: Engine) -> str | None:
-    """Return the revision of the database, or None where it holds no catalog yet."""
+    """Return the revision of the database, or None where it holds no catalog yet; an absent file is not created."""
+    if _is_absent(engine):
+        return None
     with translated(engine):
         try:
             with engine.connect() as connection:
@@ -41,7 +43,7 @@ def check(engine: Engine) -> bool:
     if found == HEAD:
         return True
     if found is None:
-        if inspect(engine).has_table(Base.metadata.tables["experts"].name):
+        if not _is_absent(engine) and inspect(engine).has_table(Base.metadata.tables["experts"].name):
             raise SchemaError(
                 f"the database has tables of a catalog but no table {VERSION_TABLE}: another program made it",
                 "name another one with --database, or another home with --home",
@@ -69,6 +71,11 @@ def upgrade(engine: Engine) -> tuple[str | None, str]:
     with translated(engine), engine.execution_options(writing=True).begin() as connection:
         command.upgrade(_config(connection), "head")
     return before, HEAD
+
+
+def _is_absent(engine: Engine) -> bool:
+    file = file_of(engine)
+    return file is not None and not file.exists()
 
 
 def _config(connection: "Connection | None" = None) -> "Config":

@@ -28,6 +28,13 @@ class Base(DeclarativeBase):
     )
 
 
+class Identity(Base):
+    """The one row of the registry itself: a random id, which its arrays carry too (`store.ownership`)."""
+
+    __tablename__ = "registry"
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+
+
 class Expert(Base):
     """A name: of an expert (kind `expert`) or of a base model (kind `base`)."""
 

@@ -225,11 +225,56 @@ def test_opt_out_asks_and_lists(ready: Run, tmp_path: Path) -> None:
     found = document(ready("opt-out", "code", "--purge", "--yes", "--json"))
     assert found["purged"] is True
     assert found["versions"][0]["ref"] == "code@1"
+    assert found["withdrew"] == found["deleted"] == ["code@1"]
     assert found["deleted_arrays"] > 5
 
 
-def test_opt_out_without_an_answer_does_nothing(ready: Run) -> None:
-    ready("opt-out", "math", input="", code=1)
+def test_opt_out_names_the_folders_that_hold_it(ready: Run, tmp_path: Path) -> None:
+    for out in ("moe", "again", "moe"):
+        ready("compose", "--experts", "math,code", "--out", tmp_path / out, "--force")
+    ready("compose", "--experts", "math", "--out", tmp_path / "alone")
+    ready("compose", "--experts", "code", "--out", tmp_path / "other")
+    lines = ready("opt-out", "math", "--yes").stdout.splitlines()
+    assert lines[4] == "  they were written to these folders, which hold it until you delete them:"
+    assert lines[5:] == [f"    {tmp_path / name}" for name in ("moe", "again", "alone")]
+    found = document(ready("opt-out", "math", "--yes", "--json"))["compositions"]
+    assert [c["folders"] for c in found] == [
+        [str(tmp_path / "moe"), str(tmp_path / "again")],
+        [str(tmp_path / "alone")],
+    ]
+
+
+def test_opting_out_again_says_that_it_was_done(ready: Run, zoo: Zoo) -> None:
+    ready("opt-out", "math", "--yes")
+    (version,) = document(ready("list", "--all", "--json"))[2:]
+    already = f"math@1 was opted out already at {version['withdrawn_at']}"
+    assert ready("opt-out", "math").stdout.splitlines() == [already, "  0 compositions were made from it"]  # not asked
+    found = document(ready("opt-out", "math", "--json"))
+    assert (found["withdrew"], found["deleted"], found["purged"]) == ([], [], False)
+    assert found["versions"][0]["withdrawn_at"] == version["withdrawn_at"]
+
+    asked = ready("opt-out", "math", "--purge", input="y\n")
+    assert "Delete what only math@1 needs for good? [y/N]" in asked.stderr
+    assert asked.stdout.splitlines()[0] == already
+    assert asked.stdout.splitlines()[1].startswith("  deleted ")
+    purged = document(ready("show", "math@1", "--json"))["purged_at"]
+    assert ready("opt-out", "math", "--purge").stdout.splitlines() == [
+        already,
+        f"  it was purged already at {purged}",
+        "  0 compositions were made from it",
+    ]
+    assert document(ready("opt-out", "math", "--purge", "--json"))["deleted"] == []
+
+    ready("add-expert", "math", zoo.experts["math"])
+    both = ready("opt-out", "math", input="y\n")
+    assert "Withdraw math@2 for good? [y/N]" in both.stderr
+    assert both.stdout.splitlines()[:2] == ["withdrew math@2", already]
+
+
+def test_opt_out_without_an_answer_does_nothing_and_tells_how_to_answer(ready: Run) -> None:
+    told = ready("opt-out", "math", "--purge", input="", code=1).stderr
+    assert "error: math was not opted out: there is nobody to answer the question" in told
+    assert "next: to answer it beforehand: reg opt-out math --purge --yes" in told
     assert "math@1" in ready("list").stdout
 
 
@@ -284,12 +329,27 @@ def test_verify_and_gc(ready: Run, tmp_path: Path) -> None:
     assert document(ready("verify", "--json", code=1))["orphans"] == 1
     assert ready("gc", "--dry-run").stdout.splitlines() == ["would delete 1 arrays (0 B)", f"  {stray.name}"]
     assert stray.exists()
-    assert document(ready("gc", "--json")) == {"digests": [stray.name], "bytes": 0, "dry_run": False}
+    partial = tmp_path / "home" / "partial" / "x.safetensors"
+    partial.parent.mkdir()
+    partial.write_bytes(bytes(2000))
+    line = "1 passes under way or interrupted (2.0 kB)"
+    assert ready("gc", "--dry-run").stdout.splitlines()[-1] == f"would delete {line}"
+    nothing = {"passes": 0, "pass_bytes": 0, "merged": 0, "merged_bytes": 0}
+    found = {"digests": [stray.name], "bytes": 0, **nothing, "passes": 1, "pass_bytes": 2000}
+    assert document(ready("gc", "--dry-run", "--json")) == found | {"dry_run": True}
+    assert partial.exists()
+    assert ready("gc").stdout.splitlines()[-1] == f"deleted {line}"
     assert not stray.exists()
+    assert not partial.exists()
+    assert document(ready("gc", "--json")) == {"digests": [], "bytes": 0, **nothing, "dry_run": False}
 
 
 def test_db(run: Run, tmp_path: Path) -> None:
-    assert run("db", "current").stdout == f"no catalog yet (this program works with {schema.HEAD})\n"
+    (tmp_path / "home").mkdir()
+    url = f"sqlite:///{tmp_path / 'catalog.sqlite'}"
+    none = CliRunner().invoke(main, ["--home", str(tmp_path / "home"), "--database", url, "db", "current"])
+    assert none.stdout == f"no catalog yet (this program works with {schema.HEAD})\n"
+    assert not (tmp_path / "catalog.sqlite").exists()
     assert run("db", "upgrade").stdout == f"the catalog is at {schema.HEAD} (was at nothing)\n"
     assert run("db", "upgrade").stdout == f"the catalog is at {schema.HEAD}\n"
     assert document(run("db", "current", "--json")) == {"current": schema.HEAD, "head": schema.HEAD}
@@ -303,14 +363,14 @@ def test_demo_prints_tables_and_promises(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
     rows = [Row("moe", {"code": 2.0}, {"code": 90.0})]
     result = DemoResult(tmp_path, ("code",), rows, {("a", "b"): "1", ("b", "a"): "1"}, "2", "2", "math")
-    monkeypatch.setattr(demo, "run_demo", lambda *_: result)
+    monkeypatch.setattr(demo, "run_demo", lambda *_, **__: result)
     invoked = CliRunner().invoke(main, ["demo", "--out", str(tmp_path)])
     assert invoked.exit_code == 0
     assert invoked.stdout.count("equal: yes") == 2
     found = json.loads(CliRunner().invoke(main, ["demo", "--json"]).stdout)
     assert found["orders"] == {"a,b": "1", "b,a": "1"}
     broken = DemoResult(tmp_path, ("code",), rows, {("a", "b"): "1", ("b", "a"): "3"}, "2", "2", "math")
-    monkeypatch.setattr(demo, "run_demo", lambda *_: broken)
+    monkeypatch.setattr(demo, "run_demo", lambda *_, **__: broken)
     invoked = CliRunner().invoke(main, ["demo"])
     assert invoked.exit_code == 1
     assert "equal: NO" in invoked.stdout

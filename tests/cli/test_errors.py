@@ -1,6 +1,9 @@
 """Proves: a user sees one clear message and the next command, exit code 1 (2 for usage), and never a traceback."""
 
 import errno
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -114,8 +117,64 @@ def test_mistakes_are_told(filled: Registry, zoo: Zoo, tmp_path: Path, case: str
     assert filled.compositions() == []
 
 
+NEEDING_A_REGISTRY = {
+    "list": ("list",),
+    "show": ("show", "math"),
+    "log": ("log",),
+    "compositions": ("compositions",),
+    "verify": ("verify",),
+    "gc": ("gc",),
+    "compose": ("compose", "--experts", "math", "--out", "moe"),
+    "opt-out": ("opt-out", "math", "--yes"),
+    "alias": ("alias", "math", "good"),
+    "export": ("export", "math", "--out", "math"),
+    "db current": ("db", "current"),
+}
+
+
+@pytest.mark.parametrize("by_variable", [False, True])
+@pytest.mark.parametrize("command", sorted(NEEDING_A_REGISTRY))
+def test_mistyped_home_makes_no_registry(tmp_path: Path, command: str, by_variable: bool) -> None:
+    home = tmp_path / "hoem"
+    for found in ("absent", "empty"):
+        words = [*NEEDING_A_REGISTRY[command]]
+        before = [home] if home.exists() else []
+        result = CliRunner().invoke(main, words, env={"REG_HOME": str(home)}) if by_variable else run(home, *words)
+        assert result.exit_code == 1, found
+        assert result.stdout == ""
+        assert result.stderr.startswith(f"error: there is no registry at {home}\n  next: name another folder")
+        assert list(tmp_path.rglob("*")) == before
+        home.mkdir(exist_ok=True)
+
+
+def test_default_home_may_be_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("registry.home._default", lambda: tmp_path / "home")
+    result = CliRunner().invoke(main, ["list"])
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.split() == ["version", "kind", "digest", "parameters", "tokens", "aliases", "tags", "state"]
+
+
+@pytest.mark.parametrize("words", [("list",), ("gc",), ("db", "upgrade"), ("add-base", "base", "{ckpt}")], ids=" ".join)
+def test_folder_of_something_else_is_made_no_registry(zoo: Zoo, tmp_path: Path, words: tuple[str, ...]) -> None:
+    (tmp_path / "thesis.tex").write_text("x")
+    result = run(tmp_path, *(word.format(ckpt=zoo.base) for word in words))
+    assert result.exit_code == 1
+    assert f"error: the folder {tmp_path} is not empty and holds no registry" in result.stderr
+    assert "next: name a registry's folder with --home or REG_HOME" in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_locks_left_by_an_interrupted_beginning_are_no_obstacle(tmp_path: Path) -> None:
+    (tmp_path / "lock").touch()
+    (tmp_path / "partial").mkdir()
+    assert run(tmp_path, "db", "upgrade").exit_code == 0
+    assert run(tmp_path, "list").exit_code == 0
+
+
 USAGE: dict[str, tuple[tuple[str, ...], str]] = {
     "no such command": (("nonsense",), "No such command 'nonsense'"),
+    "empty home": (("--home", "", "list"), "Invalid value for '--home': it is empty"),
+    "empty database": (("--database", "", "list"), "Invalid value for '--database': it is empty"),
     "no such option": (("list", "--nonsense"), "No such option"),
     "missing argument": (("add-expert", "math"), "Missing argument 'CKPT'"),
     "missing out": (("compose", "--experts", "math"), "Missing option '--out' (or '--plan')"),
@@ -150,6 +209,7 @@ def test_fault_of_the_program_is_no_traceback_either(tmp_path: Path, monkeypatch
     def fault(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError("division by zero")
 
+    Registry(tmp_path / "home").close()
     monkeypatch.setattr("registry.registry.Registry.versions", fault)
     result = run(tmp_path / "home", "list")
     assert result.exit_code == 1
@@ -165,10 +225,58 @@ def test_reader_that_leaves_is_no_fault(tmp_path: Path, monkeypatch: pytest.Monk
     def leave(*_: Any, **__: Any) -> None:
         raise BrokenPipeError(errno.EPIPE, "Broken pipe")
 
+    Registry(tmp_path / "home").close()
     monkeypatch.setattr("registry.registry.Registry.versions", leave)
     result = run(tmp_path / "home", "list")
     assert result.exit_code == 1
     assert result.stderr == ""
+
+
+OF_THE_SYSTEM = {
+    "path": (PermissionError(errno.EACCES, "Permission denied", "/x"), "Permission denied: /x", "may write there"),
+    "no path": (OSError(errno.ENOSPC, "No space left on device"), "No space left on device", "free some space there"),
+    "other": (OSError(errno.EIO, "Input/output error", "/x"), "Input/output error: /x", "mend that"),
+    "no number": (OSError("cannot load it"), "cannot load it", "mend that"),
+}
+
+
+@pytest.mark.parametrize("case", sorted(OF_THE_SYSTEM))
+def test_refusal_of_the_system_is_no_fault_of_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    error, message, hint = OF_THE_SYSTEM[case]
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise error
+
+    Registry(tmp_path / "home").close()
+    monkeypatch.setattr("registry.registry.Registry.versions", refuse)
+    result = run(tmp_path / "home", "list")
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[0] == f"error: {message}"
+    assert hint in result.stderr.splitlines()[1]
+    monkeypatch.setenv("REG_DEBUG", "1")
+    assert run(tmp_path / "home", "list").exception is error
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+@pytest.mark.parametrize("words", [["list"], ["--help"], ["list", "--help"]], ids=" ".join)
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_that_cannot_be_written_is_told(tmp_path: Path, words: list[str], unbuffered: str) -> None:
+    Registry(tmp_path / "home").close()
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", "from cli.main import main; main()", "--home", str(tmp_path / "home"), *words],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
+        )
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        "error: No space left on device: standard output",
+        "  next: free some space there, then repeat the command",
+    ]
 
 
 def test_debug_shows_where_a_told_error_came_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +288,7 @@ def test_schema_that_is_not_ours_is_told_but_can_be_upgraded(tmp_path: Path) -> 
     import sqlite3
 
     home = tmp_path / "home"
-    run(home, "list")
+    Registry(home).close()
     with sqlite3.connect(home / "catalog.sqlite") as connection:
         connection.execute("UPDATE reg_schema SET version_num = 'ffffffffffff'")
     connection.close()

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from registry import Registry
+
 HEAVY = ("torch", "transformers", "zarr", "numpy", "safetensors", "huggingface_hub")
 
 
@@ -15,6 +17,7 @@ HEAVY = ("torch", "transformers", "zarr", "numpy", "safetensors", "huggingface_h
     ids=" ".join,
 )
 def test_light_commands_stay_light(tmp_path: Path, words: list[str]) -> None:
+    Registry(tmp_path / "home").close()
     script = (
         "import sys\n"
         "from cli.main import main\n"

@@ -2,16 +2,26 @@
 
 from pathlib import Path
 
+import pytest
+
 from registry import Registry
 from registry.database import revisions, upgrade
+from registry.errors import NotFoundError
 from store.catalog import schema
 
 
 def test_revisions_before_and_after(tmp_path: Path) -> None:
     home = tmp_path / "home"
-    assert revisions(home) == (None, schema.HEAD)
+    with pytest.raises(NotFoundError, match="there is no registry at"):
+        revisions(home)
     assert not home.exists()
     assert upgrade(home) == (None, schema.HEAD)
     assert upgrade(home) == (schema.HEAD, schema.HEAD)
     assert revisions(home) == (schema.HEAD, schema.HEAD)
     Registry(home).close()
+
+
+def test_default_home_need_not_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("registry.home._default", lambda: tmp_path / "home")
+    assert revisions() == (None, schema.HEAD)
+    assert not (tmp_path / "home").exists()

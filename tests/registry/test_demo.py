@@ -1,11 +1,13 @@
 """Proves: the demo runs end to end, in small, and its folder is only ever its own."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from registry.demo import DemoResult, run, run_demo
 from registry.errors import OutputError
+from tests.conftest import files_of
 
 
 def test_demo_shows_the_promises(demo_result: DemoResult) -> None:
@@ -27,15 +29,38 @@ def test_demo_shows_the_promises(demo_result: DemoResult) -> None:
     assert kept == ["checkpoints", "demo.json", "moe", "registry", "text"]
 
 
-def test_earlier_demo_is_replaced(tmp_path: Path) -> None:
-    run._prepare(tmp_path / "demo")
-    (tmp_path / "demo" / "moe").mkdir()
-    run._prepare(tmp_path / "demo")
-    assert [path.name for path in (tmp_path / "demo").iterdir()] == ["demo.json"]
+def test_earlier_demo_is_replaced_only_where_asked(tmp_path: Path, demo_result: DemoResult) -> None:
+    demo = shutil.copytree(demo_result.folder, tmp_path / "demo")
+    before = files_of(demo)
+    with pytest.raises(OutputError, match="holds an earlier demo") as caught:
+        run_demo(demo)
+    assert "--force" in str(caught.value.hint)
+    assert files_of(demo) == before
+    run._prepare(demo, force=True)
+    assert [path.name for path in demo.iterdir()] == ["demo.json"]
 
 
-def test_folder_of_somebody_else_is_not_replaced(tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").write_text("x")
+def test_files_of_a_user_in_an_earlier_demo_stay(tmp_path: Path, demo_result: DemoResult) -> None:
+    demo = shutil.copytree(demo_result.folder, tmp_path / "demo")
+    mine = ["thesis.tex", "text/thesis.txt", "text/math.jsonl.gz", "checkpoints/mine/config.json", "moe2/config.json"]
+    for name in mine:
+        (demo / name).parent.mkdir(exist_ok=True)
+        (demo / name).write_text("mine")
+    run._prepare(demo, force=True)
+    assert files_of(demo).keys() == {*mine, "demo.json"}
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_folder_of_somebody_else_is_not_replaced(tmp_path: Path, force: bool) -> None:
+    for name in ("thesis.tex", "registry"):  # a name as the demo has it makes it no demo
+        (tmp_path / name).write_text("x")
     with pytest.raises(OutputError, match="was not made by the demo"):
-        run_demo(tmp_path)
+        run_demo(tmp_path, force=force)
     assert (tmp_path / "thesis.tex").exists()
+    with pytest.raises(OutputError, match="is not a folder"):
+        run_demo(tmp_path / "thesis.tex", force=force)
+
+
+def test_make_demo_can_be_repeated() -> None:
+    makefile = (Path(__file__).parents[2] / "Makefile").read_text()
+    assert "/reg demo --force" in makefile

@@ -1,6 +1,8 @@
 """Proves: registering, resolving, aliases, tags, opting out, purge, verification and garbage, by the library."""
 
 import json
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -269,12 +271,41 @@ def test_garbage_is_what_nobody_needs(filled: Registry) -> None:
     found = filled.gc(dry_run=True)
     assert found.digests == (orphan,)
     assert found.nbytes > 0
+    assert (found.passes, found.pass_bytes) == (1, 1)
+    assert partial.exists()
     assert filled.verify().orphans == 1
     assert filled.gc() == found
     assert not partial.exists()
     assert filled.gc().digests == ()
     assert (filled.verify().problems, filled.verify().orphans) == ((), 0)
     assert filled.log(limit=1)[0].details == {"arrays": 1, "bytes": found.nbytes}
+
+
+def test_garbage_of_registrations_is_what_is_not_being_written(filled: Registry) -> None:
+    old, young = time.time() - 25 * 3600, time.time() - 23 * 3600
+    files = {
+        "merged/merged-old/model/config.json": old,
+        "merged/merged-busy/model/config.json": young,
+        "partial/old.safetensors.partial": old,
+        "partial/busy.safetensors.partial": young,
+        "partial/pass.safetensors": young,
+    }
+    for name, written in files.items():
+        path = filled.home.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"1234")
+        os.utime(path, (written, written))
+    for name in ("merged/merged-old/model", "merged/merged-old", "merged/merged-busy/model", "merged/merged-busy"):
+        os.utime(filled.home.path / name, (old, old))
+    found = filled.gc(dry_run=True)
+    assert (found.passes, found.pass_bytes, found.merged, found.merged_bytes) == (2, 8, 1, 4)
+    assert all((filled.home.path / name).exists() for name in files)
+    assert filled.gc() == found
+    assert {name for name in files if (filled.home.path / name).exists()} == {
+        "merged/merged-busy/model/config.json",
+        "partial/busy.safetensors.partial",
+    }
+    assert not (filled.home.merged / "merged-old").exists()
 
 
 def test_compositions_are_recorded_and_found_by_member(filled: Registry, tmp_path: Path) -> None:
@@ -320,7 +351,7 @@ def test_log_and_compositions_are_narrowed_to_what_there_is(filled: Registry, tm
 
 
 def test_beginning_of_several_digests_is_refused(filled: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = [CompositionRecord(f"abcdef{n}" + "0" * 57, {}, "", ()) for n in (1, 2)]
+    made = [CompositionRecord(f"abcdef{n}" + "0" * 57, {}, "", (), ()) for n in (1, 2)]
     monkeypatch.setattr(type(filled.catalog), "compositions", lambda *_: made)
     with pytest.raises(InvalidInputError, match="2 compositions begin with abcdef") as caught:
         filled.compositions("abcdef")

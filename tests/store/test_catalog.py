@@ -9,8 +9,9 @@ import pytest
 from sqlalchemy import text
 
 from store.catalog import ArrayLink, Catalog, NewVersion, StatisticsRecord
-from store.catalog.tables import Base
+from store.catalog.tables import Base, Identity
 from store.errors import ConflictError, DamagedError, InvalidInputError, StorageError
+from tests.conftest import files_of
 
 
 @pytest.fixture(params=["sqlite", "REG_TEST_DATABASE"])
@@ -26,7 +27,8 @@ def catalog(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Catalog]
     if request.param != "sqlite":
         with opened.engine.begin() as connection:
             for table in reversed(Base.metadata.sorted_tables):
-                connection.execute(table.delete())
+                if table is not Identity.__table__:
+                    connection.execute(table.delete())
     opened.close()
 
 
@@ -149,6 +151,7 @@ def test_compositions_are_recorded_once_and_found_by_member(catalog: Catalog) ->
     catalog.record_composition("e" * 64, {"recipe": {}}, [code], "alone")
     both, alone = catalog.compositions()
     assert (both.digest, both.document, both.members) == ("d" * 64, {"recipe": {"lam": 0.01}}, ("code@1", "math@1"))
+    assert (both.folders, alone.folders) == (("moe",), ("alone",))
     assert catalog.compositions([math]) == [both]
     assert catalog.compositions([code]) == [both, alone]
     assert catalog.compositions([]) == []
@@ -211,3 +214,31 @@ def test_file_that_is_no_database_is_told(tmp_path: Path) -> None:
     (tmp_path / "catalog.sqlite").write_bytes(b"not a database at all, but long enough to be read as one" * 40)
     with pytest.raises(DamagedError, match="is damaged: file is not a database"):
         Catalog(f"sqlite:///{tmp_path / 'catalog.sqlite'}", tmp_path / "lock")
+
+
+def test_catalog_that_cannot_be_written_is_read_and_left_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"sqlite:///{tmp_path / 'catalog.sqlite'}"
+    writer = Catalog(url, tmp_path / "lock")
+    version, _ = writer.add_version(new())
+    writer.close()
+    before = files_of(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr("store.catalog.engine.why_not_writable", lambda _: "Read-only file system")
+        reader = Catalog(url, tmp_path / "lock")
+    assert reader.versions() == [version]
+    assert reader.events()[0].action == "add-expert"
+    with pytest.raises(StorageError, match="refused: attempt to write a readonly database"):
+        reader.set_alias(version, "stable")
+    with monkeypatch.context() as patch:
+        patch.setattr("store.catalog.engine.why_not_writable", lambda _: "Read-only file system")
+        with pytest.raises(StorageError) as caught:
+            reader.set_alias(version, "stable")
+    assert caught.value.message == f"the folder {tmp_path} cannot be written: Read-only file system"
+    assert files_of(tmp_path) == before
+    writer = Catalog(url, tmp_path / "lock")  # a writer elsewhere, whose log is not yet folded in
+    writer.add_version(new("code"))
+    assert [v.ref for v in reader.versions()] == ["code@1", "math@1"]
+    reader.close()
+    writer.close()

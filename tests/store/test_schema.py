@@ -99,6 +99,7 @@ def test_golden_database_of_each_revision_is_upgraded_and_used(tmp_path: Path, r
     assert schema.upgrade(engine) == (revision, schema.HEAD)
     engine.dispose()
     catalog = Catalog(url(tmp_path), tmp_path / "lock")
+    assert len(catalog.id) == 32
     assert [v.ref for v in catalog.versions()] == ["base@1", "code@1", "math@1", "math@2"]
     states = [v.state for v in catalog.versions("math")]
     assert states == ["purged", "active"]
