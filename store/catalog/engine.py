@@ -30,7 +30,7 @@ def make_engine(url: str) -> Engine:
         raise InvalidInputError(
             f"cannot use the database URL: {error}",
             "give a SQLAlchemy URL, such as sqlite:////path/catalog.sqlite or postgresql+psycopg://user@host/name, "
-            "and install its driver (pip install 'expert-registry[postgres]')",
+            "and install its driver (pip install 'psycopg[binary]')",
         ) from error
     if engine.dialect.name == "sqlite":
         file = file_of(engine)
