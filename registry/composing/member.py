@@ -84,12 +84,23 @@ class Member:
         Raises:
             DamagedError: they do not go together.
         """
-        exponents = self._tensor("statistics", f"{site}/exponents")[layer]
-        saturated = int(self._tensor("statistics", f"{site}/saturated")[layer])
+        exponents, saturated = self._scales(site)
+        packed = self._tensor("statistics", f"{site}/gram/{layer}")
         try:
-            return Statistics.unpack(self._tensor("statistics", f"{site}/gram/{layer}"), exponents, saturated)
+            return Statistics.unpack(packed, exponents[layer], int(saturated[layer]))
         except ValueError as error:
             raise DamagedError(f"{self.version.ref}, {site}, layer {layer}: {error}", "run: reg verify") from error
+
+    def _scales(self, site: str) -> tuple[torch.Tensor, torch.Tensor]:
+        if site not in self._read_scales:  # small, and asked for once a layer
+            names = (f"{site}/exponents", f"{site}/saturated")
+            self._read_scales[site] = tuple(self._tensor("statistics", name) for name in names)
+        exponents, saturated = self._read_scales[site]
+        return exponents, saturated
+
+    @cached_property
+    def _read_scales(self) -> dict[str, tuple[torch.Tensor, ...]]:
+        return {}
 
     def _tensor(self, role: Role, name: str) -> torch.Tensor:
         link = self.link(role, name)

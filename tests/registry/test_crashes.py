@@ -1,6 +1,6 @@
 """Proves: a process killed at any step leaves a registry that verifies, and the command repeated does what it should.
 
-Every sixteenth step is tried here; REG_TEST_STRIDE=1 tries them all (some minutes).
+Every twenty-fourth step is tried here; REG_TEST_STRIDE=1 tries them all (some minutes).
 """
 
 import json
@@ -33,7 +33,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> Pat
 
 @pytest.mark.parametrize("command", ["add", "compose", "opt-out"])
 def test_killed_at_any_step(checkpoints: Path, tmp_path: Path, command: str) -> None:
-    stride = os.environ.get("REG_TEST_STRIDE", "16")
+    stride = os.environ.get("REG_TEST_STRIDE", "24")
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("COV", "PYTEST"))}
     words = [sys.executable, "-m", "tests.crash", command, str(checkpoints), str(tmp_path), stride]
     done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True)

@@ -121,19 +121,20 @@ def test_history_leaves_no_trace(zoo: Zoo, tmp_path: Path, trunk: str) -> None:
 
 @pytest.mark.parametrize("purge", [False, True])
 @pytest.mark.parametrize("withdrawn", EXPERTS)
-def test_opt_out_equals_never_registered(zoo: Zoo, tmp_path: Path, withdrawn: str, purge: bool) -> None:
+def test_opt_out_equals_never_registered(
+    zoo: Zoo, filled: Registry, tmp_path: Path, withdrawn: str, purge: bool
+) -> None:
     rest = tuple(name for name in EXPERTS if name != withdrawn)
     with fresh(tmp_path / "never", zoo, rest) as registry:
         registry.compose(rest, tmp_path / "expected")
         registry.compose(rest[:2], tmp_path / "pair")
-    with fresh(tmp_path / "home", zoo, EXPERTS) as registry:
-        registry.compose(EXPERTS, tmp_path / "before")
-        registry.opt_out(withdrawn, purge=purge)
-        registry.compose(rest, tmp_path / "found")
-        registry.compose(rest[:2], tmp_path / "found-pair")
-        with pytest.raises(ConflictError, match=f"every version of {withdrawn} was opted out"):
-            registry.compose(EXPERTS, tmp_path / "again")
-        assert registry.verify().problems == ()
+    filled.compose(EXPERTS, tmp_path / "before")
+    filled.opt_out(withdrawn, purge=purge)
+    filled.compose(rest, tmp_path / "found")
+    filled.compose(rest[:2], tmp_path / "found-pair")
+    with pytest.raises(ConflictError, match=f"every version of {withdrawn} was opted out"):
+        filled.compose(EXPERTS, tmp_path / "again")
+    assert filled.verify().problems == ()
     assert files_of(tmp_path / "found") == files_of(tmp_path / "expected")
     assert files_of(tmp_path / "found-pair") == files_of(tmp_path / "pair")
     assert files_of(tmp_path / "before") != files_of(tmp_path / "expected")
