@@ -1,5 +1,6 @@
 """Fixtures: tiny checkpoints made once a session, registries made anew for every test."""
 
+import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +15,11 @@ from registry.collecting import collect_to
 from registry.demo import DemoResult, run_demo
 from tests.models import WORDS, make_model, save_checkpoint, sentences, train_tokenizer, write_jsonl
 from tests.transformers4 import PLACE, Transformers4
+
+_MEMORY = Path("/dev/shm")
+if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > 8 * 2**30:
+    # Registries flush every array to disk; hundreds of them spend half the tests' time waiting for it.
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
 
 SETTINGS = PassSettings(tokens=512, seq_len=32, batch_size=4)
 EXPERTS = tuple(WORDS)
