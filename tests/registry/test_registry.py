@@ -19,10 +19,8 @@ from registry.errors import (
     NotFoundError,
     OutputError,
     RegError,
-    SchemaError,
     StorageError,
 )
-from registry.home import Home
 from store.arrays import ArraySource
 from store.catalog import CompositionRecord
 from tests.conftest import EXPERTS, SETTINGS, Zoo, files_of
@@ -406,44 +404,6 @@ def test_disk_that_fills_up_while_registering_leaves_nothing(
     monkeypatch.undo()
     registry.add_expert("code", zoo.experts["code"])
     assert registry.verify().problems == ()
-
-
-def test_home_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert Home.locate(tmp_path / "a").path == tmp_path / "a"
-    monkeypatch.setenv("REG_HOME", str(tmp_path / "b"))
-    assert Home.locate().path == tmp_path / "b"
-    assert Home.locate().database == f"sqlite:///{tmp_path / 'b' / 'catalog.sqlite'}"
-    assert Home.locate(tmp_path / "a").path == tmp_path / "a"
-    monkeypatch.setenv("REG_DATABASE", "sqlite:////elsewhere.sqlite")
-    assert Home.locate().database == "sqlite:////elsewhere.sqlite"
-    monkeypatch.delenv("REG_HOME")
-    assert Home.locate().path.name == "reg"
-
-
-def test_database_may_stand_elsewhere(tmp_path: Path, zoo: Zoo) -> None:
-    url = f"sqlite:///{tmp_path / 'elsewhere.sqlite'}"
-    with Registry(tmp_path / "home", database=url) as registry:
-        registry.add_base("base", zoo.base)
-    assert not (tmp_path / "home" / "catalog.sqlite").exists()
-    with Registry(tmp_path / "home", database=url) as registry:
-        assert [v.ref for v in registry.versions()] == ["base@1"]
-
-
-def test_home_that_cannot_be_made_is_told(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(StorageError, match="cannot be created"):
-        Registry(tmp_path / "file" / "home")
-
-
-def test_registry_of_a_newer_program_is_refused(tmp_path: Path) -> None:
-    import sqlite3
-
-    Registry(tmp_path).close()
-    with sqlite3.connect(tmp_path / "catalog.sqlite") as connection:
-        connection.execute("UPDATE reg_schema SET version_num = 'ffffffffffff'")
-    connection.close()
-    with pytest.raises(SchemaError, match="newer"):
-        Registry(tmp_path)
 
 
 def test_experts_of_tied_sharded_bfloat16_checkpoints(tmp_path: Path, tokenizer: Any, registry: Registry) -> None:
