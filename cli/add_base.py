@@ -24,7 +24,10 @@ def add_base(
     remote_code: bool,
     as_json: bool,
 ) -> None:
-    """Register CKPT, a Hugging Face folder or hf://ORG/NAME[@REVISION], as the next version of base model NAME."""
+    """Register CKPT, a Hugging Face folder or hf://ORG/NAME[@REVISION], as the next version of base model NAME.
+
+    An adapter is merged into the base model that its configuration names.
+    """
     with session.registry(create=True) as registry:
         registration = registry.add_base(
             name, checkpoint, tags=tags, license=license_id, alias=alias, remote_code=remote_code

@@ -55,6 +55,8 @@ def check(
     ]
     if found.overlaps is None:
         rows.append(("overlap", "not known: name its text with --data"))
+    elif not found.overlaps:
+        rows.append(("overlap", "no registered expert to compare with"))
     else:
         rows += [("overlap", f"{overlap.routing:.0%} with {overlap.ref}") for overlap in found.overlaps]
     print_table(("checkpoint", found.label), rows)

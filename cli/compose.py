@@ -59,7 +59,7 @@ def _weights(context: click.Context, option: click.Parameter, texts: tuple[str, 
 @click.option(
     "--host",
     metavar="HOST",
-    help="The architecture that carries it, where more than one does: its model type. [default: the preferred one]",
+    help="What carries it, where more than one does: a model type, or remote-code. [default: the preferred one]",
 )
 @click.option(
     "--remote-code",

@@ -53,11 +53,13 @@ class Relation:
         kind: expert or base.
         distances: tensor name → ‖a − b‖ / √(‖a‖² + ‖b‖²) of its samples a and b, from 0 (equal) to √2 (opposite);
             1 for independent ones.
+        grown: the one has rows for tokens that the other lacks.
     """
 
     ref: str
     kind: str
     distances: Mapping[str, float]
+    grown: bool = False
 
     @cached_property
     def distance(self) -> float:
@@ -68,7 +70,7 @@ class Relation:
     @property
     def verdict(self) -> Verdict:
         """What follows from it."""
-        if not any(self.distances.values()):
+        if not self.grown and not any(self.distances.values()):
             return "same weights"
         return "unrelated" if self.distance >= UNRELATED else "same base"
 
@@ -101,7 +103,7 @@ def relation(mine: Weights, version: VersionRecord, theirs: Weights) -> Relation
         if mine.shapes[name][first:] != shape[first:]:
             return None
     distances = {name: _distance(name, mine, theirs) for name in mine.shapes}
-    return Relation(version.ref, version.kind, distances)
+    return Relation(version.ref, version.kind, distances, grown=dict(mine.shapes) != dict(theirs.shapes))
 
 
 def check_related(label: str, relations: Iterable[Relation]) -> None:

@@ -11,7 +11,7 @@ from registry.checkpoint import Checkpoint
 from registry.checkpoint.adapter import Adapter, DenseWeights, is_adapter, merge_adapter
 from registry.checkpoint.hub import HubReference, fetch_repository, is_hub_reference
 from registry.errors import CheckpointError, InvalidInputError, NotFoundError, RegError, StorageError
-from registry.progress import Progress
+from registry.progress import Progress, remark
 
 PathLike = str | os.PathLike[str]
 Registered = Callable[[str], DenseWeights | None]
@@ -54,6 +54,8 @@ def opened(
         return
     adapter = Adapter(folder, label)
     weights = _base_of(adapter, base, registered, remote_code)
+    if base is not None and adapter.base_name is not None:
+        remark(progress, f"merging {label} into {base}, though its configuration names {adapter.base_name}")
     adapter.check(weights)
     try:
         scratch.mkdir(parents=True, exist_ok=True)
@@ -88,6 +90,12 @@ def _base_of(adapter: Adapter, base: PathLike | None, registered: Registered, re
         raise CheckpointError(f"{adapter.label} does not say which base model it belongs to", NAME_BASE)
     if Path(adapter.base_name).is_dir():
         return Checkpoint(Path(adapter.base_name), remote_code=remote_code)
+    if adapter.base_name.startswith(("/", ".", "~")):
+        raise CheckpointError(
+            f"{adapter.label}: its configuration names the folder {adapter.base_name} as its base model, "
+            "which is not here",
+            NAME_BASE,
+        )
     revision = f"@{adapter.revision}" if adapter.revision else ""
     try:
         folder, label = _local(f"hf://{adapter.base_name}{revision}")

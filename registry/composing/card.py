@@ -29,7 +29,7 @@ A sparse mixture of {count} experts ({host}), composed in closed form, without t
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 model = AutoModelForCausalLM.from_pretrained("path/to/this/folder"{trust})
-tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")
+tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder"{trust})
 ```
 
 The routers are the closed-form ridge solution of "Training-Free Dynamic Upcycling of Expert Language Models" (DUME),

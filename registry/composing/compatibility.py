@@ -30,7 +30,8 @@ def check_compatible(members: Sequence[Member]) -> None:
             raise IncompatibleError(f"{pair}: {'; '.join(differences)}", "compose experts of one base model")
         if conflict := _tokenizer_conflict(lead, other):
             raise IncompatibleError(
-                f"{pair}: their tokenizers differ: {conflict}", "compose experts that kept their base model's tokenizer"
+                f"{pair}: their tokenizers differ: {conflict}",
+                "leave one of them out, or train them with one tokenizer: added tokens need the same numbers",
             )
 
 

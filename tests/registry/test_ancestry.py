@@ -113,3 +113,9 @@ def test_all_zero_tensors_are_equal(filled: Registry, zoo: Zoo) -> None:
 
 def test_norms_alone_still_have_a_distance() -> None:
     assert Relation("a@1", "expert", {"model.norm.weight": 0.5}).distance == 0.5
+
+
+def test_grown_vocabulary_is_not_the_same_weights() -> None:
+    equal = {"model.embed_tokens.weight": 0.0}
+    assert Relation("a@1", "expert", equal).verdict == "same weights"
+    assert Relation("a@1", "expert", equal, grown=True).verdict == "same base"

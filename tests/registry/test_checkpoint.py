@@ -149,7 +149,7 @@ def test_bad_folder_is_refused_with_the_reason_and_nothing_is_written(
 
 def test_unsupported_family_lists_the_supported_ones(bare: Path) -> None:
     config(model_type="gpt2")(bare)
-    with pytest.raises(UnsupportedFamilyError, match="not gated") as caught:
+    with pytest.raises(UnsupportedFamilyError, match="not in the table of families") as caught:
         Checkpoint(bare, remote_code=True)
     assert caught.value.hint == f"supported are: {', '.join(sorted(FAMILIES))}"
 

@@ -132,3 +132,20 @@ def test_adapter_on_an_unrelated_base_is_refused_and_leaves_nothing(
     with pytest.raises(IncompatibleError, match="is unrelated to every registered model"):
         filled.add_expert("tuned", elsewhere, base=other)
     assert not list(filled.home.merged.glob("*"))
+
+
+def test_base_that_is_a_folder_elsewhere_is_told(filled: Registry, elsewhere: Path) -> None:
+    config = json.loads((elsewhere / "adapter_config.json").read_text())
+    (elsewhere / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": "/nowhere/base"}))
+    with pytest.raises(CheckpointError, match="names the folder /nowhere/base as its base model, which is not here"):
+        filled.add_expert("tuned", elsewhere)
+
+
+def test_other_base_than_the_configured_one_is_remarked_on(
+    filled: Registry, trained: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    from cli.session import bar
+
+    filled.progress = bar
+    filled.add_expert("tuned", trained[0], base="base", settings=SETTINGS)
+    assert "into base, though its configuration names" in capsys.readouterr().err
