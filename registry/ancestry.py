@@ -11,7 +11,8 @@ from statistics import median
 from typing import TYPE_CHECKING, Literal
 
 from registry.checkpoint import Checkpoint
-from registry.errors import IncompatibleError
+from registry.errors import DamagedError, IncompatibleError
+from registry.progress import Progress, remark
 from store.arrays import ArrayStore, Block
 from store.catalog import ArrayLink, VersionRecord
 
@@ -104,6 +105,27 @@ def relation(mine: Weights, version: VersionRecord, theirs: Weights) -> Relation
             return None
     distances = {name: _distance(name, mine, theirs) for name in mine.shapes}
     return Relation(version.ref, version.kind, distances, grown=dict(mine.shapes) != dict(theirs.shapes))
+
+
+def relations_of(
+    mine: Weights,
+    versions: Iterable[tuple[VersionRecord, Iterable[ArrayLink]]],
+    store: ArrayStore,
+    progress: Progress,
+) -> tuple[Relation, ...]:
+    """Return how far `mine` is from each registered version of its shape, the nearest first.
+
+    One whose arrays are damaged is remarked on and left out: it must not stand in the way of others, nor of its repair.
+    """
+    found = []
+    for version, links in versions:
+        try:
+            related = relation(mine, version, weights_of_version(links, store))
+        except DamagedError as error:
+            remark(progress, f"{version.ref} is not compared: {error.message}")
+        else:
+            found += [] if related is None else [related]
+    return tuple(sorted(found, key=lambda other: other.distance))
 
 
 def check_related(label: str, relations: Iterable[Relation]) -> None:

@@ -54,7 +54,7 @@ def opened(
         return
     adapter = Adapter(folder, label)
     weights = _base_of(adapter, base, registered, remote_code)
-    if base is not None and adapter.base_name is not None:
+    if base is not None and adapter.base_name not in (None, os.fspath(base)):
         remark(progress, f"merging {label} into {base}, though its configuration names {adapter.base_name}")
     adapter.check(weights)
     try:

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from registry.composing import Member
+from registry.errors import DamagedError, NotFoundError
 from registry.maths.overlap import TOKENS_PER_DIRECTION, Overlap, overlap
 from registry.maths.statistics import Statistics
-from registry.progress import Progress
+from registry.progress import Progress, remark
 from registry.sites import MLP_INPUT
 
 INDISTINCT = 0.6
@@ -62,8 +63,12 @@ def overlaps(layers: Sequence[Statistics], members: Iterable[Member], progress: 
     with progress("comparing", len(comparable) * count, "layer") as advance:
         for member in comparable:
             compared = {}
-            for number in chosen:
-                compared[number] = overlap(layers[number], member.statistics(MLP_INPUT, number))
-                advance(1)
+            try:
+                for number in chosen:
+                    compared[number] = overlap(layers[number], member.statistics(MLP_INPUT, number))
+                    advance(1)
+            except (DamagedError, NotFoundError) as error:  # it must not stand in the way of others
+                remark(progress, f"the text of {member.version.ref} is not compared: {error.message}")
+                continue
             found.append(ExpertOverlap(member.version.ref, compared))
     return tuple(sorted(found, key=lambda other: -other.routing))

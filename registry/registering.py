@@ -83,7 +83,7 @@ def register_expert(
         calibration.digest if calibration else collected.calibration_digest if collected else None,
         self_sampled_label(settings.tokens, window_size(checkpoint, settings)),
     )
-    if found is not None:
+    if found is not None and all(store.is_intact(link.digest) for link in catalog.arrays_of(found)):
         return Registration(_annotate(catalog, found, annotations), added=False, self_sampled=self_sampled)
     if collected is None:
         collected = collect(

@@ -13,7 +13,7 @@ from registry.ancestry import (
     Relation,
     Weights,
     check_related,
-    relation,
+    relations_of,
     weights_of_checkpoint,
     weights_of_version,
 )
@@ -442,8 +442,8 @@ class Registry:
         return relations
 
     def _related(self, mine: Weights, versions: Sequence[VersionRecord]) -> tuple[Relation, ...]:
-        found = (relation(mine, v, weights_of_version(self.arrays_of(v), self.arrays)) for v in versions)
-        return tuple(sorted((r for r in found if r is not None), key=lambda r: r.distance))
+        described = ((version, self.arrays_of(version)) for version in versions)
+        return relations_of(mine, described, self.arrays, self.progress)
 
     def _experts(self, *, but: str | None = None) -> "list[Member]":
         return [self.member(version) for version in self.versions(kind="expert") if version.name != but]

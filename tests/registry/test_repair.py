@@ -1,0 +1,48 @@
+"""Proves: damaged arrays are repaired by adding their expert again, and stand in no other expert's way."""
+
+from pathlib import Path
+
+import pytest
+
+from registry import Registry
+from tests.conftest import Zoo
+
+NAMES = {"weights": "model.layers.0.mlp.gate_proj.weight", "statistics": "mlp_input/gram/0"}
+
+
+def damage(registry: Registry, ref: str, name: str, kind: str) -> None:
+    """Flip a byte of one array's first chunk, delete that chunk, or delete the array."""
+    (link,) = (link for link in registry.arrays_of(registry.resolve(ref)) if link.name == name)
+    (chunk,) = registry.arrays.path(link.digest).glob("c.0*")
+    if kind == "changed":
+        data = bytearray(chunk.read_bytes())
+        data[len(data) // 2] ^= 1
+        chunk.write_bytes(data)
+    elif kind == "missing":
+        chunk.unlink()
+    else:
+        registry.arrays.delete(link.digest)
+
+
+@pytest.mark.parametrize("what", sorted(NAMES))
+@pytest.mark.parametrize("kind", ["changed", "missing", "gone"])
+def test_adding_again_repairs(filled: Registry, zoo: Zoo, what: str, kind: str) -> None:
+    damage(filled, "code", NAMES[what], kind)
+    assert filled.verify().problems != ()
+    registration = filled.add_expert("code", zoo.experts["code"])
+    assert registration.version.ref == "code@1"
+    assert not registration.added
+    assert filled.verify().problems == ()
+
+
+@pytest.mark.parametrize("what", sorted(NAMES))
+@pytest.mark.parametrize("kind", ["missing", "gone"])
+def test_damaged_expert_stands_in_no_others_way(
+    filled: Registry, bare: Path, zoo: Zoo, what: str, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from cli.session import bar
+
+    damage(filled, "law", NAMES[what], kind)
+    filled.progress = bar
+    assert filled.add_expert("new", zoo.experts["code"]).added
+    assert "law@1 is not compared: " in capsys.readouterr().err
