@@ -52,5 +52,5 @@ def collect(
             }
         )
         return
-    for site, count in tokens.items():
-        click.echo(f"wrote {path}: {site} on {count:,} tokens: {collected.calibration_label}")
+    count = next(iter(tokens.values()))
+    click.echo(f"wrote {path}: {', '.join(tokens)} on {count:,} tokens: {collected.calibration_label}")

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from registry import Plan
 
 
+_NOT_SHOWN = ("weights", "dtype")
+
+
 def _weights(context: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> dict[str, float]:
     weights = {}
     for name, value in unique_pairs("NAME=WEIGHT")(context, option, tuple(split(texts))).items():
@@ -26,17 +29,36 @@ def _weights(context: click.Context, option: click.Parameter, texts: tuple[str, 
 @click.option("--experts", multiple=True, required=True, metavar="A,B@2,…", help="The members, in any order.")
 @click.option("--out", type=file_path, metavar="DIR", help="The folder to write; it appears whole or not at all.")
 @click.option(
-    "--trunk",
-    type=click.Choice(["mean", "base"]),
-    metavar="METHOD",
-    default="mean",
+    "--to",
+    type=click.Choice(["moe", "dense"]),
+    metavar="OUTPUT",
+    default="moe",
     show_default=True,
-    help="Trunk method: mean or base.",
+    help="What to make: moe, a sparse mixture, or dense, one model whose MLPs are combined as the trunk is.",
+)
+@click.option(
+    "--trunk",
+    type=click.Choice(["regmean", "mean", "base", "ties", "dare", "task-arithmetic"]),
+    metavar="METHOD",
+    default="regmean",
+    show_default=True,
+    help="Trunk method: regmean, mean, base, ties, dare or task-arithmetic.",
+)
+@click.option("--alpha", type=float, metavar="X", help="Of regmean: how much of each Gram's off-diagonal. [default: 1]")
+@click.option(
+    "--density", type=float, metavar="X", help="Of ties and dare: the share of entries that stay. [default: 0.8]"
+)
+@click.option(
+    "--scale",
+    type=float,
+    metavar="X",
+    help="Of ties, dare and task-arithmetic: what the merged task vector is multiplied by. [default: 1; 1; 0.3]",
 )
 @click.option(
     "--base",
     metavar="NAME[@V]",
-    help="The base model, with --trunk base alone. [default: the only one registered]",
+    help="The base model, with a trunk method that needs it: base, ties, dare, task-arithmetic. "
+    "[default: the only one registered]",
 )
 @click.option("--lam", type=float, metavar="X", default=0.01, show_default=True, help="Ridge strength.")
 @click.option("--top-k", type=Integer(1), metavar="N", default=1, show_default=True, help="Experts per token.")
@@ -47,8 +69,16 @@ def _weights(context: click.Context, option: click.Parameter, texts: tuple[str, 
     "--weights",
     multiple=True,
     metavar="A=W,…",
-    help="Members' weights in the ridge solution. [default: 1]",
+    help="Members' weights in every sum over them. [default: 1]",
     callback=_weights,
+)
+@click.option(
+    "--balance",
+    type=click.Choice(["none", "tokens"]),
+    metavar="HOW",
+    default="none",
+    show_default=True,
+    help="none, or tokens: divide each member's statistics by its share of the tokens.",
 )
 @click.option(
     "--dtype",
@@ -77,6 +107,9 @@ def compose(
     out: Path | None,
     base: str | None,
     weights: dict[str, float],
+    alpha: float | None,
+    density: float | None,
+    scale: float | None,
     host: str | None,
     remote_code: bool,
     plan_only: bool,
@@ -91,7 +124,13 @@ def compose(
         raise click.UsageError("Missing option '--out' (or '--plan').")
     if remote_code and host is not None:
         raise click.UsageError("--host and --remote-code exclude one another.")
-    chosen = Recipe(weights=weights, host="remote-code" if remote_code else host, **recipe)
+    options = {"alpha": alpha, "density": density, "scale": scale}
+    chosen = Recipe(
+        trunk_options={name: value for name, value in options.items() if value is not None},
+        weights=weights,
+        host="remote-code" if remote_code else host,
+        **recipe,
+    )
     with session.registry() as registry:
         if out is None or plan_only:
             plan = registry.plan(split(experts), chosen, base=base)
@@ -123,7 +162,8 @@ def _document(plan: "Plan") -> dict[str, Any]:
 
 
 def _print_plan(plan: "Plan") -> None:
-    weights = plan.recipe.document(plan.names)["weights"]
+    recipe = plan.recipe.document(plan.names)
+    weights = recipe["weights"]
     print_table(
         ("index", "expert", "digest", "weight", "tokens"),
         [
@@ -132,23 +172,20 @@ def _print_plan(plan: "Plan") -> None:
                 member.version.ref,
                 member.version.digest[:12],
                 f"{weights[member.version.name]:g}",
-                ", ".join(f"{s.tokens:,}" for s in member.version.statistics),
+                f"{member.tokens:,}",
             )
             for index, member in enumerate(plan.members)
         ],
     )
-    recipe = plan.recipe
-    trunk = recipe.trunk + (f" of {plan.base.version.ref}" if plan.base else "")
+    shown = [(key.replace("_", " "), str(value)) for key, value in recipe.items() if key not in _NOT_SHOWN]
+    if plan.base:
+        shown.append(("base", plan.base.version.ref))
     print_table(
         ("composition", plan.digest),
         [
             ("host", f"{plan.host.model_type}, {plan.dtype}"),
             *(("note", note) for note in plan.translation.notes),
-            ("trunk", trunk),
-            (
-                "router",
-                f"{recipe.router}, lam {recipe.lam:g}, top-{recipe.top_k}, temperature {recipe.temperature:g}",
-            ),
+            *shown,
             ("parameters", f"{plan.parameters:,}, of which {plan.active_parameters:,} active per token"),
             ("bytes", f"{plan.nbytes:,} ({size(plan.nbytes)})"),
             ("peak memory", f"about {size(plan.peak_bytes)} beyond the program itself"),

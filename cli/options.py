@@ -111,6 +111,22 @@ def calibration(command: Command) -> Command:
             help="Calibration tokens in all.",
         ),
         click.option(
+            "--folds",
+            type=Integer(1),
+            metavar="N",
+            default=2,
+            show_default=True,
+            help="Parts that the MLP inputs' statistics are kept in, for --lam auto; each takes the room of the whole.",
+        ),
+        click.option(
+            "--sites",
+            type=click.Choice(["all", "router"]),
+            metavar="SITES",
+            default="all",
+            show_default=True,
+            help="all, or router: only what routers need, so that --trunk regmean is not to be had.",
+        ),
+        click.option(
             "--data",
             multiple=True,
             type=file_path,
@@ -122,11 +138,11 @@ def calibration(command: Command) -> Command:
     return command
 
 
-def pass_settings(tokens: int, seq_len: int, batch_size: int, device: str | None, dtype: str | None) -> "PassSettings":
+def pass_settings(**settings: Any) -> "PassSettings":
     """Return the settings that `calibration` parsed."""
     from registry import PassSettings
 
-    return PassSettings(tokens, seq_len, batch_size, device, dtype)
+    return PassSettings(**settings)
 
 
 def unique_pairs(what: str) -> Callable[[click.Context, click.Parameter, tuple[str, ...]], dict[str, str]]:

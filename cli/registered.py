@@ -56,13 +56,14 @@ def print_registration(registration: "Registration", as_json: bool, *, carried: 
     click.echo(f"registered {version.ref}  {version.digest}")
     for line in (*relation_lines(registration.relations), *overlap_lines(registration.overlaps)):
         click.echo(f"  {line}")
-    for statistics in version.statistics:
-        if registration.self_sampled:
-            click.echo("  no data was given, so the expert wrote its own calibration text")
+    if registration.self_sampled:
+        click.echo("  no data was given, so the expert wrote its own calibration text")
+    for statistics in version.statistics[:1]:
         source = ", taken from the checkpoint's statistics.safetensors" if carried else ""
         click.echo(f"  statistics on {statistics.tokens:,} tokens: {statistics.calibration_label}{source}")
+    for statistics in version.statistics:
         if statistics.saturated:
-            click.echo(f"  {statistics.saturated:,} activations exceeded their bound and were held at it")
+            click.echo(f"  {statistics.saturated:,} activations of {statistics.site} were held at their bound")
 
 
 def relation_documents(relations: "Sequence[Relation]") -> list[dict[str, Any]]:

@@ -2,40 +2,29 @@
 
 import os
 import shutil
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from registry import statistics_file
-from registry.calibration import (
-    Calibration,
-    Corpus,
-    random_places,
-    sample_from_expert,
-)
+from registry.calibration import Calibration, Corpus, random_places, sample_from_expert
 from registry.calibration.documents import find_calibration
 from registry.calibration.windows import start_token
 from registry.checkpoint import Checkpoint, HashedCheckpoint, hash_checkpoint
 from registry.errors import CalibrationError, CheckpointError, StorageError
-from registry.loading import device_name, load_model, load_tokenizer
-from registry.maths.statistics import Statistics
+from registry.loading import load_model, load_tokenizer
 from registry.opening import opened
 from registry.pass_settings import PassSettings
-from registry.progress import Progress, remark, silent
-from registry.scales import Scales, mlp_input_scales
-from registry.sites import MLP_INPUT
+from registry.progress import Progress, silent
+from registry.scales import scales
+from registry.sites import MLP_INPUT, SITES
 from registry.statistics_file import Collected
-from store.digest import json_digest
+from registry.statistics_pass import take_statistics, window_size
 
 SEED = 0
-SAVE_SECONDS = 60.0
-"""How often a pass under way is written down, so that it can go on after an interruption."""
 
 
 def text_calibration(checkpoint: Checkpoint, data: Sequence[Path], settings: PassSettings) -> Calibration | None:
@@ -84,17 +73,35 @@ def carried_statistics(hashed: HashedCheckpoint) -> Collected | None:
     kept = collected.calibration
     if kept is not None and not 0 <= int(kept.ids.min()) <= int(kept.ids.max()) < checkpoint.architecture.vocab_size:
         raise CheckpointError(f"{where} has calibration tokens that the model does not know", redo)
-    layers, expected = collected.sites.get(MLP_INPUT, ()), mlp_input_scales(checkpoint).exponents
+    if strange := sorted(set(collected.sites) - set(SITES["all"])):
+        raise CheckpointError(f"{where} has statistics of {', '.join(strange)}, which is no site", redo)
+    for site in {MLP_INPUT, *collected.sites}:
+        _check_site(checkpoint, collected, site, where, redo)
+    counts, vocabulary = collected.token_counts, checkpoint.architecture.vocab_size
+    if counts is not None and (
+        counts.shape != (vocabulary,)
+        or int(counts.min()) < 0
+        or int(counts.sum()) != collected.sites[MLP_INPUT][0].count
+    ):
+        raise CheckpointError(f"{where}: its token counts are not those of {vocabulary:,} tokens", redo)
+    return collected
+
+
+def _check_site(checkpoint: Checkpoint, collected: Collected, site: str, where: Path, redo: str) -> None:
+    """Check one site of carried statistics against the weights: layers, scales, counts."""
+    layers, expected = collected.sites.get(site, ()), scales(checkpoint, site).exponents
     if len(layers) != len(expected):
-        raise CheckpointError(
-            f"{where} has {len(layers)} layers of {MLP_INPUT}, the checkpoint has {len(expected)}", redo
-        )
+        raise CheckpointError(f"{where} has {len(layers)} layers of {site}, the checkpoint has {len(expected)}", redo)
+    tokens = collected.sites[MLP_INPUT][0].count
     for number, (layer, exponents) in enumerate(zip(layers, expected, strict=True)):
         if not torch.equal(layer.exponents, exponents):
-            raise CheckpointError(f"{where}: the scales of layer {number} are not those that the weights give", redo)
-        if layer.count < 1 or layer.count != layers[0].count or bool((layer.matrix.diagonal() < 0).any()):
-            raise CheckpointError(f"{where}: layer {number} holds no sum over {layers[0].count} tokens", redo)
-    return collected
+            raise CheckpointError(
+                f"{where}: the scales of {site}, layer {number}, are not those that the weights give", redo
+            )
+        folds = collected.all_folds(site, number)
+        parts = [layer, *folds]
+        if layer.count != tokens or any(p.count < 1 or bool((p.matrix.diagonal() < 0).any()) for p in parts):
+            raise CheckpointError(f"{where}: {site}, layer {number}, holds no sum over {tokens} tokens", redo)
 
 
 def collect(
@@ -112,7 +119,7 @@ def collect(
         hashed: the checkpoint.
         calibration: what `text_calibration` returned.
         settings: how the pass runs.
-        keep_calibration: put the tokens into the result.
+        keep_calibration: put the tokens into the result; those that the expert writes itself are always there.
         partial: as in `take_statistics`.
         progress: told of tokens sampled and counted.
 
@@ -124,6 +131,7 @@ def collect(
     model = load_model(checkpoint.folder, settings.dtype or checkpoint.dtype, settings.device)
     if calibration is None:
         calibration = _sampled_calibration(checkpoint, model, settings, progress)
+        keep_calibration = True  # it reveals nothing that the weights do not
     collected = take_statistics(
         checkpoint, hashed.weights, model, calibration, settings, partial=partial, progress=progress
     )
@@ -188,185 +196,3 @@ def _sampled_calibration(checkpoint: Checkpoint, model: Any, settings: PassSetti
         batch_size=settings.batch_size,
         progress=progress,
     )
-
-
-def take_statistics(
-    checkpoint: Checkpoint,
-    weights: str,
-    model: Any,
-    calibration: Calibration,
-    settings: PassSettings,
-    *,
-    partial: Path | None = None,
-    progress: Progress,
-) -> Collected:
-    """Return the statistics of `calibration` in the expert's own forward pass.
-
-    Batches hold consecutive windows; the last is filled up with windows that do not count, so that all have one shape.
-    No attention mask is needed: padding stands to the right, where nothing that counts can see it.
-
-    Args:
-        checkpoint: where the bounds come from.
-        weights: digest of the weights, written into the result.
-        model: the loaded model.
-        calibration: the tokens.
-        settings: batch size, device and dtype.
-        partial: a folder to keep the pass under way in; the same pass, started again, goes on from there.
-        progress: told of the tokens counted.
-
-    Raises:
-        CalibrationError: an activation is NaN or infinite.
-    """
-    computed = computed_by(checkpoint, settings)
-    collector = _Collector(checkpoint, weights, calibration, computed, model.device)
-    way = None
-    if partial is not None:
-        key = json_digest([weights, calibration.digest, computed])
-        way = partial / f"{key}.safetensors"
-        collector.resume(way)
-        if collector.done:
-            counted = int(calibration.lengths[: collector.done].sum())
-            remark(
-                progress,
-                f"an interrupted pass goes on: {counted:,} of {calibration.tokens:,} tokens were counted before",
-            )
-    saved = time.monotonic()
-    try:
-        with (
-            torch.no_grad(),
-            collector.attached(model),
-            progress("collecting", calibration.tokens, "token") as advance,
-        ):
-            advance(int(calibration.lengths[: collector.done].sum()))
-            for first in range(collector.done, len(calibration.ids), settings.batch_size):
-                ids, keep = _batch(calibration, first, settings.batch_size)
-                collector.next_batch(first, settings.batch_size, keep)
-                model.base_model(input_ids=ids.to(model.device), use_cache=False)
-                advance(int(keep.sum()))
-                if way is not None and time.monotonic() - saved >= SAVE_SECONDS:
-                    collector.save(way)
-                    saved = time.monotonic()
-    except KeyboardInterrupt:
-        if way is not None:
-            collector.save(way)
-        raise
-    if way is not None:
-        way.unlink(missing_ok=True)
-    return collector.collected()
-
-
-class _Collector:
-    """The running sums of one pass, fed by hooks on each layer's MLP input.
-
-    A layer's sum and the number of windows in it change together, so that an interruption at any moment, also in the
-    middle of a batch, leaves sums that can be gone on from: layers ahead of others wait for them.
-    """
-
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        weights: str,
-        calibration: Calibration,
-        computed: dict[str, Any],
-        device: torch.device,
-    ) -> None:
-        self._device = torch.device("cpu") if device.type == "mps" else device  # which has no float64
-        self._computed = computed
-        self._scales: Scales = mlp_input_scales(checkpoint)
-        self._sums = [(Statistics.zero(layer.to(self._device)), 0) for layer in self._scales.exponents]
-        self._checkpoint, self._weights, self._calibration = checkpoint, weights, calibration
-        self._first, self._end, self._keep = 0, 0, torch.empty(0)
-
-    @property
-    def done(self) -> int:
-        """Windows that every layer has counted."""
-        return min(done for _, done in self._sums)
-
-    def next_batch(self, first: int, size: int, keep: Tensor) -> None:
-        """Tell which windows the model will see next; `keep` of shape (size, S) is True where a token counts."""
-        self._first, self._end, self._keep = first, first + size, keep.flatten().to(self._device)
-
-    @contextmanager
-    def attached(self, model: Any) -> Iterator[None]:
-        """Hook the MLP inputs of `model`, and let go of them afterwards."""
-        modules = self._checkpoint.family.mlps(model)
-        handles = [module.register_forward_pre_hook(self._hook(layer)) for layer, module in enumerate(modules)]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    def collected(self, *, under_way: bool = False) -> Collected:
-        """Return the sums, on the CPU."""
-        layers = tuple(Statistics(t.matrix.cpu(), t.exponents.cpu(), t.saturated) for t, _ in self._sums)
-        done = tuple(done for _, done in self._sums) if under_way else None
-        return Collected(
-            self._weights,
-            {MLP_INPUT: layers},
-            self._calibration.digest,
-            self._calibration.label,
-            self._computed,
-            done=done,
-        )
-
-    def save(self, way: Path) -> None:
-        """Write the pass under way to `way`."""
-        way.parent.mkdir(parents=True, exist_ok=True)
-        statistics_file.save(way, self.collected(under_way=True))
-
-    def resume(self, way: Path) -> None:
-        """Go on from `way`, if an intact pass under way is there."""
-        if not way.is_file():
-            return
-        try:
-            found = statistics_file.load(way)
-        except CheckpointError:
-            return  # damaged: the pass begins anew
-        if found.done is not None and found.calibration_digest == self._calibration.digest:
-            layers, place = found.sites[MLP_INPUT], self._device
-            sums = (Statistics(t.matrix.to(place), t.exponents.to(place), t.saturated) for t in layers)
-            self._sums = list(zip(sums, found.done, strict=True))
-
-    def _hook(self, layer: int) -> Callable[[Any, tuple[Tensor, ...]], None]:
-        def count(_module: Any, inputs: tuple[Tensor, ...]) -> None:
-            total, done = self._sums[layer]
-            if done > self._first:
-                return  # counted before an interruption
-            x = inputs[0].flatten(0, 1).to(self._device)
-            try:
-                self._sums[layer] = (
-                    total + Statistics.of(x, total.exponents, self._keep, self._scales.bits),
-                    self._end,
-                )
-            except ValueError as error:
-                raise CalibrationError(
-                    f"{self._checkpoint.label}: {error} (site {MLP_INPUT}, layer {layer})",
-                    "register a checkpoint whose activations are finite, or compute with --dtype float32",
-                ) from error
-
-        return count
-
-
-def _batch(calibration: Calibration, first: int, size: int) -> tuple[Tensor, Tensor]:
-    """Return (ids, keep) of shape (size, S) from window `first` on; windows beyond the last do not count."""
-    ids = calibration.ids[first : first + size].long()
-    keep = calibration.keep[first : first + size]
-    if (short := size - len(ids)) > 0:
-        ids = torch.cat([ids, ids[:1].expand(short, -1)])
-        keep = torch.cat([keep, torch.zeros((short, keep.shape[1]), dtype=torch.bool)])
-    return ids, keep
-
-
-def computed_by(checkpoint: Checkpoint, settings: PassSettings) -> dict[str, Any]:
-    """Return how a pass with these settings runs, as far as its numbers depend on that."""
-    return {
-        "dtype": settings.dtype or checkpoint.dtype,
-        "batch_size": settings.batch_size,
-        "device": device_name(settings.device).partition(":")[0],
-    }
-
-
-def window_size(checkpoint: Checkpoint, settings: PassSettings) -> int:
-    """Return the tokens in a window: what was asked for, or what the model can take."""
-    return min(settings.seq_len, checkpoint.architecture.max_position_embeddings)

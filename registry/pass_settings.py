@@ -4,12 +4,16 @@ from dataclasses import dataclass
 
 from registry.dtypes import WEIGHT_DTYPES
 from registry.errors import InvalidInputError
+from registry.sites import SITES
 
 DEFAULT_TOKENS = 24_576
 """Calibration tokens for an expert: 96 windows of 256. A sixth of it costs 0.2 of the normalised score."""
 
 DEFAULT_SEQ_LEN = 256
 """Tokens of a window."""
+
+DEFAULT_FOLDS = 2
+"""Parts that the statistics of the MLP inputs are kept in: each takes as much room as the whole."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +26,9 @@ class PassSettings:
         batch_size: windows in a batch; every batch has this many, so that all have one shape.
         device: a torch device, or None for the GPU if there is one.
         dtype: what the model computes in, or None for the checkpoint's own.
+        sites: a key of `SITES`: all, or those that routers need.
+        folds: parts that the MLP inputs' statistics are kept in, window by window in a seeded order, so that what one
+            part gives can be tried on another; 1 for none.
     """
 
     tokens: int = DEFAULT_TOKENS
@@ -29,14 +36,18 @@ class PassSettings:
     batch_size: int = 16
     device: str | None = None
     dtype: str | None = None
+    sites: str = "all"
+    folds: int = DEFAULT_FOLDS
 
     def __post_init__(self) -> None:
-        for name, least in (("tokens", 1), ("seq_len", 2), ("batch_size", 1)):
+        for name, least in (("tokens", 1), ("seq_len", 2), ("batch_size", 1), ("folds", 1)):
             if getattr(self, name) < least:
                 option = f"--{name.replace('_', '-')}"
                 raise InvalidInputError(
                     f"{name} is {getattr(self, name)}, the least is {least}", f"give {option} {least} or more"
                 )
+        if self.sites not in SITES:
+            raise InvalidInputError(f"sites {self.sites!r} is none of {', '.join(SITES)}", "choose one: --sites all")
         if self.dtype is not None and self.dtype not in WEIGHT_DTYPES:
             raise InvalidInputError(
                 f"dtype {self.dtype!r} is none of {', '.join(WEIGHT_DTYPES)}", "choose one of them: --dtype float32"

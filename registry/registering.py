@@ -15,15 +15,16 @@ from registry.ancestry import Relation
 from registry.annotations import Annotations
 from registry.calibration.sampling import self_sampled_label
 from registry.checkpoint import Checkpoint, HashedCheckpoint, hash_checkpoint
-from registry.collecting import carried_statistics, collect, computed_by, text_calibration, window_size
+from registry.collecting import carried_statistics, collect, text_calibration
 from registry.composing import Member
 from registry.home import Home
 from registry.maths.statistics import Statistics
 from registry.overlapping import ExpertOverlap, overlaps
 from registry.pass_settings import PassSettings
 from registry.progress import Progress
-from registry.sites import MLP_INPUT
+from registry.sites import MLP_INPUT, TOKEN_COUNTS
 from registry.statistics_file import Collected
+from registry.statistics_pass import computed_by, window_size
 from registry.tensors import to_block
 from store.arrays import ArraySource, ArrayStore, digest_of
 from store.catalog import ArrayLink, Catalog, NewVersion, StatisticsRecord, VersionRecord
@@ -75,7 +76,7 @@ def register_expert(
     calibration = text_calibration(checkpoint, data, settings)
     collected = carried_statistics(hashed) if calibration is None else None
     self_sampled = calibration is None and collected is None
-    kept = keep_calibration if collected is None else collected.calibration is not None
+    kept = keep_calibration or self_sampled if collected is None else collected.calibration is not None
     computed = computed_by(checkpoint, settings) if collected is None else collected.computed
     found = _find_same(
         catalog.versions(name, states=["active"]),
@@ -281,6 +282,12 @@ def _arrays(
         )
         for number, layer in enumerate(layers):
             yield "statistics", f"{site}/gram/{number}", _packed(layer), None
+    for site, folded in collected.folds.items():
+        for number, folds in enumerate(folded):
+            for fold, part in enumerate(folds):
+                yield "statistics", f"{site}/fold/{number}/{fold}", _packed(part), None
+    if collected.token_counts is not None:
+        yield "statistics", TOKEN_COUNTS, _source(collected.token_counts, "int64"), None
     if collected.calibration is not None:
         yield "calibration", "ids", _source(collected.calibration.ids, "int32"), None
         yield "calibration", "lengths", _source(collected.calibration.lengths, "int32"), None

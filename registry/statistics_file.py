@@ -1,12 +1,12 @@
 """`statistics.safetensors`: an expert's statistics as one file, so that they travel and the data does not.
 
-Tensors: `<site>.exponents` int16 (L, H) · `<site>.gram.<layer>` int64, the packed upper triangle of G · with kept
-calibration also `calibration.ids` int32 (N, S) and `calibration.lengths` int32 (N,). The header says which weights the
+Tensors: `<site>.exponents` int16 (L, H) · `<site>.gram.<layer>` int64, the packed upper triangle of G ·
+`<site>.fold.<layer>.<fold>` the same for all folds but the last · `token_counts` int64 (V,) · with kept calibration also `calibration.ids` int32 (N, S) and `calibration.lengths` int32 (N,). The header says which weights the
 statistics belong to, by digest.
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,15 @@ import torch
 
 from registry.calibration import Calibration
 from registry.errors import CheckpointError, StorageError, first_line
+from registry.maths.folds import complete
 from registry.maths.statistics import Statistics
 from store.arrays import flush
 
 FILE_NAME = "statistics.safetensors"
 _FORMAT = "expert-registry statistics 1"
-_COMPUTED = {"dtype": str, "batch_size": int, "device": str}
+_COMPUTED = {"dtype": str, "batch_size": int, "device": str, "sites": str, "folds": int}
+_ADDED = {"sites", "folds"}
+"""What a file from before these were there leaves out."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +34,12 @@ class Collected:
         sites: site → one statistic a layer, in order.
         calibration_digest: digest of the calibration tokens.
         calibration_label: what a person should know them as.
-        computed: how the forward pass ran, as far as its numbers depend on that: dtype, batch size, kind of device.
+        computed: how the forward pass ran, as far as its result depends on that: dtype, batch size, kind of device,
+            sites, folds.
         calibration: the tokens themselves, where they are kept.
-        done: windows that each layer has counted, while a pass is under way; None once it is complete.
+        folds: site → for each layer, its statistics on every fold of the windows but the last; the rest is the last.
+        token_counts: how often each token came, int64 of shape (V,).
+        done: site → windows that each layer has counted, while a pass is under way; None once it is complete.
     """
 
     weights: str
@@ -42,7 +48,13 @@ class Collected:
     calibration_label: str
     computed: dict[str, Any]
     calibration: Calibration | None = None
-    done: tuple[int, ...] | None = None
+    folds: dict[str, tuple[tuple[Statistics, ...], ...]] = field(default_factory=dict)
+    token_counts: torch.Tensor | None = None
+    done: dict[str, tuple[int, ...]] | None = None
+
+    def all_folds(self, site: str, layer: int) -> tuple[Statistics, ...]:
+        """Return the statistics of each fold; where there is one, of the whole."""
+        return complete(self.sites[site][layer], self.folds[site][layer] if site in self.folds else ())
 
 
 def save(path: Path, collected: Collected) -> None:
@@ -59,6 +71,12 @@ def save(path: Path, collected: Collected) -> None:
         tensors[f"{site}.exponents"] = torch.stack([layer.exponents for layer in layers])
         for number, layer in enumerate(layers):
             tensors[f"{site}.gram.{number}"] = layer.packed()
+    for site, folded in collected.folds.items():
+        for number, folds in enumerate(folded):
+            for fold, part in enumerate(folds):
+                tensors[f"{site}.fold.{number}.{fold}"] = part.packed()
+    if collected.token_counts is not None:
+        tensors["token_counts"] = collected.token_counts
     if collected.calibration is not None:
         tensors["calibration.ids"] = collected.calibration.ids
         tensors["calibration.lengths"] = collected.calibration.lengths
@@ -109,6 +127,11 @@ def load(path: Path) -> Collected:
             sites = {
                 str(site): _layers(file, str(site), saturated) for site, saturated in document["saturated"].items()
             }
+            folds = {
+                site: tuple(_folds(file, site, number, layer.exponents) for number, layer in enumerate(layers))
+                for site, layers in sites.items()
+                if f"{site}.fold.0.0" in file.keys()  # noqa: SIM118 - it is no dict
+            }
             calibration = None
             label = str(document["calibration_label"])
             if "calibration.ids" in file.keys():  # noqa: SIM118 - it is no dict
@@ -120,9 +143,17 @@ def load(path: Path) -> Collected:
                 sites,
                 str(document["calibration_digest"]),
                 label,
-                {key: kind(document["computed"][key]) for key, kind in _COMPUTED.items()},
+                {
+                    key: kind(document["computed"][key])
+                    for key, kind in _COMPUTED.items()
+                    if key not in _ADDED or key in document["computed"]
+                },
                 calibration,
-                None if document["done"] is None else tuple(int(done) for done in document["done"]),
+                folds,
+                file.get_tensor("token_counts") if "token_counts" in file.keys() else None,  # noqa: SIM118
+                None
+                if document["done"] is None
+                else {str(site): tuple(int(n) for n in done) for site, done in document["done"].items()},
             )
     except CheckpointError:
         raise
@@ -138,3 +169,10 @@ def _layers(file: Any, site: str, saturated: list[int]) -> tuple[Statistics, ...
         Statistics.unpack(file.get_tensor(f"{site}.gram.{layer}"), exponents[layer].clone(), int(held))
         for layer, held in enumerate(saturated)
     )
+
+
+def _folds(file: Any, site: str, layer: int, exponents: torch.Tensor) -> tuple[Statistics, ...]:
+    names, found = set(file.keys()), []
+    while (name := f"{site}.fold.{layer}.{len(found)}") in names:
+        found.append(Statistics.unpack(file.get_tensor(name), exponents))
+    return tuple(found)

@@ -127,7 +127,7 @@ def forked(action: Callable[[], object]) -> int:
 def main(command: str, checkpoints: Path, scratch: Path, stride: int) -> None:
     """Do all of it."""
     torch.set_num_threads(1)  # no thread pool may exist when a process forks
-    registry.collecting.SAVE_SECONDS = 0.0
+    registry.statistics_pass.SAVE_SECONDS = 0.0
     act = {"add": add, "compose": compose, "opt-out": opt_out}[command]
     start, undisturbed = scratch / "start", scratch / "undisturbed"
     assert forked(lambda: prepare(start, checkpoints, command)) == 0

@@ -4,7 +4,7 @@ import hashlib
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Int32
+from jaxtyping import Bool, Int32, Int64
 from torch import Tensor
 
 
@@ -32,6 +32,10 @@ class Calibration:
     def keep(self) -> Bool[Tensor, "N S"]:
         """True where a token counts."""
         return torch.arange(self.ids.shape[1])[None, :] < self.lengths[:, None]
+
+    def counts(self, vocabulary: int) -> Int64[Tensor, "V"]:
+        """Return how often each token comes among those that count; `vocabulary` is V, more than any token."""
+        return torch.bincount(self.ids[self.keep].long(), minlength=vocabulary)
 
     @property
     def digest(self) -> str:

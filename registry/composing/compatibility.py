@@ -4,7 +4,10 @@ from collections.abc import Sequence
 
 from registry.checkpoint.tokenizer import tokenizer_conflict
 from registry.composing.member import Member
+from registry.composing.recipe import Recipe
 from registry.errors import IncompatibleError
+from registry.maths.trunk import TRUNKS
+from registry.sites import MLP_INPUT, SITES, TOKEN_COUNTS
 
 VOCABULARY = ("vocab_size",)
 """What members may differ in: some have rows for tokens that others lack."""
@@ -33,6 +36,24 @@ def check_compatible(members: Sequence[Member]) -> None:
                 f"{pair}: their tokenizers differ: {conflict}",
                 "leave one of them out, or train them with one tokenizer: added tokens need the same numbers",
             )
+
+
+def check_statistics(members: Sequence[Member], recipe: Recipe) -> None:
+    """Check that the members have the statistics that a recipe needs.
+
+    Raises:
+        IncompatibleError: one has not; the message says who, and of which site.
+    """
+    needed = [MLP_INPUT] if recipe.to == "moe" or recipe.balance != "none" else []
+    if TRUNKS[recipe.trunk].needs_inputs and len(members) > 1:
+        needed += [*SITES["all"], TOKEN_COUNTS]
+    for member in members:
+        for site in needed:
+            if not member.has_statistics(site):
+                raise IncompatibleError(
+                    f"{member.version.ref} has no statistics of {site}, which trunk method {recipe.trunk!r} needs",
+                    f"register it again with all sites (reg add-expert {member.name} CKPT), or choose --trunk mean",
+                )
 
 
 def leading(members: Sequence[Member]) -> Member:

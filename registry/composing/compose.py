@@ -9,6 +9,7 @@ from typing import Any
 from registry.checkpoint import COPIED_FILES
 from registry.composing.card import model_card
 from registry.composing.folder import MARKER, Stream, fresh_folder, json_file, write_files, write_weights
+from registry.composing.materials import Materials
 from registry.composing.plan import Plan
 from registry.composing.produce import produce
 from registry.progress import Progress
@@ -30,8 +31,9 @@ def write_composition(plan: Plan, out: Path, *, replace: bool, record: Callable[
         DamagedError: a member's array is not what was stored.
         InvalidInputError: a router's linear system cannot be solved.
     """
+    materials = Materials(plan)
     with fresh_folder(out, replace=replace, nbytes=plan.nbytes) as folder:
-        streams = [Stream(t.name, t.dtype, t.shape, partial(produce, plan, t)) for t in plan.tensors]
+        streams = [Stream(t.name, t.dtype, t.shape, partial(produce, materials, t)) for t in plan.tensors]
         with progress("composing", plan.nbytes, "B") as advance:
             digests = write_weights(folder, streams, advance)
         copied = {name: plan.lead.file(name) for name in plan.lead.names("file") if name in COPIED_FILES}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from registry.composing.folder import Stream, fresh_folder, write_files, write_weights
 from registry.composing.member import Member
-from registry.maths.trunk.mean import mean
+from registry.maths.trunk.tensor import Rows, average
 from registry.progress import Progress
 from registry.tensors import DTYPES, to_block, to_tensor
 from store.arrays import Block
@@ -47,6 +47,7 @@ def _average(members: Sequence[Member], role: Role, name: str, dtype: str) -> It
     def blocks() -> Iterator[Block]:
         for parts in zip(*(source.blocks() for source in sources), strict=True):
             tensors = [to_tensor(part, source.dtype) for part, source in zip(parts, sources, strict=True)]
-            yield to_block(mean(tensors).to(DTYPES[dtype]))
+            combined = average(Rows(0, tuple(tensors), None), [1.0] * len(tensors))
+            yield to_block(combined.to(DTYPES[dtype]))
 
     return blocks()

@@ -7,9 +7,12 @@ from typing import Any
 import torch
 
 from registry.architecture import Architecture
+from registry.calibration import Calibration
 from registry.errors import DamagedError, RegError
 from registry.families import FAMILIES, Family, Translation
+from registry.maths.folds import complete
 from registry.maths.statistics import Statistics
+from registry.sites import MLP_INPUT, TOKEN_COUNTS
 from registry.tensors import to_tensor
 from store.arrays import ArraySource, ArrayStore
 from store.catalog import ArrayLink, VersionRecord
@@ -70,6 +73,14 @@ class Member:
             raise DamagedError(f"{self.version.ref} has no {role} array {name}", "run: reg verify")
         return link
 
+    def weight(self, name: str) -> ArrayLink:
+        """Return what the catalog says of one tensor, whether it is of the trunk or of an MLP (errors as `link`)."""
+        return self._links.get(("mlp", name)) or self.link("trunk", name)
+
+    def open_weight(self, name: str) -> ArraySource:
+        """Return one tensor as blocks, checked while it is read."""
+        return self.store.open(self.weight(name).digest)
+
     def open(self, role: Role, name: str) -> ArraySource:
         """Return one array as blocks, checked while it is read."""
         return self.store.open(self.link(role, name).digest)
@@ -90,6 +101,38 @@ class Member:
             return Statistics.unpack(packed, exponents[layer], int(saturated[layer]))
         except ValueError as error:
             raise DamagedError(f"{self.version.ref}, {site}, layer {layer}: {error}", "run: reg verify") from error
+
+    def folds(self, site: str, layer: int) -> tuple[Statistics, ...]:
+        """Return the statistics of one site and layer in parts; in one where none were kept (errors as above)."""
+        total, parts = self.statistics(site, layer), []
+        while ("statistics", name := f"{site}/fold/{layer}/{len(parts)}") in self._links:
+            try:
+                parts.append(Statistics.unpack(self._tensor("statistics", name), total.exponents))
+            except ValueError as error:
+                raise DamagedError(f"{self.version.ref}, {name}: {error}", "run: reg verify") from error
+        return complete(total, parts)
+
+    def has_statistics(self, site: str) -> bool:
+        """Tell whether statistics of a site are there; `TOKEN_COUNTS` is one for this purpose."""
+        return ("statistics", site if site == TOKEN_COUNTS else f"{site}/exponents") in self._links
+
+    @property
+    def token_counts(self) -> torch.Tensor:
+        """How often each token came in the calibration, int64 of shape (V,)."""
+        return self._tensor("statistics", TOKEN_COUNTS)
+
+    @property
+    def tokens(self) -> int:
+        """Calibration tokens that the statistics count."""
+        return next((taken.tokens for taken in self.version.statistics if taken.site == MLP_INPUT), 0)
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """The kept calibration tokens, if there are any."""
+        if ("calibration", "ids") not in self._links:
+            return None
+        label = next((taken.calibration_label for taken in self.version.statistics), "")
+        return Calibration(self._tensor("calibration", "ids"), self._tensor("calibration", "lengths"), label)
 
     def _scales(self, site: str) -> tuple[torch.Tensor, torch.Tensor]:
         if site not in self._read_scales:  # small, and asked for once a layer

@@ -1,12 +1,12 @@
 """What a composition will be, before a byte of it is written: members, host, every tensor and how it is made."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from registry.composing.compatibility import check_compatible, leading
+from registry.composing.compatibility import check_compatible, check_statistics, leading
 from registry.composing.member import Member
 from registry.composing.recipe import Recipe
 from registry.errors import IncompatibleError, InvalidInputError, UnsupportedFamilyError
@@ -14,6 +14,7 @@ from registry.families import Translation
 from registry.hosts import Constant, Experts, Host, Trunk
 from registry.hosts.remote_code import REMOTE_CODE
 from registry.maths.trunk import TRUNKS
+from registry.maths.trunk.regmean import SEGMENT_BYTES
 from store.arrays import CARRIERS, CHUNK_ELEMENTS
 from store.digest import json_digest
 
@@ -70,6 +71,20 @@ class Plan:
     tensors: tuple[OutputTensor, ...]
 
     @property
+    def weights(self) -> list[float]:
+        """ω of each member, in their order."""
+        return [float(self.recipe.weights.get(name, 1.0)) for name in self.names]
+
+    @property
+    def statistics_weights(self) -> list[float]:
+        """What each member's statistics are multiplied by: ω, and where tokens are balanced their mean over its own."""
+        if self.recipe.balance == "none":
+            return self.weights
+        tokens = [member.tokens for member in self.members]
+        mean = sum(tokens) / len(tokens)
+        return [weight * mean / own for weight, own in zip(self.weights, tokens, strict=True)]
+
+    @property
     def host(self) -> Host:
         """The architecture that will carry it."""
         return self.translation.host
@@ -103,8 +118,13 @@ class Plan:
         as reals, their sum and its factor) and one block of a tensor (in float64, widened and rounded, beside what each
         member contributes, as read and as decoded). Both count: what one frees is not always there for the other.
         """
-        gram = 7 * 8 * (self.translation.architecture.hidden_size + 1) ** 2
-        elements = max(_workspace(tensor.made) for tensor in self.tensors)
+        architecture = self.translation.architecture
+        widest = architecture.hidden_size
+        if TRUNKS[self.recipe.trunk].needs_inputs:
+            widest = max(widest, architecture.num_attention_heads * architecture.head_dim)
+        gram = 7 * 8 * (widest + 1) ** 2
+        solved = self.lead.family.linear_inputs(architecture) if TRUNKS[self.recipe.trunk].needs_inputs else {}
+        elements = max(_workspace(tensor.made, solved) for tensor in self.tensors)
         contributed = 2 * CARRIERS[self.dtype][1] * (len(self.members) + (self.base is not None))
         return gram + (3 * 8 + contributed) * elements
 
@@ -151,8 +171,11 @@ def make_plan(members: Sequence[Member], base: Member | None, recipe: Recipe) ->
     base = base if TRUNKS[recipe.trunk].needs_base else None
     everyone = (*ordered, *([base] if base else []))
     check_compatible(everyone)
+    check_statistics(ordered, recipe)
     lead = leading(everyone)
-    translation = _translation(lead, recipe.host)
+    translation = (
+        lead.family.dense(lead.architecture) if recipe.to == "dense" else _translation(lead, recipe.host)
+    )
     dtype = recipe.dtype or _common_dtype(ordered)
     return Plan(
         ordered,
@@ -199,7 +222,7 @@ def _tensors(
     for name, made in translation.trunk.items():
         own = dtype if isinstance(made, Constant) else _trunk_dtype(members, base, recipe, made.rows.name)
         yield OutputTensor(name, recipe.dtype or own, made)
-    for layer in range(architecture.num_hidden_layers):
+    for layer in range(architecture.num_hidden_layers if recipe.to == "moe" else 0):
         shape = (len(members), architecture.hidden_size)
         yield OutputTensor(host.below(layer, host.gate), dtype, Router(shape, layer))
         whole = recipe.host == REMOTE_CODE
@@ -216,7 +239,7 @@ def _trunk_dtype(members: Sequence[Member], base: Member | None, recipe: Recipe,
     contributors = [*(members if TRUNKS[recipe.trunk].needs_members else ()), *([base] if base else [])]
     if recipe.dtype:
         return recipe.dtype
-    return _one(name, {member.version.ref: member.link("trunk", name).dtype for member in contributors})
+    return _one(name, {member.version.ref: member.weight(name).dtype for member in contributors})
 
 
 def _one(name: str, dtypes: dict[str, str]) -> str:
@@ -226,8 +249,10 @@ def _one(name: str, dtypes: dict[str, str]) -> str:
     return next(iter(dtypes.values()))
 
 
-def _workspace(made: Experts | Trunk | Constant | Router) -> int:
-    """Return how many elements of a tensor are in memory at once."""
+def _workspace(made: Experts | Trunk | Constant | Router, solved: Collection[str]) -> int:
+    """Return how many elements of a tensor are in memory at once; `solved` are made in longer runs of rows."""
     size = math.prod(made.shape)
+    if isinstance(made, Trunk) and made.rows.name in solved:
+        return min(size, max(SEGMENT_BYTES // 8, CHUNK_ELEMENTS))
     reordered = isinstance(made, Trunk) and made.rows.rows is not None and not isinstance(made.rows.rows, range)
     return size if reordered else min(CHUNK_ELEMENTS, size)

@@ -10,6 +10,14 @@ from registry.errors import InvalidInputError
 from registry.maths.router import ROUTERS
 from registry.maths.trunk import TRUNKS
 
+OUTPUTS = ("moe", "dense")
+"""What a recipe can make: a sparse mixture, or one dense model in which the MLPs are combined as the trunk is."""
+
+BALANCES = ("none", "tokens")
+
+_RANGES = {"alpha": (0.0, 1.0), "density": (1e-3, 1.0), "scale": (-10.0, 10.0)}
+"""Trunk option → the least and the largest value."""
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -17,31 +25,55 @@ class Recipe:
 
     Attributes:
         trunk: a key of `TRUNKS`.
+        trunk_options: parameters of the trunk method, where they are not its defaults.
         router: a key of `ROUTERS`.
         lam: ridge strength ≥ 0, added to the summed Gram as it is (DUME eq. 6).
         top_k: experts per token, from 1 to the number of members.
         temperature: > 0; router logits are divided by it, which at top_k = 1 changes nothing.
-        weights: member name → ω > 0, its weight in the ridge solution; 1 where absent.
+        weights: member name → ω > 0, its weight in every sum over members; 1 where absent.
+        balance: `tokens` divides each member's statistics by its share of the tokens, so that one with many does not
+            drown the others; `none` takes them as they are.
+        to: a key of `OUTPUTS`.
         dtype: what the folder is written in, or None for the members' own.
         host: the architecture that carries it, where more than one does: its `model_type`, or `remote-code` for a
             modelling file of its own; None for the preferred one.
     """
 
-    trunk: str = "mean"
+    trunk: str = "regmean"
+    trunk_options: Mapping[str, float] = field(default_factory=dict)
     router: str = "ridge"
     lam: float = 0.01
     top_k: int = 1
     temperature: float = 1.0
     weights: Mapping[str, float] = field(default_factory=dict)
+    balance: str = "none"
+    to: str = "moe"
     dtype: str | None = None
     host: str | None = None
 
     def __post_init__(self) -> None:
-        for name, value, known in (("trunk", self.trunk, TRUNKS), ("router", self.router, ROUTERS)):
+        for what, name, value, known in (
+            ("trunk method", "trunk", self.trunk, TRUNKS),
+            ("router method", "router", self.router, ROUTERS),
+            ("output", "to", self.to, OUTPUTS),
+            ("balance", "balance", self.balance, BALANCES),
+        ):
             if value not in known:
                 raise InvalidInputError(
-                    f"{name} method {value!r} is none of {', '.join(known)}",
+                    f"{what} {value!r} is none of {', '.join(known)}",
                     f"choose one of them: {name}={next(iter(known))!r}",
+                )
+        for name, value in self.trunk_options.items():
+            defaults = TRUNKS[self.trunk].options
+            if name not in defaults:
+                raise InvalidInputError(
+                    f"trunk method {self.trunk!r} has no option {name!r}",
+                    f"its options are: {', '.join(defaults) or 'none'}",
+                )
+            least, most = _RANGES[name]
+            if not least <= value <= most:
+                raise InvalidInputError(
+                    f"{name} is {value}, it must be from {least:g} to {most:g}", f"the default is {defaults[name]:g}"
                 )
         if not (math.isfinite(self.lam) and self.lam >= 0):
             raise InvalidInputError(f"lam is {self.lam}, it must be finite and 0 or more", "the default is 0.01")
@@ -79,12 +111,23 @@ class Recipe:
 
     def document(self, names: Sequence[str]) -> dict[str, Any]:
         """Return the recipe as `composition.json` holds it, every default spelled out."""
-        return {
-            "trunk": self.trunk,
+        routed = {
             "router": self.router,
             "lam": float(self.lam),
             "top_k": self.top_k,
             "temperature": float(self.temperature),
+        }
+        return {
+            "to": self.to,
+            "trunk": self.trunk,
+            "trunk_options": self.method_options,
+            **(routed if self.to == "moe" else {}),
             "weights": {name: float(self.weights.get(name, 1.0)) for name in names},
+            "balance": self.balance,
             "dtype": self.dtype,
         }
+
+    @property
+    def method_options(self) -> dict[str, float]:
+        """All parameters of the trunk method."""
+        return {**TRUNKS[self.trunk].options, **{name: float(value) for name, value in self.trunk_options.items()}}

@@ -1,13 +1,15 @@
 """A dense family: its configuration, its tensors, where its MLP input is, and the hosts that carry it exactly."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from registry.architecture import Architecture
 from registry.families.rope import rope_parameters
 from registry.hosts import Constant, Host, Projections, Rows, Trunk
+from registry.hosts.dense import dense_host
 from registry.hosts.remote_code import REMOTE_CODE, remote_code_host
+from registry.sites import ATTENTION_INPUT, ATTENTION_OUTPUT, HEAD_INPUT, MLP_INPUT
 
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 """The three matrices of a gated MLP."""
@@ -20,10 +22,10 @@ _REQUIRED = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_atten
 
 @dataclass(frozen=True)
 class NormOutput:
-    """An MLP input that a norm over the hidden axis gives, so that the norm's weights bound it.
+    """An input that a norm over the hidden axis gives, so that the norm's weights bound it.
 
     Attributes:
-        norm: the norm's name below the layer.
+        norm: the norm's name below the layer; that of the last norm is whole.
         offset: what the norm adds to its weight.
         bias: it has a bias.
     """
@@ -35,7 +37,7 @@ class NormOutput:
 
 @dataclass(frozen=True)
 class ResidualStream:
-    """An MLP input that is the residual stream itself: embeddings and the outputs of the norms that were added so far.
+    """An input that is the residual stream itself: embeddings and the outputs of the norms that were added so far.
 
     Attributes:
         embedding: the embedding's tensor.
@@ -46,6 +48,23 @@ class ResidualStream:
     embedding: str = "model.embed_tokens.weight"
     after_attention: str = "post_attention_layernorm"
     after_mlp: str = "post_feedforward_layernorm"
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The linear modules of a layer's attention, by their names below the layer.
+
+    Attributes:
+        inputs: those that see the attention input.
+        output: the one that sees the heads' outputs.
+        values: the one that makes the values.
+        value_rows: the rows of it that do, head by head; None for all.
+    """
+
+    inputs: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    output: str = "self_attn.o_proj"
+    values: str = "self_attn.v_proj"
+    value_rows: Sequence[int] | None = None
 
 
 @dataclass(frozen=True)
@@ -77,6 +96,9 @@ class Family:
         options: the keys that decide its function beside the sizes.
         layers: where its layers are, as a module and in tensor names.
         renamed: tensors that its transformers class has under another name than its checkpoints.
+        embedding: its embedding's tensor.
+        head: its head's tensor, where that is not tied to the embedding.
+        down: the last linear module of each MLP, below the layer; all others see the MLP input.
     """
 
     model_type: ClassVar[str]
@@ -87,6 +109,9 @@ class Family:
     options: ClassVar[tuple[str, ...]] = ("rms_norm_eps",)
     layers: ClassVar[str] = "model.layers"
     renamed: ClassVar[Mapping[str, str]] = {}
+    embedding: ClassVar[str] = "model.embed_tokens.weight"
+    head: ClassVar[str] = "lm_head.weight"
+    down: ClassVar[str] = "mlp.down_proj"
 
     # -- configuration -----------------------------------------------------------------------------------------------
 
@@ -183,7 +208,35 @@ class Family:
         """Return the whole name of a tensor of a layer."""
         return f"{self.layers}.{layer}.{name}"
 
-    # -- the MLP input -----------------------------------------------------------------------------------------------
+    # -- sites -------------------------------------------------------------------------------------------------------
+
+    def attention(self, architecture: Architecture) -> Attention:
+        """Return the linear modules of each layer's attention."""
+        return Attention()
+
+    def attention_input(self, architecture: Architecture) -> NormOutput | ResidualStream:
+        """Return what the attention of each layer sees, and so what bounds it."""
+        return NormOutput("input_layernorm")
+
+    def head_input(self, architecture: Architecture) -> NormOutput:
+        """Return the norm before the head, by its whole name."""
+        return NormOutput("model.norm")
+
+    def linear_inputs(self, architecture: Architecture) -> dict[str, tuple[str, int]]:
+        """Return the site and layer that each linear map of the trunk, and each MLP's gate and up, has as its input.
+
+        The embedding is no linear map; where the head is tied to it, neither is that one.
+        """
+        attention = self.attention(architecture)
+        found = {} if architecture.tie_word_embeddings else {self.head: (HEAD_INPUT, 0)}
+        for layer in range(architecture.num_hidden_layers):
+            for name in attention.inputs:
+                found[self.below(layer, f"{name}.weight")] = (ATTENTION_INPUT, layer)
+            found[self.below(layer, f"{attention.output}.weight")] = (ATTENTION_OUTPUT, layer)
+            for name, shape in self.mlp_layer(architecture).items():
+                if len(shape) == 2 and name != f"{self.down}.weight":
+                    found[self.below(layer, name)] = (MLP_INPUT, layer)
+        return found
 
     def mlp_input(self, architecture: Architecture) -> NormOutput | ResidualStream:
         """Return what the MLP of each layer sees, and so what bounds it."""
@@ -218,6 +271,12 @@ class Family:
                 {self.renamed.get(name, name): made for name, made in self.unchanged(architecture).items()},
             ),
         }
+
+    def dense(self, architecture: Architecture) -> Translation:
+        """Return the model as itself, each MLP tensor made as the trunk's are."""
+        shapes = self.trunk_shapes(architecture) | self.mlp_shapes(architecture)
+        trunk: dict[str, Trunk | Constant] = {name: Trunk(shape, Rows(name)) for name, shape in shapes.items()}
+        return Translation(dense_host(self.model_type, self.class_name, self.layers), architecture, trunk)
 
     def unchanged(self, architecture: Architecture) -> dict[str, Trunk | Constant]:
         """Return the trunk as it is, under its own names."""

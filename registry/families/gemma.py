@@ -35,6 +35,14 @@ class Gemma(Family):
         if values["hidden_act"] == "gelu":
             values["hidden_act"] = TANH_GELU
 
+    def attention_input(self, architecture: Architecture) -> NormOutput:
+        """Return the norm, which adds 1 to its weight."""
+        return NormOutput("input_layernorm", offset=1.0)
+
+    def head_input(self, architecture: Architecture) -> NormOutput:
+        """Return the last norm, which adds 1 to its weight."""
+        return NormOutput("model.norm", offset=1.0)
+
     def mlp_input(self, architecture: Architecture) -> NormOutput:
         """Return the norm, which adds 1 to its weight."""
         return NormOutput(offset=1.0)

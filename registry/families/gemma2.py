@@ -54,6 +54,14 @@ class Gemma2(Family):
         bias = "qkvo" if architecture.options["attention_bias"] else ""
         return attention_shapes(architecture, bias=bias) | norm_shapes(architecture, *_NORMS)
 
+    def attention_input(self, architecture: Architecture) -> NormOutput:
+        """Return the norm, which adds 1 to its weight."""
+        return NormOutput("input_layernorm", offset=1.0)
+
+    def head_input(self, architecture: Architecture) -> NormOutput:
+        """Return the last norm, which adds 1 to its weight."""
+        return NormOutput("model.norm", offset=1.0)
+
     def mlp_input(self, architecture: Architecture) -> NormOutput:
         """Return the norm before the MLP, which adds 1 to its weight."""
         return NormOutput("pre_feedforward_layernorm", offset=1.0)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from registry.architecture import Architecture
-from registry.families.family import Family, NormOutput, Shapes, norm_shapes
+from registry.families.family import Attention, Family, NormOutput, Shapes, norm_shapes
 from registry.families.rope import rope_parameters
 
 
@@ -24,6 +24,9 @@ class GPTNeoX(Family):
     }
     options = ("attention_bias", "layer_norm_eps", "use_parallel_residual")
     layers = "gpt_neox.layers"
+    embedding = "gpt_neox.embed_in.weight"
+    head = "embed_out.weight"
+    down = "mlp.dense_4h_to_h"
     renamed = {"embed_out.weight": "lm_head.weight"}
 
     def complete(self, values: dict[str, Any]) -> None:
@@ -70,6 +73,24 @@ class GPTNeoX(Family):
             "mlp.dense_4h_to_h.weight": (hidden, inner),
             "mlp.dense_4h_to_h.bias": (hidden,),
         }
+
+    def attention(self, architecture: Architecture) -> Attention:
+        """Return the linear modules of each layer's attention: each head's query, key and value rows stand together."""
+        size, both = architecture.head_dim, "attention.query_key_value"
+        values = tuple(
+            row
+            for head in range(architecture.num_attention_heads)
+            for row in range((3 * head + 2) * size, (3 * head + 3) * size)
+        )
+        return Attention((both,), "attention.dense", both, values)
+
+    def attention_input(self, architecture: Architecture) -> NormOutput:
+        """Return its first norm, which has a bias."""
+        return NormOutput("input_layernorm", bias=True)
+
+    def head_input(self, architecture: Architecture) -> NormOutput:
+        """Return its last norm, which has a bias."""
+        return NormOutput("gpt_neox.final_layer_norm", bias=True)
 
     def mlp_input(self, architecture: Architecture) -> NormOutput:
         """Return its second norm, which has a bias."""

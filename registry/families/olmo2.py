@@ -35,6 +35,10 @@ class Olmo2(Family):
             **norm_shapes(architecture, "post_attention_layernorm", "post_feedforward_layernorm"),
         }
 
+    def attention_input(self, architecture: Architecture) -> ResidualStream:
+        """Return the residual stream."""
+        return ResidualStream()
+
     def mlp_input(self, architecture: Architecture) -> ResidualStream:
         """Return the residual stream."""
         return ResidualStream()

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from registry.architecture import Architecture
-from registry.families.family import Family, Shapes, Translation, norm_shapes
+from registry.families.family import Attention, Family, Shapes, Translation, norm_shapes
 from registry.families.rope import rope_parameters
 from registry.hosts import Constant, Projections, Rows, Trunk
 from registry.hosts.mixtral import MIXTRAL
@@ -67,6 +67,12 @@ class Phi3(Family):
             "up_proj": (Rows(both, range(inner, 2 * inner)), (inner, hidden)),
             "down_proj": (Rows(self.below(layer, "mlp.down_proj.weight")), (hidden, inner)),
         }
+
+    def attention(self, architecture: Architecture) -> Attention:
+        """Return the linear modules of each layer's attention: queries, keys and values are one."""
+        size, heads, pairs = architecture.head_dim, architecture.num_attention_heads, architecture.num_key_value_heads
+        both = "self_attn.qkv_proj"
+        return Attention((both,), values=both, value_rows=range((heads + pairs) * size, (heads + 2 * pairs) * size))
 
     def refusal(self, architecture: Architecture) -> str | None:
         """Return why Mixtral does not carry this model, or None where it does."""

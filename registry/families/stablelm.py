@@ -49,6 +49,14 @@ class StableLM(Family):
             shapes |= norm_shapes(architecture, *names, size=architecture.head_dim)
         return shapes
 
+    def attention_input(self, architecture: Architecture) -> NormOutput:
+        """Return the first norm, which has a bias."""
+        return NormOutput("input_layernorm", bias=True)
+
+    def head_input(self, architecture: Architecture) -> NormOutput:
+        """Return the last norm, which has a bias."""
+        return NormOutput("model.norm", bias=True)
+
     def mlp_input(self, architecture: Architecture) -> NormOutput:
         """Return the norm, which has a bias: the layer's only one where attention and MLP stand side by side."""
         parallel = architecture.options["use_parallel_residual"]

@@ -51,10 +51,11 @@ def remote_code_host(model_type: str, class_name: str, layers: str) -> Host:
         experts=PerExpert("mlp.experts.{expert}.{projection}"),
         config=config,
         layers=layers,
-        dense_config=_dense_config,
+        dense_config=dense_config,
         files={f"{_MODULE}.py": source.encode()},
     )
 
 
-def _dense_config(config: Mapping[str, Any]) -> dict[str, Any]:
+def dense_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a folder takes over from the members' own config.json."""
     return {key: value for key, value in config.items() if key not in _DROPPED}

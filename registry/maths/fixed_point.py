@@ -5,8 +5,9 @@ scale 2^{p_i} for which that bound fits into a signed integer of so many bits, s
 saturates and p never depends on the data. Sums of products of such integers are exact, hence independent of order and
 of how tokens are split.
 
-The output of a norm takes 16 bits. The residual stream takes 20: its bound is a sum over all layers, which it comes
-nowhere near, and the four bits more keep the resolution.
+The output of a norm takes 16 bits. The residual stream takes 20, and so does attention's output: the bound of the one is
+a sum over all layers, that of the other the largest value a head could give, neither of which they come near, and the
+four bits more keep the resolution.
 """
 
 import math
@@ -20,10 +21,13 @@ NORM_BITS = 16
 """Bits of an integer that stands for the output of a norm."""
 
 RESIDUAL_BITS = 20
-"""Bits of an integer that stands for the residual stream."""
+"""Bits of an integer that stands for the residual stream, or for attention's output."""
 
 MARGIN = 1 + 2**-6
 """Room for rounding in the model: normalising and scaling in bfloat16 round by at most 2^-8 each."""
+
+MIXED_MARGIN = 1 + 2**-4
+"""Room for rounding where a bound goes through a projection and a weighted mean, five roundings of 2^-8 at most."""
 
 EXPONENT_LIMIT = 100
 """|p_i| at most, so that 2^p_i and y_i · 2^p_i stay within float32. A channel that wants more is zero in effect."""

@@ -17,14 +17,15 @@ from registry import PassSettings, Registry, statistics_file
 from registry.calibration import Calibration, Corpus
 from registry.checkpoint import Checkpoint, hash_checkpoint
 from registry.checkpoint.weights import read_headers
-from registry.collecting import carried_statistics, collect, collect_to, take_statistics, text_calibration
+from registry.collecting import carried_statistics, collect, collect_to, text_calibration
 from registry.errors import CalibrationError, CheckpointError, InvalidInputError, StorageError
 from registry.families import FAMILIES
 from registry.loading import load_model
 from registry.maths.fixed_point import power_of_two
 from registry.progress import silent
-from registry.scales import mlp_input_scales
-from registry.sites import MLP_INPUT
+from registry.scales import scales
+from registry.sites import MLP_INPUT, SITES
+from registry.statistics_pass import dense_taps, take_statistics
 from tests.conftest import SETTINGS, Zoo
 from tests.models import make_model, save_checkpoint, sentences, write_jsonl
 
@@ -41,13 +42,22 @@ def expert(zoo: Zoo) -> tuple[Any, Any]:
     return hashed, load_model(zoo.experts["code"], "float32", "cpu")
 
 
+def watch(tap: Any, seen: dict[tuple[str, int], torch.Tensor]) -> None:
+    def keep(_module: Any, inputs: Any, output: Any = None) -> None:
+        x = output if tap.after else inputs[0]
+        seen[tap.site, tap.layer] = x.reshape(-1, x.shape[-1]).double()
+
+    if tap.after:
+        tap.module.register_forward_hook(keep)
+    else:
+        tap.module.register_forward_pre_hook(keep)
+
+
 def taken(expert: tuple[Any, Any], calibration: Calibration, batch_size: int = 4, **options: Any) -> Any:
     hashed, model = expert
     options = {"progress": silent} | options
-    collected = take_statistics(
-        hashed.checkpoint, hashed.weights, model, calibration, PassSettings(batch_size=batch_size), **options
-    )
-    return collected.sites[MLP_INPUT]
+    settings = PassSettings(batch_size=batch_size, **{k: options.pop(k) for k in ("sites", "folds") if k in options})
+    return take_statistics(hashed.checkpoint, hashed.weights, model, calibration, settings, **options)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -59,11 +69,13 @@ def test_equals_a_float64_reference_to_the_resolution_and_never_saturates(
     hashed = hash_checkpoint(Checkpoint(folder, remote_code=True), silent)
     model = load_model(folder, dtype, "cpu")
     calibration = windows(6)
-    seen: list[torch.Tensor] = []
-    for module in hashed.checkpoint.family.mlps(model):
-        module.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0].flatten(0, 1).double()))
-    layers = taken((hashed, model), calibration, batch_size=6)
-    for layer, x in zip(layers, seen, strict=True):
+    seen: dict[tuple[str, int], torch.Tensor] = {}
+    for tap in dense_taps(hashed.checkpoint)(model):
+        watch(tap, seen)
+    collected = taken((hashed, model), calibration, batch_size=6)
+    assert set(collected.sites) == set(SITES["all"])
+    for (site, number), x in seen.items():
+        layer = collected.sites[site][number]
         unit = power_of_two(-layer.exponents)
         assert layer.saturated == 0
         assert layer.count == calibration.tokens
@@ -78,10 +90,11 @@ def test_any_order_and_shards_of_equal_batches_give_equal_statistics(
     expert: tuple[Any, Any], order: list[int], cut: int
 ) -> None:
     calibration = windows(8)
-    whole = taken(expert, calibration)
+    whole = taken(expert, calibration).sites[MLP_INPUT]
     shards = [order[:cut], order[cut:]]
     parts = [
-        taken(expert, Calibration(calibration.ids[shard], calibration.lengths[shard], "shard")) for shard in shards
+        taken(expert, Calibration(calibration.ids[shard], calibration.lengths[shard], "shard")).sites[MLP_INPUT]
+        for shard in shards
     ]
     for layer in range(len(whole)):
         assert parts[0][layer] + parts[1][layer] == whole[layer]
@@ -94,15 +107,16 @@ def test_padding_does_not_count(expert: tuple[Any, Any]) -> None:
     garbage = calibration.ids.masked_fill(torch.arange(16)[None, :] >= lengths[:, None], 319)
     one = taken(expert, Calibration(calibration.ids, lengths, "padded"))
     other = taken(expert, Calibration(garbage, lengths, "padded otherwise"))
-    assert one == other
-    assert one[0].count == 30
+    assert (one.sites, one.folds) == (other.sites, other.folds)
+    assert torch.equal(one.token_counts, other.token_counts)
+    assert one.sites[MLP_INPUT][0].count == int(one.token_counts.sum()) == 30
     assert Calibration(calibration.ids, lengths, "a").digest == Calibration(garbage, lengths, "b").digest
 
 
 def test_last_batch_is_filled_up_but_not_counted(expert: tuple[Any, Any]) -> None:
     calibration = windows(5)
-    assert taken(expert, calibration)[0].count == 5 * 16
-    assert taken(expert, calibration, batch_size=5)[0].count == 5 * 16
+    assert taken(expert, calibration).sites[MLP_INPUT][0].count == 5 * 16
+    assert taken(expert, calibration, batch_size=5).sites[MLP_INPUT][0].count == 5 * 16
 
 
 @pytest.mark.parametrize("layer", [0, 1])
@@ -127,9 +141,12 @@ def test_interrupted_pass_goes_on_where_it_stopped(
     with pytest.raises(KeyboardInterrupt):
         taken(expert, calibration, partial=tmp_path)
     (left,) = tmp_path.iterdir()
-    assert statistics_file.load(left).done == ((8, 8) if layer == 0 else (12, 8))
+    done = statistics_file.load(left).done
+    assert done is not None
+    assert done[MLP_INPUT] == ((8, 8) if layer == 0 else (12, 8))
     calls = 10
-    assert taken(expert, calibration, partial=tmp_path) == whole
+    again = taken(expert, calibration, partial=tmp_path)
+    assert (again.sites, again.folds) == (whole.sites, whole.folds)
     assert calls == 11  # one batch of three was left
     assert list(tmp_path.iterdir()) == []
 
@@ -137,18 +154,18 @@ def test_interrupted_pass_goes_on_where_it_stopped(
 def test_pass_under_way_is_written_down_now_and_then(
     expert: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("registry.collecting.SAVE_SECONDS", 0.0)
+    monkeypatch.setattr("registry.statistics_pass.SAVE_SECONDS", 0.0)
     _, model = expert
     seen: list[Any] = []
     forward = model.base_model.forward
 
     def look(*args: Any, **kwargs: Any) -> Any:
-        seen.extend(statistics_file.load(path).done for path in tmp_path.iterdir())
+        seen.extend(set(sum((statistics_file.load(path).done or {}).values(), ())) for path in tmp_path.iterdir())
         return forward(*args, **kwargs)
 
     monkeypatch.setattr(model.base_model, "forward", look)
     taken(expert, windows(12), partial=tmp_path)
-    assert seen == [(4, 4), (8, 8)]
+    assert seen == [{4}, {8}]
 
 
 def test_damaged_or_foreign_pass_under_way_begins_anew(expert: tuple[Any, Any], tmp_path: Path) -> None:
@@ -159,7 +176,8 @@ def test_damaged_or_foreign_pass_under_way_begins_anew(expert: tuple[Any, Any], 
         interrupt(lambda: taken(expert, calibration, partial=tmp_path), model)
     (left,) = tmp_path.iterdir()
     left.write_bytes(b"damaged")
-    assert taken(expert, calibration, partial=tmp_path) == whole
+    again = taken(expert, calibration, partial=tmp_path)
+    assert (again.sites, again.folds) == (whole.sites, whole.folds)
 
 
 def interrupt(action: Callable[[], Any], model: Any) -> None:
@@ -181,19 +199,19 @@ def test_activation_that_is_not_finite_is_told_with_its_layer(
         model.model.layers[0].mlp.down_proj.weight.mul_(1e38)  # finite weights, infinite products
     folder = save_checkpoint(model, tmp_path / "hot", tokenizer)
     data = write_jsonl(tmp_path / "data.jsonl", sentences("code", 20))
-    with pytest.raises(CalibrationError, match=r"an activation is NaN or infinite \(site mlp_input, layer 1\)"):
+    with pytest.raises(CalibrationError, match=r"an activation is NaN or infinite \(site attention_input, layer 1\)"):
         registry.add_expert("hot", folder, data=[data], settings=SETTINGS)
     assert registry.versions() == []
 
 
 def test_scales_follow_from_the_weights_alone(zoo: Zoo, expert: tuple[Any, Any]) -> None:
     hashed, _ = expert
-    one = taken(expert, windows(4, seed=1))
-    other = taken(expert, windows(4, seed=2))
-    for layer, exponents in enumerate(mlp_input_scales(hashed.checkpoint).exponents):
+    one = taken(expert, windows(4, seed=1)).sites[MLP_INPUT]
+    other = taken(expert, windows(4, seed=2)).sites[MLP_INPUT]
+    for layer, exponents in enumerate(scales(hashed.checkpoint, MLP_INPUT).exponents):
         assert torch.equal(one[layer].exponents, exponents)
         assert torch.equal(other[layer].exponents, exponents)
-    assert len({int(p) for p in mlp_input_scales(hashed.checkpoint).exponents[0]}) > 1  # channels differ
+    assert len({int(p) for p in scales(hashed.checkpoint, MLP_INPUT).exponents[0]}) > 1  # channels differ
 
 
 def test_collected_file_registers_without_data_and_equals_the_direct_way(bare: Path, zoo: Zoo, tmp_path: Path) -> None:
@@ -242,13 +260,26 @@ FORGED: dict[str, tuple[Callable[[dict[str, Any], dict[str, torch.Tensor]], obje
         "has statistics of weights 000000000000, the checkpoint has",
     ),
     "no site": (lambda d, t: d.update(saturated={}), "has 0 layers of mlp_input, the checkpoint has 2"),
+    "strange site": (
+        lambda d, t: (d["saturated"].update(x=[]), t.update({"x.exponents": torch.zeros(0, 1, dtype=torch.int16)})),
+        "has statistics of x, which is no site",
+    ),
+    "other layers of another site": (
+        lambda d, t: d["saturated"].update(attention_output=[0]),
+        "has 1 layers of attention_output, the checkpoint has 2",
+    ),
+    "other token counts": (lambda d, t: t["token_counts"][5].add_(1), "its token counts are not those of 320 tokens"),
+    "fold larger than the whole": (
+        lambda d, t: t["mlp_input.fold.0.0"].copy_(2 * t["mlp_input.gram.0"]),
+        "mlp_input, layer 0, holds no sum over",
+    ),
     "a layer less": (
         lambda d, t: d["saturated"].update(mlp_input=[0]),
         "has 1 layers of mlp_input, the checkpoint has 2",
     ),
-    "other scales": (lambda d, t: t["mlp_input.exponents"].add_(1), "the scales of layer 0 are not those"),
-    "negative": (lambda d, t: t["mlp_input.gram.1"][0].fill_(-1), "layer 1 holds no sum over"),
-    "other count": (lambda d, t: t["mlp_input.gram.1"][-1].add_(1), "layer 1 holds no sum over"),
+    "other scales": (lambda d, t: t["mlp_input.exponents"].add_(1), "the scales of mlp_input, layer 0, are not those"),
+    "negative": (lambda d, t: t["mlp_input.gram.1"][0].fill_(-1), "mlp_input, layer 1, holds no sum over"),
+    "other count": (lambda d, t: t["mlp_input.gram.1"][-1].add_(1), "mlp_input, layer 1, holds no sum over"),
     "wrong length": (lambda d, t: t.update({"mlp_input.gram.0": torch.zeros(5, dtype=torch.int64)}), "is damaged"),
     "no tensor": (lambda d, t: t.pop("mlp_input.gram.0"), "is damaged"),
     "strange document": (lambda d, t: d.update(saturated=7), "is damaged"),

@@ -1,16 +1,20 @@
 """Trunk methods: one file a method, one line a method in `TRUNKS`.
 
-A method combines the members' tensors of one name, block of rows by block of rows, in float64:
-`combine(members, base) -> Tensor`, members in name order, `base` None unless the method needs it.
+A method combines the members' tensors of one name into one, yielding its rows in float64 (`tensor.Combination`).
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from registry.maths.trunk.base import base
+from registry.maths.trunk.dare import dare
 from registry.maths.trunk.mean import mean
+from registry.maths.trunk.regmean import regmean
+from registry.maths.trunk.task_arithmetic import task_arithmetic
+from registry.maths.trunk.tensor import Combination
+from registry.maths.trunk.ties import ties
 
 
 @dataclass(frozen=True)
@@ -20,18 +24,26 @@ class TrunkMethod:
     Attributes:
         combine: see the module.
         needs_base: the base model takes part, so one must be registered.
-        needs_members: the members' own trunks take part.
+        needs_members: the members' own tensors take part.
+        needs_inputs: so do statistics of each linear map's input, and token counts.
+        options: its parameters and their defaults.
     """
 
-    combine: Callable[[Sequence[Tensor], Tensor | None], Tensor]
+    combine: Callable[[Combination], Iterator[Tensor]]
     needs_base: bool = False
     needs_members: bool = True
+    needs_inputs: bool = False
+    options: Mapping[str, float] = field(default_factory=dict)
 
 
 TRUNKS = {
+    "regmean": TrunkMethod(regmean, needs_inputs=True, options={"alpha": 1.0}),
     "mean": TrunkMethod(mean),
     "base": TrunkMethod(base, needs_base=True, needs_members=False),
+    "ties": TrunkMethod(ties, needs_base=True, options={"density": 0.8, "scale": 1.0}),
+    "dare": TrunkMethod(dare, needs_base=True, options={"density": 0.8, "scale": 1.0}),
+    "task-arithmetic": TrunkMethod(task_arithmetic, needs_base=True, options={"scale": 0.3}),
 }
-"""Name in a recipe → the method."""
+"""Name in a recipe → the method; the default one first."""
 
-__all__ = ["TRUNKS", "TrunkMethod", "mean"]
+__all__ = ["TRUNKS", "Combination", "TrunkMethod"]

@@ -1,17 +1,13 @@
-"""The base model's trunk, unchanged."""
+"""The base model's tensors, unchanged."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 
-from jaxtyping import Float
 from torch import Tensor
 
+from registry.maths.trunk.tensor import Combination, aligned, average
 
-def base(members: Sequence[Tensor], base: Float[Tensor, "..."] | None) -> Float[Tensor, "..."]:
-    """Return the base model's tensor, exactly.
 
-    Raises:
-        ValueError: there is no base model.
-    """
-    if base is None:
-        raise ValueError("trunk 'base' needs the base model")
-    return base
+def base(combination: Combination) -> Iterator[Tensor]:
+    """Yield the base model's rows, exactly; rows that it lacks are averaged over the members."""
+    for rows in aligned(combination):
+        yield average(rows, combination.weights) if rows.base is None else rows.base

@@ -1,15 +1,13 @@
-"""The average of the members' trunks (BTX §3.2; DUME §3.1)."""
+"""The average of the members' tensors (BTX §3.2; DUME §3.1)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 
-import torch
-from jaxtyping import Float
 from torch import Tensor
 
+from registry.maths.trunk.tensor import Combination, aligned, average
 
-def mean(members: Sequence[Float[Tensor, "..."]], base: Tensor | None = None) -> Float[Tensor, "..."]:
-    """Return (1/E) Σ_e members_e in float64, summed in the order given. A single member is returned exactly."""
-    total = members[0].to(torch.float64, copy=True)
-    for member in members[1:]:
-        total.add_(member)  # the narrower tensor is widened exactly, element by element
-    return total.div_(len(members))
+
+def mean(combination: Combination) -> Iterator[Tensor]:
+    """Yield Σ_e ω_e θ_e / Σ_e ω_e by rows, in float64. A single member is returned exactly."""
+    for rows in aligned(combination):
+        yield average(rows, combination.weights)

@@ -1,0 +1,101 @@
+"""One tensor of a subset, as methods that combine the members' weights see it."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from registry.maths.statistics import Statistics
+
+Pass = Callable[[], Iterator[Tensor]]
+"""Starts a pass over a tensor: blocks of its rows, in order."""
+
+Options = Mapping[str, float]
+"""The parameters of a method, all of them."""
+
+
+@dataclass(frozen=True)
+class Combination:
+    """What one tensor of a composition is made from.
+
+    Attributes:
+        name: the dense tensor.
+        members: a pass over each member's tensor, in name order; they agree in all axes but the first, where some may
+            have rows that others lack.
+        weights: ω_e > 0, one a member.
+        base: a pass over the base model's tensor, where the method needs it.
+        digests: the members' content digests.
+        inputs: for the weight of a linear map, the statistics of its input, one a member, taken one at a time.
+        input_weights: what each member's statistics and token counts are multiplied by.
+        counts: for the embedding, how often each of its rows was used, (rows,) one a member.
+        options: the method's parameters.
+    """
+
+    name: str
+    members: Sequence[Pass]
+    weights: Sequence[float]
+    base: Pass | None = None
+    digests: Sequence[str] = ()
+    inputs: Callable[[], Iterator[Statistics]] | None = None
+    input_weights: Sequence[float] = ()
+    counts: Sequence[Tensor] | None = None
+    options: Options = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some rows of a combination.
+
+    Attributes:
+        start: the first row's number.
+        parts: each member's rows, of shape (n, …); None for a member that has no such rows.
+        base: the base model's, or None likewise.
+    """
+
+    start: int
+    parts: tuple[Tensor | None, ...]
+    base: Tensor | None
+
+    @property
+    def present(self) -> list[int]:
+        """The members that have these rows."""
+        return [number for number, part in enumerate(self.parts) if part is not None]
+
+
+def aligned(combination: Combination) -> Iterator[Rows]:
+    """Yield the same rows of all members and of the base model at a time."""
+    passes = [*combination.members, *([combination.base] if combination.base else [])]
+    streams = [start() for start in passes]
+    held: list[Tensor | None] = [next(stream, None) for stream in streams]
+    start = 0
+    while lengths := [len(part) for part in held if part is not None]:
+        shortest = min(lengths)
+        rows = [None if part is None else part[:shortest] for part in held]
+        yield Rows(start, tuple(rows[: len(combination.members)]), rows[-1] if combination.base else None)
+        start += shortest
+        for number, part in enumerate(held):
+            if part is not None:
+                held[number] = part[shortest:] if len(part) > shortest else next(streams[number], None)
+
+
+def average(rows: Rows, weights: Sequence[float]) -> Tensor:
+    """Return Σ ω_e θ_e / Σ ω_e over the members that have the rows, in float64, summed in their order.
+
+    A single member is returned exactly.
+    """
+    (first, *others) = rows.present
+    total = _double(rows.parts[first])
+    if not others:
+        return total
+    total.mul_(weights[first])
+    for member in others:
+        part = rows.parts[member]
+        assert part is not None
+        total.add_(part.double(), alpha=weights[member])  # weights widened exactly
+    return total.div_(sum(weights[member] for member in rows.present))
+
+
+def _double(part: Tensor | None) -> Tensor:
+    assert part is not None
+    return part.to(torch.float64, copy=True)
