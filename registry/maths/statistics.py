@@ -24,6 +24,9 @@ EXACT_BITS = 53
 OVERFLOW = 2.0**62
 """No entry of G may reach this; the diagonal tells, since it is where a Gram is largest."""
 
+WEIGHT_LIMIT = 255
+"""The largest weight of a token."""
+
 
 @dataclass(frozen=True, eq=False)
 class Statistics:
@@ -57,25 +60,46 @@ class Statistics:
         exponents: Int16[Tensor, "H"],
         keep: Bool[Tensor, "T"] | None = None,
         bits: int = NORM_BITS,
+        weights: Int64[Tensor, "T"] | None = None,
     ) -> "Statistics":
         """Return the statistics of activations `x`, one row a token; rows where `keep` is False (padding) are left out.
+
+        With weights, G = Σ_t w_t q̃_t q̃_tᵀ, exactly: what w_t copies of each row give. The count is then Σ_t w_t, and a
+        row of weight 0 is left out like padding.
 
         Args:
             x: the activations.
             exponents: p.
             keep: which rows count; None for all.
             bits: of the integers.
+            weights: w_t, from 0 to `WEIGHT_LIMIT`; None for 1 each. Those of rows that are left out do not matter.
 
         Raises:
-            ValueError: an activation that counts is NaN or infinite.
+            ValueError: an activation that counts is NaN or infinite, a weight is out of range, weights and rows differ
+                in number, or the sums could leave 64-bit integers (at 16 bits from 2^32 / w tokens on, at 20 from
+                2^24 / w).
         """
+        if weights is not None:
+            if weights.shape != x.shape[:1]:
+                raise ValueError(f"{weights.numel()} weights do not go with {len(x)} tokens")
+            counts = weights != 0 if keep is None else keep & (weights != 0)
+            x, keep, weights = x[counts], None, weights[counts]
         rows = x if keep is None else x[keep]
+        largest = _largest(weights)
+        if len(rows) * largest * 4 ** (bits - 1) >= OVERFLOW:
+            raise ValueError(f"{len(rows):,} tokens of weights up to {largest} at once are too many: take fewer")
         q, held = quantise(rows, exponents, bits)
         q = torch.cat([q.double(), q.new_ones((len(q), 1), dtype=torch.float64)], dim=1)
         total = torch.zeros((q.shape[1], q.shape[1]), dtype=torch.int64, device=q.device)
-        for part in q.split(2 ** (EXACT_BITS - 2 * (bits - 1) - 1)):
-            total += (part.T @ part).to(torch.int64)
-        return cls(total, exponents, int(held.sum()))
+        # rows · w · 2^(2 bits - 2) ≤ 2^52 in every product; w q is exact as well.
+        at_once = 2 ** (EXACT_BITS - 2 * (bits - 1) - 1 - (largest - 1).bit_length())
+        if weights is None:
+            for part in q.split(at_once):
+                total += (part.T @ part).to(torch.int64)
+            return cls(total, exponents, int(held.sum()))
+        for part, by in zip(q.split(at_once), weights.split(at_once), strict=True):
+            total += ((part * by[:, None]).T @ part).to(torch.int64)
+        return cls(total, exponents, int((held.sum(dim=1) * weights).sum()))
 
     def __add__(self, other: "Statistics") -> "Statistics":
         self._require_same_scales(other)
@@ -104,7 +128,7 @@ class Statistics:
 
     @property
     def count(self) -> int:
-        """n: the tokens that were counted."""
+        """n: the tokens that were counted, or the sum of their weights."""
         return int(self.matrix[-1, -1])
 
     @property
@@ -150,3 +174,17 @@ class Statistics:
             raise ValueError(
                 "statistics over different scales cannot be combined: they were taken on different weights"
             )
+
+
+def _largest(weights: Int64[Tensor, "T"] | None) -> int:
+    """Return the largest weight, 1 where there is none.
+
+    Raises:
+        ValueError: a weight is out of range.
+    """
+    if weights is None or weights.numel() == 0:
+        return 1
+    smallest, largest = int(weights.min()), int(weights.max())
+    if smallest < 0 or largest > WEIGHT_LIMIT:
+        raise ValueError(f"token weights are {smallest} to {largest}, they must be 0 to {WEIGHT_LIMIT}")
+    return largest

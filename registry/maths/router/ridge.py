@@ -1,16 +1,18 @@
 """The closed-form router: ridge regression from summed statistics, unit-norm columns (DUME eq. 6 and 7)."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from registry.maths.router.linear import as_gate, solve
 from registry.maths.statistics import Statistics
 
 
-def ridge(statistics: Iterable[Statistics], weights: Sequence[float], lam: float) -> Float[Tensor, "E H"]:
+def ridge(
+    statistics: Iterable[Statistics], weights: Sequence[float], lam: float, normalize: bool = True
+) -> Float[Tensor, "E H"]:
     """Return gate.weight of one layer, float64: row e is expert e's column of W, at unit length.
 
         W = (Σ_e ω_e A_e + lam·I)⁻¹ [ω_1 s_1 … ω_E s_E]            (H, E), DUME eq. 6–7
@@ -24,6 +26,7 @@ def ridge(statistics: Iterable[Statistics], weights: Sequence[float], lam: float
             need be in memory.
         weights: ω_e > 0, one a member.
         lam: ridge strength ≥ 0, absolute (not relative to the Gram).
+        normalize: False leaves W's columns as they are: gate.weight = Wᵀ, whose logits estimate the experts' shares.
 
     Raises:
         ValueError: the regularised Gram is not positive definite, or a column is zero.
@@ -34,26 +37,4 @@ def ridge(statistics: Iterable[Statistics], weights: Sequence[float], lam: float
         moments.append(item.moment * weight)
     if gram is None:
         raise ValueError("a router needs at least one expert")
-    gram.diagonal().add_(lam)
-    with _one_thread():
-        factor, info = torch.linalg.cholesky_ex(gram)
-        if int(info) != 0:
-            raise ValueError(
-                f"the summed Gram plus {lam:g}·I is not positive definite (order {int(info)} of {len(gram)})"
-            )
-        columns = torch.cholesky_solve(torch.stack(moments, dim=1), factor)
-        norms = columns.norm(dim=0)
-    if not bool((norms > 0).all()) or not bool(torch.isfinite(columns).all()):
-        raise ValueError("a router column is zero or not finite")
-    gate: Tensor = (columns / norms).T.contiguous()
-    return gate
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+    return as_gate(solve(gram, torch.stack(moments, dim=1), lam), normalize)

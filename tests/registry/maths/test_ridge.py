@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from registry.maths.fixed_point import exponents_for, norm_bound, power_of_two, quantise
-from registry.maths.router import ROUTERS
 from registry.maths.router.ridge import ridge
 from registry.maths.statistics import Statistics
 
@@ -71,5 +70,24 @@ def test_what_cannot_be_solved_is_refused() -> None:
         ridge([], [], 0.1)
 
 
-def test_is_in_the_table() -> None:
-    assert ROUTERS["ridge"] is ridge
+def test_columns_as_they_are_have_the_same_directions() -> None:
+    statistics = [expert(seed, 80)[0] for seed in (1, 2, 3)]
+    plain, unit = (ridge(statistics, [1.0, 2.0, 1.0], 0.3, normalize=normalize) for normalize in (False, True))
+    assert torch.equal((plain.T / plain.T.contiguous().norm(dim=0)).T, unit)
+    gram = statistics[0].gram + 2 * statistics[1].gram + statistics[2].gram + 0.3 * torch.eye(HIDDEN)
+    moments = torch.stack([statistics[0].moment, 2 * statistics[1].moment, statistics[2].moment])
+    assert torch.allclose(plain @ gram, moments, rtol=1e-9, atol=1e-9)
+
+
+def test_default_is_what_it_always_was() -> None:
+    statistics = [expert(seed, 80)[0] for seed in (1, 2)]
+    gram = statistics[0].gram.mul_(1.0).add_(statistics[1].gram, alpha=3.0)
+    gram.diagonal().add_(0.1)
+    moments = torch.stack([statistics[0].moment * 1.0, statistics[1].moment * 3.0], dim=1)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        columns = torch.cholesky_solve(moments, torch.linalg.cholesky(gram))
+        assert torch.equal(ridge(statistics, [1.0, 3.0], 0.1), (columns / columns.norm(dim=0)).T)
+    finally:
+        torch.set_num_threads(before)

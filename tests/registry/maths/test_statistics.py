@@ -148,3 +148,70 @@ def test_wider_integers_resolve_more_and_stay_exact(bits: int) -> None:
         for i in range(HIDDEN)
     ]
     assert (taken.gram - x.T @ x).abs().max() < 3000 * 2.0 ** (2 - bits)
+
+
+@given(st.integers(0, 2**31), st.sampled_from([16, 20]), st.lists(st.integers(0, 255), min_size=1, max_size=12))
+def test_weighted_statistics_are_exact(seed: int, bits: int, weights: list[int]) -> None:
+    exponents = exponents_for(norm_bound(WEIGHT), bits)
+    x, by = activations(seed, len(weights)), torch.tensor(weights)
+    taken = Statistics.of(x, exponents, bits=bits, weights=by)
+    rows = [[*map(int, row), 1] for row in quantise(x, exponents, bits)[0].tolist()]
+    size = range(HIDDEN + 1)
+    assert taken.matrix.tolist() == [
+        [sum(w * row[i] * row[j] for w, row in zip(weights, rows, strict=True)) for j in size] for i in size
+    ]
+    assert taken.count == sum(weights)
+    assert taken == Statistics.of(x.repeat_interleave(by, dim=0), exponents, bits=bits)
+    cut = seed % len(weights)
+    assert taken == Statistics.of(x[:cut], exponents, bits=bits, weights=by[:cut]) + Statistics.of(
+        x[cut:], exponents, bits=bits, weights=by[cut:]
+    )
+
+
+def test_weights_of_one_change_nothing() -> None:
+    assert Statistics.of(activations(1, 30), EXPONENTS, weights=torch.ones(30, dtype=torch.int64)) == Statistics.of(
+        activations(1, 30), EXPONENTS
+    )
+
+
+@pytest.mark.parametrize(("bits", "tokens"), [(16, 40_000), (20, 1_000)])
+def test_largest_weighted_products_stay_exact_in_float64(bits: int, tokens: int) -> None:
+    exponents, most = torch.zeros(2, dtype=torch.int16), 2 ** (bits - 1) - 1
+    x = torch.tensor([[float(most), -float(most)]]).expand(tokens, 2)
+    by = torch.full((tokens,), 255)
+    by[::7] = 254
+    square = int(by.sum()) * most**2
+    assert Statistics.of(x, exponents, bits=bits, weights=by).matrix[:2, :2].tolist() == [
+        [square, -square],
+        [-square, square],
+    ]
+
+
+def test_tokens_without_weight_are_like_padding() -> None:
+    x = activations(6, 10)
+    x[1], x[2] = float("nan"), 1e6
+    keep = torch.tensor([True, True, True, False] + [True] * 6)
+    by = torch.tensor([3, 0, 0, -9, 1, 0, 2, 2, 2, 5])  # that of a row that is left out does not matter
+    rest = torch.tensor([0, 4, 6, 7, 8, 9])
+    taken = Statistics.of(x, EXPONENTS, keep, weights=by)
+    assert taken == Statistics.of(x[rest], EXPONENTS, weights=by[rest])
+    assert taken.saturated == 0
+    assert Statistics.of(x, EXPONENTS, weights=torch.zeros(10, dtype=torch.int64)) == Statistics.zero(EXPONENTS)
+
+
+def test_saturation_counts_with_its_weight() -> None:
+    x = torch.full((2, HIDDEN), 1e6)
+    assert Statistics.of(x, EXPONENTS, weights=torch.tensor([1, 4])).saturated == 5 * HIDDEN
+
+
+def test_weights_that_cannot_be_are_refused() -> None:
+    x = activations(0, 2)
+    for wrong in ([1, 256], [-1, 1]):
+        with pytest.raises(ValueError, match=f"weights are {min(wrong)} to {max(wrong)}, they must be 0 to 255"):
+            Statistics.of(x, EXPONENTS, weights=torch.tensor(wrong))
+
+
+def test_more_tokens_than_64_bits_can_sum_are_refused() -> None:
+    x = torch.zeros(1, 1).expand(2**17, 1)
+    with pytest.raises(ValueError, match="131,072 tokens of weights up to 255 at once are too many"):
+        Statistics.of(x, torch.zeros(1, dtype=torch.int16), bits=20, weights=torch.full((2**17,), 255))

@@ -1,0 +1,100 @@
+"""Where a router sends each expert's tokens, predicted from statistics alone.
+
+The logits of expert e's tokens under a gate W (E, H) have, exactly,
+
+    m_e = W μ_e      V_e = W (A_e/n_e − μ_e μ_eᵀ) Wᵀ      μ_e = s_e / n_e              (E,), (E, E)
+
+and are taken as Gaussian: each is a sum over H channels. What goes to expert j is P(logit j is the largest), an
+integral over a cone (Genz & Bretz 2009, *Computation of Multivariate Normal and t Probabilities*). What is common to
+all logits does not matter. Along the direction in which the rest varies most the integral is exact: logits are straight
+lines there, and each is on top over one interval. Over the E − 2 other directions it is averaged on a fixed
+quasi-random sample. Two experts leave nothing to sample: P = Φ((m_1 − m_2) / σ), σ² the variance of the difference.
+
+*Measured* (Llama, H = 256, five experts, tokens that the router was not made from): within 0.027 of the share counted
+in every entry and layer, 0.01 too high on average on the diagonal, as logits have longer tails than a Gaussian. It says
+where tokens go whose features are those of the statistics. Those of the experts' own passes bear the marks of their
+weights; on a composed trunk more tokens are confused.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from registry.maths.router.linear import one_thread
+from registry.maths.statistics import Statistics
+
+SAMPLES = 4096
+"""Points of the quasi-random sample: off by 0.001 at most with eight experts or fewer, by 0.006 with 32."""
+
+
+def predicted_confusion(gate: Float[Tensor, "E H"], statistics: Iterable[Statistics]) -> Float[Tensor, "E E"]:
+    """Return, row by row, the probabilities that a token of expert e goes to each expert (top-1), float64.
+
+    Rows sum to 1. Experts whose rows in the gate are equal share what goes to them. Another order of members permutes
+    rows and columns, up to rounding.
+
+    Args:
+        gate: gate.weight of one layer; a temperature changes nothing.
+        statistics: one a member, in the gate's order. Taken one at a time.
+
+    Raises:
+        ValueError: an expert has no tokens, or statistics and rows differ in number.
+    """
+    gate = gate.double()
+    rows, everyone, points = [], range(len(gate)), sample(len(gate))
+    with one_thread():
+        for item in statistics:
+            if item.count < 1:
+                raise ValueError("an expert without tokens goes nowhere")
+            mean = gate @ item.moment / item.count
+            covariance = gate @ (item.gram @ gate.T) / item.count - torch.outer(mean, mean)
+            rows.append(chosen(mean, covariance, points, everyone))
+    if len(rows) != len(gate):
+        raise ValueError(f"statistics of {len(rows)} experts do not go with a router of {len(gate)}")
+    return torch.stack(rows)
+
+
+def sample(experts: int) -> Float[Tensor, "N d"]:
+    """Return the fixed sample of d = E − 2 independent standard normals: a Sobol sequence, centred in its cells."""
+    if experts <= 2:
+        return torch.zeros((1, 0), dtype=torch.float64)
+    uniform = torch.quasirandom.SobolEngine(experts - 2).draw(SAMPLES, dtype=torch.float64)
+    points: Tensor = torch.special.ndtri(uniform + 0.5 / SAMPLES)
+    return points
+
+
+def chosen(
+    mean: Float[Tensor, "E"], covariance: Float[Tensor, "E E"], points: Float[Tensor, "N d"], of: Sequence[int]
+) -> Float[Tensor, "J"]:
+    """Return, for each j in `of`, the probability that entry j of a Gaussian vector is its largest.
+
+    Args:
+        mean: of the vector.
+        covariance: of the vector, positive semidefinite.
+        points: `sample(E)`.
+        of: entries.
+    """
+    if len(mean) == 1:
+        return mean.new_ones(len(of))
+    mean = mean - mean.mean()
+    covariance = covariance - covariance.mean(dim=0)
+    covariance = covariance - covariance.mean(dim=1, keepdim=True)
+    values, axes = torch.linalg.eigh((covariance + covariance.T) / 2)
+    # Ascending; the smallest is the common direction, now empty. Signs by the largest entry do not depend on order.
+    axes = axes * torch.sign(axes.gather(0, axes.abs().argmax(dim=0, keepdim=True)))
+    factor = (axes * values.clamp(min=0).sqrt()).flip(1)[:, :-1]
+    # Entry i is level_i + slope_i z with z normal; j is above i where rise · z > gap.
+    slope, level = factor[:, 0], mean + points @ factor[:, 1:].T
+    shares = []
+    for j in of:
+        gap, rise = level - level[:, j, None], slope[j] - slope
+        crossing, parallel = gap / rise, rise == 0
+        low = torch.where(rise > 0, crossing, -torch.inf).amax(dim=1)
+        high = torch.where(rise < 0, crossing, torch.inf).amin(dim=1)
+        beaten = (parallel & (gap > 0)).any(dim=1)
+        equals = (parallel & (gap == 0)).sum(dim=1)  # itself among them
+        share = (torch.special.ndtr(high) - torch.special.ndtr(low)).clamp(min=0) / equals
+        shares.append(torch.where(beaten, 0.0, share).mean())
+    return torch.stack(shares)

@@ -1,0 +1,50 @@
+"""The linear solve that routers share: Cholesky in float64 on one thread, and rows of unit length."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+def solve(gram: Float[Tensor, "H H"], moments: Float[Tensor, "H E"], lam: float) -> Float[Tensor, "H E"]:
+    """Return (gram + lam·I)⁻¹ moments, float64, the same whatever the number of threads. Adds to `gram`.
+
+    Raises:
+        ValueError: the regularised Gram is not positive definite.
+    """
+    gram.diagonal().add_(lam)
+    with one_thread():
+        factor, info = torch.linalg.cholesky_ex(gram)
+        if int(info) != 0:
+            raise ValueError(
+                f"the summed Gram plus {lam:g}·I is not positive definite (order {int(info)} of {len(gram)})"
+            )
+        columns: Tensor = torch.cholesky_solve(moments, factor)
+    return columns
+
+
+def as_gate(columns: Float[Tensor, "H E"], normalize: bool) -> Float[Tensor, "E H"]:
+    """Return the columns as rows, each at unit length if `normalize`.
+
+    Raises:
+        ValueError: a column is zero or not finite.
+    """
+    with one_thread():
+        norms = columns.norm(dim=0)
+    if not bool((norms > 0).all()) or not bool(torch.isfinite(columns).all()):
+        raise ValueError("a router column is zero or not finite")
+    gate: Tensor = (columns / norms if normalize else columns).T.contiguous()
+    return gate
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch use one thread for a while: sums then do not depend on how many there are."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,55 @@
+"""What a router method is given, and what it says about itself."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from jaxtyping import Float
+from torch import Tensor
+
+from registry.maths.statistics import Statistics
+
+OWN, BASE = "own", "base"
+"""Whose forward pass statistics were taken in: the expert's own, or the base model's on the expert's text."""
+
+
+@dataclass(frozen=True)
+class RouterInputs:
+    """All that any method may use to make one layer's gate; a method takes what it needs (`RouterMethod.options`).
+
+    Attributes:
+        statistics: one a member, in name order, from the passes that `RouterMethod.features` tells; taken one at a
+            time, once. Empty where that is None.
+        weights: ω_e > 0, one a member.
+        lam: ridge strength ≥ 0, absolute.
+        normalize: rows at unit length.
+        bias: b_e, one a member, added to its logit as far as a linear router can; empty for none.
+        seed: of what is drawn at random.
+        layer: number of the layer.
+        digests: content digest of each member, in name order.
+        hidden_size: H.
+    """
+
+    statistics: Iterable[Statistics] = ()
+    weights: Sequence[float] = ()
+    lam: float = 0.0
+    normalize: bool = True
+    bias: Sequence[float] = ()
+    seed: int = 0
+    layer: int = 0
+    digests: Sequence[str] = ()
+    hidden_size: int = 0
+
+
+@dataclass(frozen=True)
+class RouterMethod:
+    """How one layer's gate is made.
+
+    Attributes:
+        solve: inputs → gate.weight (E, H), float64, rows in name order. Raises ValueError where there is no solution.
+        features: `OWN`, `BASE`, or None for a method that uses no statistics.
+        options: which of lam, weights, normalize, bias and seed it uses; others change nothing.
+    """
+
+    solve: Callable[[RouterInputs], Float[Tensor, "E H"]]
+    features: str | None
+    options: frozenset[str]
