@@ -1,5 +1,6 @@
 """reg compose."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,14 +16,26 @@ if TYPE_CHECKING:
 _NOT_SHOWN = ("weights", "dtype")
 
 
-def _weights(context: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> dict[str, float]:
-    weights = {}
-    for name, value in unique_pairs("NAME=WEIGHT")(context, option, tuple(split(texts))).items():
-        try:
-            weights[name] = float(value)
-        except ValueError:
-            raise click.BadParameter(f"the weight of {name} is {value!r}, not a number") from None
-    return weights
+def _numbers(what: str) -> Callable[[click.Context, click.Parameter, tuple[str, ...]], dict[str, float]]:
+    def read(context: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> dict[str, float]:
+        numbers = {}
+        for name, value in unique_pairs(f"NAME={what.upper()}")(context, option, tuple(split(texts))).items():
+            try:
+                numbers[name] = float(value)
+            except ValueError:
+                raise click.BadParameter(f"the {what} of {name} is {value!r}, not a number") from None
+        return numbers
+
+    return read
+
+
+def _lam(_context: click.Context, _option: click.Parameter, text: str) -> float | str:
+    if text == "auto":
+        return text
+    try:
+        return float(text)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is neither a number nor auto") from None
 
 
 @click.command()
@@ -60,7 +73,55 @@ def _weights(context: click.Context, option: click.Parameter, texts: tuple[str, 
     help="The base model, with a trunk method that needs it: base, ties, dare, task-arithmetic. "
     "[default: the only one registered]",
 )
-@click.option("--lam", type=float, metavar="X", default=0.01, show_default=True, help="Ridge strength.")
+@click.option(
+    "--router",
+    type=click.Choice(["ridge", "domain-embedding", "random"]),
+    metavar="METHOD",
+    default="ridge",
+    show_default=True,
+    help="Router method: ridge, domain-embedding or random.",
+)
+@click.option(
+    "--lam",
+    metavar="X|auto",
+    default="0.01",
+    show_default=True,
+    help="Ridge strength; auto: for each layer the one of least held-out error, from statistics alone.",
+    callback=_lam,
+)
+@click.option(
+    "--normalize/--no-normalize", default=True, show_default=True, help="Give router columns unit length, or do not."
+)
+@click.option(
+    "--bias",
+    multiple=True,
+    metavar="A=B,…",
+    help="Of domain-embedding: what is added to a member's logits, as far as routers can. [default: 0]",
+    callback=_numbers("bias"),
+)
+@click.option("--seed", type=int, metavar="N", default=0, show_default=True, help="Of random.")
+@click.option(
+    "--token-weight",
+    type=click.Choice(["none", "advantage"]),
+    metavar="HOW",
+    default="none",
+    show_default=True,
+    help="none, or advantage: weigh kept calibration tokens by what the expert gains on them over the base model.",
+)
+@click.option(
+    "--refine",
+    type=Integer(0),
+    metavar="N",
+    default=0,
+    show_default=True,
+    help="Passes of the kept calibration tokens through the composed model, from which the routers are solved.",
+)
+@click.option(
+    "--refine-mlp",
+    is_flag=True,
+    help="Refit the trunk's linear maps and each expert's down projection to the composed trunk, on the same tokens.",
+)
+@click.option("--device", metavar="DEVICE", help="A torch device for those passes. [default: the GPU if there is one]")
 @click.option("--top-k", type=Integer(1), metavar="N", default=1, show_default=True, help="Experts per token.")
 @click.option(
     "--temperature", type=float, metavar="X", default=1.0, show_default=True, help="Divides the router logits."
@@ -70,7 +131,7 @@ def _weights(context: click.Context, option: click.Parameter, texts: tuple[str, 
     multiple=True,
     metavar="A=W,…",
     help="Members' weights in every sum over them. [default: 1]",
-    callback=_weights,
+    callback=_numbers("weight"),
 )
 @click.option(
     "--balance",

@@ -10,7 +10,8 @@ from registry.errors import ConflictError, NotFoundError
 
 HOME_VARIABLE = "REG_HOME"
 DATABASE_VARIABLE = "REG_DATABASE"
-_CATALOG, _ARRAYS, _PARTIAL, _MERGED, _LOCK, _LOCKS = "catalog.sqlite", "arrays", "partial", "merged", "lock", "locks"
+_CATALOG, _ARRAYS, _LOCK, _LOCKS = "catalog.sqlite", "arrays", "lock", "locks"
+_PARTIAL, _MERGED, _WORK, _CACHE = "partial", "merged", "work", "cache"
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Home:
         names = {entry.name for entry in self.path.iterdir()} if self.path.is_dir() else set()
         if names & {_CATALOG, _ARRAYS}:
             return
-        if names - {_PARTIAL, _MERGED, _LOCK, _LOCKS}:
+        if names - {_PARTIAL, _MERGED, _WORK, _CACHE, _LOCK, _LOCKS}:
             raise ConflictError(
                 f"the folder {self.path} is not empty and holds no registry",
                 "name a registry's folder with --home or REG_HOME, or for a new registry one that is absent or empty",
@@ -75,6 +76,16 @@ class Home:
     def merged(self) -> Path:
         """Adapters that are being registered, merged into their base models."""
         return self.path / _MERGED
+
+    @property
+    def work(self) -> Path:
+        """Models that compositions run tokens through, each for as long as that takes."""
+        return self.path / _WORK
+
+    @property
+    def cache(self) -> Path:
+        """Statistics that compositions took anew."""
+        return self.path / _CACHE
 
     @property
     def lock(self) -> Path:

@@ -1,6 +1,7 @@
 """The registry: what the commands of `reg` do with a home is a method here, and does here what it does there."""
 
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
@@ -226,10 +227,9 @@ class Registry:
             base: the base model, where the trunk method needs one; default the only one that is registered.
         """
         from registry.composing import Recipe, make_plan
-        from registry.maths.trunk import TRUNKS
 
         recipe = recipe or Recipe()
-        needs_base = TRUNKS[recipe.trunk].needs_base
+        needs_base = recipe.needs_base
         if base is not None and not needs_base:
             raise InvalidInputError(
                 f"trunk method {recipe.trunk!r} takes no base model, and base {base!r} was given",
@@ -254,6 +254,7 @@ class Registry:
         """
         from registry.composing.compose import write_composition
         from registry.composing.folder import check_output
+        from registry.composing.retaking import workplace
 
         check_owner(self.catalog, self.arrays)
         folder = Path(out).absolute()
@@ -264,8 +265,11 @@ class Registry:
         def record() -> None:
             self.catalog.record_composition(plan.digest, plan.document, used, str(folder))
 
-        with exclusive(self.home.output_lock(folder), f"composing into {folder}"):
-            write_composition(plan, folder, replace=force, record=record, progress=self.progress)
+        with (
+            exclusive(self.home.output_lock(folder), f"composing into {folder}"),
+            workplace(self.home, self.progress) as place,
+        ):
+            write_composition(plan, folder, replace=force, record=record, place=place)
         return plan
 
     def export(self, ref: str, out: PathLike) -> VersionRecord:
@@ -323,6 +327,7 @@ class Registry:
 
         versions = self.affected_by_opt_out(ref)
         with exclusive(self.home.lock, f"opting {ref} out"):
+            shutil.rmtree(self.home.cache, ignore_errors=True)  # statistics of compositions that it was in
             return opt_out(self.catalog, self.arrays, versions, purge=purge)
 
     def affected_by_opt_out(self, ref: str) -> list[VersionRecord]:

@@ -1,8 +1,9 @@
 """`statistics.safetensors`: an expert's statistics as one file, so that they travel and the data does not.
 
 Tensors: `<site>.exponents` int16 (L, H) · `<site>.gram.<layer>` int64, the packed upper triangle of G ·
-`<site>.fold.<layer>.<fold>` the same for all folds but the last · `token_counts` int64 (V,) · with kept calibration also `calibration.ids` int32 (N, S) and `calibration.lengths` int32 (N,). The header says which weights the
-statistics belong to, by digest.
+`<site>.fold.<layer>.<fold>` the same for all folds but the last · `token_counts` int64 (V,) · with kept calibration
+also `calibration.ids` int32 (N, S) and `calibration.lengths` int32 (N,). The header says which weights the statistics
+belong to, by digest.
 """
 
 import json
@@ -128,7 +129,7 @@ def load(path: Path) -> Collected:
                 str(site): _layers(file, str(site), saturated) for site, saturated in document["saturated"].items()
             }
             folds = {
-                site: tuple(_folds(file, site, number, layer.exponents) for number, layer in enumerate(layers))
+                site: tuple(folds_of(file, site, number, layer.exponents) for number, layer in enumerate(layers))
                 for site, layers in sites.items()
                 if f"{site}.fold.0.0" in file.keys()  # noqa: SIM118 - it is no dict
             }
@@ -171,8 +172,9 @@ def _layers(file: Any, site: str, saturated: list[int]) -> tuple[Statistics, ...
     )
 
 
-def _folds(file: Any, site: str, layer: int, exponents: torch.Tensor) -> tuple[Statistics, ...]:
-    names, found = set(file.keys()), []
+def folds_of(file: Any, site: str, layer: int, exponents: torch.Tensor) -> tuple[Statistics, ...]:
+    """Return the statistics of every fold but the last that an open file holds of one site and layer."""
+    names, found = set(file.keys()), list[Statistics]()
     while (name := f"{site}.fold.{layer}.{len(found)}") in names:
         found.append(Statistics.unpack(file.get_tensor(name), exponents))
     return tuple(found)

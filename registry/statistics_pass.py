@@ -27,6 +27,7 @@ SAVE_SECONDS = 60.0
 """How often a pass under way is written down, so that it can go on after an interruption."""
 
 _FOLD_SEED = 0
+_NO_TIMES: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ def take_statistics(
     settings: PassSettings,
     *,
     taps: Taps | None = None,
+    token_weights: Tensor | None = None,
     partial: Path | None = None,
     progress: Progress,
 ) -> Collected:
@@ -65,6 +67,7 @@ def take_statistics(
         calibration: the tokens.
         settings: sites, folds, batch size, device and dtype.
         taps: where the sites are in `model`, if it is not the checkpoint's own dense one.
+        token_weights: how often each token counts, int64 of shape (N, S), from 0 to 255; None for once.
         partial: a folder to keep the pass under way in; the same pass, started again, goes on from there.
         progress: told of the tokens counted.
 
@@ -73,7 +76,7 @@ def take_statistics(
     """
     computed = computed_by(checkpoint, settings)
     places = [tap for tap in (taps or dense_taps(checkpoint))(model) if tap.site in SITES[settings.sites]]
-    collector = _Collector(checkpoint, weights, calibration, settings, computed, places, model.device)
+    collector = _Collector(checkpoint, weights, calibration, settings, computed, places, model.device, token_weights)
     way = None
     if partial is not None:
         key = json_digest([weights, calibration.digest, computed])
@@ -150,6 +153,7 @@ class _Collector:
         computed: dict[str, Any],
         taps: Sequence[Tap],
         device: torch.device,
+        token_weights: Tensor | None,
     ) -> None:
         self._device = torch.device("cpu") if device.type == "mps" else device  # which has no float64
         self._computed, self._taps = computed, taps
@@ -163,6 +167,7 @@ class _Collector:
         self._label, self._vocabulary = checkpoint.label, checkpoint.architecture.vocab_size
         self._weights, self._calibration = weights, calibration
         self._first, self._end, self._keep, self._folds = 0, 0, torch.empty(0), torch.empty(0)
+        self._token_weights, self._times = token_weights, _NO_TIMES
 
     @property
     def done(self) -> int:
@@ -176,6 +181,11 @@ class _Collector:
         known = self._fold_of[first : first + size]
         folds[: len(known)] = known
         self._folds = folds[:, None].expand(keep.shape).flatten().to(self._device)
+        if self._token_weights is not None:
+            times = torch.zeros(keep.shape, dtype=torch.int64)
+            given = self._token_weights[first : first + size]
+            times[: len(given)] = given
+            self._times = times.flatten().to(self._device)
 
     @contextmanager
     def attached(self) -> Iterator[None]:
@@ -254,7 +264,7 @@ class _Collector:
         count = len(sums.folds) + 1
         masks = [self._keep & (self._folds == fold) for fold in range(count)] if count > 1 else [self._keep]
         try:
-            parts = [Statistics.of(x, sums.total.exponents, mask, bits) for mask in masks]
+            parts = [Statistics.of(x, sums.total.exponents, mask, bits, self._times) for mask in masks]
         except ValueError as error:
             raise CalibrationError(
                 f"{self._label}: {error} (site {tap.site}, layer {tap.layer})",

@@ -42,7 +42,7 @@ _SOURCES = {
     'Models" (DUME), equations 6 and 7.',
     "domain-embedding": 'The routers are mean features of the experts\' text, as in "FlexOlmo", section 3.3.2.',
     "random": 'The routers are random, as in "Branch-Train-MiX" before training.',
-    "regmean": 'The trunk is solved for by "Dataless Knowledge Fusion by Merging Weights of Language Models" (RegMean).',
+    "regmean": 'The trunk is solved for by "Dataless Knowledge Fusion by Merging Weights of Language Models", RegMean.',
     "mean": 'The trunk is the average of the experts\', as in "Branch-Train-MiX".',
     "ties": 'The trunk is merged by "TIES-Merging: Resolving Interference When Merging Models".',
     "dare": 'The trunk is merged by "Language Models are Super Mario" (DARE).',
@@ -69,25 +69,21 @@ def model_card(plan: Plan) -> bytes:
         f"| {weights[member.version.name]:g} |"
         for index, member in enumerate(plan.members)
     ]
+    sparse = f"A sparse mixture of {len(plan.members)} experts ({plan.host.model_type}),"
+    dense = f"One dense model ({plan.host.model_type}) made of {len(plan.members)} experts,"
     page = _PAGE.format(
-        **{
-            "metadata": metadata.to_yaml(line_break="\n"),
-            "title": " + ".join(plan.names),
-            "what": f"A sparse mixture of {len(plan.members)} experts ({plan.host.model_type}),"
-            if recipe["to"] == "moe"
-            else f"One dense model ({plan.host.model_type}) made of {len(plan.members)} experts,",
-            "members": "\n".join(members),
-            "settings": "\n".join(f"| {key} | {value} |" for key, value in _settings(recipe, base)),
-            "sources": "\n".join(
-                _SOURCES[name] for name in (recipe.get("router"), recipe["trunk"]) if name in _SOURCES
-            ),
-            "parameters": plan.parameters,
-            "active": plan.active_parameters,
-            "dtype": plan.dtype,
-            "digest": plan.digest,
-            "notes": "".join(f"| note | {note} |\n" for note in plan.translation.notes),
-            "trust": ", trust_remote_code=True" if plan.host.files else "",
-        }
+        metadata=metadata.to_yaml(line_break="\n"),
+        title=" + ".join(plan.names),
+        what=sparse if recipe["to"] == "moe" else dense,
+        members="\n".join(members),
+        settings="\n".join(f"| {key} | {value} |" for key, value in _settings(recipe, base)),
+        sources="\n".join(_SOURCES[name] for name in (recipe.get("router"), recipe["trunk"]) if name in _SOURCES),
+        parameters=plan.parameters,
+        active=plan.active_parameters,
+        dtype=plan.dtype,
+        digest=plan.digest,
+        notes="".join(f"| note | {note} |\n" for note in plan.translation.notes),
+        trust=", trust_remote_code=True" if plan.host.files else "",
     )
     return page.encode()
 

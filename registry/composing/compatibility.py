@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 from registry.checkpoint.tokenizer import tokenizer_conflict
 from registry.composing.member import Member
-from registry.composing.recipe import Recipe
+from registry.composing.recipe import AUTO, Recipe
 from registry.errors import IncompatibleError
+from registry.maths.router import OWN, ROUTERS
 from registry.maths.trunk import TRUNKS
 from registry.sites import MLP_INPUT, SITES, TOKEN_COUNTS
 
@@ -44,7 +45,8 @@ def check_statistics(members: Sequence[Member], recipe: Recipe) -> None:
     Raises:
         IncompatibleError: one has not; the message says who, and of which site.
     """
-    needed = [MLP_INPUT] if recipe.to == "moe" or recipe.balance != "none" else []
+    features = ROUTERS[recipe.router].features if recipe.to == "moe" else None
+    needed = [MLP_INPUT] if features == OWN or recipe.balance != "none" else []
     if TRUNKS[recipe.trunk].needs_inputs and len(members) > 1:
         needed += [*SITES["all"], TOKEN_COUNTS]
     for member in members:
@@ -54,6 +56,23 @@ def check_statistics(members: Sequence[Member], recipe: Recipe) -> None:
                     f"{member.version.ref} has no statistics of {site}, which trunk method {recipe.trunk!r} needs",
                     f"register it again with all sites (reg add-expert {member.name} CKPT), or choose --trunk mean",
                 )
+
+    if recipe.to == "moe" and (recipe.retakes or recipe.refine_mlp):
+        for member in members:
+            if "ids" not in member.names("calibration"):
+                raise IncompatibleError(
+                    f"{member.version.ref} kept no calibration tokens, which this recipe runs through models",
+                    f"register it again with them: reg add-expert {member.name} CKPT --keep-calibration, or without "
+                    "--data, so that it writes its own",
+                )
+    if recipe.to == "moe" and recipe.lam == AUTO:
+        counts = {member.version.ref: member.fold_count(MLP_INPUT) for member in members}
+        if min(counts.values()) < 2 or len(set(counts.values())) > 1:
+            listed = ", ".join(f"{ref} {count}" for ref, count in counts.items())
+            raise IncompatibleError(
+                f"lam auto needs every member's statistics in as many folds, 2 or more: {listed}",
+                "register them again with --folds 2, or give a number: --lam 0.01",
+            )
 
 
 def leading(members: Sequence[Member]) -> Member:

@@ -1,21 +1,19 @@
 """Writing a composition's folder."""
 
-import json
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from registry.checkpoint import COPIED_FILES
 from registry.composing.card import model_card
-from registry.composing.folder import MARKER, Stream, fresh_folder, json_file, write_files, write_weights
+from registry.composing.folder import MARKER, check_output, fresh_folder, json_file, write_files
 from registry.composing.materials import Materials
 from registry.composing.plan import Plan
-from registry.composing.produce import produce
-from registry.progress import Progress
+from registry.composing.recipe import AUTO
+from registry.composing.retaking import Workplace, materials_of
+from registry.composing.writing import write_model
 
 
-def write_composition(plan: Plan, out: Path, *, replace: bool, record: Callable[[], None], progress: Progress) -> None:
+def write_composition(plan: Plan, out: Path, *, replace: bool, record: Callable[[], None], place: Workplace) -> None:
     """Write the composition that `plan` describes to `out`, which appears whole or not at all.
 
     Args:
@@ -23,7 +21,7 @@ def write_composition(plan: Plan, out: Path, *, replace: bool, record: Callable[
         out: the folder; absent, empty, or with `replace` an earlier composition.
         replace: see `out`.
         record: called when everything is written, just before the folder appears; raising, it prevents that.
-        progress: told of the bytes written.
+        place: where the passes run that the recipe asks for.
 
     Raises:
         OutputError: `out` cannot be written to.
@@ -31,26 +29,18 @@ def write_composition(plan: Plan, out: Path, *, replace: bool, record: Callable[
         DamagedError: a member's array is not what was stored.
         InvalidInputError: a router's linear system cannot be solved.
     """
-    materials = Materials(plan)
+    check_output(out, replace=replace)
+    materials = materials_of(plan, place)
     with fresh_folder(out, replace=replace, nbytes=plan.nbytes) as folder:
-        streams = [Stream(t.name, t.dtype, t.shape, partial(produce, materials, t)) for t in plan.tensors]
-        with progress("composing", plan.nbytes, "B") as advance:
-            digests = write_weights(folder, streams, advance)
-        copied = {name: plan.lead.file(name) for name in plan.lead.names("file") if name in COPIED_FILES}
-        made = {"config.json": json_file(host_config(plan)), "README.md": model_card(plan)}
-        digests |= write_files(folder, copied | dict(plan.host.files) | made)
-        write_files(folder, {MARKER: json_file(plan.document | {"digest": plan.digest, "files": digests})})
+        digests = write_model(materials, folder, place.progress)
+        digests |= write_files(folder, {"README.md": model_card(plan)})
+        chosen = {"lam": lam_document(materials)} if plan.recipe.to == "moe" and plan.recipe.lam == AUTO else {}
+        document = plan.document | chosen | {"digest": plan.digest, "files": digests}
+        write_files(folder, {MARKER: json_file(document)})
         record()
 
 
-def host_config(plan: Plan) -> dict[str, Any]:
-    """Return config.json: the host's own keys, the members' special tokens, the dtype in both spellings."""
-    return {
-        **plan.host.dense_config(json.loads(plan.lead.file("config.json"))),
-        "architectures": [plan.host.class_name],
-        "model_type": plan.host.model_type,
-        "dtype": plan.dtype,
-        "torch_dtype": plan.dtype,
-        **plan.lead.content["special_tokens"],
-        **plan.host.config(plan.translation.architecture, len(plan.members), plan.recipe.top_k),
-    }
+def lam_document(materials: Materials) -> list[dict[str, Any]]:
+    """Return the ridge strength that was chosen for each layer, and the curve that it was chosen by."""
+    layers = range(materials.plan.lead.architecture.num_hidden_layers)
+    return [{"layer": layer, **materials.lam_curve(layer).document()} for layer in layers]

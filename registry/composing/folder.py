@@ -116,11 +116,11 @@ def write_weights(folder: Path, streams: Iterable[Stream], advance: Advance) -> 
     """Write all tensors as safetensors, in one file or in shards with an index, and return file name → SHA-256."""
     shards = _shards(streams)
     if len(shards) == 1:
-        return {"model.safetensors": _write_shard(folder / "model.safetensors", shards[0], advance)}
+        return {"model.safetensors": write_shard(folder / "model.safetensors", shards[0], advance)}
     digests, weight_map = {}, {}
     for number, shard in enumerate(shards, start=1):
         name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        digests[name] = _write_shard(folder / name, shard, advance)
+        digests[name] = write_shard(folder / name, shard, advance)
         weight_map.update({stream.name: name for stream in shard})
     total = sum(stream.nbytes for shard in shards for stream in shard)
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
@@ -151,7 +151,7 @@ def _shards(streams: Iterable[Stream]) -> list[list[Stream]]:
     return shards
 
 
-def _write_shard(path: Path, streams: list[Stream], advance: Advance) -> str:
+def write_shard(path: Path, streams: list[Stream], advance: Advance) -> str:
     """Write one safetensors file: 8 bytes for the length of the header, the header (JSON), the tensors back to back."""
     # Wider elements first, so that every tensor begins at a multiple of its element's size.
     streams = sorted(streams, key=lambda stream: (-CARRIERS[stream.dtype][1], stream.name))

@@ -8,6 +8,8 @@ import torch
 from registry.composing.member import Member
 from registry.composing.plan import Plan
 from registry.errors import InvalidInputError
+from registry.maths.lam import LamCurve, lam_curve
+from registry.maths.router import ROUTERS, balanced
 from registry.maths.statistics import Statistics
 from registry.maths.trunk import TRUNKS, Combination
 from registry.maths.trunk.tensor import Pass
@@ -54,12 +56,45 @@ class Materials:
         return self.plan.members[member].statistics(MLP_INPUT, layer)
 
     @cached_property
+    def router_weights(self) -> list[float]:
+        """What each member's statistics count for in the router, balanced where the recipe says so."""
+        plan = self.plan
+        if plan.recipe.balance == "none" or not ROUTERS[plan.recipe.router].features:
+            return plan.weights
+        return balanced(plan.weights, [self.statistics(member, 0).count for member in range(len(plan.members))])
+
+    def lam(self, layer: int) -> float:
+        """Return the ridge strength of one layer's router."""
+        chosen = self.plan.recipe.lam
+        return self.lam_curve(layer).best if isinstance(chosen, str) else chosen
+
+    def lam_curve(self, layer: int) -> LamCurve:
+        """Return how well routers of various strengths do on folds that they were not made from, at one layer.
+
+        Raises:
+            InvalidInputError: the statistics have no folds, or give no router.
+        """
+        if layer not in self._curves:
+            folds = [self.folds(member, layer) for member in range(len(self.plan.members))]
+            try:
+                self._curves[layer] = lam_curve(folds, self.router_weights, normalize=self.plan.recipe.normalize)
+            except ValueError as error:
+                raise InvalidInputError(
+                    f"lam cannot be chosen for layer {layer}: {error}", "give a number: --lam 0.01"
+                ) from error
+        return self._curves[layer]
+
+    @cached_property
+    def _curves(self) -> dict[int, LamCurve]:
+        return {}
+
+    @cached_property
     def _linear_inputs(self) -> dict[str, tuple[str, int]]:
         return self.plan.lead.family.linear_inputs(self.plan.lead.architecture)
 
     def _combination(self, name: str) -> Combination:
         plan, method = self.plan, TRUNKS[self.plan.recipe.trunk]
-        base = plan.base
+        base = plan.base if method.needs_base else None
         lacking = base is not None and base.weight(name).shape[0] < plan.lead.weight(name).shape[0]
         used = plan.members if method.needs_members or lacking else ()
         inputs = counts = None

@@ -104,13 +104,18 @@ class Member:
 
     def folds(self, site: str, layer: int) -> tuple[Statistics, ...]:
         """Return the statistics of one site and layer in parts; in one where none were kept (errors as above)."""
-        total, parts = self.statistics(site, layer), []
+        total, parts = self.statistics(site, layer), list[Statistics]()
         while ("statistics", name := f"{site}/fold/{layer}/{len(parts)}") in self._links:
             try:
                 parts.append(Statistics.unpack(self._tensor("statistics", name), total.exponents))
             except ValueError as error:
                 raise DamagedError(f"{self.version.ref}, {name}: {error}", "run: reg verify") from error
         return complete(total, parts)
+
+    def fold_count(self, site: str) -> int:
+        """Return in how many parts the statistics of a site are kept."""
+        prefix = f"{site}/fold/0/"
+        return 1 + sum(name.startswith(prefix) for name in self.names("statistics"))
 
     def has_statistics(self, site: str) -> bool:
         """Tell whether statistics of a site are there; `TOKEN_COUNTS` is one for this purpose."""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -13,6 +13,7 @@ from registry.errors import IncompatibleError, InvalidInputError, UnsupportedFam
 from registry.families import Translation
 from registry.hosts import Constant, Experts, Host, Trunk
 from registry.hosts.remote_code import REMOTE_CODE
+from registry.maths.router import balanced
 from registry.maths.trunk import TRUNKS
 from registry.maths.trunk.regmean import SEGMENT_BYTES
 from store.arrays import CARRIERS, CHUNK_ELEMENTS
@@ -80,9 +81,7 @@ class Plan:
         """What each member's statistics are multiplied by: ω, and where tokens are balanced their mean over its own."""
         if self.recipe.balance == "none":
             return self.weights
-        tokens = [member.tokens for member in self.members]
-        mean = sum(tokens) / len(tokens)
-        return [weight * mean / own for weight, own in zip(self.weights, tokens, strict=True)]
+        return balanced(self.weights, [member.tokens for member in self.members])
 
     @property
     def host(self) -> Host:
@@ -168,14 +167,12 @@ def make_plan(members: Sequence[Member], base: Member | None, recipe: Recipe) ->
             "name each once",
         )
     recipe.check_members(names)
-    base = base if TRUNKS[recipe.trunk].needs_base else None
+    base = base if recipe.needs_base else None
     everyone = (*ordered, *([base] if base else []))
     check_compatible(everyone)
     check_statistics(ordered, recipe)
     lead = leading(everyone)
-    translation = (
-        lead.family.dense(lead.architecture) if recipe.to == "dense" else _translation(lead, recipe.host)
-    )
+    translation = lead.family.dense(lead.architecture) if recipe.to == "dense" else _translation(lead, recipe.host)
     dtype = recipe.dtype or _common_dtype(ordered)
     return Plan(
         ordered,
@@ -186,6 +183,14 @@ def make_plan(members: Sequence[Member], base: Member | None, recipe: Recipe) ->
         translation,
         tuple(_tensors(ordered, base, recipe, dtype, lead, translation)),
     )
+
+
+def dense_plan(plan: Plan) -> Plan:
+    """Return the plan of one dense model made of the same trunk: what every member sees when tokens are forced."""
+    translation = plan.lead.family.dense(plan.lead.architecture)
+    recipe = replace(plan.recipe, to="dense", refine=0, refine_mlp=False, host=None)
+    tensors = tuple(_tensors(plan.members, plan.base, recipe, plan.dtype, plan.lead, translation))
+    return replace(plan, recipe=recipe, translation=translation, tensors=tensors)
 
 
 def _translation(lead: Member, host: str | None) -> Translation:
@@ -236,7 +241,8 @@ def _tensors(
 
 
 def _trunk_dtype(members: Sequence[Member], base: Member | None, recipe: Recipe, name: str) -> str:
-    contributors = [*(members if TRUNKS[recipe.trunk].needs_members else ()), *([base] if base else [])]
+    method = TRUNKS[recipe.trunk]
+    contributors = [*(members if method.needs_members else ()), *([base] if base and method.needs_base else [])]
     if recipe.dtype:
         return recipe.dtype
     return _one(name, {member.version.ref: member.weight(name).dtype for member in contributors})

@@ -8,7 +8,7 @@ from registry.composing.materials import Materials
 from registry.composing.plan import OutputTensor, Router
 from registry.errors import InvalidInputError
 from registry.hosts import Constant, Experts, Rows, Trunk
-from registry.maths.router import ROUTERS
+from registry.maths.router import ROUTERS, RouterInputs
 from registry.tensors import DTYPES, to_block, to_tensor
 from store.arrays import ArraySource, Block, rows_per_block
 
@@ -71,10 +71,23 @@ def _combine(materials: Materials, trunk: Trunk) -> Iterator[torch.Tensor]:
 
 
 def _route(materials: Materials, layer: int) -> torch.Tensor:
+    """Return gate.weight of one layer in float64."""
     plan, recipe = materials.plan, materials.plan.recipe
+    method = ROUTERS[recipe.router]
     statistics = (materials.statistics(member, layer) for member in range(len(plan.members)))
+    given = RouterInputs(
+        statistics if method.features else (),
+        materials.router_weights,
+        materials.lam(layer),
+        recipe.normalize,
+        [recipe.bias.get(name, 0.0) for name in plan.names],
+        recipe.seed,
+        layer,
+        [member.version.digest for member in plan.members],
+        plan.lead.architecture.hidden_size,
+    )
     try:
-        gate = ROUTERS[recipe.router](statistics, plan.statistics_weights, recipe.lam)
+        gate = method.solve(given)
     except ValueError as error:
         raise InvalidInputError(
             f"the router of layer {layer} cannot be solved: {error}", "raise lam, for example --lam 0.1"

@@ -7,13 +7,17 @@ from typing import Any
 
 from registry.dtypes import WEIGHT_DTYPES
 from registry.errors import InvalidInputError
-from registry.maths.router import ROUTERS
+from registry.maths.router import BASE, OWN, ROUTERS
 from registry.maths.trunk import TRUNKS
+from registry.pass_settings import PassSettings
 
 OUTPUTS = ("moe", "dense")
 """What a recipe can make: a sparse mixture, or one dense model in which the MLPs are combined as the trunk is."""
 
 BALANCES = ("none", "tokens")
+TOKEN_WEIGHTS = ("none", "advantage")
+AUTO = "auto"
+MOST_PASSES = 8
 
 _RANGES = {"alpha": (0.0, 1.0), "density": (1e-3, 1.0), "scale": (-10.0, 10.0)}
 """Trunk option → the least and the largest value."""
@@ -27,7 +31,17 @@ class Recipe:
         trunk: a key of `TRUNKS`.
         trunk_options: parameters of the trunk method, where they are not its defaults.
         router: a key of `ROUTERS`.
-        lam: ridge strength ≥ 0, added to the summed Gram as it is (DUME eq. 6).
+        lam: ridge strength ≥ 0, added to the summed Gram as it is (DUME eq. 6), or `auto`: for each layer the one of
+            least held-out error.
+        normalize: router columns at unit length.
+        bias: member name → what is added to its logits, as far as a router without a bias can (domain-embedding).
+        seed: of a random router.
+        token_weight: `advantage` weighs each calibration token by what the expert gains on it over the base model;
+            `none` takes all alike.
+        refine: passes of the members' kept tokens through the composed model, from which the router is solved; 0 takes
+            the statistics of each expert's own pass.
+        refine_mlp: refit the trunk's linear maps and each expert's down projection to the composed trunk.
+        device: what passes run on, None for the GPU if there is one.
         top_k: experts per token, from 1 to the number of members.
         temperature: > 0; router logits are divided by it, which at top_k = 1 changes nothing.
         weights: member name → ω > 0, its weight in every sum over members; 1 where absent.
@@ -42,7 +56,14 @@ class Recipe:
     trunk: str = "regmean"
     trunk_options: Mapping[str, float] = field(default_factory=dict)
     router: str = "ridge"
-    lam: float = 0.01
+    lam: float | str = 0.01
+    normalize: bool = True
+    bias: Mapping[str, float] = field(default_factory=dict)
+    seed: int = 0
+    token_weight: str = "none"
+    refine: int = 0
+    refine_mlp: bool = False
+    device: str | None = None
     top_k: int = 1
     temperature: float = 1.0
     weights: Mapping[str, float] = field(default_factory=dict)
@@ -57,13 +78,14 @@ class Recipe:
             ("router method", "router", self.router, ROUTERS),
             ("output", "to", self.to, OUTPUTS),
             ("balance", "balance", self.balance, BALANCES),
+            ("token weight", "token_weight", self.token_weight, TOKEN_WEIGHTS),
         ):
             if value not in known:
                 raise InvalidInputError(
                     f"{what} {value!r} is none of {', '.join(known)}",
                     f"choose one of them: {name}={next(iter(known))!r}",
                 )
-        for name, value in self.trunk_options.items():
+        for name, number in self.trunk_options.items():
             defaults = TRUNKS[self.trunk].options
             if name not in defaults:
                 raise InvalidInputError(
@@ -71,12 +93,31 @@ class Recipe:
                     f"its options are: {', '.join(defaults) or 'none'}",
                 )
             least, most = _RANGES[name]
-            if not least <= value <= most:
+            if not least <= number <= most:
                 raise InvalidInputError(
-                    f"{name} is {value}, it must be from {least:g} to {most:g}", f"the default is {defaults[name]:g}"
+                    f"{name} is {number}, it must be from {least:g} to {most:g}", f"the default is {defaults[name]:g}"
                 )
-        if not (math.isfinite(self.lam) and self.lam >= 0):
-            raise InvalidInputError(f"lam is {self.lam}, it must be finite and 0 or more", "the default is 0.01")
+        if self.lam != AUTO and not (isinstance(self.lam, int | float) and math.isfinite(self.lam) and self.lam >= 0):
+            raise InvalidInputError(
+                f"lam is {self.lam}, it must be finite and 0 or more, or auto", "the default is 0.01"
+            )
+        if not 0 <= self.refine <= MOST_PASSES:
+            raise InvalidInputError(
+                f"refine is {self.refine}, it must be from 0 to {MOST_PASSES}", "the second pass is the last that helps"
+            )
+        if self.to != "moe" and (self.refine or self.refine_mlp):
+            raise InvalidInputError(
+                f"there is nothing to refine in a composition to {self.to}: it has no router", "drop --refine"
+            )
+        if self.bias and "bias" not in ROUTERS[self.router].options:
+            raise InvalidInputError(
+                f"router method {self.router!r} has no bias", "drop --bias, or choose --router domain-embedding"
+            )
+        if self.refine and ROUTERS[self.router].features == BASE:
+            raise InvalidInputError(
+                f"router method {self.router!r} takes features of the base model, not of a refined one",
+                "drop --refine, or choose --router ridge",
+            )
         if not (math.isfinite(self.temperature) and self.temperature > 0):
             raise InvalidInputError(
                 f"temperature is {self.temperature}, it must be finite and more than 0", "the default is 1.0"
@@ -97,12 +138,12 @@ class Recipe:
         Raises:
             InvalidInputError: a weight is for no member, or top_k is out of range.
         """
-        if strangers := sorted(set(self.weights) - set(names)):
+        if strangers := sorted((set(self.weights) | set(self.bias)) - set(names)):
             raise InvalidInputError(
-                f"there is a weight for {', '.join(strangers)}, which is no member",
+                f"there is a weight or bias for {', '.join(strangers)}, which is no member",
                 f"members are: {', '.join(names)}",
             )
-        if not 1 <= self.top_k <= len(names):
+        if self.to == "moe" and not 1 <= self.top_k <= len(names):
             most = f"from 1 to {len(names)}, the number of members" if len(names) > 1 else "1, as there is one member"
             raise InvalidInputError(
                 f"top-k is {self.top_k}, it must be {most}",
@@ -111,12 +152,24 @@ class Recipe:
 
     def document(self, names: Sequence[str]) -> dict[str, Any]:
         """Return the recipe as `composition.json` holds it, every default spelled out."""
+        used = ROUTERS[self.router].options
+        options = {
+            "lam": self.lam if self.lam == AUTO else float(self.lam),
+            "normalize": self.normalize,
+            "bias": {name: float(self.bias.get(name, 0.0)) for name in names},
+            "seed": self.seed,
+        }
         routed = {
             "router": self.router,
-            "lam": float(self.lam),
+            **{name: value for name, value in options.items() if name in used},
             "top_k": self.top_k,
             "temperature": float(self.temperature),
+            "token_weight": self.token_weight,
+            "refine": self.refine,
+            "refine_mlp": self.refine_mlp,
         }
+        if self.retakes or self.refine_mlp:
+            routed["computed"] = self.pass_document(PassSettings())
         return {
             "to": self.to,
             "trunk": self.trunk,
@@ -126,6 +179,27 @@ class Recipe:
             "balance": self.balance,
             "dtype": self.dtype,
         }
+
+    @property
+    def retakes(self) -> bool:
+        """The router's statistics are taken anew, from kept calibration tokens."""
+        features = ROUTERS[self.router].features
+        return features == BASE or (features == OWN and (self.token_weight != "none" or self.refine > 0))
+
+    @property
+    def needs_base(self) -> bool:
+        """The base model takes part, in the trunk or in the router."""
+        routed = self.to == "moe" and (
+            ROUTERS[self.router].features == BASE
+            or (ROUTERS[self.router].features == OWN and self.token_weight == "advantage")
+        )
+        return TRUNKS[self.trunk].needs_base or routed
+
+    def pass_document(self, settings: PassSettings) -> dict[str, Any]:
+        """Return how passes run, as far as their numbers depend on that."""
+        from registry.loading import device_name
+
+        return {"batch_size": settings.batch_size, "device": device_name(self.device).partition(":")[0]}
 
     @property
     def method_options(self) -> dict[str, float]:

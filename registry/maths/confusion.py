@@ -22,8 +22,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from registry.maths.router.linear import one_thread
 from registry.maths.statistics import Statistics
+from registry.maths.threads import one_thread
 
 SAMPLES = 4096
 """Points of the quasi-random sample: off by 0.001 at most with eight experts or fewer, by 0.006 with 32."""

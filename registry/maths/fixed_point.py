@@ -5,9 +5,9 @@ scale 2^{p_i} for which that bound fits into a signed integer of so many bits, s
 saturates and p never depends on the data. Sums of products of such integers are exact, hence independent of order and
 of how tokens are split.
 
-The output of a norm takes 16 bits. The residual stream takes 20, and so does attention's output: the bound of the one is
-a sum over all layers, that of the other the largest value a head could give, neither of which they come near, and the
-four bits more keep the resolution.
+The output of a norm takes 16 bits. The residual stream takes 20, and so does attention's output: the bound of the one
+is a sum over all layers, that of the other the largest value a head could give, neither of which they come near, and
+the four bits more keep the resolution.
 """
 
 import math

@@ -28,8 +28,8 @@ from torch import Tensor
 
 from registry.maths.confusion import chosen, sample
 from registry.maths.fixed_point import power_of_two
-from registry.maths.router.linear import one_thread
 from registry.maths.statistics import Statistics
+from registry.maths.threads import one_thread
 
 DECADES = range(-9, 4)
 """Of the default grid, about the mean diagonal of the summed Gram: below, rounding shows in a Gram of 10³ channels;

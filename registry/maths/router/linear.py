@@ -1,11 +1,10 @@
 """The linear solve that routers share: Cholesky in float64 on one thread, and rows of unit length."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+from registry.maths.threads import one_thread
 
 
 def solve(gram: Float[Tensor, "H H"], moments: Float[Tensor, "H E"], lam: float) -> Float[Tensor, "H E"]:
@@ -37,14 +36,3 @@ def as_gate(columns: Float[Tensor, "H E"], normalize: bool) -> Float[Tensor, "E 
         raise ValueError("a router column is zero or not finite")
     gate: Tensor = (columns / norms if normalize else columns).T.contiguous()
     return gate
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Let torch use one thread for a while: sums then do not depend on how many there are."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

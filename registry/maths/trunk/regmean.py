@@ -8,7 +8,7 @@ count of each token, so a row is the average weighted by how often each member's
 averaged, and so is a head that is tied to the embedding, whose rows are weighted as the embedding's.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -44,7 +44,7 @@ def regmean(combination: Combination) -> Iterator[Tensor]:
         yield from mean(combination)
 
 
-def _by_counts(combination: Combination, counts: list[Tensor] | tuple[Tensor, ...]) -> Iterator[Tensor]:
+def _by_counts(combination: Combination, counts: Sequence[Tensor]) -> Iterator[Tensor]:
     for rows in aligned(combination):
         plain = average(rows, combination.weights)
         total, used = torch.zeros_like(plain), torch.zeros(len(plain), dtype=torch.float64)

@@ -1,34 +1,192 @@
-"""Proves: every trunk method is exact where it can be, and a function of its inputs only."""
+"""Proves: each trunk method equals an independent float64 reference, whatever the blocks its tensors come in."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from registry.maths.trunk import TRUNKS
-from registry.maths.trunk.base import base
-from registry.maths.trunk.mean import mean
+from registry.maths.fixed_point import exponents_for
+from registry.maths.statistics import Statistics
+from registry.maths.trunk import TRUNKS, Combination
+from registry.maths.trunk.dare import kept
+from registry.maths.trunk.regmean import RIDGE
 
-BITS = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
-FINITE = BITS[torch.isfinite(BITS)]
-
-
-def test_mean_of_one_and_of_equal_members_is_exact_for_every_bfloat16() -> None:
-    for count in (1, 2, 3, 5, 7):
-        assert torch.equal(mean([FINITE] * count).to(torch.bfloat16), FINITE)
+DIGESTS = ["a" * 64, "b" * 64, "c" * 64]
 
 
-def test_mean_is_the_average_in_float64() -> None:
-    members = [torch.empty(50, 3).normal_(generator=torch.Generator().manual_seed(seed)) for seed in range(4)]
-    assert torch.allclose(mean(members), torch.stack(members).double().mean(0), rtol=1e-15, atol=0)
+def tensors(count: int = 4, shape: tuple[int, ...] = (7, 5), seed: int = 0) -> list[torch.Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=draw).to(torch.bfloat16) for _ in range(count)]
 
 
-def test_base_is_the_base() -> None:
-    assert torch.equal(base([], FINITE), FINITE)
-    with pytest.raises(ValueError, match="needs the base model"):
-        base([FINITE], None)
+def blocks(tensor: torch.Tensor, size: int = 100) -> Callable[[], Iterator[torch.Tensor]]:
+    return lambda: iter(tensor.split(size))
 
 
-def test_table_says_who_takes_part() -> None:
-    assert {name: (method.needs_members, method.needs_base) for name, method in TRUNKS.items()} == {
-        "mean": (True, False),
-        "base": (False, True),
-    }
+def combined(method: str, members: Sequence[torch.Tensor], **changes: Any) -> torch.Tensor:
+    size = changes.pop("size", 100)
+    base = changes.pop("base", None)
+    options = TRUNKS[method].options | changes.pop("options", {})
+    weights = changes.pop("weights", [1.0] * len(members))
+    combination = Combination(
+        "w",
+        [blocks(member, size + number) for number, member in enumerate(members)],
+        weights,
+        None if base is None else blocks(base, size),
+        DIGESTS[: len(members)],
+        input_weights=changes.pop("input_weights", weights),
+        options=options,
+        **changes,
+    )
+    return torch.cat([part.double() for part in TRUNKS[method].combine(combination)])
+
+
+def test_mean_of_one_is_itself_and_of_several_the_weighted_average() -> None:
+    one, two, three, _ = tensors()
+    assert torch.equal(combined("mean", [one]), one.double())
+    expected = (one.double() + two.double() + three.double()) / 3
+    assert torch.equal(combined("mean", [one, two, three]), expected)
+    weighted = combined("mean", [one, two], weights=[3.0, 1.0])
+    assert torch.equal(weighted, (3 * one.double() + two.double()) / 4)
+
+
+def test_base_is_the_base_models() -> None:
+    one, two, base, _ = tensors()
+    assert torch.equal(combined("base", [], base=base), base.double())
+    longer = torch.cat([one, two[:2]])
+    rows = combined("base", [longer], base=base, size=3)
+    assert torch.equal(rows, torch.cat([base, two[:2]]).double())
+
+
+@settings(deadline=None)
+@given(
+    density=st.floats(0.05, 1.0),
+    scale=st.floats(-2, 2),
+    seed=st.integers(0, 99),
+    size=st.integers(1, 9),
+    weights=st.tuples(*[st.sampled_from([1.0, 1.0, 0.5, 3.0])] * 3),
+)
+def test_ties_equals_a_reference(
+    density: float, scale: float, seed: int, size: int, weights: tuple[float, ...]
+) -> None:
+    *members, base = tensors(seed=seed)
+    share = [w / (sum(weights) / 3) for w in weights]
+    total, used, tasks = torch.zeros(7, 5).double(), torch.zeros(7, 5).double(), []
+    for member, weight in zip(members, share, strict=True):
+        task = member.double() - base.double()
+        number = max(1, round(density * task.numel()))
+        least = task.abs().flatten().sort(descending=True).values[number - 1]
+        tasks.append(torch.where(task.abs() >= least, task, 0.0) * weight)
+    sign = torch.stack(tasks).sum(0).sign()
+    for task, weight in zip(tasks, share, strict=True):
+        agrees = (task.sign() == sign) & (task != 0)
+        total, used = total + task * agrees, used + weight * agrees.double()
+    expected = base.double() + scale * torch.where(used > 0, total / used, 0.0)
+    found = combined(
+        "ties", members, base=base, size=size, options={"density": density, "scale": scale}, weights=list(weights)
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-13)
+
+
+@settings(deadline=None)
+@given(density=st.floats(0.05, 1.0), scale=st.floats(-2, 2), seed=st.integers(0, 99), size=st.integers(1, 9))
+def test_dare_equals_a_reference(density: float, scale: float, seed: int, size: int) -> None:
+    *members, base = tensors(seed=seed)
+    expected = torch.zeros(7, 5).double()
+    for number, member in enumerate(members):
+        mask = torch.cat([kept(DIGESTS[number], "w", row, torch.Size((1, 5)), density) for row in range(7)])
+        expected += mask * (member.double() - base.double()) / density / 3
+    found = combined("dare", members, base=base, size=size, options={"density": density, "scale": scale})
+    torch.testing.assert_close(found, base.double() + scale * expected, rtol=1e-13, atol=1e-13)
+
+
+def test_dares_mask_keeps_its_share_and_follows_from_the_digest() -> None:
+    mask = kept(DIGESTS[0], "w", 0, torch.Size((200, 500)), 0.8)
+    assert abs(float(mask.double().mean()) - 0.8) < 0.005
+    assert torch.equal(mask[3:5], kept(DIGESTS[0], "w", 3, torch.Size((2, 500)), 0.8))
+    assert not torch.equal(mask, kept(DIGESTS[1], "w", 0, torch.Size((200, 500)), 0.8))
+    assert kept(DIGESTS[0], "w", 0, torch.Size((4,)), 1.0).all()  # a norm's weight has one axis
+
+
+def test_task_arithmetic_equals_a_reference() -> None:
+    *members, base = tensors()
+    expected = base.double() + 0.4 * sum(member.double() - base.double() for member in members)
+    found = combined("task-arithmetic", members, base=base, size=2, options={"scale": 0.4})
+    torch.testing.assert_close(found, expected, rtol=1e-14, atol=1e-14)
+
+
+def features(seed: int, tokens: int = 64, width: int = 5) -> torch.Tensor:
+    draw = torch.Generator().manual_seed(seed)
+    mixed = torch.randn(width, width, generator=draw)
+    return torch.randn(tokens, width, generator=draw) @ mixed
+
+
+def taken(x: torch.Tensor) -> Statistics:
+    return Statistics.of(x, exponents_for(x.abs().amax(0) * 1.1, 20), bits=20)
+
+
+def exact(x: torch.Tensor, statistics: Statistics) -> torch.Tensor:
+    """The features that the statistics are of: rounded to their resolution."""
+    unit = torch.exp2(-statistics.exponents.double())
+    return torch.round(x.double() / unit) * unit
+
+
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_regmean_equals_the_joint_least_squares_solution(size: int) -> None:
+    members = tensors(3)
+    raw = [features(seed) for seed in range(3)]
+    statistics = [taken(x) for x in raw]
+    weights = [1.0, 2.0, 0.5]
+    rows = [exact(x, of) * w**0.5 for x, of, w in zip(raw, statistics, weights, strict=True)]
+    targets = torch.cat([x @ member.double().T for x, member in zip(rows, members, strict=True)])
+    ridge = (RIDGE * float(sum((x * x).sum(0) for x in rows).mean())) ** 0.5
+    average = torch.stack([w * m.double() for w, m in zip(weights, members, strict=True)]).sum(0) / sum(weights)
+    design = torch.cat([*rows, ridge * torch.eye(5).double()])
+    expected = torch.linalg.lstsq(design, torch.cat([targets, ridge * average.mT])).solution.T
+    plain = torch.linalg.lstsq(torch.cat(rows), targets).solution.T
+    found = combined("regmean", members, size=size, inputs=lambda: iter(statistics), weights=weights)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(found, plain, rtol=0, atol=1e-6 * 100)  # the ridge alone is 1e-6 of the diagonal
+
+
+def test_regmean_at_alpha_0_weighs_channels_alone() -> None:
+    members, statistics = tensors(2), [taken(features(seed)) for seed in range(2)]
+    diagonals = [of.gram.diagonal() for of in statistics]
+    ridge = RIDGE * float(sum(diagonals).mean())  # type: ignore[union-attr]
+    average = (members[0].double() + members[1].double()) / 2
+    expected = sum(m.double() * d for m, d in zip(members, diagonals, strict=True)) + ridge * average
+    found = combined("regmean", members, inputs=lambda: iter(statistics), options={"alpha": 0.0})
+    torch.testing.assert_close(found, expected / (sum(diagonals) + ridge), rtol=1e-12, atol=1e-12)
+
+
+def test_regmean_weighs_an_embeddings_rows_by_their_use() -> None:
+    one, two = tensors(2)
+    counts = [torch.tensor([3, 0, 1, 0, 0, 0, 2]), torch.tensor([1, 0, 1, 5, 0, 0, 0])]
+    found = combined("regmean", [one, two], counts=counts, size=2)
+    for row, (a, b) in enumerate(zip(*(count.tolist() for count in counts), strict=True)):
+        a, b = (a, b) if a + b else (1, 1)
+        torch.testing.assert_close(found[row], (a * one[row].double() + b * two[row].double()) / (a + b))
+
+
+def test_regmean_of_one_and_of_what_is_no_linear_map_is_the_average() -> None:
+    one, two = tensors(2)
+    assert torch.equal(combined("regmean", [one], inputs=lambda: iter([taken(features(0))])), one.double())
+    assert torch.equal(combined("regmean", [one, two]), combined("mean", [one, two]))
+
+
+def test_regmean_where_one_member_alone_has_rows() -> None:
+    one, two = tensors(2)
+    longer = torch.cat([two, one[:3]])
+    statistics = [taken(features(seed)) for seed in range(2)]
+    found = combined("regmean", [one, longer], inputs=lambda: iter(statistics), size=4)
+    assert torch.equal(found[7:], one[:3].double())
+    torch.testing.assert_close(found[:7], combined("regmean", [one, two], inputs=lambda: iter(statistics)))
+
+
+def test_regmean_without_any_token_has_no_solution() -> None:
+    nothing = Statistics.zero(torch.zeros(5, dtype=torch.int16))
+    with pytest.raises(ValueError, match="the summed Gram of its input is not positive definite"):
+        combined("regmean", tensors(2), inputs=lambda: iter([nothing, nothing]))

@@ -1,0 +1,41 @@
+"""Writing a model of a plan: weights, config.json, tokenizer and code."""
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from registry.checkpoint import COPIED_FILES
+from registry.composing.folder import Stream, json_file, write_files, write_weights
+from registry.composing.materials import Materials
+from registry.composing.plan import Plan
+from registry.composing.produce import produce
+from registry.progress import Progress
+
+
+def write_model(materials: Materials, folder: Path, progress: Progress) -> dict[str, str]:
+    """Write weights, config.json, tokenizer and code of a plan into a folder, and return file name → SHA-256."""
+    plan = materials.plan
+    with progress("composing", plan.nbytes, "B") as advance:
+        digests = write_weights(folder, streams_of(materials), advance)
+    copied = {name: plan.lead.file(name) for name in plan.lead.names("file") if name in COPIED_FILES}
+    return digests | write_files(folder, copied | dict(plan.host.files) | {"config.json": json_file(host_config(plan))})
+
+
+def streams_of(materials: Materials) -> list[Stream]:
+    """Return every tensor of a plan as a stream."""
+    tensors = materials.plan.tensors
+    return [Stream(t.name, t.dtype, t.shape, partial(produce, materials, t)) for t in tensors]
+
+
+def host_config(plan: Plan) -> dict[str, Any]:
+    """Return config.json: the host's own keys, the members' special tokens, the dtype in both spellings."""
+    return {
+        **plan.host.dense_config(json.loads(plan.lead.file("config.json"))),
+        "architectures": [plan.host.class_name],
+        "model_type": plan.host.model_type,
+        "dtype": plan.dtype,
+        "torch_dtype": plan.dtype,
+        **plan.lead.content["special_tokens"],
+        **plan.host.config(plan.translation.architecture, len(plan.members), plan.recipe.top_k),
+    }

@@ -1,0 +1,79 @@
+"""Statistics that compositions took and may want again: files under the digest of what they are a function of.
+
+A file's name ends with the SHA-256 of its bytes, so that a damaged one is found out and taken again. Nothing here is
+needed: every file can be made anew, and all go when a version is opted out.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from registry import statistics_file
+from registry.errors import DamagedError
+from registry.maths.folds import complete
+from registry.maths.statistics import Statistics
+from registry.statistics_file import Collected
+
+
+@dataclass(frozen=True)
+class Cached:
+    """Statistics in a file, read layer by layer."""
+
+    path: Path
+
+    def statistics(self, site: str, layer: int) -> Statistics:
+        """Return the statistics of one site and layer."""
+        return self._read(site, layer)[0]
+
+    def folds(self, site: str, layer: int) -> tuple[Statistics, ...]:
+        """Return the statistics of one site and layer, in parts."""
+        return complete(*self._read(site, layer))
+
+    def _read(self, site: str, layer: int) -> tuple[Statistics, tuple[Statistics, ...]]:
+        with self._file as file:
+            exponents = file.get_tensor(f"{site}.exponents")[layer].clone()
+            total = Statistics.unpack(file.get_tensor(f"{site}.gram.{layer}"), exponents)
+            return total, statistics_file.folds_of(file, site, layer, exponents)
+
+    @property
+    def _file(self) -> Any:
+        from safetensors import safe_open
+
+        try:
+            return safe_open(self.path, framework="pt")
+        except OSError as error:
+            raise DamagedError(f"{self.path} is gone", "repeat the command: it is made again") from error
+
+
+@dataclass(frozen=True)
+class Cache:
+    """Files of statistics in one folder."""
+
+    folder: Path
+
+    def get(self, key: str) -> Cached | None:
+        """Return what is there under a digest, if it is whole."""
+        for path in sorted(self.folder.glob(f"{key}.*.safetensors")):
+            if path.name.split(".")[1] == _sha256(path):
+                return Cached(path)
+            path.unlink(missing_ok=True)
+        return None
+
+    def put(self, key: str, collected: Collected) -> Cached:
+        """Write statistics down under a digest, and return them.
+
+        Raises:
+            StorageError: the disk is full or refuses.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        fresh = self.folder / f"{key}.new"
+        statistics_file.save(fresh, collected)
+        path = self.folder / f"{key}.{_sha256(fresh)}.safetensors"
+        fresh.replace(path)
+        return Cached(path)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
