@@ -3,11 +3,9 @@
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from registry.ancestry import (
@@ -20,34 +18,25 @@ from registry.ancestry import (
 )
 from registry.annotations import Annotations
 from registry.checkpoint import Checkpoint
-from registry.checkpoint.documents import read_config
-from registry.errors import CheckpointError, InvalidInputError, NotFoundError, RegError, StorageError
-from registry.home import Home
+from registry.errors import InvalidInputError, NotFoundError
 from registry.opening import opened
 from registry.pass_settings import PassSettings
-from registry.progress import Progress, silent
 from registry.reference import check_alias, several
 from registry.resolving import (
-    ALL_STATES,
     affected,
-    base_model,
     check_has_alias,
     check_name_is_free,
     composition_of,
     logged_as,
-    resolve,
 )
-from store.arrays import ArrayStore
-from store.catalog import ArrayLink, Catalog, CompositionRecord, EventRecord, VersionRecord
-from store.catalog.records import Kind, State
+from store.catalog import ArrayLink, CompositionRecord, EventRecord, VersionRecord
 from store.lock import exclusive
-from store.ownership import check_owner, check_unowned
+from store.ownership import check_owner
 
 if TYPE_CHECKING:
     from registry.checking import Check
-    from registry.composing import Member, Plan, Recipe
+    from registry.composing import Member
     from registry.composing.member import StoredWeights
-    from registry.evaluation import Row, TestSettings
     from registry.registering import Registration
     from registry.verification import Verification
     from registry.withdrawing import Garbage, OptOut
@@ -55,7 +44,7 @@ if TYPE_CHECKING:
 PathLike = str | os.PathLike[str]
 
 
-class Registry:
+class Registry(Composer):
     """Experts registered once, composed in any subset, withdrawn exactly.
 
     Args:
@@ -66,39 +55,6 @@ class Registry:
 
     Every method raises below `registry.errors.RegError`, before anything is written where the request is wrong.
     """
-
-    def __init__(
-        self,
-        home: PathLike | None = None,
-        *,
-        database: str | None = None,
-        progress: Progress = silent,
-        create: bool = True,
-    ) -> None:
-        self.home = Home.locate(home, database)
-        self.home.check(create=create)
-        self.progress = progress
-        try:
-            self.home.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StorageError(
-                f"the registry's home {self.home.path} cannot be created: {error.strerror}",
-                "name another one with --home",
-            ) from error
-        self.arrays = ArrayStore(self.home.arrays)
-        self.catalog = Catalog(self.home.database, self.home.lock, partial(check_unowned, self.arrays))
-
-    def __enter__(self) -> "Registry":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Give the database's connections back."""
-        self.catalog.close()
 
     # -- registering -------------------------------------------------------------------------------------------------
 
@@ -216,104 +172,6 @@ class Registry:
         check_has_alias(self.catalog, name, alias)
         self.catalog.delete_alias(name, alias)
 
-    # -- composing ---------------------------------------------------------------------------------------------------
-
-    def plan(self, experts: Sequence[str], recipe: "Recipe | None" = None, *, base: str | None = None) -> "Plan":
-        """Return what a composition will be, without reading a weight.
-
-        Args:
-            experts: names, versions or aliases, in any order.
-            recipe: how; default the default recipe.
-            base: the base model, where the trunk method needs one; default the only one that is registered.
-        """
-        from registry.composing import Recipe, make_plan
-
-        recipe = recipe or Recipe()
-        needs_base = recipe.needs_base
-        if base is not None and not needs_base:
-            raise InvalidInputError(
-                f"trunk method {recipe.trunk!r} takes no base model, and base {base!r} was given",
-                "drop --base, or use that model's trunk: --trunk base",
-            )
-        members = [self.member(self.resolve(ref, kind="expert")) for ref in several(experts, "experts")]
-        return make_plan(members, self.member(base_model(self.catalog, base)) if needs_base else None, recipe)
-
-    def compose(
-        self,
-        experts: Sequence[str],
-        out: PathLike,
-        recipe: "Recipe | None" = None,
-        *,
-        base: str | None = None,
-        force: bool = False,
-    ) -> "Plan":
-        """Write the composition of `experts` to the folder `out`, and return its plan (arguments as `plan`).
-
-        Args:
-            force: replace `out` if it is an earlier composition.
-        """
-        from registry.composing.compose import write_composition
-        from registry.composing.folder import check_output
-        from registry.composing.retaking import workplace
-
-        check_owner(self.catalog, self.arrays)
-        folder = Path(out).absolute()
-        check_output(folder, replace=force)
-        plan = self.plan(experts, recipe, base=base)
-        used = [member.version for member in (*plan.members, *([plan.base] if plan.base else []))]
-
-        def record() -> None:
-            self.catalog.record_composition(plan.digest, plan.document, used, str(folder))
-
-        with (
-            exclusive(self.home.output_lock(folder), f"composing into {folder}"),
-            workplace(self.home, self.progress) as place,
-        ):
-            write_composition(plan, folder, replace=force, record=record, place=place)
-        return plan
-
-    def export(self, ref: str, out: PathLike) -> VersionRecord:
-        """Write a registered version to `out` as the dense folder it came from, tensors bit for bit."""
-        from registry.composing.dense import write_dense
-
-        version = self.resolve(ref)
-        write_dense([self.member(version)], Path(out), self.progress)
-        return version
-
-    def evaluate(
-        self,
-        folders: Sequence[PathLike],
-        data: Mapping[str, Sequence[PathLike]],
-        settings: "TestSettings | None" = None,
-        *,
-        baselines: bool = False,
-    ) -> "list[Row]":
-        """Return perplexity per domain, and the normalised score where a domain's own expert is registered.
-
-        Args:
-            folders: model folders; the first one's tokenizer makes the windows, and no other may contradict it.
-            data: domain → test files. A domain's own expert is the one of its name: the version in the first folder's
-                `composition.json`, else the newest active one.
-            settings: how test text is scored.
-            baselines: rows also for the base model, the domains' experts and their plain average, where registered.
-        """
-        paths = [Path(folder) for folder in several(folders, "folders")]
-        files = {domain: [Path(file) for file in several(named, "data")] for domain, named in data.items()}
-        for path in paths:
-            self._check_model_folder(path)
-
-        from registry.evaluation import TestSettings, evaluate
-
-        versions = self.catalog.versions(states=["active"])
-        return evaluate(
-            paths,
-            files,
-            [self.member(version) for version in versions if version.kind == "base" or version.name in data],
-            settings or TestSettings(),
-            baselines=baselines,
-            progress=self.progress,
-        )
-
     # -- opting out --------------------------------------------------------------------------------------------------
 
     def opt_out(self, ref: str, *, purge: bool = False) -> "OptOut":
@@ -335,24 +193,6 @@ class Registry:
         return affected(self.catalog, ref)
 
     # -- looking -----------------------------------------------------------------------------------------------------
-
-    def versions(
-        self, *, kind: Kind | None = None, everything: bool = False, tags: Mapping[str, str] | None = None
-    ) -> list[VersionRecord]:
-        """Return active versions (`everything`: those opted out too) by name and number, narrowed by kind and tags."""
-        states = ALL_STATES if everything else ("active",)
-        wanted = dict(tags or {})
-        return [v for v in self.catalog.versions(kind=kind, states=states) if wanted.items() <= v.tags.items()]
-
-    def resolve(self, ref: str, *, kind: Kind | None = None, states: Sequence[State] = ("active",)) -> VersionRecord:
-        """Return the version that `NAME`, `NAME@NUMBER` or `NAME@ALIAS` stands for (`resolving.resolve`)."""
-        return resolve(self.catalog, ref, kind=kind, states=states)
-
-    def member(self, version: VersionRecord) -> "Member":
-        """Return a version with its arrays, as compositions and evaluations read it."""
-        from registry.composing import Member
-
-        return Member(version, tuple(self.catalog.arrays_of(version)), self.arrays)
 
     def arrays_of(self, version: VersionRecord) -> list[ArrayLink]:
         """Return what a version consists of."""
@@ -416,19 +256,6 @@ class Registry:
             remote_code=remote_code,
             progress=self.progress,
         )
-
-    def _check_model_folder(self, folder: Path) -> None:
-        """Check that `folder` holds a model; what is taken for a registered version is told how to become one."""
-        try:
-            read_config(folder)
-        except CheckpointError as error:
-            hint = error.hint
-            if not folder.exists():
-                hint = "name folders that hold a model: reg evaluate moe/ --data code=FILE"
-                with suppress(RegError):
-                    ref = self.resolve(str(folder)).ref
-                    hint = f"{ref} is registered: run: reg export {ref} --out DIR, then evaluate DIR"
-            raise CheckpointError(error.message, hint) from error
 
     def _registered(self, ref: str) -> "StoredWeights | None":
         try:

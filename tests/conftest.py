@@ -60,7 +60,7 @@ def zoo(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> Zoo:
         experts[name] = save_checkpoint(make_model("llama", 100 + number), root / name, tokenizer)
         train[name] = write_jsonl(root / f"{name}.train.jsonl", sentences(name, 60))
         test[name] = write_jsonl(root / f"{name}.test.jsonl", sentences(name, 30, seed=1))
-        collect_to(experts[name], experts[name], data=[train[name]], settings=SETTINGS)
+        collect_to(experts[name], experts[name], data=[train[name]], settings=SETTINGS, keep_calibration=True)
     return Zoo(base, experts, train, test)
 
 

@@ -7,6 +7,7 @@ expert.
 
 import os
 import shutil
+from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from registry import PassSettings, Recipe, Registry
 from registry.collecting import collect_to
 from registry.composing.folder import MARKER
 from registry.errors import ConflictError
+from registry.maths.router import ROUTERS
+from registry.maths.trunk import TRUNKS
 from tests.conftest import EXPERTS, Zoo, files_of
 from tests.models import make_model, save_checkpoint, sentences, write_jsonl
 
@@ -92,10 +95,25 @@ def test_all_orders_of_registering_and_of_naming_give_the_same_bytes(
     assert len(reached) == 24
 
 
-@pytest.mark.parametrize("trunk", ["mean", "base"])
-def test_history_leaves_no_trace(zoo: Zoo, tmp_path: Path, trunk: str) -> None:
+RECIPES: dict[str, dict[str, Any]] = {
+    **{trunk: {"trunk": trunk} for trunk in TRUNKS},
+    **{f"{trunk} dense": {"trunk": trunk, "to": "dense"} for trunk in TRUNKS},
+    **{router: {"router": router} for router in ROUTERS},
+    "biased": {"router": "domain-embedding", "bias": {"code": -0.5}},
+    "not normalised": {"normalize": False},
+    "lam auto": {"lam": "auto"},
+    "balanced": {"balance": "tokens"},
+    "advantage": {"token_weight": "advantage"},
+    "refined": {"refine": 1},
+    "refined twice": {"refine": 2, "trunk": "mean", "lam": "auto", "token_weight": "advantage"},
+}
+"""Every trunk method, router method and option, each in some recipe."""
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_history_leaves_no_trace(zoo: Zoo, tmp_path: Path, name: str) -> None:
     """Extra experts, other versions, aliases, tags, earlier compositions, opt-outs: none changes a byte."""
-    recipe = Recipe(trunk=trunk, lam=0.5, top_k=2, temperature=0.5, weights={"code": 2.0})
+    recipe = Recipe(**{"lam": 0.5, "top_k": 2, "temperature": 0.5, "weights": {"code": 2.0}} | RECIPES[name])
     members = ["code", "law", "math"]
     with fresh(tmp_path / "plain", zoo, ("code", "math", "law"), base=True) as registry:
         registry.compose(members, tmp_path / "expected", recipe)
@@ -110,6 +128,7 @@ def test_history_leaves_no_trace(zoo: Zoo, tmp_path: Path, trunk: str) -> None:
         registry.add_expert("law", zoo.experts["law"], tags={"a": "b"})
         registry.compose(["german", "law"], tmp_path / "earlier")
         registry.add_base("base", zoo.base)
+        registry.compose(["german", "law"], tmp_path / "earlier", recipe_of_any(recipe), force=True)
         registry.add_expert("code", zoo.experts["code"])
         registry.opt_out("code")
         registry.add_expert("code", zoo.experts["code"])
@@ -117,6 +136,11 @@ def test_history_leaves_no_trace(zoo: Zoo, tmp_path: Path, trunk: str) -> None:
         registry.gc()
         registry.compose(["math@good", "code@2", "law@2"], tmp_path / "found", recipe)
     assert files_of(tmp_path / "found") == files_of(tmp_path / "expected")
+
+
+def recipe_of_any(recipe: Recipe) -> Recipe:
+    """The same recipe for members of any name."""
+    return replace(recipe, weights={}, bias={})
 
 
 @pytest.mark.parametrize("purge", [False, True])

@@ -1,0 +1,132 @@
+"""What a registry composes and measures: the part of `Registry` that reads versions and writes model folders."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from registry.checkpoint.documents import read_config
+from registry.errors import CheckpointError, InvalidInputError, RegError
+from registry.handle import Handle, PathLike
+from registry.reference import several
+from registry.resolving import base_model
+from store.catalog import VersionRecord
+from store.lock import exclusive
+from store.ownership import check_owner
+
+if TYPE_CHECKING:
+    from registry.composing import Plan, Recipe
+    from registry.evaluation import Row, TestSettings
+
+
+class Composer(Handle):
+    """Composing, exporting and evaluating (errors as in `Registry`)."""
+
+    def plan(self, experts: Sequence[str], recipe: "Recipe | None" = None, *, base: str | None = None) -> "Plan":
+        """Return what a composition will be, without reading a weight.
+
+        Args:
+            experts: names, versions or aliases, in any order.
+            recipe: how; default the default recipe.
+            base: the base model, where the trunk method needs one; default the only one that is registered.
+        """
+        from registry.composing import Recipe, make_plan
+
+        recipe = recipe or Recipe()
+        needs_base = recipe.needs_base
+        if base is not None and not needs_base:
+            raise InvalidInputError(
+                f"trunk method {recipe.trunk!r} takes no base model, and base {base!r} was given",
+                "drop --base, or use that model's trunk: --trunk base",
+            )
+        members = [self.member(self.resolve(ref, kind="expert")) for ref in several(experts, "experts")]
+        return make_plan(members, self.member(base_model(self.catalog, base)) if needs_base else None, recipe)
+
+    def compose(
+        self,
+        experts: Sequence[str],
+        out: PathLike,
+        recipe: "Recipe | None" = None,
+        *,
+        base: str | None = None,
+        force: bool = False,
+    ) -> "Plan":
+        """Write the composition of `experts` to the folder `out`, and return its plan (arguments as `plan`).
+
+        Args:
+            force: replace `out` if it is an earlier composition.
+        """
+        from registry.composing.compose import write_composition
+        from registry.composing.folder import check_output
+        from registry.composing.retaking import workplace
+
+        check_owner(self.catalog, self.arrays)
+        folder = Path(out).absolute()
+        check_output(folder, replace=force)
+        plan = self.plan(experts, recipe, base=base)
+        used = [member.version for member in (*plan.members, *([plan.base] if plan.base else []))]
+
+        def record() -> None:
+            self.catalog.record_composition(plan.digest, plan.document, used, str(folder))
+
+        with (
+            exclusive(self.home.output_lock(folder), f"composing into {folder}"),
+            workplace(self.home, self.progress) as place,
+        ):
+            write_composition(plan, folder, replace=force, record=record, place=place)
+        return plan
+
+    def export(self, ref: str, out: PathLike) -> VersionRecord:
+        """Write a registered version to `out` as the dense folder it came from, tensors bit for bit."""
+        from registry.composing.dense import write_dense
+
+        version = self.resolve(ref)
+        write_dense([self.member(version)], Path(out), self.progress)
+        return version
+
+    def evaluate(
+        self,
+        folders: Sequence[PathLike],
+        data: Mapping[str, Sequence[PathLike]],
+        settings: "TestSettings | None" = None,
+        *,
+        baselines: bool = False,
+    ) -> "list[Row]":
+        """Return perplexity per domain, and the normalised score where a domain's own expert is registered.
+
+        Args:
+            folders: model folders; the first one's tokenizer makes the windows, and no other may contradict it.
+            data: domain → test files. A domain's own expert is the one of its name: the version in the first folder's
+                `composition.json`, else the newest active one.
+            settings: how test text is scored.
+            baselines: rows also for the base model, the domains' experts and their plain average, where registered.
+        """
+        paths = [Path(folder) for folder in several(folders, "folders")]
+        files = {domain: [Path(file) for file in several(named, "data")] for domain, named in data.items()}
+        for path in paths:
+            self._check_model_folder(path)
+
+        from registry.evaluation import TestSettings, evaluate
+
+        versions = self.catalog.versions(states=["active"])
+        return evaluate(
+            paths,
+            files,
+            [self.member(version) for version in versions if version.kind == "base" or version.name in data],
+            settings or TestSettings(),
+            baselines=baselines,
+            progress=self.progress,
+        )
+
+    def _check_model_folder(self, folder: Path) -> None:
+        """Check that `folder` holds a model; what is taken for a registered version is told how to become one."""
+        try:
+            read_config(folder)
+        except CheckpointError as error:
+            hint = error.hint
+            if not folder.exists():
+                hint = "name folders that hold a model: reg evaluate moe/ --data code=FILE"
+                with suppress(RegError):
+                    ref = self.resolve(str(folder)).ref
+                    hint = f"{ref} is registered: run: reg export {ref} --out DIR, then evaluate DIR"
+            raise CheckpointError(error.message, hint) from error

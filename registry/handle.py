@@ -1,0 +1,76 @@
+"""An open registry: where its catalog and its arrays are, and the versions in them."""
+
+import os
+from collections.abc import Mapping, Sequence
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from registry.errors import StorageError
+from registry.home import Home
+from registry.progress import Progress, silent
+from registry.resolving import ALL_STATES, resolve
+from store.arrays import ArrayStore
+from store.catalog import Catalog, VersionRecord
+from store.catalog.records import Kind, State
+from store.ownership import check_unowned
+
+if TYPE_CHECKING:
+    from registry.composing import Member
+
+PathLike = str | os.PathLike[str]
+
+
+class Handle:
+    """What every part of `Registry` stands on (arguments as there)."""
+
+    def __init__(
+        self,
+        home: PathLike | None = None,
+        *,
+        database: str | None = None,
+        progress: Progress = silent,
+        create: bool = True,
+    ) -> None:
+        self.home = Home.locate(home, database)
+        self.home.check(create=create)
+        self.progress = progress
+        try:
+            self.home.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(
+                f"the registry's home {self.home.path} cannot be created: {error.strerror}",
+                "name another one with --home",
+            ) from error
+        self.arrays = ArrayStore(self.home.arrays)
+        self.catalog = Catalog(self.home.database, self.home.lock, partial(check_unowned, self.arrays))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the database's connections back."""
+        self.catalog.close()
+
+    def versions(
+        self, *, kind: Kind | None = None, everything: bool = False, tags: Mapping[str, str] | None = None
+    ) -> list[VersionRecord]:
+        """Return active versions (`everything`: those opted out too) by name and number, narrowed by kind and tags."""
+        states = ALL_STATES if everything else ("active",)
+        wanted = dict(tags or {})
+        return [v for v in self.catalog.versions(kind=kind, states=states) if wanted.items() <= v.tags.items()]
+
+    def resolve(self, ref: str, *, kind: Kind | None = None, states: Sequence[State] = ("active",)) -> VersionRecord:
+        """Return the version that `NAME`, `NAME@NUMBER` or `NAME@ALIAS` stands for (`resolving.resolve`)."""
+        return resolve(self.catalog, ref, kind=kind, states=states)
+
+    def member(self, version: VersionRecord) -> "Member":
+        """Return a version with its arrays, as compositions and evaluations read it."""
+        from registry.composing import Member
+
+        return Member(version, tuple(self.catalog.arrays_of(version)), self.arrays)
