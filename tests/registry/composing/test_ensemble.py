@@ -5,7 +5,6 @@ References are computed here from the dense models alone, loaded on their own, w
 
 import hashlib
 import json
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from registry import Registry
 from registry.composing.ensemble import ROUTINGS, Ensemble, EnsembleRecipe, make_ensemble, write_ensemble
 from registry.composing.folder import MARKER, composed_of
-from registry.errors import IncompatibleError, InvalidInputError, RegError
 from registry.loading import has_our_code, load_model, quiet_transformers
 from registry.progress import silent
 from tests.conftest import Zoo, files_of
@@ -364,53 +362,3 @@ def test_what_a_model_cannot_take_is_told(write: Write) -> None:
         model(input_ids=IDS, past_key_values=foreign)
     with torch.no_grad(), pytest.raises(NotImplementedError, match="cannot forget"):
         model(input_ids=IDS, use_cache=True).past_key_values.crop(-1)
-
-
-@pytest.mark.parametrize(
-    ("recipe", "message"),
-    [
-        ({"routing": "vote"}, "routing method 'vote' is none of posterior, perplexity, task-vector"),
-        ({"temperature": 0.0}, "temperature is 0.0"),
-        ({"routing_tokens": 1}, "routing-tokens is 1"),
-        ({"top_k": 4}, "top-k is 4, it must be from 1 to 3"),
-        ({"weights": {"german": 2.0}}, "weight for german, which is no member"),
-        ({"weights": {"law": -1.0}}, "the weight of law is -1.0"),
-        ({"weights": {"law": 2.0}, "routing": "perplexity"}, "knows no prior"),
-        ({"dtype": "int8"}, "dtype 'int8' is none of"),
-    ],
-)
-def test_recipe_that_does_not_fit_is_refused(write: Write, recipe: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidInputError, match=message):
-        write(**recipe)
-
-
-def test_members_that_do_not_fit_are_refused(filled: Registry, zoo: Zoo, tokenizer: Any, tmp_path: Path) -> None:
-    code = filled.member(filled.resolve("code"))
-    with pytest.raises(InvalidInputError, match="at least one expert"):
-        make_ensemble([], None, EnsembleRecipe())
-    with pytest.raises(InvalidInputError, match="code is named more than once"):
-        make_ensemble([code, code], None, EnsembleRecipe())
-    with pytest.raises(InvalidInputError, match="needs the base model") as caught:
-        make_ensemble([code], None, EnsembleRecipe(routing="task-vector"))
-    assert caught.value.hint == "name it: --base NAME[@V]"
-    save_checkpoint(make_model("llama", 107, vocab_size=352), tmp_path / "wide", tokenizer)
-    filled.add_expert("wide", tmp_path / "wide", data=[zoo.train["code"]], allow_unrelated=True)
-    with pytest.raises(IncompatibleError, match="vocab_size 352 against 320"):
-        make_ensemble([code, filled.member(filled.resolve("wide"))], None, EnsembleRecipe())
-    save_checkpoint(make_model("llama", 101), tmp_path / "half", tokenizer, dtype=torch.bfloat16)
-    filled.add_expert("half", tmp_path / "half", data=[zoo.train["code"]])
-    half = filled.member(filled.resolve("half"))
-    with pytest.raises(IncompatibleError, match=r"different dtypes \(code@1 float32, half@1 bfloat16\)"):
-        make_ensemble([half, code], None, EnsembleRecipe())
-    assert make_ensemble([half, code], None, EnsembleRecipe(dtype="float16")).dtype == "float16"
-
-
-def test_failure_leaves_nothing(filled: Registry, tmp_path: Path) -> None:
-    def withdrawn() -> None:
-        raise RegError("math@1 was opted out")
-
-    ensemble = make_ensemble([filled.member(filled.resolve("math"))], None, EnsembleRecipe())
-    with pytest.raises(RegError, match="opted out"):
-        write_ensemble(ensemble, tmp_path / "out", replace=False, record=withdrawn, progress=silent)
-    shutil.rmtree(tmp_path / "home")
-    assert list(tmp_path.iterdir()) == []
