@@ -1,7 +1,7 @@
 """Loading with transformers: safetensors only, no code but our own, nothing printed."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 from registry.checkpoint.documents import few
 from registry.errors import CheckpointError, InvalidInputError, first_line
 from registry.families import FAMILIES
-from registry.hosts.remote_code import ROUTED, remote_code_host
+from registry.hosts.remote_code import ENSEMBLE, ROUTED, ensemble_code, remote_code_host
 from registry.tensors import DTYPES
 
 
@@ -69,15 +69,22 @@ def load_model(folder: Path, dtype: str, device: str | None) -> Any:
 
 
 def has_our_code(folder: Path) -> bool:
-    """Tell whether the code in a model folder is, byte by byte, the modelling file that this program writes."""
+    """Tell whether the code in a model folder is, byte by byte, a modelling file that this program writes."""
     try:
         model_type = str(json.loads((folder / "config.json").read_bytes()).get("model_type"))
-        family = FAMILIES[model_type.removeprefix(ROUTED)]
-        files = remote_code_host(family.model_type, family.class_name, family.layers).files
         code = {path.name: path.read_bytes() for path in folder.rglob("*.py")}
+        return bool(code) and code == _our_code(model_type)
     except (OSError, ValueError, KeyError, AttributeError, RecursionError):
         return False
-    return model_type.startswith(ROUTED) and code == files
+
+
+def _our_code(model_type: str) -> Mapping[str, bytes]:
+    if model_type.startswith(ENSEMBLE):
+        return ensemble_code(FAMILIES[model_type.removeprefix(ENSEMBLE)].class_name)
+    if model_type.startswith(ROUTED):
+        family = FAMILIES[model_type.removeprefix(ROUTED)]
+        return remote_code_host(family.model_type, family.class_name, family.layers).files
+    return {}
 
 
 def device_name(name: str | None) -> str:

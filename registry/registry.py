@@ -1,6 +1,5 @@
 """The registry: what the commands of `reg` do with a home is a method here, and does here what it does there."""
 
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -18,7 +17,9 @@ from registry.ancestry import (
 )
 from registry.annotations import Annotations
 from registry.checkpoint import Checkpoint
+from registry.composer import Composer
 from registry.errors import InvalidInputError, NotFoundError
+from registry.handle import PathLike
 from registry.opening import opened
 from registry.pass_settings import PassSettings
 from registry.reference import check_alias, several
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
     from registry.registering import Registration
     from registry.verification import Verification
     from registry.withdrawing import Garbage, OptOut
-
-PathLike = str | os.PathLike[str]
 
 
 class Registry(Composer):

@@ -1,7 +1,7 @@
-"""The host for families that no native architecture carries: one modelling file of ours beside the weights.
+"""Modelling files of ours beside the weights, made for one dense class; they load with `trust_remote_code=True`.
 
-The composed folder's `modeling_routed.py` subclasses the dense class and routes its MLPs; transformers loads it with
-`trust_remote_code=True`.
+`modeling_routed.py` subclasses the dense class and routes its MLPs: the host for families that no native architecture
+carries. `modeling_ensemble.py` holds whole dense models and mixes what they predict.
 """
 
 import json
@@ -18,6 +18,10 @@ REMOTE_CODE = "remote-code"
 ROUTED = "routed_"
 """What its `model_type` begins with; the dense one follows."""
 
+ENSEMBLE = "ensemble_"
+"""What the `model_type` of an ensemble begins with; the dense one follows."""
+
+ENSEMBLE_MODULE = "modeling_ensemble"
 _MODULE = "modeling_routed"
 _DROPPED = ("_name_or_path", "transformers_version", "auto_map", "quantization_config")
 
@@ -30,8 +34,7 @@ def remote_code_host(model_type: str, class_name: str, layers: str) -> Host:
         class_name: the dense class of transformers.
         layers: where its layers are, as a module.
     """
-    source = Path(__file__).with_name(f"{_MODULE}.py").read_text(encoding="utf-8")
-    source = source.replace("LlamaForCausalLM as", f"{class_name} as").replace('"model.layers"', json.dumps(layers))
+    source = _source(_MODULE, class_name).replace('"model.layers"', json.dumps(layers))
 
     def config(architecture: Architecture, experts: int, top_k: int) -> dict[str, Any]:
         return {
@@ -56,6 +59,16 @@ def remote_code_host(model_type: str, class_name: str, layers: str) -> Host:
     )
 
 
+def ensemble_code(class_name: str) -> dict[str, bytes]:
+    """Return the modelling file of ensembles of a dense class of transformers, by its name."""
+    return {f"{ENSEMBLE_MODULE}.py": _source(ENSEMBLE_MODULE, class_name).encode()}
+
+
 def dense_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a folder takes over from the members' own config.json."""
+    """Return what is taken over from a dense model's config.json."""
     return {key: value for key, value in config.items() if key not in _DROPPED}
+
+
+def _source(module: str, class_name: str) -> str:
+    source = Path(__file__).with_name(f"{module}.py").read_text(encoding="utf-8")
+    return source.replace("LlamaForCausalLM as", f"{class_name} as")

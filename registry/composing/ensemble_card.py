@@ -1,0 +1,91 @@
+"""The model card of an ensemble: what it is made of, what it costs and how to use it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_PAGE = """\
+---
+{metadata}
+---
+
+# {title}
+
+An ensemble of {count} whole dense models whose next-token distributions are mixed ({host}), without training, by
+expert-registry.
+
+| index | expert | content digest | license |{prior_head}
+|---|---|---|---|{prior_rule}
+{members}
+
+| | |
+|---|---|
+| routing | {routing}: {meaning} |
+| kept | the {top_k} largest weights, renormalised; temperature {temperature:g} |
+| cost | {cost} |
+| parameters | {parameters:,} stored; a tensor that members share is stored once |
+| dtype | {dtype} |
+| composition | `{digest}` |
+
+`composition.json` holds the recipe, the members' digests and the SHA-256 of every other file. The logits are log
+probabilities of the mixture; the weights at a token depend on the tokens before it alone.
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("path/to/this/folder", trust_remote_code=True)
+tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder", trust_remote_code=True)
+```
+"""
+
+
+def ensemble_card(
+    document: Mapping[str, Any], *, licenses: Sequence[str | None], routing: str, parameters: int, dtype: str
+) -> bytes:
+    """Return README.md of an ensemble's folder: metadata the Hub reads, and a page a person reads.
+
+    Args:
+        document: the ensemble's document with its digest.
+        licenses: the members', in order.
+        routing: what the routing method does, in words.
+        parameters: weights that are stored.
+        dtype: of the weights.
+    """
+    from huggingface_hub import ModelCardData
+
+    recipe, members, base = document["recipe"], document["members"], document["base"]
+    metadata = ModelCardData(
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        tags=["expert-registry", "merge", "ensemble", document["host"]],
+        license=licenses[0] if len(set(licenses)) == 1 else None,
+    )
+    weights = recipe["weights"]
+    rows = [
+        f"| {index} | {member['name']} | `{member['digest']}` | {own or 'not given'} |"
+        + (f" {weights[member['name']]:g} |" if weights else "")
+        for index, (member, own) in enumerate(zip(members, licenses, strict=True))
+    ]
+    cost = "every member runs on every token"
+    if base is not None:
+        cost = (
+            f"every member runs on the first {recipe['routing_tokens']} tokens, then those chosen; once a sequence, "
+            f"a gradient of the base model {base['name']} `{base['digest']}`"
+        )
+    page = _PAGE.format(
+        metadata=metadata.to_yaml(line_break="\n"),
+        title=" + ".join(member["name"] for member in members),
+        count=len(members),
+        host=document["host"],
+        prior_head=" prior weight |" if weights else "",
+        prior_rule="---|" if weights else "",
+        members="\n".join(rows),
+        routing=recipe["routing"],
+        meaning=routing,
+        top_k=recipe["top_k"],
+        temperature=recipe["temperature"],
+        cost=cost,
+        parameters=parameters,
+        dtype=dtype,
+        digest=document["digest"],
+    )
+    return page.encode()
