@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 from registry.checkpoint.documents import read_config
 from registry.errors import CheckpointError, InvalidInputError, RegError
@@ -15,33 +16,50 @@ from store.lock import exclusive
 from store.ownership import check_owner
 
 if TYPE_CHECKING:
-    from registry.composing import Plan, Recipe
+    from registry.composing import Ensemble, EnsembleRecipe, Plan, Recipe
     from registry.evaluation import Row, TestSettings
+    from registry.maths.lam import LamCurve
 
 
 class Composer(Handle):
     """Composing, exporting and evaluating (errors as in `Registry`)."""
 
-    def plan(self, experts: Sequence[str], recipe: "Recipe | None" = None, *, base: str | None = None) -> "Plan":
+    @overload
+    def plan(self, experts: Sequence[str], recipe: "Recipe | None" = None, *, base: str | None = None) -> "Plan": ...
+
+    @overload
+    def plan(self, experts: Sequence[str], recipe: "EnsembleRecipe", *, base: str | None = None) -> "Ensemble": ...
+
+    @overload
+    def plan(
+        self, experts: Sequence[str], recipe: "Recipe | EnsembleRecipe | None", *, base: str | None = None
+    ) -> "Plan | Ensemble": ...
+
+    def plan(
+        self, experts: Sequence[str], recipe: "Recipe | EnsembleRecipe | None" = None, *, base: str | None = None
+    ) -> "Plan | Ensemble":
         """Return what a composition will be, without reading a weight.
 
         Args:
             experts: names, versions or aliases, in any order.
             recipe: how; default the default recipe.
-            base: the base model, where the trunk method needs one; default the only one that is registered.
+            base: the base model, where the recipe needs one; default the only one that is registered.
         """
-        from registry.composing import Recipe, make_plan
+        from registry.composing import EnsembleRecipe, Recipe, make_ensemble, make_plan
 
         recipe = recipe or Recipe()
-        needs_base = recipe.needs_base
-        if base is not None and not needs_base:
+        if base is not None and not recipe.needs_base:
             raise InvalidInputError(
-                f"trunk method {recipe.trunk!r} takes no base model, and base {base!r} was given",
+                f"{recipe.label} takes no base model, and base {base!r} was given",
                 "drop --base, or use that model's trunk: --trunk base",
             )
         members = [self.member(self.resolve(ref, kind="expert")) for ref in several(experts, "experts")]
-        return make_plan(members, self.member(base_model(self.catalog, base)) if needs_base else None, recipe)
+        needed = self.member(base_model(self.catalog, base)) if recipe.needs_base else None
+        if isinstance(recipe, EnsembleRecipe):
+            return make_ensemble(members, needed, recipe)
+        return make_plan(members, needed, recipe)
 
+    @overload
     def compose(
         self,
         experts: Sequence[str],
@@ -50,13 +68,34 @@ class Composer(Handle):
         *,
         base: str | None = None,
         force: bool = False,
-    ) -> "Plan":
+    ) -> "Plan": ...
+
+    @overload
+    def compose(
+        self,
+        experts: Sequence[str],
+        out: PathLike,
+        recipe: "Recipe | EnsembleRecipe | None",
+        *,
+        base: str | None = None,
+        force: bool = False,
+    ) -> "Plan | Ensemble": ...
+
+    def compose(
+        self,
+        experts: Sequence[str],
+        out: PathLike,
+        recipe: "Recipe | EnsembleRecipe | None" = None,
+        *,
+        base: str | None = None,
+        force: bool = False,
+    ) -> "Plan | Ensemble":
         """Write the composition of `experts` to the folder `out`, and return its plan (arguments as `plan`).
 
         Args:
             force: replace `out` if it is an earlier composition.
         """
-        from registry.composing.compose import write_composition
+        from registry.composing import Ensemble, write_composition, write_ensemble
         from registry.composing.folder import check_output
         from registry.composing.retaking import workplace
 
@@ -73,8 +112,27 @@ class Composer(Handle):
             exclusive(self.home.output_lock(folder), f"composing into {folder}"),
             workplace(self.home, self.progress) as place,
         ):
-            write_composition(plan, folder, replace=force, record=record, place=place)
+            if isinstance(plan, Ensemble):
+                write_ensemble(plan, folder, replace=force, record=record, progress=self.progress)
+            else:
+                write_composition(plan, folder, replace=force, record=record, place=place)
         return plan
+
+    def lam_curve(
+        self, experts: Sequence[str], recipe: "Recipe | None" = None, *, base: str | None = None
+    ) -> "list[LamCurve]":
+        """Return, for each layer, how routers of various ridge strengths do on held-out folds (arguments as `plan`)."""
+        from registry.composing import Recipe
+        from registry.composing.retaking import materials_of, workplace
+
+        plan = self.plan(experts, replace(recipe or Recipe(), lam="auto"), base=base)
+        layers = plan.lead.architecture.num_hidden_layers
+        with workplace(self.home, self.progress) as place, self.progress("solving", layers, "layer") as advance:
+            materials, curves = materials_of(plan, place), []
+            for layer in range(layers):
+                curves.append(materials.lam_curve(layer))
+                advance(1)
+        return curves
 
     def export(self, ref: str, out: PathLike) -> VersionRecord:
         """Write a registered version to `out` as the dense folder it came from, tensors bit for bit."""

@@ -87,6 +87,16 @@ class EnsembleRecipe:
                 f"dtype {self.dtype!r} is none of {', '.join(WEIGHT_DTYPES)}", "choose one of them: --dtype bfloat16"
             )
 
+    @property
+    def label(self) -> str:
+        """What messages call it."""
+        return f"routing {self.routing!r}"
+
+    @property
+    def needs_base(self) -> bool:
+        """The base model takes part."""
+        return self.routing == TASK_VECTOR
+
     def check_members(self, names: Sequence[str]) -> None:
         """Check the recipe against the members' names.
 
@@ -164,6 +174,11 @@ class Ensemble:
     def model_type(self) -> str:
         """The `model_type` written to config.json."""
         return f"{ENSEMBLE}{self.lead.family.model_type}"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know of the result."""
+        return ("load it with trust_remote_code=True: the folder carries its modelling file",)
 
     @cached_property
     def streams(self) -> list[Stream]:

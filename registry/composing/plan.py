@@ -89,6 +89,16 @@ class Plan:
         return self.translation.host
 
     @property
+    def model_type(self) -> str:
+        """The `model_type` written to config.json."""
+        return self.host.model_type
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know of the result."""
+        return self.translation.notes
+
+    @property
     def names(self) -> list[str]:
         """The members' names, in order."""
         return [member.name for member in self.members]

@@ -187,6 +187,11 @@ class Recipe:
         return features == BASE or (features == OWN and (self.token_weight != "none" or self.refine > 0))
 
     @property
+    def label(self) -> str:
+        """What messages call it."""
+        return f"trunk method {self.trunk!r}"
+
+    @property
     def needs_base(self) -> bool:
         """The base model takes part, in the trunk or in the router."""
         routed = self.to == "moe" and (

@@ -113,7 +113,8 @@ RECIPES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", RECIPES)
 def test_history_leaves_no_trace(zoo: Zoo, tmp_path: Path, name: str) -> None:
     """Extra experts, other versions, aliases, tags, earlier compositions, opt-outs: none changes a byte."""
-    recipe = Recipe(**{"lam": 0.5, "top_k": 2, "temperature": 0.5, "weights": {"code": 2.0}} | RECIPES[name])
+    settings: dict[str, Any] = {"lam": 0.5, "top_k": 2, "temperature": 0.5, "weights": {"code": 2.0}}
+    recipe = Recipe(**settings | RECIPES[name])
     members = ["code", "law", "math"]
     with fresh(tmp_path / "plain", zoo, ("code", "math", "law"), base=True) as registry:
         registry.compose(members, tmp_path / "expected", recipe)

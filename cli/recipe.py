@@ -1,0 +1,214 @@
+"""The options that make a recipe, for every command that composes."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from cli.options import DTYPES, Integer, unique_pairs
+from cli.session import split
+
+if TYPE_CHECKING:
+    from registry.composing import EnsembleRecipe, Recipe
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def _numbers(what: str) -> Callable[[click.Context, click.Parameter, tuple[str, ...]], dict[str, float]]:
+    def read(context: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> dict[str, float]:
+        numbers = {}
+        for name, value in unique_pairs(f"NAME={what.upper()}")(context, option, tuple(split(texts))).items():
+            try:
+                numbers[name] = float(value)
+            except ValueError:
+                raise click.BadParameter(f"the {what} of {name} is {value!r}, not a number") from None
+        return numbers
+
+    return read
+
+
+def _lam(_context: click.Context, _option: click.Parameter, text: str) -> float | str:
+    if text == "auto":
+        return text
+    try:
+        return float(text)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is neither a number nor auto") from None
+
+
+_OPTIONS = (
+    click.option(
+        "--to",
+        type=click.Choice(["moe", "dense", "ensemble"]),
+        metavar="OUTPUT",
+        default="moe",
+        show_default=True,
+        help="What to make: moe, a sparse mixture; dense, one model whose MLPs are combined as the trunk is; "
+        "ensemble, all members whole, their predictions mixed (loads with trust_remote_code=True).",
+    ),
+    click.option(
+        "--routing",
+        type=click.Choice(["posterior", "perplexity", "task-vector"]),
+        metavar="METHOD",
+        default="posterior",
+        show_default=True,
+        help="Of an ensemble: posterior, perplexity or task-vector.",
+    ),
+    click.option(
+        "--routing-tokens",
+        type=Integer(2),
+        metavar="N",
+        default=32,
+        show_default=True,
+        help="Of task-vector: how many first tokens decide.",
+    ),
+    click.option(
+        "--trunk",
+        type=click.Choice(["regmean", "mean", "base", "ties", "dare", "task-arithmetic"]),
+        metavar="METHOD",
+        default="regmean",
+        show_default=True,
+        help="Trunk method: regmean, mean, base, ties, dare or task-arithmetic.",
+    ),
+    click.option("--alpha", type=float, metavar="X", help="Of regmean: the share of off-diagonals. [default: 1]"),
+    click.option(
+        "--density", type=float, metavar="X", help="Of ties and dare: the share of entries that stay. [default: 0.8]"
+    ),
+    click.option(
+        "--scale",
+        type=float,
+        metavar="X",
+        help="Of ties, dare and task-arithmetic: what the merged task vector is multiplied by. [default: 1; 1; 0.3]",
+    ),
+    click.option(
+        "--router",
+        type=click.Choice(["ridge", "domain-embedding", "random"]),
+        metavar="METHOD",
+        default="ridge",
+        show_default=True,
+        help="Router method: ridge, domain-embedding or random.",
+    ),
+    click.option(
+        "--lam",
+        metavar="X|auto",
+        default="0.01",
+        show_default=True,
+        help="Ridge strength; auto: for each layer the one of least held-out error, from statistics alone.",
+        callback=_lam,
+    ),
+    click.option(
+        "--normalize/--no-normalize",
+        default=True,
+        show_default=True,
+        help="Give router columns unit length or not.",
+    ),
+    click.option(
+        "--bias",
+        multiple=True,
+        metavar="A=B,…",
+        help="Of domain-embedding: what is added to a member's logits, as far as routers can. [default: 0]",
+        callback=_numbers("bias"),
+    ),
+    click.option("--seed", type=int, metavar="N", default=0, show_default=True, help="Of random."),
+    click.option(
+        "--token-weight",
+        type=click.Choice(["none", "advantage"]),
+        metavar="HOW",
+        default="none",
+        show_default=True,
+        help="none, or advantage: weigh kept calibration tokens by what the expert gains on them over the base model.",
+    ),
+    click.option(
+        "--refine",
+        type=Integer(0),
+        metavar="N",
+        default=0,
+        show_default=True,
+        help="Passes of the kept calibration tokens through the composed model, from which the routers are solved.",
+    ),
+    click.option(
+        "--refine-mlp",
+        is_flag=True,
+        help="Refit the trunk's linear maps and each expert's down projection on the same tokens.",
+    ),
+    click.option("--device", metavar="DEVICE", help="A torch device for passes. [default: the GPU if there is one]"),
+    click.option(
+        "--top-k", type=Integer(1), metavar="N", help="Experts per token. [default: 1; of an ensemble all members]"
+    ),
+    click.option(
+        "--temperature", type=float, metavar="X", default=1.0, show_default=True, help="Divides the router logits."
+    ),
+    click.option(
+        "--weights",
+        multiple=True,
+        metavar="A=W,…",
+        help="Members' weights in every sum over them. [default: 1]",
+        callback=_numbers("weight"),
+    ),
+    click.option(
+        "--balance",
+        type=click.Choice(["none", "tokens"]),
+        metavar="HOW",
+        default="none",
+        show_default=True,
+        help="none, or tokens: divide each member's statistics by its share of the tokens.",
+    ),
+    click.option(
+        "--dtype",
+        type=DTYPES,
+        metavar="DTYPE",
+        help="bfloat16, float16 or float32: what the folder is written in. [default: the members' own]",
+    ),
+    click.option(
+        "--host",
+        metavar="HOST",
+        help="What carries it, where more than one does: a model type, or remote-code. [default: the preferred one]",
+    ),
+    click.option(
+        "--remote-code",
+        is_flag=True,
+        help="Write a modelling file into the folder, which carries any family; it loads with trust_remote_code=True.",
+    ),
+)
+_OF_ENSEMBLES = ("routing", "routing_tokens")
+_OF_ALL = ("to", "top_k", "temperature", "weights", "dtype")
+_TRUNK_OPTIONS = ("alpha", "density", "scale")
+
+
+def recipe_options(command: Command) -> Command:
+    """Add every option of a recipe; `recipe_of` makes one of their values."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def recipe_of(
+    context: click.Context, *, to: str, top_k: int | None, host: str | None, remote_code: bool, **settings: Any
+) -> "Recipe | EnsembleRecipe":
+    """Return the recipe that the options say.
+
+    Raises:
+        click.UsageError: an option was given that has no part in what is made.
+    """
+    from registry.composing import EnsembleRecipe, Recipe
+
+    known = {option.name for option in context.command.params} & {*settings, "host", "remote_code"}
+    parts = {*_OF_ENSEMBLES, *_OF_ALL} if to == "ensemble" else known - {*_OF_ENSEMBLES}
+    for name in sorted(known - parts):
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"--{name.replace('_', '-')} has no part in what --to {to} makes.")
+    if to == "ensemble":
+        chosen = {name: settings[name] for name in (*_OF_ENSEMBLES, *_OF_ALL) if name in settings}
+        return EnsembleRecipe(top_k=top_k, **chosen)
+    if remote_code and host is not None:
+        raise click.UsageError("--host and --remote-code exclude one another.")
+    options = {name: settings.pop(name) for name in _TRUNK_OPTIONS}
+    for name in _OF_ENSEMBLES:
+        del settings[name]
+    return Recipe(
+        to=to,
+        top_k=top_k or 1,
+        trunk_options={name: value for name, value in options.items() if value is not None},
+        host="remote-code" if remote_code else host,
+        **settings,
+    )
