@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, TypeVar
 
 from registry.errors import StorageError
 from registry.home import Home
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from registry.composing import Member
 
 PathLike = str | os.PathLike[str]
+Opened = TypeVar("Opened", bound="Handle")
 
 
 class Handle:
@@ -45,7 +46,7 @@ class Handle:
         self.arrays = ArrayStore(self.home.arrays)
         self.catalog = Catalog(self.home.database, self.home.lock, partial(check_unowned, self.arrays))
 
-    def __enter__(self) -> Self:
+    def __enter__(self: Opened) -> Opened:
         return self
 
     def __exit__(

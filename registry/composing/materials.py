@@ -9,7 +9,7 @@ from registry.composing.member import Member
 from registry.composing.plan import Plan
 from registry.errors import InvalidInputError
 from registry.maths.lam import LamCurve, lam_curve
-from registry.maths.router import ROUTERS, balanced
+from registry.maths.router import ROUTERS, RouterInputs, balanced
 from registry.maths.statistics import Statistics
 from registry.maths.trunk import TRUNKS, Combination
 from registry.maths.trunk.tensor import Pass
@@ -62,6 +62,38 @@ class Materials:
         if plan.recipe.balance == "none" or not ROUTERS[plan.recipe.router].features:
             return plan.weights
         return balanced(plan.weights, [self.statistics(member, 0).count for member in range(len(plan.members))])
+
+    @property
+    def router_weights_by_tokens(self) -> list[float]:
+        """What each token of a member counts for in a fit on all members' tokens."""
+        return self.plan.statistics_weights
+
+    def gate(self, layer: int) -> torch.Tensor:
+        """Return gate.weight of one layer, float64 of shape (E, H), before the temperature.
+
+        Raises:
+            InvalidInputError: its linear system cannot be solved.
+        """
+        plan, recipe = self.plan, self.plan.recipe
+        method = ROUTERS[recipe.router]
+        statistics = (self.statistics(member, layer) for member in range(len(plan.members)))
+        given = RouterInputs(
+            statistics if method.features else (),
+            self.router_weights,
+            self.lam(layer) if "lam" in method.options else 0.0,
+            recipe.normalize,
+            [recipe.bias.get(name, 0.0) for name in plan.names],
+            recipe.seed,
+            layer,
+            [member.version.digest for member in plan.members],
+            plan.lead.architecture.hidden_size,
+        )
+        try:
+            return method.solve(given)
+        except ValueError as error:
+            raise InvalidInputError(
+                f"the router of layer {layer} cannot be solved: {error}", "raise lam, for example --lam 0.1"
+            ) from error
 
     def lam(self, layer: int) -> float:
         """Return the ridge strength of one layer's router."""

@@ -6,9 +6,7 @@ import torch
 
 from registry.composing.materials import Materials
 from registry.composing.plan import OutputTensor, Router
-from registry.errors import InvalidInputError
 from registry.hosts import Constant, Experts, Rows, Trunk
-from registry.maths.router import ROUTERS, RouterInputs
 from registry.tensors import DTYPES, to_block, to_tensor
 from store.arrays import ArraySource, Block, rows_per_block
 
@@ -34,7 +32,8 @@ def produce(materials: Materials, tensor: OutputTensor) -> Iterator[Block]:
                 count = min(rows_at_once, shape[0] - start)
                 yield to_block(torch.full((count, *shape[1:]), value, dtype=dtype))
         case Router(layer=layer):
-            yield to_block(_route(materials, layer).to(dtype))
+            gate = materials.gate(layer) / materials.plan.recipe.temperature
+            yield to_block(gate.to(dtype))
 
 
 def _copy(source: ArraySource, rows: Rows, dtype: str) -> Iterator[Block]:
@@ -68,28 +67,3 @@ def _combine(materials: Materials, trunk: Trunk) -> Iterator[torch.Tensor]:
         if trunk.scales is not None:  # one block: reordered rows come all at once
             combined = combined.double() * torch.tensor(trunk.scales, dtype=torch.float64)[:, None]
         yield combined
-
-
-def _route(materials: Materials, layer: int) -> torch.Tensor:
-    """Return gate.weight of one layer in float64."""
-    plan, recipe = materials.plan, materials.plan.recipe
-    method = ROUTERS[recipe.router]
-    statistics = (materials.statistics(member, layer) for member in range(len(plan.members)))
-    given = RouterInputs(
-        statistics if method.features else (),
-        materials.router_weights,
-        materials.lam(layer),
-        recipe.normalize,
-        [recipe.bias.get(name, 0.0) for name in plan.names],
-        recipe.seed,
-        layer,
-        [member.version.digest for member in plan.members],
-        plan.lead.architecture.hidden_size,
-    )
-    try:
-        gate = method.solve(given)
-    except ValueError as error:
-        raise InvalidInputError(
-            f"the router of layer {layer} cannot be solved: {error}", "raise lam, for example --lam 0.1"
-        ) from error
-    return gate / recipe.temperature

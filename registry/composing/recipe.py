@@ -113,10 +113,15 @@ class Recipe:
             raise InvalidInputError(
                 f"router method {self.router!r} has no bias", "drop --bias, or choose --router domain-embedding"
             )
-        if self.refine and ROUTERS[self.router].features == BASE:
+        if (self.refine or self.refine_mlp) and ROUTERS[self.router].features == BASE:
             raise InvalidInputError(
                 f"router method {self.router!r} takes features of the base model, not of a refined one",
                 "drop --refine, or choose --router ridge",
+            )
+        if self.refine_mlp and self.token_weight != "none" and not self.refine:
+            raise InvalidInputError(
+                f"a refit weighs no tokens, and token weight {self.token_weight!r} was asked for",
+                "add a pass after it, which does: --refine 1",
             )
         if not (math.isfinite(self.temperature) and self.temperature > 0):
             raise InvalidInputError(

@@ -12,7 +12,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from registry.composing.member import Member
 from registry.composing.plan import Plan, dense_plan
 from registry.composing.produce import produce
 from registry.composing.recipe import Recipe
+from registry.composing.refitting import refit
 from registry.composing.writing import host_config, write_model
 from registry.errors import DamagedError
 from registry.home import Home
@@ -95,13 +96,12 @@ class Retaken(Materials):
         return self._statistics[member].statistics(MLP_INPUT, layer)
 
 
-def materials_of(plan: Plan, place: Workplace, inner: Materials | None = None) -> Materials:
+def materials_of(plan: Plan, place: Workplace) -> Materials:
     """Return what `plan` is made from, having run the passes that its recipe asks for.
 
     Args:
         plan: what is composed.
         place: where passes run.
-        inner: what stands in place of the stored arrays, if anything does.
 
     Raises:
         DamagedError: an array is not what was stored.
@@ -109,7 +109,9 @@ def materials_of(plan: Plan, place: Workplace, inner: Materials | None = None) -
         InvalidInputError: a linear system cannot be solved.
     """
     recipe = plan.recipe
-    materials = inner or Materials(plan)
+    materials: Materials = Materials(plan)
+    if recipe.to == "moe" and recipe.refine_mlp:
+        materials = _refitted(materials, place)
     if recipe.to == "moe" and recipe.retakes:
         if recipe.refine == 0:
             statistics = [_of_features(plan, place, member) for member in plan.members]
@@ -119,6 +121,13 @@ def materials_of(plan: Plan, place: Workplace, inner: Materials | None = None) -
                 statistics = _routed(Retaken(materials, statistics), done, place)
         materials = Retaken(materials, statistics)
     return materials
+
+
+def _refitted(materials: Materials, place: Workplace) -> Materials:
+    """Return the materials refitted to the members' tokens; what that writes stays in the workplace."""
+    work = Path(mkdtemp(dir=place.work))
+    with forced_folder(materials, 0, work / "trunk.safetensors", place) as folder:
+        return refit(materials, Checkpoint(folder, remote_code=True), work, place.progress)
 
 
 def calibration_of(member: Member) -> Calibration:

@@ -222,6 +222,13 @@ class Family:
         """Return the norm before the head, by its whole name."""
         return NormOutput("model.norm")
 
+    def residual(self, architecture: Architecture) -> float | None:
+        """Return what the outputs of attention and MLP are multiplied by when they join the residual stream.
+
+        None where a norm stands in between, so that no linear map makes what is added.
+        """
+        return 1.0
+
     def linear_inputs(self, architecture: Architecture) -> dict[str, tuple[str, int]]:
         """Return the site and layer that each linear map of the trunk, and each MLP's gate and up, has as its input.
 

@@ -62,6 +62,9 @@ class Gemma2(Family):
         """Return the last norm, which adds 1 to its weight."""
         return NormOutput("model.norm", offset=1.0)
 
+    def residual(self, architecture: Architecture) -> None:
+        """Return None: norms stand after attention and MLP."""
+
     def mlp_input(self, architecture: Architecture) -> NormOutput:
         """Return the norm before the MLP, which adds 1 to its weight."""
         return NormOutput("pre_feedforward_layernorm", offset=1.0)

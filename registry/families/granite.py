@@ -21,6 +21,10 @@ class Granite(Family):
     }
     options = ("attention_bias", "mlp_bias", "rms_norm_eps", *MULTIPLIERS)
 
+    def residual(self, architecture: Architecture) -> float:
+        """Return its multiplier."""
+        return float(architecture.options["residual_multiplier"])
+
     def translations(self, architecture: Architecture) -> list[Translation]:
         """Return GraniteMoE."""
         return [Translation(GRANITEMOE, architecture, self.unchanged(architecture))]

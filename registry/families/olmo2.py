@@ -39,6 +39,9 @@ class Olmo2(Family):
         """Return the residual stream."""
         return ResidualStream()
 
+    def residual(self, architecture: Architecture) -> None:
+        """Return None: norms stand after attention and MLP."""
+
     def mlp_input(self, architecture: Architecture) -> ResidualStream:
         """Return the residual stream."""
         return ResidualStream()

@@ -1,0 +1,106 @@
+"""What a refit gives: tensors in place of stored ones, and routers."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from registry.composing.materials import Materials
+from registry.maths.refit import LeastSquares
+from registry.maths.statistics import Statistics
+from registry.tensors import to_block, to_tensor
+from store.arrays import ArraySource
+
+
+class Refitted(Materials):
+    """Materials in which some tensors were refitted, and the routers solved on the way.
+
+    Args:
+        inner: what everything else is made from.
+        folder: where refitted tensors are written.
+    """
+
+    def __init__(self, inner: Materials, folder: Path) -> None:
+        super().__init__(inner.plan)
+        self._inner, self._folder = inner, folder
+        self._files: dict[tuple[int | None, str], Path] = {}
+        self._gates: dict[int, Tensor] = {}
+        self._now: tuple[int, list[tuple[Statistics, ...]]] = (-1, [])
+        self._head: tuple[LeastSquares, list[Tensor]] | None = None
+
+    def put(self, member: int | None, name: str, tensor: Tensor) -> None:
+        """Put a tensor in place: of the trunk, or of one member's MLP."""
+        from safetensors.torch import save_file
+
+        path = self._folder / f"{len(self._files)}.safetensors"
+        save_file({"tensor": tensor.contiguous()}, path)
+        self._files[member, name] = path
+
+    def put_head(self, total: LeastSquares, crosses: list[Tensor]) -> None:
+        """Put the head's sums in place: of all inputs, and each member's products with its own, (H, H)."""
+        self._head = total, crosses
+
+    def put_statistics(self, layer: int, folds: list[tuple[Statistics, ...]]) -> None:
+        """Solve a layer's router from its statistics, one tuple of folds a member."""
+        self._now = layer, folds
+        self._gates[layer] = super().gate(layer)
+
+    def combined(self, name: str) -> Iterator[Tensor]:
+        """Yield the rows of one tensor that all members share."""
+        if (None, name) in self._files:
+            yield self._tensor(None, name)
+        elif self._head is not None and name == self.plan.lead.family.head:
+            yield from self._refitted_head(name)
+        else:
+            yield from self._inner.combined(name)
+
+    def mlp(self, member: int, name: str) -> ArraySource:
+        """Return one MLP tensor of a member."""
+        if (member, name) not in self._files:
+            return self._inner.mlp(member, name)
+        dtype = self.plan.members[member].link("mlp", name).dtype
+        return ArraySource.of(to_block(self._tensor(member, name)), dtype)
+
+    def folds(self, member: int, layer: int) -> tuple[Statistics, ...]:
+        """Return a member's statistics of the layer that is being refitted, in parts."""
+        assert self._now[0] == layer
+        return self._now[1][member]
+
+    def statistics(self, member: int, layer: int) -> Statistics:
+        """Return a member's statistics of the layer that is being refitted."""
+        total, *others = self.folds(member, layer)
+        for other in others:
+            total = total + other
+        return total
+
+    def gate(self, layer: int) -> Tensor:
+        """Return gate.weight of one layer, as it was solved on the way."""
+        return self._gates[layer]
+
+    def _tensor(self, member: int | None, name: str) -> Tensor:
+        from safetensors import safe_open
+
+        with safe_open(self._files[member, name], framework="pt") as file:
+            tensor: Tensor = file.get_tensor("tensor")
+        return tensor
+
+    def _refitted_head(self, name: str) -> Iterator[Tensor]:
+        assert self._head is not None
+        total, crosses = self._head
+        sources = [member.open_weight(name) for member in self.plan.members]
+        passes = [(to_tensor(block, source.dtype) for block in source.blocks()) for source in sources]
+        for towards, *own in zip(_runs(self._inner.combined(name), sources[0]), *passes, strict=True):
+            cross = torch.zeros(towards.shape, dtype=torch.float64)
+            for weight, of in zip(own, crosses, strict=True):
+                cross += weight.double() @ of
+            yield LeastSquares(total.gram, cross).solve(towards)
+
+
+def _runs(blocks: Iterator[Tensor], like: ArraySource) -> Iterator[Tensor]:
+    """Yield the rows of `blocks` in runs as long as those of `like`."""
+    held = torch.cat(list(blocks))
+    start = 0
+    for block in like.blocks():
+        yield held[start : start + len(block)]
+        start += len(block)

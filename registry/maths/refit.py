@@ -1,0 +1,112 @@
+"""Refitting linear maps in closed form, so that a composed model gives back what a dense one gave.
+
+A composed model's hidden state drifts from the expert's: the trunk is a compromise between members. A linear map in it
+with inputs x (of the composed model) and wanted outputs y (made from the expert's) is solved for anew, W here (O, I):
+
+    W = argmin Σ_t w_t ‖W x_t − y_t‖² + r ‖W − W₀‖²    =    (B + r W₀) (G + r I)⁻¹
+    G = Σ_t w_t x_t x_tᵀ  (I, I)        B = Σ_t w_t y_t x_tᵀ  (O, I)        r = ridge · mean of G's diagonal
+
+Ridge regression towards W₀ rather than 0 (Hoerl & Kennard 1970, eq. 2.1; Tikhonov's general form). G and B are sums
+over tokens, members too, and their order of summation is all that decides the last bits. With y = W_e x of every member
+e and x the same on both sides it is RegMean (Jin et al. 2022, eq. 2); here x is what the *composed* model gives the
+map, after all that was refitted before it, so drift is undone rather than carried on.
+
+What y is, with h the residual stream before a block, ° the dense expert's and unmarked the composed model's own:
+
+    query, key, value; head      y = W_e x°                        `LeastSquares.mapped` spares the wide y
+    attention output             y = W_e x° + (h° − h)             = h°_after − h
+    down projection of e's MLP   y = h°_after − h                  (on the tokens of e alone)
+"""
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from registry.maths.threads import one_thread
+
+RIDGE = 1e-2
+"""r, times the mean of the Gram's diagonal."""
+
+
+class LeastSquares:
+    """G and B of one linear map, float64, summed over tokens.
+
+    Attributes:
+        gram: G, (I, I).
+        cross: B, (O, I).
+    """
+
+    def __init__(self, gram: Float[Tensor, "I I"], cross: Float[Tensor, "O J"]) -> None:
+        """Take sums that exist.
+
+        Raises:
+            ValueError: they have different inputs.
+        """
+        if cross.shape[1] != len(gram):
+            raise ValueError(f"a Gram of shape {list(gram.shape)} does not go with {list(cross.shape)}")
+        self.gram, self.cross = gram, cross
+
+    @classmethod
+    def zero(cls, inputs: int, outputs: int, device: torch.device | None = None) -> "LeastSquares":
+        """Return the sums over no token."""
+        return cls(
+            torch.zeros((inputs, inputs), dtype=torch.float64, device=device),
+            torch.zeros((outputs, inputs), dtype=torch.float64, device=device),
+        )
+
+    def add(self, x: Float[Tensor, "T I"], y: Float[Tensor, "T O"], weight: float = 1.0) -> None:
+        """Count tokens: their products are taken in float64.
+
+        Args:
+            x: the map's inputs, one row a token.
+            y: the wanted outputs.
+            weight: w > 0 of each of these tokens.
+
+        Raises:
+            ValueError: an activation is NaN or infinite, a shape does not fit, or weight is not positive.
+        """
+        if x.shape[1] != len(self.gram) or y.shape[1] != len(self.cross) or len(x) != len(y):
+            raise ValueError(
+                f"activations of shapes {list(x.shape)} and {list(y.shape)} do not go with a map of shape "
+                f"{list(self.cross.shape)}"
+            )
+        if not (weight > 0 and math.isfinite(weight)):
+            raise ValueError(f"the weight of tokens is {weight}, it must be positive")
+        if not bool(torch.isfinite(x).all()) or not bool(torch.isfinite(y).all()):
+            raise ValueError("an activation is NaN or infinite")
+        wide = x.double()
+        weighted = wide.T * weight
+        self.gram += weighted @ wide
+        self.cross += (weighted @ y.double()).T
+
+    def __add__(self, other: "LeastSquares") -> "LeastSquares":
+        return LeastSquares(self.gram + other.gram, self.cross + other.cross)
+
+    def mapped(self, weight: Float[Tensor, "P O"]) -> "LeastSquares":
+        """Return the sums with W_e y in place of y: those of a map to P outputs, without a product per token."""
+        return LeastSquares(self.gram, weight.double() @ self.cross)
+
+    def solve(self, towards: Float[Tensor, "O I"], ridge: float = RIDGE) -> Float[Tensor, "O I"]:
+        """Return W in float64, by Cholesky on one thread: the same whatever the number of threads.
+
+        Args:
+            towards: W₀, in any floating dtype; what stays where no token shows otherwise.
+            ridge: ≥ 0, times the mean of G's diagonal.
+
+        Raises:
+            ValueError: G + r I is not positive definite: no token, or a ridge of 0 and inputs that never vary.
+        """
+        if towards.shape != self.cross.shape:
+            raise ValueError(f"a map of shape {list(towards.shape)} does not go with {list(self.cross.shape)}")
+        with one_thread():
+            r = ridge * float(self.gram.diagonal().mean())
+            gram = self.gram.clone()
+            gram.diagonal().add_(r)
+            factor, info = torch.linalg.cholesky_ex(gram)
+            if int(info) != 0:
+                raise ValueError(f"the Gram of its inputs is not positive definite (order {int(info)} of {len(gram)})")
+            right = (self.cross + towards.double() * r).T.contiguous()
+            solution: Tensor = torch.cholesky_solve(right, factor).T.contiguous()
+        return solution
