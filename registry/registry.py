@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from registry.composing.member import StoredWeights
     from registry.evaluation import Row, TestSettings
     from registry.registering import Registration
+    from registry.training import Trained, TrainSettings
     from registry.verification import Verification
     from registry.withdrawing import Garbage, OptOut
 
@@ -267,6 +268,16 @@ class Registry:
         with exclusive(self.home.output_lock(folder), f"composing into {folder}"):
             write_composition(plan, folder, replace=force, record=record, progress=self.progress)
         return plan
+
+    def train_router(
+        self, folder: PathLike, out: PathLike, data: Sequence[str], settings: "TrainSettings", *, force: bool = False
+    ) -> "Trained":
+        """Train the routers of a composed folder on `data` and write the result to `out` (`training.train_router`)."""
+        from registry.training import train_router
+
+        check_owner(self.catalog, self.arrays)
+        places, stores = (Path(folder), Path(out)), (self.catalog, self.arrays, self.home)
+        return train_router(*stores, *places, data, settings, force=force, progress=self.progress)
 
     def export(self, ref: str, out: PathLike) -> VersionRecord:
         """Write a registered version to `out` as the dense folder it came from, tensors bit for bit."""
