@@ -28,6 +28,7 @@ from cli.log import log
 from cli.opt_out import opt_out
 from cli.session import Session
 from cli.show import show
+from cli.train_router import train_router
 from cli.verify import verify
 from registry.errors import RegError
 
@@ -143,6 +144,7 @@ for command in (
     check,
     collect,
     compose,
+    train_router,
     evaluate,
     opt_out,
     list_,

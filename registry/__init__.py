@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from registry.evaluation import TestSettings
     from registry.maths.statistics import Statistics
     from registry.pass_settings import PassSettings
+    from registry.training.settings import TrainSettings
 
 _LAZY = {
     "PassSettings": "registry.pass_settings",
@@ -29,9 +30,10 @@ _LAZY = {
     "Recipe": "registry.composing",
     "Statistics": "registry.maths.statistics",
     "TestSettings": "registry.evaluation",
+    "TrainSettings": "registry.training.settings",
 }
 
-__all__ = ["PassSettings", "Plan", "Recipe", "RegError", "Registry", "Statistics", "TestSettings"]
+__all__ = ["PassSettings", "Plan", "Recipe", "RegError", "Registry", "Statistics", "TestSettings", "TrainSettings"]
 
 
 def __getattr__(name: str) -> Any:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from registry.composing import Ensemble, EnsembleRecipe, Plan, Recipe
     from registry.evaluation import Row, TestSettings
     from registry.maths.lam import LamCurve
+    from registry.training import Trained, TrainSettings
 
 
 class Composer(Handle):
@@ -133,6 +134,16 @@ class Composer(Handle):
                 curves.append(materials.lam_curve(layer))
                 advance(1)
         return curves
+
+    def train_router(
+        self, folder: PathLike, out: PathLike, data: Sequence[str], settings: "TrainSettings", *, force: bool = False
+    ) -> "Trained":
+        """Train the routers of a composed folder on `data` and write the result to `out` (`training.train_router`)."""
+        from registry.training import train_router
+
+        check_owner(self.catalog, self.arrays)
+        places, stores = (Path(folder), Path(out)), (self.catalog, self.arrays, self.home)
+        return train_router(*stores, *places, data, settings, force=force, progress=self.progress)
 
     def export(self, ref: str, out: PathLike) -> VersionRecord:
         """Write a registered version to `out` as the dense folder it came from, tensors bit for bit."""

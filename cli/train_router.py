@@ -1,0 +1,92 @@
+"""reg train-router."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cli.options import DTYPES, Integer, file_path
+from cli.session import Session, as_json, pass_session, print_json
+
+
+@click.command()
+@click.argument("folder", metavar="FOLDER", type=file_path)
+@click.option(
+    "--data",
+    multiple=True,
+    required=True,
+    metavar="FILE|NAME",
+    help="Training text: .txt, .jsonl, .jsonl.gz, .parquet; or a member registered with --keep-calibration "
+    "(repeatable; each gives as many windows).",
+)
+@click.option("--out", type=file_path, required=True, metavar="DIR", help="The folder to write.")
+@click.option("--steps", type=Integer(1), metavar="N", default=200, show_default=True, help="Batches.")
+@click.option("--batch-size", type=Integer(1), metavar="N", default=8, show_default=True, help="Windows in a batch.")
+@click.option("--seq-len", type=Integer(2), metavar="N", default=256, show_default=True, help="Tokens in a window.")
+@click.option(
+    "--lr", type=float, metavar="X", default=0.002, show_default=True, help="The highest learning rate of AdamW."
+)
+@click.option(
+    "--warmup", type=Integer(0), metavar="N", help="Steps in which the rate rises. [default: a tenth of them]"
+)
+@click.option("--weight-decay", type=float, metavar="X", default=0.0, show_default=True, help="Towards the start.")
+@click.option("--seed", type=Integer(0), metavar="N", default=0, show_default=True, help="Draws windows and order.")
+@click.option(
+    "--top-k-train",
+    type=Integer(2),
+    metavar="N",
+    help="Experts that each token's gradient compares. [default: 2, or the folder's top-k if that is more]",
+)
+@click.option(
+    "--temperature",
+    type=float,
+    metavar="X",
+    default=1.0,
+    show_default=True,
+    help="Divides the router logits in that comparison alone.",
+)
+@click.option(
+    "--balance", type=float, metavar="X", default=0.0, show_default=True, help="Weight of the load-balance loss (BTX)."
+)
+@click.option("--device", metavar="DEVICE", help="A torch device. [default: the GPU if there is one]")
+@click.option(
+    "--dtype",
+    type=DTYPES,
+    metavar="DTYPE",
+    default="float32",
+    show_default=True,
+    help="bfloat16, float16 or float32: what the model computes in.",
+)
+@click.option("--force", is_flag=True, help="Replace --out if it is an earlier composition.")
+@as_json
+@pass_session
+def train_router(
+    session: Session,
+    /,
+    folder: Path,
+    data: tuple[str, ...],
+    out: Path,
+    force: bool,
+    as_json: bool,
+    **settings: Any,
+) -> None:
+    """Train the routers of a composed FOLDER, and no other weight, on the language-model loss.
+
+    Interrupted, it goes on when the same command is given again. The result is recorded as a composition.
+    """
+    from registry import TrainSettings
+
+    with session.registry() as registry:
+        trained = registry.train_router(folder, out, data, TrainSettings(**settings), force=force)
+    if as_json:
+        print_json(
+            trained.document
+            | {"digest": trained.digest, "loss": [trained.before, trained.after], "tokens": trained.tokens, "out": out}
+        )
+        return
+    click.echo(f"trained the routers of {folder} into {out}  {trained.digest}")
+    click.echo(f"  loss on {trained.tokens:,} held-out tokens: {trained.before:.4f} before, {trained.after:.4f} after")
+    if trained.after >= trained.before:
+        click.echo(
+            f"  it did not improve: keep {folder}, or train on more data, longer, or with a smaller --lr", err=True
+        )

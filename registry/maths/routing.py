@@ -1,0 +1,58 @@
+"""What training a router needs: routing that a gradient passes, a balance loss, and channels of equal weight."""
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+
+def straight_through(
+    logits: Float[Tensor, "T E"], top_k: int, candidates: int, temperature: float
+) -> tuple[Float[Tensor, "T C"], Int64[Tensor, "T C"]]:
+    """Return (weights, chosen) of the C largest logits: the weights of top-k routing, with a gradient for all C.
+
+    Top-k routing gives the k largest their softmax and the others 0; at k = 1 that is exactly 1 whatever the logits,
+    so nothing can be learnt from it. Forward the weights are these; backward they are the softmax of all C candidates'
+    logits / `temperature` (straight-through estimator, Bengio 2013, arXiv:1308.3432, §4). Where C = k > 1 and the
+    temperature is 1, both are the same.
+
+    Args:
+        logits: of a router.
+        top_k: experts per token, k ≥ 1.
+        candidates: C, from k to E.
+        temperature: > 0; below 1, tokens that are nearly undecided count for more.
+    """
+    largest, chosen = logits.float().topk(candidates, dim=-1)
+    soft = (largest / temperature).softmax(dim=-1)
+    hard = torch.zeros_like(soft)
+    hard[:, :top_k] = largest[:, :top_k].detach().softmax(dim=-1)
+    return hard + (soft - soft.detach()), chosen
+
+
+def balance_loss(
+    logits: Float[Tensor, "T E"], weights: Float[Tensor, "T C"], chosen: Int64[Tensor, "T C"]
+) -> Float[Tensor, ""]:
+    """Return E · Σ_e u_e p_e, which is 1 where experts share the tokens evenly, and up to E (BTX §3.3, load balancing).
+
+    u_e is the mean weight that expert e got, p_e the mean of its softmax probability, through which the gradient goes.
+    """
+    experts = logits.shape[-1]
+    used = torch.zeros(experts, device=logits.device).index_add_(0, chosen.flatten(), weights.detach().flatten())
+    return experts * (used / len(logits) * logits.float().softmax(dim=-1).mean(dim=0)).sum()
+
+
+def whitener(gram: Float[Tensor, "H H"], ridge: float) -> Float[Tensor, "H H"]:
+    """Return the lower triangular M for which M x has unit second moments where x has those of `gram`.
+
+    It is the inverse of the Cholesky factor of gram + `ridge` · mean(diagonal) · I, in float64.
+
+    Raises:
+        ValueError: the Gram is not finite, or not positive.
+    """
+    gram = gram.double()
+    size = len(gram)
+    eye = torch.eye(size, dtype=torch.float64, device=gram.device)
+    factor, failed = torch.linalg.cholesky_ex(gram + ridge * gram.diagonal().mean() * eye)
+    if int(failed) or not bool(torch.isfinite(factor).all()):
+        raise ValueError("the Gram of a router's inputs is not finite and positive")
+    inverse: Tensor = torch.linalg.solve_triangular(factor, eye, upper=False)
+    return inverse

@@ -1,0 +1,122 @@
+"""The composed folder whose routers are trained: proved to be whole, and its members to be registered still."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from registry.checkpoint.documents import read_json, some
+from registry.checkpoint.weights import Stored, read_headers
+from registry.composing.folder import MARKER
+from registry.composing.member import Member
+from registry.dtypes import NAMES, WEIGHT_DTYPES
+from registry.errors import CheckpointError, ConflictError, NotFoundError
+from registry.progress import Progress
+from registry.routed import GATE
+from store.arrays import ArrayStore
+from store.catalog import Catalog, VersionRecord
+from store.digest import json_digest
+
+CHUNK = 2**22
+_AGAIN = "compose it again: reg compose --experts … --out DIR"
+
+
+@dataclass(frozen=True)
+class Parent:
+    """A composed folder as its `composition.json` has it.
+
+    Attributes:
+        folder: where it is.
+        digest: the composition's.
+        document: what that digest is taken over.
+        files: file name → SHA-256 of every other file.
+        gates: layer → (tensor name, where it is) of its router.
+    """
+
+    folder: Path
+    digest: str
+    document: dict[str, Any]
+    files: dict[str, str]
+    gates: dict[int, tuple[str, Stored]]
+
+    @property
+    def nbytes(self) -> int:
+        """What its files take."""
+        return sum((self.folder / name).stat().st_size for name in self.files)
+
+
+def read_parent(folder: Path, progress: Progress) -> Parent:
+    """Read a composed folder, and hash its every file.
+
+    Raises:
+        CheckpointError: it was not composed by this program, or was changed since.
+    """
+    marker = folder / MARKER
+    if not marker.is_file():
+        raise CheckpointError(
+            f"{folder} has no {MARKER}, so it was not composed by this program",
+            "name a composed folder: reg compose --experts … --out DIR",
+        )
+    document = read_json(marker)
+    digest, files = document.pop("digest", None), document.pop("files", None)
+    if not _is_digest(digest) or not isinstance(files, dict) or json_digest(document) != digest:
+        raise CheckpointError(f"{marker} was changed since it was written: it does not have its digest", _AGAIN)
+    files = {str(name): str(sha) for name, sha in files.items()}
+    if outside := [name for name in files if Path(name).name != name or name in ("", ".", "..", MARKER)]:
+        raise CheckpointError(f"{marker} names files outside the folder: {outside[0]!r}", _AGAIN)
+    if absent := [name for name in files if not (folder / name).is_file()]:
+        raise CheckpointError(f"{folder}: {some(absent)} missing", _AGAIN)
+    with progress("checking", sum((folder / name).stat().st_size for name in files), "B") as advance:
+        for name, expected in files.items():
+            state = hashlib.sha256()
+            with (folder / name).open("rb") as file:
+                while data := file.read(CHUNK):
+                    state.update(data)
+                    advance(len(data))
+            if state.hexdigest() != expected:
+                raise CheckpointError(f"{folder / name} was changed since it was written", _AGAIN)
+    gates = {}
+    for name, stored in read_headers([folder / name for name in files if name.endswith(".safetensors")]).items():
+        if match := GATE.fullmatch(name.removesuffix(".weight")):
+            gates[int(match[1])] = (name, stored)
+            if NAMES.get(stored.dtype) not in WEIGHT_DTYPES or len(stored.shape) != 2:
+                raise CheckpointError(f"{stored.file}: {name} is no router's weight", _AGAIN)
+    return Parent(folder, digest, document, files, gates)
+
+
+def members_of(parent: Parent, catalog: Catalog, arrays: ArrayStore) -> tuple[list[Member], list[VersionRecord]]:
+    """Return the members, in the order of the experts, and the versions used, which a base model may add to.
+
+    Raises:
+        NotFoundError: one is not registered here.
+        ConflictError: one was opted out.
+        CheckpointError: the document names none.
+    """
+    named, base = parent.document.get("members"), parent.document.get("base")
+    everyone: Sequence[Any] = [*named, *([base] if base else [])] if isinstance(named, list) else []
+    if not everyone or not all(isinstance(one, dict) and {"name", "digest"} <= one.keys() for one in everyone):
+        raise CheckpointError(f"{parent.folder / MARKER} names no members", _AGAIN)
+    used = [_version(catalog, str(one["name"]), str(one["digest"]), parent.folder) for one in everyone]
+    members = [Member(version, tuple(catalog.arrays_of(version)), arrays) for version in used[: len(named or ())]]
+    return members, used
+
+
+def _version(catalog: Catalog, name: str, digest: str, folder: Path) -> VersionRecord:
+    found = [version for version in catalog.versions(name) if version.digest == digest]
+    if not found:
+        raise NotFoundError(
+            f"{folder} was composed of {name} {digest[:12]}, which is not registered here",
+            "use the registry that it was composed with: --home DIR",
+        )
+    active = [version for version in found if version.state == "active"]
+    if not active:
+        raise ConflictError(
+            f"{folder} holds {found[-1].ref}, which was opted out at {found[-1].withdrawn_at}",
+            f"compose the others without it, and delete {folder}",
+        )
+    return active[-1]
+
+
+def _is_digest(value: object) -> bool:
+    return isinstance(value, str) and len(value) == 64 and set(value) <= set("0123456789abcdef")

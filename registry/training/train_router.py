@@ -1,0 +1,154 @@
+"""From a composed folder and text to the same folder with trained routers."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from registry.checkpoint.documents import read_config
+from registry.composing.folder import check_output
+from registry.dtypes import NAMES
+from registry.errors import CalibrationError, CheckpointError, InvalidInputError, OutputError
+from registry.home import Home
+from registry.loading import device_name, load_model, load_tokenizer
+from registry.progress import Progress, remark
+from registry.reference import several
+from registry.routed import gates
+from registry.tensors import DTYPES
+from registry.training.parent import Parent, members_of, read_parent
+from registry.training.settings import TrainSettings
+from registry.training.trainer import Trainer
+from registry.training.windows import make_windows, read_source
+from registry.training.writing import gate_bytes, write_trained
+from store.arrays import ArrayStore
+from store.catalog import Catalog
+from store.digest import json_digest
+from store.lock import exclusive
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What was trained.
+
+    Attributes:
+        digest: the trained composition's.
+        document: what that digest is taken over.
+        before: language-model loss (nats per token) on held-out windows, as the parent routes.
+        after: the same as the written folder routes.
+        tokens: tokens of the windows that the losses are of.
+    """
+
+    digest: str
+    document: dict[str, Any]
+    before: float
+    after: float
+    tokens: int
+
+
+def train_router(
+    catalog: Catalog,
+    arrays: ArrayStore,
+    home: Home,
+    folder: Path,
+    out: Path,
+    data: Sequence[str],
+    settings: TrainSettings,
+    *,
+    force: bool,
+    progress: Progress,
+) -> Trained:
+    """Train the routers of the composed `folder`, and write the composition that results to `out`.
+
+    Interrupted, it goes on when it is started again, and ends at the same bytes. On the same machine and with the same
+    number of threads, equal inputs give equal bytes.
+
+    Args:
+        catalog: where the composition is recorded, with its parent's members.
+        arrays: their arrays.
+        home: keeps the training under way.
+        folder: a composed folder; its members must be registered and active.
+        out: the folder to write; absent, empty, or with `force` an earlier composition other than `folder`.
+        data: files of text, or members whose calibration tokens were kept.
+        settings: how.
+        force: see `out`.
+        progress: told of steps, and in remarks of the loss.
+
+    Raises:
+        OutputError: `out` cannot be written to.
+        CheckpointError: `folder` was not composed by this program, was changed since, or does not load.
+        NotFoundError, ConflictError: a member is not registered here, or was opted out.
+        CalibrationError: there is no text, or it has tokens that the model does not know.
+        InvalidInputError: one expert, settings that do not fit, or a loss that is not finite.
+        StorageError: the disk is full or refuses.
+    """
+    folder, out = folder.absolute(), out.absolute()
+    if out.resolve().is_relative_to(folder.resolve()) or folder.resolve().is_relative_to(out.resolve()):
+        raise OutputError(f"{out} and {folder} hold one another: the parent stays", "choose another --out")
+    check_output(out, replace=force)
+    if not several(data, "data"):
+        raise InvalidInputError("there is nothing to train on", "give --data FILE, or several")
+    parent = read_parent(folder, progress)
+    members, used = members_of(parent, catalog, arrays)
+    settings = _shortened(settings, folder, progress)
+    candidates = settings.candidates(int(read_config(folder).get("num_experts_per_tok", 1)), len(members))
+    tokenizer = load_tokenizer(folder)
+    windows = make_windows([read_source(one, members, tokenizer, settings, len(data)) for one in data], settings)
+    with exclusive(home.output_lock(out), f"training into {out}"):
+        model = load_model(folder, settings.dtype, settings.device)
+        _check(parent, model, int(windows.all.ids.max()), len(members))
+        kind = torch.device(device_name(settings.device)).type
+        inputs = settings.document(candidates, kind) | {"data": windows.all.digest}
+        way = home.partial / f"{json_digest(['train-router', parent.digest, parent.files, inputs])}.safetensors"
+        trainer = Trainer(model, windows, settings, candidates)
+        before = trainer.train(way, progress)
+        written = gate_bytes(parent, dict(zip(sorted(parent.gates), trainer.weights(), strict=True)))
+        after = _loss_as_written(trainer, parent)
+        result = hashlib.sha256(b"".join(written[layer] for layer in sorted(written))).hexdigest()
+        document = parent.document | {"parent": parent.digest, "training": inputs | {"routers": result}}
+        digest = json_digest(document)
+        write_trained(
+            parent,
+            written,
+            document,
+            digest,
+            out,
+            replace=force,
+            record=lambda: catalog.record_composition(digest, document, used, str(out)),
+            progress=progress,
+        )
+        way.unlink(missing_ok=True)
+    return Trained(digest, document, before, after, int((windows.all.lengths[windows.held_out] - 1).sum()))
+
+
+def _loss_as_written(trainer: Trainer, parent: Parent) -> float:
+    """Return the held-out loss with routers rounded to what the folder holds."""
+    for gate, weight in zip(trainer.gates, trainer.weights(), strict=True):
+        gate.weight.data.copy_(weight.to(DTYPES[NAMES[parent.gates[gate.layer][1].dtype]]))
+    return trainer.loss()
+
+
+def _shortened(settings: TrainSettings, folder: Path, progress: Progress) -> TrainSettings:
+    limit = read_config(folder).get("max_position_embeddings")
+    if not isinstance(limit, int) or limit < 2 or settings.seq_len <= limit:
+        return settings
+    remark(progress, f"windows have {limit:,} tokens, not {settings.seq_len:,}: the model takes no more")
+    return replace(settings, seq_len=limit)
+
+
+def _check(parent: Parent, model: Any, largest: int, members: int) -> None:
+    """Check that the loaded routers are those of the folder, and that the model knows every token."""
+    loaded = {gate.layer: tuple(gate.weight.shape) for gate in gates(model)}
+    stored = {layer: where.shape for layer, (_, where) in parent.gates.items()}
+    if loaded != stored or any(shape[0] != members for shape in loaded.values()):
+        raise CheckpointError(
+            f"{parent.folder}: its files hold routers of shapes {stored}, the model {loaded}, for {members} members",
+            "compose it again: reg compose --experts … --out DIR",
+        )
+    if largest >= (known := model.get_input_embeddings().num_embeddings):
+        raise CalibrationError(
+            f"{parent.folder}: its tokenizer gives token {largest}, the model knows {known}",
+            "put the tokenizer that the model was composed with into the folder",
+        )
