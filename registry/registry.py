@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,8 +19,7 @@ from registry.ancestry import (
 )
 from registry.annotations import Annotations
 from registry.checkpoint import Checkpoint
-from registry.checkpoint.documents import read_config
-from registry.errors import CheckpointError, InvalidInputError, NotFoundError, RegError, StorageError
+from registry.errors import InvalidInputError, NotFoundError, StorageError
 from registry.home import Home
 from registry.opening import opened
 from registry.pass_settings import PassSettings
@@ -37,7 +36,7 @@ from registry.resolving import (
     resolve,
 )
 from store.arrays import ArrayStore
-from store.catalog import ArrayLink, Catalog, CompositionRecord, EventRecord, VersionRecord
+from store.catalog import ArrayLink, Catalog, CompositionRecord, EvaluationRecord, EventRecord, VersionRecord
 from store.catalog.records import Kind, State
 from store.lock import exclusive
 from store.ownership import check_owner, check_unowned
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
     from registry.checking import Check
     from registry.composing import Member, Plan, Recipe
     from registry.composing.member import StoredWeights
-    from registry.evaluation import Row, TestSettings
+    from registry.evaluation import Continual, Row, TestSettings
     from registry.registering import Registration
     from registry.verification import Verification
     from registry.withdrawing import Garbage, OptOut
@@ -283,8 +282,15 @@ class Registry:
         settings: "TestSettings | None" = None,
         *,
         baselines: bool = False,
+        oracle: bool = False,
+        speed: bool = False,
+        experts: Sequence[str] = (),
+        methods: Sequence[str] = (),
+        base: str | None = None,
     ) -> "list[Row]":
         """Return perplexity per domain, and the normalised score where a domain's own expert is registered.
+
+        The figures of a composition that was made here are stored with it.
 
         Args:
             folders: model folders; the first one's tokenizer makes the windows, and no other may contradict it.
@@ -292,23 +298,39 @@ class Registry:
                 `composition.json`, else the newest active one.
             settings: how test text is scored.
             baselines: rows also for the base model, the domains' experts and their plain average, where registered.
+            oracle: of every mixture a further row: each domain's tokens sent to the domain's expert, its upper bound.
+            speed: of every mixture also the time of a token, relative to a dense expert's.
+            experts: compose these by each of `methods` too, into folders that are deleted again.
+            methods: names of `registry.evaluation.METHODS`, or `all`.
+            base: the base model for these methods; default the only one that is registered.
         """
-        paths = [Path(folder) for folder in several(folders, "folders")]
-        files = {domain: [Path(file) for file in several(named, "data")] for domain, named in data.items()}
-        for path in paths:
-            self._check_model_folder(path)
+        from registry.evaluation.requests import evaluate_registered
+        from registry.evaluation.table import Wanted
 
-        from registry.evaluation import TestSettings, evaluate
+        wanted = Wanted(baselines, oracle, speed, tuple(several(methods, "methods")))
+        return evaluate_registered(self, folders, data, settings, wanted, experts=experts, base=base)
 
-        versions = self.catalog.versions(states=["active"])
-        return evaluate(
-            paths,
-            files,
-            [self.member(version) for version in versions if version.kind == "base" or version.name in data],
-            settings or TestSettings(),
-            baselines=baselines,
-            progress=self.progress,
-        )
+    def continual(
+        self,
+        schedule: Sequence[str],
+        data: Mapping[str, Sequence[PathLike]],
+        settings: "TestSettings | None" = None,
+        recipe: "Recipe | None" = None,
+        *,
+        base: str | None = None,
+    ) -> "Continual":
+        """Return what every domain is worth after each expert of `schedule` has joined, and what was forgotten.
+
+        Args:
+            schedule: experts in the order in which they join.
+            data: the name of each → test files.
+            settings: how test text is scored.
+            recipe: how those so far are composed; top_k is at most their number, and weights are those of who is there.
+            base: as `plan`.
+        """
+        from registry.evaluation.requests import continual_registered
+
+        return continual_registered(self, schedule, data, settings, recipe, base)
 
     # -- opting out --------------------------------------------------------------------------------------------------
 
@@ -376,6 +398,14 @@ class Registry:
         found = composition_of(self.catalog, ref)
         return self.catalog.compositions(self.affected_by_opt_out(ref)) if found is None else [found]
 
+    def composition(self, digest: str) -> CompositionRecord | None:
+        """Return the composition whose digest begins so, with 6 digits or more; None where that is no digest."""
+        return composition_of(self.catalog, digest)
+
+    def evaluations(self, composition: CompositionRecord) -> list[EvaluationRecord]:
+        """Return what was found of a composition, the latest first."""
+        return self.catalog.evaluations(composition.digest)
+
     def relations(self, ref: str) -> tuple[Relation, ...]:
         """Return the distance of a version to every other active version of its shape, the nearest first."""
         version = self.resolve(ref)
@@ -411,19 +441,6 @@ class Registry:
             remote_code=remote_code,
             progress=self.progress,
         )
-
-    def _check_model_folder(self, folder: Path) -> None:
-        """Check that `folder` holds a model; what is taken for a registered version is told how to become one."""
-        try:
-            read_config(folder)
-        except CheckpointError as error:
-            hint = error.hint
-            if not folder.exists():
-                hint = "name folders that hold a model: reg evaluate moe/ --data code=FILE"
-                with suppress(RegError):
-                    ref = self.resolve(str(folder)).ref
-                    hint = f"{ref} is registered: run: reg export {ref} --out DIR, then evaluate DIR"
-            raise CheckpointError(error.message, hint) from error
 
     def _registered(self, ref: str) -> "StoredWeights | None":
         try:
