@@ -24,8 +24,8 @@ from registry.progress import Advance, Progress
 _LARGEST_LOSS = 700.0
 """From here on exp(loss) is too large for a float."""
 
-ROUNDS = 7
-"""Timed passes of each model, of which the median counts; one more before them is not timed."""
+ROUNDS = 9
+"""Timed turns, of which the median counts; one more before them is not timed."""
 
 
 @dataclass(frozen=True)
@@ -170,18 +170,19 @@ def perplexities_of(
 def relative_time(mixture: Model, dense: Model, windows: Calibration, batch_size: int) -> float:
     """Return the time of a mixture's forward pass over one batch, divided by that of a dense model's.
 
-    The two take turns, so that whatever else the computer does meets both; the medians are compared.
+    The two take turns, and the median is of each turn's ratio: whatever else the computer does meets both alike.
     """
     tokens = windows.ids[:batch_size].long().to(mixture.loaded.device)
-    times: tuple[list[float], list[float]] = ([], [])
-    for _ in range(1 + ROUNDS):
-        for model, taken in zip((mixture, dense), times, strict=True):
-            start = perf_counter()
-            model.loaded(input_ids=tokens, use_cache=False)
-            if tokens.device.type != "cpu":
-                torch.accelerator.synchronize(tokens.device)
-            taken.append(perf_counter() - start)
-    return median(times[0][1:]) / median(times[1][1:])
+
+    def seconds(model: Model) -> float:
+        start = perf_counter()
+        model.loaded(input_ids=tokens, use_cache=False)
+        if tokens.device.type != "cpu":
+            torch.accelerator.synchronize(tokens.device)
+        return perf_counter() - start
+
+    ratios = [seconds(mixture) / seconds(dense) for _ in range(1 + ROUNDS)]
+    return median(ratios[1:])
 
 
 @torch.no_grad()

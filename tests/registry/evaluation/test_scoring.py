@@ -113,14 +113,14 @@ def test_padding_is_routed_nowhere_and_the_first_choice_counts() -> None:
     chosen = torch.tensor([[0, 1], [2, 1], [1, 0], [1, 2]])
     weights = torch.tensor([[0.75, 0.25], [0.5, 0.5], [1.0, 0.0], [0.75, 0.25]])
     keep = torch.tensor([[True, True], [True, False]])
-    tally.add("b", [Routing(0, [chosen], [weights])], keep)
-    tally.add("z", [Routing(0, [chosen], [weights])], ~keep)
+    tally.add("b", [Routing(0, chosen=[chosen], weights=[weights])], keep)
+    tally.add("z", [Routing(0, chosen=[chosen], weights=[weights])], ~keep)
     names = ["a", "b", "c"]
     assert tally.accuracy(names) == {"b": [1 / 3]}
     assert tally.load(names) == {"a": [0.75 / 4], "b": [(0.25 + 0.5 + 1 + 0.75) / 4], "c": [0.75 / 4]}
 
 
-def test_time_is_the_ratio_of_medians_of_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_is_the_median_of_the_ratios_of_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
 
     def model(*durations: float) -> Model:
@@ -134,8 +134,9 @@ def test_time_is_the_ratio_of_medians_of_turns(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(scoring, "perf_counter", lambda: clock[0])
     windows = Calibration(torch.zeros(2, 4, dtype=torch.int32), torch.full((2,), 4, dtype=torch.int32), "x")
-    slow = model(1000, 3, 3, 900, 3, 2, 4, 3)  # the first is not counted, and one that was disturbed is no matter
-    assert relative_time(slow, model(500, 2, 2, 2, 2, 1, 9, 2), windows, 2) == 1.5
+    monkeypatch.setattr(scoring, "ROUNDS", 5)
+    # The first turn is not counted; a slow time of both is no matter, nor is one that was disturbed.
+    assert relative_time(model(900, 3, 30, 6, 900, 3), model(1, 2, 20, 4, 2, 90), windows, 2) == 1.5
 
 
 def test_speed_is_measured_where_asked(
