@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from cli.evaluate import print_rows
+from cli.figures import print_tables, tables_of
 from cli.options import file_path
 from cli.session import as_json, bar, print_json, print_table
 
@@ -32,10 +32,10 @@ def demo(out: Path, force: bool, as_json: bool) -> None:
     if as_json:
         document = {key: value for key, value in vars(result).items() if key not in ("orders", "rows")}
         orders = {",".join(order): digest for order, digest in result.orders.items()}
-        rows = [vars(row) | {"average": row.average} for row in result.rows]
+        rows = [row.document() for row in result.rows]
         print_json(document | {"rows": rows, "orders": orders})
         return
-    print_rows(result.rows, list(result.domains))
+    print_tables(tables_of(result.rows, list(result.domains)))
     click.echo("\nSchedule-invariant: three orders of registering, one folder (SHA-256 over every byte)")
     print_table(("order", "composed folder"), [(", ".join(order), digest) for order, digest in result.orders.items()])
     same = len(set(result.orders.values())) == 1

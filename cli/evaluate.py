@@ -1,48 +1,38 @@
 """reg evaluate."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from cli.options import DTYPES, Integer, file_path
-from cli.session import Session, as_json, pairs, pass_session, print_json, print_table
-
-if TYPE_CHECKING:
-    from registry.evaluation import Row
-
-
-def _files(_context: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> dict[str, list[Path]]:
-    files: dict[str, list[Path]] = {}
-    for domain, file in pairs(texts, "DOMAIN=FILE"):
-        files.setdefault(domain, []).append(Path(file))
-    return files
+from cli.figures import forms, print_csv, print_tables, tables_of, test_text, wide_table
+from cli.options import file_path
+from cli.session import Session, pass_session, print_json, split
 
 
 @click.command()
-@click.argument("folders", metavar="FOLDER…", nargs=-1, required=True, type=file_path)
-@click.option(
-    "--data",
-    multiple=True,
-    required=True,
-    metavar="DOMAIN=FILE",
-    help="Test text of a domain (repeatable).",
-    callback=_files,
-)
+@click.argument("folders", metavar="[FOLDER…]", nargs=-1, type=file_path)
+@test_text
 @click.option("--baselines", is_flag=True, help="Rows also for the base model, the experts and their plain average.")
-@click.option("--windows", type=Integer(1), metavar="N", default=48, show_default=True, help="Windows of each domain.")
-@click.option("--seq-len", type=Integer(2), metavar="N", default=256, show_default=True, help="Tokens in a window.")
-@click.option("--batch-size", type=Integer(1), metavar="N", default=16, show_default=True, help="Windows in a batch.")
-@click.option("--device", metavar="DEVICE", help="A torch device. [default: the GPU if there is one]")
 @click.option(
-    "--dtype",
-    type=DTYPES,
-    metavar="DTYPE",
-    default="float32",
-    show_default=True,
-    help="bfloat16, float16 or float32: what the models compute in.",
+    "--oracle",
+    is_flag=True,
+    help="Of every mixture a further row: each domain's tokens sent to its own expert, the upper bound.",
 )
-@as_json
+@click.option(
+    "--speed",
+    is_flag=True,
+    help="Of every mixture also a token's time, relative to a dense expert's, side by side.",
+)
+@click.option("--experts", multiple=True, metavar="A,B@2,…", help="Compose these too, by each of --methods.")
+@click.option(
+    "--methods",
+    multiple=True,
+    metavar="all|NAME,…",
+    help="What --experts are composed by; each composition is scored, then deleted.",
+)
+@click.option("--base", metavar="NAME[@V]", help="The base model of --methods. [default: the only one registered]")
+@forms
 @pass_session
 def evaluate(
     session: Session,
@@ -50,42 +40,46 @@ def evaluate(
     folders: tuple[Path, ...],
     data: dict[str, list[Path]],
     baselines: bool,
+    oracle: bool,
+    speed: bool,
+    experts: tuple[str, ...],
+    methods: tuple[str, ...],
+    base: str | None,
     as_json: bool,
+    as_markdown: bool,
+    as_csv: bool,
     **settings: Any,
 ) -> None:
-    """Print perplexity per domain of model folders.
+    """Print perplexity per domain of model folders, and of mixtures how they route.
 
-    Where a domain's own expert (the one of its name) is registered, also the normalised score: 100 is that expert.
+    Where a domain's own expert (the one of its name) is registered, also the normalised score: 100 is that expert. Of a
+    mixture also routing accuracy, the share of a domain's tokens that go to its own expert, and load, the experts'
+    shares of all tokens; as means over the layers, which --json has one by one.
+
+    With --experts and --methods, one row a method, side by side; where a method has seeds, mean ± standard deviation.
+    The figures of a composition made here are stored with it: reg show DIGEST.
     """
     from registry import TestSettings
 
+    if not folders and not experts:
+        raise click.UsageError("Missing argument '[FOLDER…]' (or '--experts' and '--methods').")
+    if bool(experts) != bool(methods):
+        raise click.UsageError("--experts and --methods go together.")
     with session.registry(create=True) as registry:
-        rows = registry.evaluate(folders, data, TestSettings(**settings), baselines=baselines)
-    if as_json:
-        print_json([vars(row) | {"average": row.average} for row in rows])
-        return
-    print_rows(rows, list(data))
-
-
-def print_rows(rows: "list[Row]", domains: list[str]) -> None:
-    """Print perplexities with the tokens they stand on, and below them scores where there are any."""
-    print_table(
-        ("perplexity", *domains),
-        [
-            *((row.name, *(f"{row.perplexity[domain]:.2f}" for domain in domains)) for row in rows),
-            *(("(tokens)", *(f"{row.tokens[domain]:,}" for domain in domains)) for row in rows[:1] if row.tokens),
-        ],
-    )
-    if any(row.score for row in rows):
-        click.echo()
-        print_table(
-            ("normalised score", *domains, "average"),
-            [
-                (
-                    row.name,
-                    *(f"{row.score[domain]:.2f}" if domain in row.score else "" for domain in domains),
-                    "" if row.average is None else f"{row.average:.2f}",
-                )
-                for row in rows
-            ],
+        rows = registry.evaluate(
+            folders,
+            data,
+            TestSettings(**settings),
+            baselines=baselines,
+            oracle=oracle,
+            speed=speed,
+            experts=split(experts),
+            methods=split(methods),
+            base=base,
         )
+    if as_json:
+        print_json([row.document() for row in rows])
+    elif as_csv:
+        print_csv(wide_table(rows, list(data)))
+    else:
+        print_tables(tables_of(rows, list(data)), as_markdown=as_markdown)

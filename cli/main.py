@@ -18,6 +18,7 @@ from cli.check import check
 from cli.collect import collect
 from cli.compose import compose
 from cli.compositions import compositions
+from cli.continual import continual
 from cli.db import db
 from cli.demo import demo
 from cli.evaluate import evaluate
@@ -146,6 +147,7 @@ for command in (
     compose,
     train_router,
     evaluate,
+    continual,
     opt_out,
     list_,
     show,

@@ -4,15 +4,23 @@ import click
 
 from cli.registered import members_and_base, relation_documents, version_document
 from cli.session import Session, as_json, pass_session, print_json, print_table, size
+from cli.show_composition import show_composition
 
 
 @click.command()
-@click.argument("ref", metavar="NAME[@V]")
+@click.argument("ref", metavar="NAME[@V]|DIGEST")
 @as_json
 @pass_session
 def show(session: Session, ref: str, as_json: bool) -> None:
-    """Show one version: what it is, what its statistics were taken on, and what was made from it."""
+    """Show one version: what it is, what its statistics were taken on, and what was made from it.
+
+    DIGEST is that of a composition, or its first digits, 6 or more: its members, its recipe, where it was written, and
+    what reg evaluate found of it, the latest first.
+    """
     with session.registry() as registry:
+        if (composition := registry.composition(ref)) is not None:
+            show_composition(composition, registry.evaluations(composition), as_json)
+            return
         version = registry.resolve(ref, states=("active", "withdrawn", "purged"))
         arrays = registry.arrays_of(version)
         compositions = registry.compositions(version.ref)

@@ -1,13 +1,11 @@
 """What a registry composes and measures: the part of `Registry` that reads versions and writes model folders."""
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
-from registry.checkpoint.documents import read_config
-from registry.errors import CheckpointError, InvalidInputError, RegError
+from registry.errors import InvalidInputError
 from registry.handle import Handle, PathLike
 from registry.reference import several
 from registry.resolving import base_model
@@ -17,7 +15,7 @@ from store.ownership import check_owner
 
 if TYPE_CHECKING:
     from registry.composing import Ensemble, EnsembleRecipe, Plan, Recipe
-    from registry.evaluation import Row, TestSettings
+    from registry.evaluation import Continual, Row, TestSettings
     from registry.maths.lam import LamCurve
     from registry.training import Trained, TrainSettings
 
@@ -96,9 +94,7 @@ class Composer(Handle):
         Args:
             force: replace `out` if it is an earlier composition.
         """
-        from registry.composing import Ensemble, write_composition, write_ensemble
         from registry.composing.folder import check_output
-        from registry.composing.retaking import workplace
 
         check_owner(self.catalog, self.arrays)
         folder = Path(out).absolute()
@@ -109,15 +105,29 @@ class Composer(Handle):
         def record() -> None:
             self.catalog.record_composition(plan.digest, plan.document, used, str(folder))
 
-        with (
-            exclusive(self.home.output_lock(folder), f"composing into {folder}"),
-            workplace(self.home, self.progress) as place,
-        ):
-            if isinstance(plan, Ensemble):
-                write_ensemble(plan, folder, replace=force, record=record, progress=self.progress)
-            else:
-                write_composition(plan, folder, replace=force, record=record, place=place)
+        with exclusive(self.home.output_lock(folder), f"composing into {folder}"):
+            self.write(plan, folder, replace=force, record=record)
         return plan
+
+    def write(
+        self, plan: "Plan | Ensemble", folder: Path, *, replace: bool = False, record: Callable[[], None] = lambda: None
+    ) -> None:
+        """Write what was planned to a folder, of which the catalog is told only what `record` tells it.
+
+        Args:
+            plan: of `plan`.
+            folder: absent, empty, or with `replace` an earlier composition.
+            replace: see `folder`.
+            record: called when everything is written, just before the folder appears.
+        """
+        from registry.composing import Ensemble, write_composition, write_ensemble
+        from registry.composing.retaking import workplace
+
+        with workplace(self.home, self.progress) as place:
+            if isinstance(plan, Ensemble):
+                write_ensemble(plan, folder, replace=replace, record=record, progress=self.progress)
+            else:
+                write_composition(plan, folder, replace=replace, record=record, place=place)
 
     def lam_curve(
         self, experts: Sequence[str], recipe: "Recipe | None" = None, *, base: str | None = None
@@ -136,14 +146,21 @@ class Composer(Handle):
         return curves
 
     def train_router(
-        self, folder: PathLike, out: PathLike, data: Sequence[str], settings: "TrainSettings", *, force: bool = False
+        self,
+        folder: PathLike,
+        out: PathLike,
+        data: Sequence[str],
+        settings: "TrainSettings",
+        *,
+        force: bool = False,
+        record: bool = True,
     ) -> "Trained":
         """Train the routers of a composed folder on `data` and write the result to `out` (`training.train_router`)."""
         from registry.training import train_router
 
         check_owner(self.catalog, self.arrays)
         places, stores = (Path(folder), Path(out)), (self.catalog, self.arrays, self.home)
-        return train_router(*stores, *places, data, settings, force=force, progress=self.progress)
+        return train_router(*stores, *places, data, settings, force=force, record=record, progress=self.progress)
 
     def export(self, ref: str, out: PathLike) -> VersionRecord:
         """Write a registered version to `out` as the dense folder it came from, tensors bit for bit."""
@@ -160,8 +177,15 @@ class Composer(Handle):
         settings: "TestSettings | None" = None,
         *,
         baselines: bool = False,
+        oracle: bool = False,
+        speed: bool = False,
+        experts: Sequence[str] = (),
+        methods: Sequence[str] = (),
+        base: str | None = None,
     ) -> "list[Row]":
         """Return perplexity per domain, and the normalised score where a domain's own expert is registered.
+
+        The figures of a composition that was made here are stored with it.
 
         Args:
             folders: model folders; the first one's tokenizer makes the windows, and no other may contradict it.
@@ -169,33 +193,36 @@ class Composer(Handle):
                 `composition.json`, else the newest active one.
             settings: how test text is scored.
             baselines: rows also for the base model, the domains' experts and their plain average, where registered.
+            oracle: of every mixture a further row: each domain's tokens sent to the domain's expert, its upper bound.
+            speed: of every mixture also the time of a token, relative to a dense expert's.
+            experts: compose these by each of `methods` too, into folders that are deleted again.
+            methods: names of `registry.evaluation.METHODS`, or `all`.
+            base: the base model for these methods; default the only one that is registered.
         """
-        paths = [Path(folder) for folder in several(folders, "folders")]
-        files = {domain: [Path(file) for file in several(named, "data")] for domain, named in data.items()}
-        for path in paths:
-            self._check_model_folder(path)
+        from registry.evaluation.requests import evaluate_registered
+        from registry.evaluation.table import Wanted
 
-        from registry.evaluation import TestSettings, evaluate
+        wanted = Wanted(baselines, oracle, speed, tuple(several(methods, "methods")))
+        return evaluate_registered(self, folders, data, settings, wanted, experts=experts, base=base)
 
-        versions = self.catalog.versions(states=["active"])
-        return evaluate(
-            paths,
-            files,
-            [self.member(version) for version in versions if version.kind == "base" or version.name in data],
-            settings or TestSettings(),
-            baselines=baselines,
-            progress=self.progress,
-        )
+    def continual(
+        self,
+        schedule: Sequence[str],
+        data: Mapping[str, Sequence[PathLike]],
+        settings: "TestSettings | None" = None,
+        recipe: "Recipe | None" = None,
+        *,
+        base: str | None = None,
+    ) -> "Continual":
+        """Return what every domain is worth after each expert of `schedule` has joined, and what was forgotten.
 
-    def _check_model_folder(self, folder: Path) -> None:
-        """Check that `folder` holds a model; what is taken for a registered version is told how to become one."""
-        try:
-            read_config(folder)
-        except CheckpointError as error:
-            hint = error.hint
-            if not folder.exists():
-                hint = "name folders that hold a model: reg evaluate moe/ --data code=FILE"
-                with suppress(RegError):
-                    ref = self.resolve(str(folder)).ref
-                    hint = f"{ref} is registered: run: reg export {ref} --out DIR, then evaluate DIR"
-            raise CheckpointError(error.message, hint) from error
+        Args:
+            schedule: experts in the order in which they join.
+            data: the name of each → test files.
+            settings: how test text is scored.
+            recipe: how those so far are composed; top_k is at most their number, and weights are those of who is there.
+            base: as `plan`.
+        """
+        from registry.evaluation.requests import continual_registered
+
+        return continual_registered(self, schedule, data, settings, recipe, base)

@@ -30,7 +30,7 @@ from registry.resolving import (
     composition_of,
     logged_as,
 )
-from store.catalog import ArrayLink, CompositionRecord, EventRecord, VersionRecord
+from store.catalog import ArrayLink, CompositionRecord, EvaluationRecord, EventRecord, VersionRecord
 from store.lock import exclusive
 from store.ownership import check_owner
 
@@ -219,6 +219,14 @@ class Registry(Composer):
             return self.catalog.compositions()
         found = composition_of(self.catalog, ref)
         return self.catalog.compositions(self.affected_by_opt_out(ref)) if found is None else [found]
+
+    def composition(self, digest: str) -> CompositionRecord | None:
+        """Return the composition whose digest begins so, with 6 digits or more; None where that is no digest."""
+        return composition_of(self.catalog, digest)
+
+    def evaluations(self, composition: CompositionRecord) -> list[EvaluationRecord]:
+        """Return what was found of a composition, the latest first."""
+        return self.catalog.evaluations(composition.digest)
 
     def relations(self, ref: str) -> tuple[Relation, ...]:
         """Return the distance of a version to every other active version of its shape, the nearest first."""

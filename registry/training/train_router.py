@@ -58,6 +58,7 @@ def train_router(
     settings: TrainSettings,
     *,
     force: bool,
+    record: bool = True,
     progress: Progress,
 ) -> Trained:
     """Train the routers of the composed `folder`, and write the composition that results to `out`.
@@ -74,6 +75,7 @@ def train_router(
         data: files of text, or members whose calibration tokens were kept.
         settings: how.
         force: see `out`.
+        record: tell the catalog of it.
         progress: told of steps, and in remarks of the loss.
 
     Raises:
@@ -116,7 +118,7 @@ def train_router(
             digest,
             out,
             replace=force,
-            record=lambda: catalog.record_composition(digest, document, used, str(out)),
+            record=lambda: catalog.record_composition(digest, document, used, str(out)) if record else None,
             progress=progress,
         )
         way.unlink(missing_ok=True)

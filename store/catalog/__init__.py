@@ -1,9 +1,10 @@
-"""The catalog: experts, versions, aliases, tags, statistics, compositions and events in any SQL database."""
+"""The catalog: experts, versions, aliases, tags, statistics, compositions, evaluations, events in any SQL database."""
 
 from store.catalog.catalog import Catalog
 from store.catalog.records import (
     ArrayLink,
     CompositionRecord,
+    EvaluationRecord,
     EventRecord,
     NewVersion,
     StatisticsRecord,
@@ -14,6 +15,7 @@ __all__ = [
     "ArrayLink",
     "Catalog",
     "CompositionRecord",
+    "EvaluationRecord",
     "EventRecord",
     "NewVersion",
     "StatisticsRecord",

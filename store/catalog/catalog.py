@@ -1,22 +1,19 @@
 """The catalog: every method is one transaction, every answer a detached record."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from sqlalchemy import delete, func, select
-from sqlalchemy.orm import Session
 
 from store.catalog import schema
-from store.catalog.engine import make_engine, place_of, translated
+from store.catalog.compositions import Compositions
+from store.catalog.engine import make_engine, place_of
 from store.catalog.records import (
     KIND_WORDS,
     ArrayLink,
-    CompositionRecord,
     EventRecord,
     Kind,
     NewVersion,
@@ -28,8 +25,6 @@ from store.catalog.records import (
 from store.catalog.tables import (
     Alias,
     Array,
-    Composition,
-    CompositionMember,
     Event,
     Expert,
     Identity,
@@ -38,17 +33,13 @@ from store.catalog.tables import (
     Version,
     VersionArray,
 )
+from store.catalog.transactions import log, now
 from store.digest import canonical_json
 from store.errors import ConflictError
 from store.lock import exclusive
 
 
-def now() -> str:
-    """Return the time in UTC, to the microsecond, as ISO 8601."""
-    return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-
-
-class Catalog:
+class Catalog(Compositions):
     """Names, versions, aliases, tags, statistics, compositions and the event log of one registry.
 
     Rows are added, and their state changes; no version or event is ever deleted. Each writing method writes its own
@@ -171,7 +162,7 @@ class Catalog:
                 session.add(Statistics(version_id=version.id, **vars(item)))
             for key, value in new.tags.items():
                 session.add(Tag(version_id=version.id, key=key, value=value))
-            _log(session, f"add-{new.kind}", f"{new.name}@{version.number}", digest=new.digest)
+            log(session, f"add-{new.kind}", f"{new.name}@{version.number}", digest=new.digest)
             session.flush()
             session.refresh(version)
             return _version(version), True
@@ -186,7 +177,7 @@ class Catalog:
             row = self._active(session, version)
             for key, value in tags.items():
                 session.merge(Tag(version_id=row.id, key=key, value=value))
-            _log(session, "tag", version.ref)
+            log(session, "tag", version.ref)
 
     def set_alias(self, version: VersionRecord, alias: str) -> str | None:
         """Point `alias` at an active `version` and return the version it pointed at before (`math@1`), if any.
@@ -204,7 +195,7 @@ class Catalog:
                 number = session.scalar(select(Version.number).where(Version.id == found.version_id))
                 before = f"{version.name}@{number}"
                 found.version_id = row.id
-            _log(session, "alias", version.ref, alias=alias, before=before)
+            log(session, "alias", version.ref, alias=alias, before=before)
             return before
 
     def delete_alias(self, name: str, alias: str) -> None:
@@ -215,7 +206,7 @@ class Catalog:
             )
             if found is not None:
                 session.delete(found)
-                _log(session, "alias", name, alias=alias, deleted=True)
+                log(session, "alias", name, alias=alias, deleted=True)
 
     # -- opting out --------------------------------------------------------------------------------------------------
 
@@ -231,7 +222,7 @@ class Catalog:
                 row = session.get_one(Version, version.id)
                 if row.state == "active":
                     row.state, row.withdrawn_at = "withdrawn", now()
-                    _log(session, "opt-out", version.ref, digest=version.digest)
+                    log(session, "opt-out", version.ref, digest=version.digest)
 
     def purge(self, versions: Sequence[VersionRecord]) -> None:
         """Forget everything of `versions` but name, number, digest and times; their arrays become unreferenced."""
@@ -243,7 +234,7 @@ class Catalog:
                 for table in (VersionArray, Statistics, Tag, Alias):
                     session.execute(delete(table).where(table.version_id == row.id))
                 row.state, row.purged_at, row.content = "purged", now(), None
-                _log(session, "purge", version.ref, digest=version.digest)
+                log(session, "purge", version.ref, digest=version.digest)
 
     # -- arrays ------------------------------------------------------------------------------------------------------
 
@@ -289,61 +280,7 @@ class Catalog:
         """Forget the arrays that no version needs, and log how many were `deleted` on disk and the bytes `freed`."""
         with self._writing() as session:
             session.execute(delete(Array).where(~Array.digest.in_(select(VersionArray.digest))))
-            _log(session, "gc", "arrays", arrays=deleted, bytes=freed)
-
-    # -- compositions ------------------------------------------------------------------------------------------------
-
-    def record_composition(
-        self, digest: str, document: dict[str, Any], members: Sequence[VersionRecord], out: str
-    ) -> None:
-        """Record that `digest` is being made from `members`; made again, it stays one composition.
-
-        Raises:
-            ConflictError: a member was withdrawn meanwhile.
-        """
-        with self._writing() as session:
-            for member in members:
-                self._active(session, member)
-            if session.get(Composition, digest) is None:
-                session.add(Composition(digest=digest, document=canonical_json(document), created_at=now()))
-                session.flush()
-            for member in members:
-                if session.get(CompositionMember, (digest, member.id)) is None:
-                    session.add(CompositionMember(composition_digest=digest, version_id=member.id))
-            _log(session, "compose", digest, members=[member.ref for member in members], out=out)
-
-    def compositions(self, containing: Sequence[VersionRecord] | None = None) -> list[CompositionRecord]:
-        """Return the compositions made, oldest first, narrowed to those made from any of some versions."""
-        query = select(Composition).order_by(Composition.created_at, Composition.digest)
-        if containing is not None:
-            made_from = select(CompositionMember.composition_digest).where(
-                CompositionMember.version_id.in_([version.id for version in containing])
-            )
-            query = query.where(Composition.digest.in_(made_from))
-        links = (
-            select(CompositionMember.composition_digest, Expert.name, Version.number)
-            .join(Version, Version.id == CompositionMember.version_id)
-            .join(Expert, Expert.id == Version.expert_id)
-            .order_by(Expert.name, Version.number)
-        )
-        writings = select(Event.subject, Event.details).where(Event.action == "compose").order_by(Event.id)
-        with self._reading() as session:
-            members: dict[str, list[str]] = {}
-            for digest, name, number in session.execute(links):
-                members.setdefault(digest, []).append(f"{name}@{number}")
-            folders: dict[str, dict[str, None]] = {}
-            for digest, details in session.execute(writings):
-                folders.setdefault(digest, {})[json.loads(details)["out"]] = None
-            return [
-                CompositionRecord(
-                    row.digest,
-                    json.loads(row.document),
-                    row.created_at,
-                    tuple(members.get(row.digest, ())),
-                    tuple(folders.get(row.digest, ())),
-                )
-                for row in session.scalars(query)
-            ]
+            log(session, "gc", "arrays", arrays=deleted, bytes=freed)
 
     # -- the log -----------------------------------------------------------------------------------------------------
 
@@ -359,29 +296,6 @@ class Catalog:
                 EventRecord(row.id, row.at, row.action, row.subject, json.loads(row.details))
                 for row in session.scalars(query)
             ]
-
-    # -- transactions ------------------------------------------------------------------------------------------------
-
-    @contextmanager
-    def _reading(self) -> Iterator[Session]:
-        with translated(self.engine), Session(self.engine) as session:
-            yield session
-
-    @contextmanager
-    def _writing(self) -> Iterator[Session]:
-        with (
-            translated(self.engine),
-            Session(self.engine.execution_options(writing=True)) as session,
-            session.begin(),
-        ):
-            yield session
-
-    @staticmethod
-    def _active(session: Session, version: VersionRecord) -> Version:
-        row = session.get_one(Version, version.id)
-        if row.state != "active":
-            raise ConflictError(f"{version.ref} was opted out at {row.withdrawn_at}", "run: reg list")
-        return row
 
 
 def _version(row: Version) -> VersionRecord:
@@ -404,7 +318,3 @@ def _version(row: Version) -> VersionRecord:
             for s in row.statistics
         ),
     )
-
-
-def _log(session: Session, action: str, subject: str, **details: Any) -> None:
-    session.add(Event(at=now(), action=action, subject=subject, details=canonical_json(details)))

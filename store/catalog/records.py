@@ -87,6 +87,16 @@ class CompositionRecord:
 
 
 @dataclass(frozen=True)
+class EvaluationRecord:
+    """What an evaluation found of a composition: data, settings and figures; `asked` is the digest of the first two."""
+
+    composition: str
+    asked: str
+    evaluated_at: str
+    document: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class EventRecord:
     """One line of the log."""
 

@@ -134,6 +134,16 @@ class CompositionMember(Base):
     version_id: Mapped[int] = mapped_column(ForeignKey("versions.id"), primary_key=True, index=True)
 
 
+class Evaluation(Base):
+    """What was found of a composition. `asked` is the digest of data and settings: the same, asked again, replaces."""
+
+    __tablename__ = "evaluations"
+    composition_digest: Mapped[str] = mapped_column(ForeignKey("compositions.digest"), primary_key=True)
+    asked: Mapped[str] = mapped_column(Digest, primary_key=True)
+    evaluated_at: Mapped[str] = mapped_column(Time)
+    document: Mapped[str] = mapped_column(Text)
+
+
 class Event(Base):
     """One line of the log, which is only ever appended to."""
 

@@ -292,6 +292,7 @@ def test_evaluate(ready: Run, zoo: Zoo, tmp_path: Path) -> None:
     assert [line.split()[0] for line in table.splitlines() if line] == [
         "perplexity", "base", "expert", "expert", "average", "moe", "(tokens)",
         "normalised", "base", "expert", "expert", "average", "moe",
+        "routing", "moe", "load", "moe", "parameters", "base", "expert", "expert", "average", "moe",
     ]  # fmt: skip
     (row,) = document(ready(*words, "--json"))
     assert row["name"] == "moe"

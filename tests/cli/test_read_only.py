@@ -71,6 +71,7 @@ def test_reading_works(run: Callable[..., Result], home: Path, zoo: Zoo, scratch
     out.chmod(0o777)
     text = shutil.copy(zoo.test["math"], scratch / "text.jsonl")
     commands: list[list[object]] = [
+        ["evaluate", scratch / "moe", "--data", f"math={text}", "--windows", 1, "--seq-len", 32, "--baselines"],
         ["list", "--json"],
         ["show", "math"],
         ["log"],
@@ -78,7 +79,6 @@ def test_reading_works(run: Callable[..., Result], home: Path, zoo: Zoo, scratch
         ["db", "current"],
         ["verify"],
         ["compose", "--experts", "math,code", "--plan"],
-        ["evaluate", scratch / "moe", "--data", f"math={text}", "--windows", 1, "--seq-len", 32, "--baselines"],
     ]
     allowed = [run(*words) for words in commands]  # also imports what root alone may be able to read
     assert run("export", "math", "--out", out / "allowed").exit_code == 0
@@ -89,6 +89,8 @@ def test_reading_works(run: Callable[..., Result], home: Path, zoo: Zoo, scratch
     for words, one, other in zip(commands, allowed, refused, strict=True):
         assert other.exit_code == 0, (words, other.output)
         assert other.stdout == one.stdout
+    (said,) = set(refused[0].stderr.splitlines()) - set(allowed[0].stderr.splitlines())
+    assert said.startswith(f"the figures of moe are not stored: the folder {home} cannot be written")
     assert exported.exit_code == 0, exported.output
     assert files_of(out / "refused") == files_of(out / "allowed")
     assert files_of(home) == before

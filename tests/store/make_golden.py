@@ -26,6 +26,7 @@ def main() -> None:
         second, _ = catalog.add_version(new("math", "4", arrays="24"))
         catalog.set_alias(second, "stable")
         catalog.record_composition("d" * 64, {"recipe": {"lam": 0.01}}, [code, second], "moe")
+        catalog.record_evaluation("d" * 64, "e" * 64, {"figures": {"average": 88.7}})
         catalog.close()
         with sqlite3.connect(f"{folder}/catalog.sqlite") as connection:
             connection.execute("VACUUM INTO ?", (str(target),))

@@ -165,6 +165,28 @@ def test_composition_of_a_withdrawn_member_is_refused_and_not_recorded(catalog: 
     assert catalog.compositions() == []
 
 
+def test_evaluations_stand_with_their_composition_latest_first(catalog: Catalog) -> None:
+    math, _ = catalog.add_version(new())
+    for digest in "de":
+        catalog.record_composition(digest * 64, {"recipe": {}}, [math], "moe")
+    assert catalog.has_composition("d" * 64)
+    assert not catalog.has_composition("f" * 64)
+    catalog.record_evaluation("d" * 64, "1" * 64, {"average": 1.5})
+    catalog.record_evaluation("d" * 64, "2" * 64, {"average": 2.5})
+    catalog.record_evaluation("e" * 64, "1" * 64, {"average": 3.5})
+    found = catalog.evaluations("d" * 64)
+    assert [(e.composition, e.asked, e.document) for e in found] == [
+        ("d" * 64, "2" * 64, {"average": 2.5}),
+        ("d" * 64, "1" * 64, {"average": 1.5}),
+    ]
+    catalog.record_evaluation("d" * 64, "1" * 64, {"average": 4.5})  # asked again: replaced, and the latest
+    assert [e.document["average"] for e in catalog.evaluations("d" * 64)] == [4.5, 2.5]
+    assert [e.document["average"] for e in catalog.evaluations("e" * 64)] == [3.5]
+    assert catalog.events()[0].action == "evaluate"
+    with pytest.raises(StorageError, match="refused"):  # of a composition that was never made
+        catalog.record_evaluation("f" * 64, "1" * 64, {})
+
+
 def test_log_tells_everything_newest_first(catalog: Catalog) -> None:
     version, _ = catalog.add_version(new())
     catalog.set_alias(version, "stable")

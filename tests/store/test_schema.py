@@ -106,6 +106,8 @@ def test_golden_database_of_each_revision_is_upgraded_and_used(tmp_path: Path, r
     assert catalog.alias_target("math", "stable") == 2
     (composition,) = catalog.compositions()
     assert composition.members == ("code@1", "math@2")
+    catalog.record_evaluation(composition.digest, "e" * 64, {"figures": {"average": 88.7}})
+    assert [e.document for e in catalog.evaluations(composition.digest)] == [{"figures": {"average": 88.7}}]
     assert len(catalog.arrays_of(catalog.versions("code")[0])) == 2
     catalog.withdraw(catalog.versions("code"))
     catalog.purge(catalog.versions("code"))

@@ -65,7 +65,7 @@ def test_rows_and_scores(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
         assert row.average == sum(row.score.values()) / 2
         for domain in data:
             own = by_name[f"expert {domain}"].perplexity[domain]
-            assert row.score[domain] == 100 * own / row.perplexity[domain]
+            assert row.score[domain] == 100 * (own / row.perplexity[domain])
     plain = filled.evaluate([tmp_path / "moe"], data, SETTINGS)
     assert plain == [by_name["moe"]]
 
@@ -118,7 +118,7 @@ def test_what_cannot_be_evaluated_is_told(
     with pytest.raises(CalibrationError, match="hold no text"):
         registry.evaluate([zoo.base], {"x": [tmp_path / "empty.txt"]})
     (tmp_path / "one.txt").write_text("a")
-    monkeypatch.setattr("registry.evaluation.evenly_spaced", lambda *_, **__: one_token)
+    monkeypatch.setattr("registry.evaluation.text.evenly_spaced", lambda *_, **__: one_token)
     with pytest.raises(CalibrationError, match=r"domain x \(one.txt\) is a single token"):
         registry.evaluate([zoo.base], {"x": [tmp_path / "one.txt"]})
     with pytest.raises(CheckpointError, match=r"is no checkpoint: it has no config\.json"):

@@ -1,0 +1,64 @@
+"""reg continual."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cli.figures import Table, figure, forms, print_csv, print_tables, test_text
+from cli.session import Session, pass_session, print_json, split
+
+if TYPE_CHECKING:
+    from registry.evaluation import Continual
+
+
+@click.command()
+@click.option(
+    "--schedule",
+    multiple=True,
+    required=True,
+    metavar="A,B@2,…",
+    help="The experts in the order in which they join; each needs --data under its name.",
+)
+@test_text
+@forms
+@pass_session
+def continual(
+    session: Session,
+    /,
+    schedule: tuple[str, ...],
+    data: dict[str, list[Path]],
+    as_json: bool,
+    as_markdown: bool,
+    as_csv: bool,
+    **settings: Any,
+) -> None:
+    """Print what each domain is worth after every expert that joins, and how much was forgotten.
+
+    After each step the experts so far are composed, scored on their domains and deleted again. Scores are normalised:
+    100 is the domain's own expert. Forgetting: by how much a domain's best earlier score exceeds its last, the mean
+    over the earlier domains (Chaudhry et al. 2018). Backward transfer: the last score less the one at which the domain
+    joined (Lopez-Paz & Ranzato 2017).
+    """
+    from registry import TestSettings
+
+    with session.registry() as registry:
+        found = registry.continual(split(schedule), data, TestSettings(**settings))
+    if as_json:
+        print_json(found.document())
+    elif as_csv:
+        print_csv(_table(found, lambda value: "" if value is None else str(value)))
+    else:
+        print_tables([_table(found, figure)], as_markdown=as_markdown)
+
+
+def _table(found: "Continual", cell: Callable[[float | None], str]) -> Table:
+    """Return one line a step: the score of each domain so far, and what they come to; the last line has the result."""
+    lines = []
+    for step, name in enumerate(found.schedule, start=1):
+        so_far = found.until(step)
+        scores = [*so_far.score[-1], *[None] * (len(found.schedule) - step)]
+        figures = (so_far.average, so_far.forgetting, so_far.backward_transfer)
+        lines.append([name, *map(cell, (*scores, *figures))])
+    return Table(("score after", *found.schedule, "average", "forgetting", "backward transfer"), lines)

@@ -1,0 +1,205 @@
+"""What evaluate and continual share: their options, and tables as text, Markdown or CSV."""
+
+import csv
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import click
+
+from cli.options import DTYPES, Integer
+from cli.session import pairs, print_table
+
+if TYPE_CHECKING:
+    from registry.evaluation import Row
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class Table(NamedTuple):
+    """A header and rows of equal length."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def _files(_context: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> dict[str, list[Path]]:
+    files: dict[str, list[Path]] = {}
+    for domain, file in pairs(texts, "DOMAIN=FILE"):
+        files.setdefault(domain, []).append(Path(file))
+    return files
+
+
+def test_text(command: Command) -> Command:
+    """Add --data and how it is scored."""
+    for option in (
+        click.option(
+            "--dtype",
+            type=DTYPES,
+            metavar="DTYPE",
+            default="float32",
+            show_default=True,
+            help="bfloat16, float16 or float32: what the models compute in.",
+        ),
+        click.option("--device", metavar="DEVICE", help="A torch device. [default: the GPU if there is one]"),
+        click.option(
+            "--batch-size", type=Integer(1), metavar="N", default=16, show_default=True, help="Windows in a batch."
+        ),
+        click.option(
+            "--seq-len", type=Integer(2), metavar="N", default=256, show_default=True, help="Tokens in a window."
+        ),
+        click.option(
+            "--windows", type=Integer(1), metavar="N", default=48, show_default=True, help="Windows of each domain."
+        ),
+        click.option(
+            "--data",
+            multiple=True,
+            required=True,
+            metavar="DOMAIN=FILE",
+            help="Test text of a domain (repeatable).",
+            callback=_files,
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+test_text.__test__ = False  # type: ignore[attr-defined]  # not a test, whatever pytest makes of the name
+
+
+def _alone(context: click.Context, option: click.Parameter, chosen: bool) -> bool:
+    if chosen and (other := context.meta.setdefault(__name__, option.opts[-1])) != option.opts[-1]:
+        raise click.UsageError(f"{other} and {option.opts[-1]} exclude one another.")
+    return chosen
+
+
+def forms(command: Command) -> Command:
+    """Add --json, --markdown and --csv, which exclude one another."""
+    for option in (
+        click.option("--csv", "as_csv", is_flag=True, callback=_alone, help="Print CSV, every figure in one table."),
+        click.option("--markdown", "as_markdown", is_flag=True, callback=_alone, help="Print Markdown tables."),
+        click.option("--json", "as_json", is_flag=True, callback=_alone, help="Print JSON."),
+    ):
+        command = option(command)
+    return command
+
+
+def print_tables(tables: Sequence[Table], *, as_markdown: bool = False) -> None:
+    """Print tables on stdout, an empty line between them."""
+    for number, table in enumerate(tables):
+        if number:
+            click.echo()
+        if as_markdown:
+            for row in (table.header, ["---", *["---:"] * (len(table.header) - 1)], *table.rows):
+                click.echo("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |")
+        else:
+            print_table(table.header, table.rows)
+
+
+def print_csv(table: Table) -> None:
+    """Print one table on stdout as CSV (RFC 4180, but with newlines alone)."""
+    writer = csv.writer(_Echo(), lineterminator="\n")
+    writer.writerows((table.header, *table.rows))
+
+
+class _Echo:
+    def write(self, text: str) -> None:
+        click.echo(text, nl=False, file=sys.stdout)
+
+
+def tables_of(rows: "Sequence[Row]", domains: Sequence[str]) -> list[Table]:
+    """Return perplexities with the tokens they stand on; scores, routing and cost where there are any."""
+    return [
+        *_perplexity(rows, domains),
+        *_score(rows, domains),
+        *_accuracy(rows, domains),
+        *_load(rows),
+        *_cost(rows),
+    ]
+
+
+def wide_table(rows: "Sequence[Row]", domains: Sequence[str]) -> Table:
+    """Return every figure in one table, one line a model; what a model has not is empty."""
+    lines = [_wide(row, domains) for row in rows]
+    columns = list(dict.fromkeys(column for line in lines for column in line))
+    return Table(columns, [["" if (cell := line.get(c)) is None else str(cell) for c in columns] for line in lines])
+
+
+def _wide(row: "Row", domains: Sequence[str]) -> dict[str, str | float | None]:
+    """Return the figures of a model by column."""
+    line: dict[str, str | float | None] = {"model": row.name}
+    line |= {f"perplexity {domain}": row.perplexity.get(domain) for domain in domains}
+    line |= {f"score {domain}": row.score.get(domain) for domain in domains}
+    line |= {"score average": row.average, "parameters": row.parameters, "active parameters": row.active_parameters}
+    line |= {f"routing accuracy {domain}": share for domain, share in row.overall_accuracy.items()}
+    line |= {f"load {expert}": share for expert, share in row.overall_load.items()}
+    if row.relative_time is not None:
+        line["relative time"] = row.relative_time
+    if row.spread is not None:
+        line |= {f"perplexity {domain} sd": value for domain, value in row.spread.perplexity.items()}
+        line |= {f"score {domain} sd": value for domain, value in row.spread.score.items()}
+        line |= {"score average sd": row.spread.average, "seeds": row.spread.seeds}
+    return line
+
+
+def figure(value: float | None, spread: float | None = None) -> str:
+    """Return a figure as a table shows it, with its standard deviation where there is one."""
+    if value is None:
+        return ""
+    return f"{value:.2f}" if spread is None else f"{value:.2f} ± {spread:.2f}"
+
+
+def _perplexity(rows: "Sequence[Row]", domains: Sequence[str]) -> list[Table]:
+    lines = [
+        [row.name, *_figures(row.perplexity, row.spread.perplexity if row.spread else {}, domains)] for row in rows
+    ]
+    tokens = [["(tokens)", *(f"{row.tokens[domain]:,}" for domain in domains)] for row in rows[:1] if row.tokens]
+    return [Table(("perplexity", *domains), lines + tokens)]
+
+
+def _score(rows: "Sequence[Row]", domains: Sequence[str]) -> list[Table]:
+    if not any(row.score for row in rows):
+        return []
+    lines = [
+        [
+            row.name,
+            *_figures(row.score, row.spread.score if row.spread else {}, domains),
+            figure(row.average, row.spread.average if row.spread else None),
+        ]
+        for row in rows
+    ]
+    return [Table(("normalised score", *domains, "average"), lines)]
+
+
+def _figures(values: Mapping[str, float], spread: Mapping[str, float], domains: Sequence[str]) -> list[str]:
+    return [figure(values.get(domain), spread.get(domain)) for domain in domains]
+
+
+def _accuracy(rows: "Sequence[Row]", domains: Sequence[str]) -> list[Table]:
+    known = [domain for domain in domains if any(domain in row.accuracy for row in rows)]
+    lines = [
+        [row.name, *(_share(row.overall_accuracy.get(domain)) for domain in known)] for row in rows if row.accuracy
+    ]
+    return [Table(("routing accuracy", *known), lines)] if lines else []
+
+
+def _load(rows: "Sequence[Row]") -> list[Table]:
+    experts = list(dict.fromkeys(expert for row in rows for expert in row.load))
+    lines = [[row.name, *(_share(row.overall_load.get(expert)) for expert in experts)] for row in rows if row.load]
+    return [Table(("load", *experts), lines)] if lines else []
+
+
+def _cost(rows: "Sequence[Row]") -> list[Table]:
+    timed = any(row.relative_time is not None for row in rows)
+    lines = [
+        [row.name, f"{row.parameters:,}", f"{row.active_parameters:,}", *([figure(row.relative_time)] if timed else [])]
+        for row in rows
+        if row.parameters is not None
+    ]
+    header = ("parameters", "in all", "active per token", *(["time per token, dense = 1"] if timed else []))
+    return [Table(header, lines)] if any(row.load for row in rows) else []
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.1%}"

@@ -1,0 +1,104 @@
+"""The methods that `reg evaluate --methods` sets side by side: adding one is one line in `METHODS`.
+
+What composes is given from outside (`Compose`), so that nothing here knows how a recipe becomes a folder.
+"""
+
+import difflib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from registry.errors import InvalidInputError
+
+Compose = Callable[[Mapping[str, Any], Path], None]
+"""Writes the composition of the experts in question by some fields of a `Recipe` to an absent folder.
+
+It raises InvalidInputError where these experts cannot be composed so."""
+
+SEEDS = (0, 1, 2, 3, 4)
+"""What a method with randomness is repeated with; its figures are means, with their standard deviation."""
+
+DENSE = ("base", "experts", "average")
+"""Rows that need no composing: the base model, every domain's expert, the experts' plain average of all weights."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way of composing.
+
+    Attributes:
+        settings: fields of `Recipe` as they differ from its defaults, or with `to` ensemble of `EnsembleRecipe`; and
+            `train_steps` where the routers are then trained.
+        seeds: values of the field `seed`, where the method draws at random.
+        oracle: every token is sent to the expert of its domain, which no router can know: the trunk's upper bound.
+    """
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    seeds: tuple[int, ...] = ()
+    oracle: bool = False
+
+    @property
+    def runs(self) -> Iterator[dict[str, Any]]:
+        """The settings of each composition that the row needs."""
+        if not self.seeds:
+            yield dict(self.settings)
+        for seed in self.seeds:
+            yield {**self.settings, "seed": seed}
+
+
+TRAIN_STEPS = 200
+"""Of the rows whose routers are trained, on the members' kept calibration tokens."""
+
+METHODS: dict[str, Method] = {
+    "oracle-mean": Method({"trunk": "mean"}, oracle=True),
+    "oracle-base": Method({"trunk": "base"}, oracle=True),
+    "oracle": Method(oracle=True),
+    "random": Method({"trunk": "mean", "router": "random"}, SEEDS),
+    "btx": Method({"trunk": "mean", "router": "random", "train_steps": TRAIN_STEPS}),
+    "dume": Method({"trunk": "mean", "refine": 1}),
+    "dume+": Method({"trunk": "mean", "refine": 1, "train_steps": TRAIN_STEPS}),
+    "mean-own": Method({"trunk": "mean"}),
+    "base-own": Method({"trunk": "base"}),
+    "ties": Method({"trunk": "ties"}),
+    "dare": Method({"trunk": "dare"}),
+    "task-arithmetic": Method({"trunk": "task-arithmetic"}),
+    "domain-embedding": Method({"router": "domain-embedding"}),
+    "regmean": Method(),
+    "regmean-alpha-0.9": Method({"trunk_options": {"alpha": 0.9}}),
+    "top-2": Method({"top_k": 2, "temperature": 0.1}),
+    "no-normalize": Method({"normalize": False}),
+    "advantage": Method({"token_weight": "advantage"}),
+    "lam-auto": Method({"lam": "auto"}),
+    "refine-1": Method({"refine": 1}),
+    "refine-2": Method({"refine": 2}),
+    "refine-mlp": Method({"refine_mlp": True}),
+    "oracle-refine-mlp": Method({"refine_mlp": True}, oracle=True),
+    "refine-mlp-trained": Method({"refine_mlp": True, "train_steps": TRAIN_STEPS}),
+    "soup": Method({"to": "dense", "trunk": "mean"}),
+    "soup-ties": Method({"to": "dense", "trunk": "ties"}),
+    "soup-dare": Method({"to": "dense", "trunk": "dare"}),
+    "soup-regmean": Method({"to": "dense"}),
+    "btm": Method({"to": "ensemble"}),
+    "btm-top-1": Method({"to": "ensemble", "top_k": 1}),
+    "perplexity": Method({"to": "ensemble", "routing": "perplexity", "top_k": 1}),
+    "task-vector": Method({"to": "ensemble", "routing": "task-vector", "top_k": 1}),
+}
+"""Name of a row → how it is composed, in the order of the table. `regmean` is what `reg compose` writes."""
+
+
+def named_methods(names: Sequence[str]) -> list[str]:
+    """Return the rows wanted, in the order of the table, each once; `all` stands for every one.
+
+    Raises:
+        InvalidInputError: a name is none of them.
+    """
+    known = [*DENSE, *METHODS]
+    for name in names:
+        if name != "all" and name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            meant = f"; did you mean {near[0]!r}?" if near else ""
+            raise InvalidInputError(
+                f"method {name!r} is none of {', '.join(known)}{meant}", "choose among them, or take all: --methods all"
+            )
+    return [name for name in known if name in names or "all" in names]

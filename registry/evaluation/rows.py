@@ -1,0 +1,131 @@
+"""What an evaluation is asked for and what it gives: the settings that all rows share, and one row a model."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from statistics import fmean, stdev
+from typing import Any
+
+
+@dataclass(frozen=True)
+class TestSettings:
+    """How test text is scored.
+
+    Attributes:
+        windows: windows of each domain, evenly spaced over its documents in a seeded order.
+        seq_len: tokens in a window; every one but the first is predicted.
+        batch_size: windows in a batch.
+        device: a torch device, or None for the GPU if there is one.
+        dtype: what the models compute in.
+    """
+
+    __test__ = False  # not a test class, whatever pytest makes of the name
+
+    windows: int = 48
+    seq_len: int = 256
+    batch_size: int = 16
+    device: str | None = None
+    dtype: str = "float32"
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Sample standard deviations (n - 1) over the seeds of a method with randomness.
+
+    Attributes:
+        seeds: how many seeds there were, 2 or more.
+        perplexity: domain → that of the perplexity.
+        score: domain → that of the normalised score.
+        average: that of the average score, or None where there is none.
+    """
+
+    seeds: int
+    perplexity: dict[str, float]
+    score: dict[str, float]
+    average: float | None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model's figures.
+
+    Attributes:
+        name: what it is called in the table.
+        perplexity: domain → perplexity, exp of the mean negative log-likelihood (nats) of a predicted token.
+        score: domain → 100 · (perplexity of the domain's own expert) / perplexity, where that expert is registered.
+        tokens: domain → predicted tokens, on which the figures stand, of every domain of the table.
+        accuracy: of a mixture: domain → for each layer the share of the domain's tokens whose first choice is the
+            expert of its name, in [0, 1], where the domain is a member.
+        load: of a mixture: expert → for each layer its share of all tokens, as routing weights, in [0, 1].
+        parameters: weights in all, tied ones once.
+        active_parameters: weights that take part in one token.
+        relative_time: of a mixture, where measured: milliseconds a token, divided by those of a dense expert.
+        spread: over seeds, where there are some; the figures are then their means.
+    """
+
+    name: str
+    perplexity: dict[str, float]
+    score: dict[str, float]
+    tokens: dict[str, int] = field(default_factory=dict)
+    accuracy: dict[str, list[float]] = field(default_factory=dict)
+    load: dict[str, list[float]] = field(default_factory=dict)
+    parameters: int | None = None
+    active_parameters: int | None = None
+    relative_time: float | None = field(default=None, compare=False)
+    spread: Spread | None = None
+
+    @property
+    def average(self) -> float | None:
+        """Mean score over the domains, where all have one: the figure of the DUME paper's tables."""
+        complete = self.score and len(self.score) == len(self.tokens or self.perplexity)
+        return sum(self.score.values()) / len(self.score) if complete else None
+
+    @property
+    def overall_accuracy(self) -> dict[str, float]:
+        """Domain → routing accuracy, the mean over the layers."""
+        return {domain: fmean(layers) for domain, layers in self.accuracy.items()}
+
+    @property
+    def overall_load(self) -> dict[str, float]:
+        """Expert → share of all tokens, the mean over the layers."""
+        return {expert: fmean(layers) for expert, layers in self.load.items()}
+
+    def document(self) -> dict[str, Any]:
+        """Return every figure as `--json` shows it and the catalog stores it."""
+        return {
+            **asdict(self),
+            "average": self.average,
+            "overall_accuracy": self.overall_accuracy,
+            "overall_load": self.overall_load,
+        }
+
+
+def over_seeds(rows: Sequence[Row]) -> Row:
+    """Return one row for the same method under several seeds: means, with their spread; of one row, that row."""
+    first = rows[0]
+    if len(rows) == 1:
+        return first
+    averages = [row.average for row in rows if row.average is not None]
+    times = [row.relative_time for row in rows if row.relative_time is not None]
+    spread = Spread(
+        seeds=len(rows),
+        perplexity=_each(stdev, [row.perplexity for row in rows]),
+        score=_each(stdev, [row.score for row in rows]),
+        average=stdev(averages) if len(averages) == len(rows) else None,
+    )
+    return replace(
+        first,
+        perplexity=_each(fmean, [row.perplexity for row in rows]),
+        score=_each(fmean, [row.score for row in rows]),
+        accuracy=_each(_by_layer, [row.accuracy for row in rows]),
+        load=_each(_by_layer, [row.load for row in rows]),
+        relative_time=fmean(times) if times else None,
+        spread=spread,
+    )
+
+
+def _each(combine: Callable[[list[Any]], Any], tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {key: combine([table[key] for table in tables]) for key in tables[0]}
+
+
+def _by_layer(runs: Sequence[Sequence[float]]) -> list[float]:
+    return [fmean(layer) for layer in zip(*runs, strict=True)]

@@ -1,0 +1,203 @@
+"""Scoring one model: perplexity per domain, and of a mixture where its tokens go, its size and its speed."""
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from registry.calibration import Calibration
+from registry.errors import CheckpointError, InvalidInputError
+from registry.evaluation.rows import TestSettings
+from registry.evaluation.text import predicted
+from registry.loading import load_model
+from registry.progress import Advance, Progress
+from registry.routed import Gate, Routing, forced, gates, recorded
+
+_LARGEST_LOSS = 700.0
+"""From here on exp(loss) is too large for a float."""
+
+ROUNDS = 9
+"""Timed turns, of which the median counts; one more before them is not timed."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A loaded model and what it is called.
+
+    Attributes:
+        name: in messages and tables.
+        loaded: as transformers gave it.
+        routers: layer by layer; empty where it is no mixture.
+    """
+
+    name: str
+    loaded: Any
+    routers: tuple[Gate, ...]
+
+    @property
+    def parameters(self) -> int:
+        """Weights in all, tied ones once."""
+        return sum(weight.numel() for weight in self.loaded.parameters())
+
+    @property
+    def active_parameters(self) -> int:
+        """Weights that take part in one token: all but those of the experts that it does not go to."""
+        idle = 0
+        for gate in self.routers:
+            experts = sum(weight.numel() for weight in gate.block.get_submodule("experts").parameters())
+            idle += experts - experts // gate.experts * gate.top_k
+        return self.parameters - idle
+
+
+def open_model(name: str, folder: Path, settings: TestSettings) -> Model:
+    """Return the model in `folder`.
+
+    Raises:
+        CheckpointError: the folder does not load, or a key is missing, unexpected or mismatched.
+    """
+    loaded = load_model(folder, settings.dtype, settings.device)
+    try:
+        return Model(name, loaded, tuple(gates(loaded)))
+    except InvalidInputError:
+        return Model(name, loaded, ())
+
+
+class Tally:
+    """Where the tokens of each domain went.
+
+    Args:
+        layers: L.
+        experts: E.
+    """
+
+    def __init__(self, layers: int, experts: int) -> None:
+        self._shape = (layers, experts)
+        self._first: dict[str, Tensor] = {}
+        self._weight = torch.zeros(self._shape, dtype=torch.float64)
+        self._tokens = 0
+
+    def add(self, domain: str, routings: Sequence[Routing], keep: Tensor) -> None:
+        """Count one batch; `keep`, bool of shape (N, S), tells which of its tokens count."""
+        first = self._first.setdefault(domain, torch.zeros(self._shape, dtype=torch.int64))
+        kept = keep.flatten()
+        self._tokens += int(kept.sum())
+        for layer, routing in enumerate(routings):
+            chosen, weights = routing.chosen[-1][kept], routing.weights[-1][kept].double()
+            first[layer] += torch.bincount(chosen[:, 0], minlength=self._shape[1])
+            self._weight[layer].index_add_(0, chosen.flatten(), weights.flatten())
+
+    def accuracy(self, names: Sequence[str]) -> dict[str, list[float]]:
+        """Return domain → for each layer the share of its tokens that went to the expert of its name first."""
+        return {
+            domain: (first[:, names.index(domain)].double() / first.sum(dim=1)).tolist()
+            for domain, first in self._first.items()
+            if domain in names
+        }
+
+    def load(self, names: Sequence[str]) -> dict[str, list[float]]:
+        """Return expert → for each layer its share of all tokens, as weights."""
+        shares = (self._weight / self._tokens).T.tolist()
+        return dict(zip(names, shares, strict=True))
+
+
+def perplexities(
+    name: str, folder: Path, windows: Mapping[str, Calibration], settings: TestSettings, progress: Progress
+) -> dict[str, float]:
+    """Return the perplexity of the model in `folder` on each domain.
+
+    Raises:
+        CheckpointError: the folder does not load, a key is missing, unexpected or mismatched, a token is unknown to the
+            model, or its loss is NaN or infinite.
+    """
+    return perplexities_of(open_model(name, folder, settings), windows, settings, progress)
+
+
+def perplexities_of(
+    model: Model,
+    windows: Mapping[str, Calibration],
+    settings: TestSettings,
+    progress: Progress,
+    *,
+    tally: Tally | None = None,
+    expert_of: Mapping[str, int] | None = None,
+) -> dict[str, float]:
+    """Return the perplexity of a model on each domain.
+
+    Args:
+        model: the model.
+        windows: domain → its text.
+        settings: how it is scored.
+        progress: told of windows scored.
+        tally: of a mixture: counts where the tokens go.
+        expert_of: of a mixture: domain → the number of the expert that every token of it is sent to.
+
+    Raises:
+        CheckpointError: a token is unknown to the model, or its loss is NaN or infinite.
+    """
+    known, largest = (
+        model.loaded.get_input_embeddings().num_embeddings,
+        max(int(w.ids.max()) for w in windows.values()),
+    )
+    if largest >= known:
+        raise CheckpointError(
+            f"{model.name}: the tokenizer gives token {largest}, the model knows {known}",
+            "put the tokenizer that the model was trained with into the folder",
+        )
+    total = sum(len(w.ids) for w in windows.values())
+    found = {}
+    with progress(f"evaluating {model.name}", total, "window") as advance:
+        for domain, w in windows.items():
+            with nullcontext() if expert_of is None else forced(model.loaded, expert_of[domain]):
+                loss = _loss(model.loaded, domain, w, settings.batch_size, tally, advance)
+            found[domain] = math.exp(loss) if loss < _LARGEST_LOSS or math.isnan(loss) else math.inf
+            if not math.isfinite(found[domain]):
+                raise CheckpointError(
+                    f"{model.name}: its loss on domain {domain} is {loss:g} nats a token, which gives no perplexity",
+                    "check its weights, or compute with --dtype float32",
+                )
+    return found
+
+
+@torch.no_grad()
+def relative_time(mixture: Model, dense: Model, windows: Calibration, batch_size: int) -> float:
+    """Return the time of a mixture's forward pass over one batch, divided by that of a dense model's.
+
+    The two take turns, and the median is of each turn's ratio: whatever else the computer does meets both alike.
+    """
+    tokens = windows.ids[:batch_size].long().to(mixture.loaded.device)
+
+    def seconds(model: Model) -> float:
+        start = perf_counter()
+        model.loaded(input_ids=tokens, use_cache=False)
+        if tokens.device.type != "cpu":
+            torch.accelerator.synchronize(tokens.device)
+        return perf_counter() - start
+
+    ratios = [seconds(mixture) / seconds(dense) for _ in range(1 + ROUNDS)]
+    return median(ratios[1:])
+
+
+@torch.no_grad()
+def _loss(
+    model: Any, domain: str, windows: Calibration, batch_size: int, tally: Tally | None, advance: Advance
+) -> float:
+    loss = 0.0
+    for ids, keep in zip(windows.ids.split(batch_size), windows.keep.split(batch_size), strict=True):
+        tokens = ids.long().to(model.device)
+        with ExitStack() as stack:
+            routings = stack.enter_context(recorded(model)) if tally is not None else ()
+            logits = model(input_ids=tokens, use_cache=False).logits[:, :-1].float()
+        if tally is not None:
+            tally.add(domain, routings, keep)
+        targets = tokens[:, 1:].masked_fill(~keep[:, 1:].to(model.device), -100)
+        loss += F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100, reduction="sum").item()
+        advance(len(ids))
+    return loss / predicted(windows)

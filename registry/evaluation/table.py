@@ -1,0 +1,226 @@
+"""Evaluating: perplexity per domain, and the normalised score of the DUME paper, one row a model."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from registry.composing.folder import composed_of
+from registry.composing.member import Member
+from registry.errors import InvalidInputError
+from registry.evaluation.methods import DENSE, METHODS, Compose, named_methods
+from registry.evaluation.rows import Row, TestSettings, over_seeds
+from registry.evaluation.scoring import Model, Tally, open_model, perplexities_of, relative_time
+from registry.evaluation.yardstick import Source, Yardstick, make_yardstick
+from registry.progress import Progress, remark
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which rows and figures a table has.
+
+    Attributes:
+        baselines: rows also for base models, experts and the experts' average.
+        oracle: of every mixture a further row, each domain's tokens sent to the domain's expert.
+        speed: of every mixture the time of a token, relative to a dense expert's.
+        methods: names of `methods.DENSE` and `methods.METHODS`, or `all`; a method that does not fit the experts is
+            then left out, with a remark.
+    """
+
+    baselines: bool = False
+    oracle: bool = False
+    speed: bool = False
+    methods: tuple[str, ...] = ()
+
+    def has(self, dense: str) -> bool:
+        """Tell whether a row without a composition is wanted."""
+        return self.baselines or dense in named_methods(self.methods)
+
+
+Keep = Callable[[str, Path, Yardstick, Row, Row | None], None]
+"""Called with each folder while it is there: (name, folder, what it was measured by, its row, its oracle row)."""
+
+
+def forget(name: str, folder: Path, yardstick: Yardstick, row: Row, oracle: Row | None) -> None:
+    """Keep nothing."""
+
+
+def evaluate(
+    folders: Sequence[Path],
+    data: Mapping[str, Sequence[Path]],
+    registered: Sequence[Member],
+    settings: TestSettings,
+    *,
+    progress: Progress,
+    wanted: Wanted | None = None,
+    composed: tuple[Source, Compose] | None = None,
+    keep: Keep = forget,
+) -> list[Row]:
+    """Return one row a model (see `Registry.evaluate`).
+
+    Args:
+        folders: model folders; the first one's tokenizer makes the windows, and no other may contradict it.
+        data: domain → test files.
+        registered: active base models, and experts named like a domain; those of another tokenizer take no part.
+        settings: how test text is scored.
+        progress: told of windows scored, and in remarks of every figure that there cannot be, with the reason.
+        wanted: which rows and figures; default the folders' own.
+        composed: with methods: what their compositions have in common, and what composes.
+        keep: called with each folder's rows.
+
+    Raises:
+        InvalidInputError: there is no folder, no method or no data, or no such method, or one that does not fit.
+        IncompatibleError: a folder's tokenizer contradicts the first one's.
+        CalibrationError: a file cannot be read, or holds no text or a single token.
+        CheckpointError: a folder has no tokenizer, does not load, a key is missing, unexpected or mismatched, or a loss
+            is NaN or infinite.
+    """
+    wanted = wanted or Wanted()
+    if not (folders or (composed and wanted.methods)) or not data:
+        raise InvalidInputError("there is nothing to evaluate", "run: reg evaluate moe/ --data code=FILE")
+    methods = named_methods(wanted.methods)
+    names = [folder.name for folder in folders]
+    shown = [f.name if f.name and names.count(f.name) == 1 else str(f) for f in folders]
+    sources = [Source.of_folder(folder, name) for folder, name in zip(folders, shown, strict=True)]
+    sources += [composed[0]] if composed else []
+    table = _Table(make_yardstick(sources, data, registered, settings, progress), wanted, keep)
+    rows = table.dense_rows()
+    for name, folder in zip(shown, folders, strict=True):
+        rows += table.folder_rows(name, folder)
+    for name in methods:
+        if composed and name not in DENSE:
+            rows += table.method_rows(name, composed[1])
+    return rows
+
+
+class _Table:
+    """The rows of one table, which share a yardstick."""
+
+    def __init__(self, yardstick: Yardstick, wanted: Wanted, keep: Keep) -> None:
+        self._yardstick = yardstick
+        self._wanted = wanted
+        self._keep = keep
+        self._progress = yardstick.progress
+        self._own: dict[str, float] = {}
+
+    def dense_rows(self) -> list[Row]:
+        """Return the rows for base models, experts and their average, as far as wanted, and measure the experts."""
+        y = self._yardstick
+        rows = []
+
+        def measure(name: str, label: str, members: Sequence[Member]) -> Row:
+            model = y.dense(label, members)
+            rows.append(self._row(name, perplexities_of(model, y.windows, y.settings, self._progress), model))
+            return rows[-1]
+
+        if self._wanted.has("base"):
+            if not y.bases:
+                remark(self._progress, f"no row for a base model: {y.no_base}")
+            for member in y.bases:
+                measure(f"base {member.version.ref}", member.version.ref, [member])
+        for domain, member in y.experts.items():
+            if self._wanted.has("experts"):
+                self._own[domain] = measure(f"expert {domain}", member.version.ref, [member]).perplexity[domain]
+            else:
+                model = y.dense(member.version.ref, [member])
+                self._own |= perplexities_of(model, {domain: y.windows[domain]}, y.settings, self._progress)
+        members = [y.experts[name] for name in sorted(y.experts)]
+        if self._wanted.has("average"):
+            if len(members) < 2:
+                why = f"it needs experts of two domains, there are {len(members)}"
+                remark(self._progress, f"no row for the average: {why}")
+            elif any(member.architecture != members[0].architecture for member in members):
+                remark(self._progress, "no row for the average: the experts' architectures differ")
+            else:
+                measure("average", "average", members)
+        return [replace(row, score=self._score(row.perplexity)) for row in rows]  # all own perplexities are known now
+
+    def folder_rows(self, name: str, folder: Path, *, oracle: bool = False) -> list[Row]:
+        """Return the row of a folder, and the oracle's where that is wanted; `oracle` asks for the latter alone."""
+        model = open_model(name, folder, self._yardstick.settings)
+        experts = _expert_names(folder, model)
+        if oracle:
+            return [row] if (row := self._oracle_row(name, model, experts)) else []
+        row = self._routed_row(model, experts, composed_of(folder))
+        upper = self._oracle_row(f"{name} oracle", model, experts) if self._wanted.oracle else None
+        self._keep(name, folder, self._yardstick, row, upper)
+        return [row, upper] if upper else [row]
+
+    def method_rows(self, name: str, compose: Compose) -> list[Row]:
+        """Return the rows of a method, the mean over its seeds; each composition is deleted once it is scored."""
+        method = METHODS[name]
+        runs: list[list[Row]] = []
+        for settings in method.runs:
+            with TemporaryDirectory(prefix="reg-") as temporary:
+                folder = Path(temporary) / name
+                try:
+                    compose(settings, folder)
+                except InvalidInputError as error:
+                    if "all" not in self._wanted.methods:
+                        raise
+                    remark(self._progress, f"no row for {name}: {error.message}")
+                    return []
+                runs.append(self.folder_rows(name, folder, oracle=method.oracle))
+        return [over_seeds(rows) for rows in zip(*runs, strict=True)]
+
+    def _routed_row(self, model: Model, experts: Sequence[str], composed: Mapping[str, str]) -> Row:
+        y = self._yardstick
+        if not model.routers:
+            return self._row(model.name, perplexities_of(model, y.windows, y.settings, self._progress), model)
+        tally = Tally(len(model.routers), len(experts))
+        found = perplexities_of(model, y.windows, y.settings, self._progress, tally=tally)
+        time = self._relative_time(model, composed) if self._wanted.speed else None
+        return self._row(model.name, found, model, tally.accuracy(experts), tally.load(experts), time)
+
+    def _oracle_row(self, name: str, model: Model, experts: Sequence[str]) -> Row | None:
+        y = self._yardstick
+        known = {domain: windows for domain, windows in y.windows.items() if domain in experts}
+        if not model.routers or not known:
+            why = "no domain is a member of it" if model.routers else "it is no mixture"
+            remark(self._progress, f"no oracle row for {model.name}: {why}")
+            return None
+        if missing := [domain for domain in y.windows if domain not in known]:
+            remark(self._progress, f"no oracle routing of {', '.join(missing)} in {model.name}: not among its members")
+        numbers = {domain: experts.index(domain) for domain in known}
+        return self._row(name, perplexities_of(model, known, y.settings, self._progress, expert_of=numbers), model)
+
+    def _relative_time(self, model: Model, composed: Mapping[str, str]) -> float | None:
+        y = self._yardstick
+        members = [m for m in y.experts.values() if composed.get(m.name) == m.version.digest]
+        if not members:
+            remark(self._progress, f"no relative time for {model.name}: none of its experts is registered for a domain")
+            return None
+        windows = next(iter(y.windows.values()))
+        dense = y.dense(members[0].version.ref, members[:1])
+        return relative_time(model, dense, windows, y.settings.batch_size)
+
+    def _score(self, perplexity: Mapping[str, float]) -> dict[str, float]:
+        return {domain: 100 * (own / perplexity[domain]) for domain, own in self._own.items() if domain in perplexity}
+
+    def _row(
+        self,
+        name: str,
+        perplexity: dict[str, float],
+        model: Model,
+        accuracy: dict[str, list[float]] | None = None,
+        load: dict[str, list[float]] | None = None,
+        time: float | None = None,
+    ) -> Row:
+        return Row(
+            name,
+            perplexity,
+            self._score(perplexity),
+            self._yardstick.tokens,
+            accuracy or {},
+            load or {},
+            model.parameters,
+            model.active_parameters,
+            time,
+        )
+
+
+def _expert_names(folder: Path, model: Model) -> list[str]:
+    """Return what each expert of a mixture is called: its members' names in order, or numbers where there are none."""
+    names = list(composed_of(folder))
+    count = model.routers[0].experts if model.routers else 0
+    return names if len(names) == count else [str(number) for number in range(count)]

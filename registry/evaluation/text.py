@@ -1,0 +1,64 @@
+"""Test text: the same windows for every model of a table, and whether its tokens are theirs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from registry.calibration import Calibration, Corpus, evenly_spaced
+from registry.checkpoint import tokenizer_digest
+from registry.checkpoint.tokenizer import tokenizer_conflict
+from registry.errors import CalibrationError
+from registry.evaluation.rows import TestSettings
+from registry.loading import load_tokenizer
+from registry.progress import Progress, remark
+
+
+def test_windows(
+    data: Mapping[str, Sequence[Path]], tokenizer_folder: Path, settings: TestSettings
+) -> dict[str, Calibration]:
+    """Return each domain's windows.
+
+    Raises:
+        CalibrationError: a file cannot be read, or holds no text or a single token.
+        CheckpointError: the folder has no tokenizer.
+    """
+    tokenizer = load_tokenizer(tokenizer_folder)
+    windows = {
+        domain: evenly_spaced(Corpus(files, tokenizer), tokenizer, windows=settings.windows, seq_len=settings.seq_len)
+        for domain, files in data.items()
+    }
+    for domain, taken in windows.items():
+        if predicted(taken) == 0:
+            raise CalibrationError(
+                f"the text of domain {domain} ({taken.label}) is a single token: there is nothing to predict",
+                f"give more: --data {domain}=FILE",
+            )
+    return windows
+
+
+test_windows.__test__ = False  # type: ignore[attr-defined]
+
+
+def predicted(windows: Calibration) -> int:
+    """Return how many tokens are predicted: all that count but the first of each window."""
+    return int((windows.lengths - 1).sum())
+
+
+def conflict(mine: Mapping[str, bytes], theirs: Mapping[str, bytes]) -> str | None:
+    """Return in what two models' tokenizers contradict one another, or None where the same text is the same tokens."""
+    digests = [tokenizer_digest(files) for files in (mine, theirs)]
+    if digests[0] == digests[1]:
+        return None
+    if "tokenizer.json" in mine and "tokenizer.json" in theirs:
+        return tokenizer_conflict(mine["tokenizer.json"], theirs["tokenizer.json"])
+    short = ["none" if digest is None else digest[:12] for digest in digests]
+    return f"digest {short[0]} against {short[1]}, and not both have a tokenizer.json that could be compared"
+
+
+def shortened(settings: TestSettings, limits: Mapping[str, int], progress: Progress) -> TestSettings:
+    """Return `settings` with windows that every model can take; `limits` is what each can."""
+    name = min(limits, key=lambda name: limits[name], default=None)
+    if name is None or settings.seq_len <= limits[name]:
+        return settings
+    remark(progress, f"windows have {limits[name]:,} tokens, not {settings.seq_len:,}: {name} takes no more")
+    return replace(settings, seq_len=limits[name])

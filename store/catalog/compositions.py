@@ -1,0 +1,102 @@
+"""The catalog's compositions, and what evaluations found of them."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import select
+
+from store.catalog.records import CompositionRecord, EvaluationRecord, VersionRecord
+from store.catalog.tables import Composition, CompositionMember, Evaluation, Event, Expert, Version
+from store.catalog.transactions import Transactions, log, now
+from store.digest import canonical_json
+
+
+class Compositions(Transactions):
+    """The part of the catalog that tells which compositions were made, of what, where to, and how good they are."""
+
+    def record_composition(
+        self, digest: str, document: dict[str, Any], members: Sequence[VersionRecord], out: str
+    ) -> None:
+        """Record that `digest` is being made from `members`; made again, it stays one composition.
+
+        Raises:
+            ConflictError: a member was withdrawn meanwhile.
+        """
+        with self._writing() as session:
+            for member in members:
+                self._active(session, member)
+            if session.get(Composition, digest) is None:
+                session.add(Composition(digest=digest, document=canonical_json(document), created_at=now()))
+                session.flush()
+            for member in members:
+                if session.get(CompositionMember, (digest, member.id)) is None:
+                    session.add(CompositionMember(composition_digest=digest, version_id=member.id))
+            log(session, "compose", digest, members=[member.ref for member in members], out=out)
+
+    def compositions(self, containing: Sequence[VersionRecord] | None = None) -> list[CompositionRecord]:
+        """Return the compositions made, oldest first, narrowed to those made from any of some versions."""
+        query = select(Composition).order_by(Composition.created_at, Composition.digest)
+        if containing is not None:
+            made_from = select(CompositionMember.composition_digest).where(
+                CompositionMember.version_id.in_([version.id for version in containing])
+            )
+            query = query.where(Composition.digest.in_(made_from))
+        links = (
+            select(CompositionMember.composition_digest, Expert.name, Version.number)
+            .join(Version, Version.id == CompositionMember.version_id)
+            .join(Expert, Expert.id == Version.expert_id)
+            .order_by(Expert.name, Version.number)
+        )
+        writings = select(Event.subject, Event.details).where(Event.action == "compose").order_by(Event.id)
+        with self._reading() as session:
+            members: dict[str, list[str]] = {}
+            for digest, name, number in session.execute(links):
+                members.setdefault(digest, []).append(f"{name}@{number}")
+            folders: dict[str, dict[str, None]] = {}
+            for digest, details in session.execute(writings):
+                folders.setdefault(digest, {})[json.loads(details)["out"]] = None
+            return [
+                CompositionRecord(
+                    row.digest,
+                    json.loads(row.document),
+                    row.created_at,
+                    tuple(members.get(row.digest, ())),
+                    tuple(folders.get(row.digest, ())),
+                )
+                for row in session.scalars(query)
+            ]
+
+    def has_composition(self, digest: str) -> bool:
+        """Tell whether a composition was made here."""
+        with self._reading() as session:
+            return session.get(Composition, digest) is not None
+
+    def record_evaluation(self, composition: str, asked: str, document: dict[str, Any]) -> None:
+        """Store what an evaluation found of a composition that was made here.
+
+        Args:
+            composition: its digest.
+            asked: the digest of data and settings; an earlier evaluation with the same one is replaced.
+            document: data, settings and figures.
+        """
+        with self._writing() as session:
+            session.merge(
+                Evaluation(
+                    composition_digest=composition, asked=asked, evaluated_at=now(), document=canonical_json(document)
+                )
+            )
+            log(session, "evaluate", composition, asked=asked)
+
+    def evaluations(self, composition: str) -> list[EvaluationRecord]:
+        """Return what evaluations found of the composition with a digest, the latest first."""
+        query = (
+            select(Evaluation)
+            .where(Evaluation.composition_digest == composition)
+            .order_by(Evaluation.evaluated_at.desc(), Evaluation.asked)
+        )
+        with self._reading() as session:
+            return [
+                EvaluationRecord(row.composition_digest, row.asked, row.evaluated_at, json.loads(row.document))
+                for row in session.scalars(query)
+            ]

@@ -1,0 +1,135 @@
+"""Proves: each method's row is that of the folder it composes, seeds become mean and spread, and nothing is left."""
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import pytest
+
+from registry import Recipe, Registry, TestSettings
+from registry.errors import IncompatibleError, InvalidInputError
+from registry.evaluation import METHODS, Method, Row
+from registry.evaluation.methods import DENSE, named_methods
+from registry.evaluation.requests import composing
+from registry.evaluation.rows import over_seeds
+from registry.evaluation.table import Wanted, evaluate
+from registry.evaluation.yardstick import Source
+from registry.progress import Advance, silent
+from tests.conftest import Zoo
+
+SETTINGS = TestSettings(windows=2, seq_len=32, batch_size=3)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_is_a_recipe(name: str) -> None:
+    assert [Recipe(**run) for run in METHODS[name].runs]
+
+
+def test_names_are_those_of_the_table_in_its_order() -> None:
+    assert named_methods(["all"]) == [*DENSE, *METHODS]
+    assert named_methods(["default", "base", "default"]) == ["base", "default"]
+    with pytest.raises(InvalidInputError, match=r"method 'averge' is none of base, .*; did you mean 'average'\?"):
+        named_methods(["averge"])
+
+
+def test_rows_are_those_of_the_folders_composed_so(
+    filled: Registry, zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    data = {name: [zoo.test[name]] for name in ("code", "math")}
+    rows = filled.evaluate([], data, SETTINGS, experts=["math", "code"], methods=["all"])
+    assert [row.name for row in rows] == ["base base@1", "expert code", "expert math", "average", *METHODS]
+    assert filled.compositions() == []  # composed to be scored, not made
+    assert list(scratch.iterdir()) == []
+    filled.compose(["code", "math"], tmp_path / "base", Recipe(trunk="base"))
+    filled.compose(["code", "math"], tmp_path / "default")
+    made = filled.evaluate([tmp_path / "base", tmp_path / "default"], data, SETTINGS, oracle=True)
+    folders = {row.name: row for row in made}
+    by_name = {row.name: row for row in rows}
+    for method, folder in (("default", "default"), ("trunk-base", "base"), ("oracle", "default oracle")):
+        assert by_name[method].perplexity == folders[folder].perplexity
+        assert by_name[method].score == folders[folder].score
+        assert by_name[method].accuracy == folders[folder].accuracy
+    filled.evaluate([], data, SETTINGS, experts=["math", "code"], methods=["default"])
+    (default,) = [c for c in filled.compositions() if c.document["base"] is None]
+    (stored,) = filled.evaluations(default)  # this very composition was made, so its figures are worth keeping
+    assert stored.document["figures"]["perplexity"] == by_name["default"].perplexity
+
+
+def test_method_that_does_not_fit_is_left_out_of_all_and_refused_by_name(
+    filled: Registry, zoo: Zoo, tmp_path: Path
+) -> None:
+    said: list[str] = []
+
+    @contextmanager
+    def listening(label: str, total: int, unit: str) -> Iterator[Advance]:
+        said.extend([] if unit else [label])
+        yield lambda amount: None
+
+    filled.opt_out("base")
+    filled.progress = listening
+    data = {"code": [zoo.test["code"]]}
+    rows = filled.evaluate([], data, SETTINGS, experts=["code"], methods=["all"])
+    assert [row.name for row in rows] == ["expert code", "oracle", "default", "mean-own"]
+    assert {row.average for row in rows} == {100.0}  # one expert, composed in any way, is that expert
+    assert said == [
+        "no row for a base model: none is registered",
+        "no row for the average: it needs experts of two domains, there are 1",
+        "no row for trunk-base: this trunk method needs the base model, and none is registered",
+        "no row for top-2: top-k is 2, it must be 1, as there is one member",
+    ]
+    with pytest.raises(IncompatibleError, match="this trunk method needs the base model"):
+        filled.evaluate([], data, SETTINGS, experts=["code"], methods=["trunk-base"])
+    for experts, methods in (([], ["all"]), (["code"], [])):
+        with pytest.raises(InvalidInputError, match="experts and methods go together"):
+            filled.evaluate([], data, SETTINGS, experts=experts, methods=methods)
+    with pytest.raises(InvalidInputError, match="methods must be a list"):
+        filled.evaluate([], data, SETTINGS, experts=["code"], methods="all")
+
+
+def test_seeds_become_mean_and_standard_deviation(filled: Registry, zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METHODS, "drawn", Method({"trunk": "base"}, seeds=(3, 5, 8)))
+    make, asked = composing(filled, ["code", "math"]), []
+
+    def compose(settings: Mapping[str, Any], folder: Path) -> None:
+        asked.append(dict(settings))
+        make({"trunk": settings["trunk"], "weights": {"code": float(settings["seed"])}}, folder)
+
+    registered = [filled.member(version) for version in filled.versions() if version.name in ("code", "math")]
+    plan = filled.plan(["code", "math"])
+
+    def rows(*methods: str) -> list[Row]:
+        data = {"code": [zoo.test["code"]], "math": [zoo.test["math"]]}
+        return evaluate(
+            [],
+            data,
+            registered,
+            SETTINGS,
+            progress=silent,
+            wanted=Wanted(methods=methods),
+            composed=(Source.of_plan(plan), compose),
+        )
+
+    (row,) = rows("drawn")
+    assert asked == [{"trunk": "base", "seed": seed} for seed in (3, 5, 8)]
+    single = []
+    for seed in (3, 5, 8):
+        monkeypatch.setitem(METHODS, "drawn", Method({"trunk": "base"}, seeds=(seed,)))
+        single += rows("drawn")
+    assert [r.spread for r in single] == [None] * 3
+    assert row == over_seeds(single)
+    assert row.spread is not None
+    assert row.spread.seeds == 3
+    for domain in ("code", "math"):
+        assert row.perplexity[domain] == fmean(r.perplexity[domain] for r in single)
+        assert row.spread.score[domain] == stdev(r.score[domain] for r in single)
+        assert row.accuracy[domain] == [fmean(r.accuracy[domain][layer] for r in single) for layer in range(2)]
+    averages = [r.average for r in single if r.average is not None]
+    assert row.spread.average == stdev(averages)
+    assert row.average is not None
+    assert abs(row.average - fmean(averages)) < 1e-9

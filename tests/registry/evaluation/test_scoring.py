@@ -1,0 +1,169 @@
+"""Proves: routing is what the routers decide, oracle routing is the domain's own expert, sizes are the plan's."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from registry import Recipe, Registry, TestSettings
+from registry.calibration import Calibration
+from registry.composing.folder import MARKER
+from registry.evaluation import scoring
+from registry.evaluation.scoring import Model, Tally, relative_time
+from registry.loading import load_model
+from registry.routed import Routing, forced, gates
+from tests.conftest import Zoo
+
+SETTINGS = TestSettings(windows=4, seq_len=32, batch_size=3)
+
+
+def test_one_expert_gets_everything_and_its_oracle_is_the_expert(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
+    filled.compose(["code"], tmp_path / "alone")
+    data = {"code": [zoo.test["code"]], "math": [zoo.test["math"]]}
+    rows = {row.name: row for row in filled.evaluate([tmp_path / "alone"], data, SETTINGS, oracle=True, baselines=True)}
+    alone, oracle, expert = rows["alone"], rows["alone oracle"], rows["expert code"]
+    assert alone.accuracy == {"code": [1.0, 1.0]}
+    assert alone.load == {"code": [1.0, 1.0]}
+    assert alone.perplexity == expert.perplexity
+    assert oracle.perplexity == {"code": expert.perplexity["code"]}  # math is no member: there is no oracle for it
+    assert oracle.score == {"code": 100.0}
+    assert oracle.average is None
+    assert oracle.load == {}
+    assert expert.parameters == expert.active_parameters
+    assert alone.relative_time is None
+
+
+@pytest.mark.parametrize("recipe", [Recipe(), Recipe(top_k=2), Recipe(top_k=2, host="remote-code")], ids=str)
+def test_routing_is_what_the_routers_decide(filled: Registry, zoo: Zoo, tmp_path: Path, recipe: Recipe) -> None:
+    names = ["code", "law", "math"]
+    plan = filled.compose(names, tmp_path / "moe", recipe)
+    data = {name: [zoo.test[name]] for name in names}
+    row, oracle = filled.evaluate([tmp_path / "moe"], data, SETTINGS, oracle=True)
+    assert (row.parameters, row.active_parameters) == (plan.parameters, plan.active_parameters)
+    assert list(row.load) == names
+    for layer in range(2):
+        assert math.isclose(sum(row.load[name][layer] for name in names), 1, abs_tol=1e-6)
+    assert math.isclose(sum(row.overall_load.values()), 1, abs_tol=1e-6)
+    assert len({tuple(share) for share in row.load.values()}) == 3
+
+    from registry.evaluation import test_windows
+
+    model, inputs = load_model(tmp_path / "moe", "float32", "cpu"), []
+    windows = test_windows(data, tmp_path / "moe", SETTINGS)
+    (first, *_) = found = gates(model)
+    assert len(found) == 2
+    first.module.register_forward_hook(lambda module, given, _: inputs.append(given[0].reshape(-1, 32)))
+    with torch.no_grad():
+        for number, name in enumerate(names):
+            inputs.clear()
+            model(input_ids=windows[name].ids.long())
+            weight: Any = first.module.weight
+            best = (inputs[0] @ weight.T).argmax(dim=-1)
+            assert row.accuracy[name][0] == (best == number).double().mean().item()
+    # oracle routing: as if every other expert's place held the domain's own
+    with torch.no_grad(), forced(model, 1):
+        logits = model(input_ids=windows["law"].ids.long()).logits[:, :-1]
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), windows["law"].ids[:, 1:].flatten().long())
+    assert math.isclose(oracle.perplexity["law"], math.exp(loss.item()), rel_tol=1e-5)
+
+
+def test_oracle_of_one_expert_is_what_its_place_computes(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
+    """On the trunk of the base model, an expert alone and an expert that everything is sent to compute the same."""
+    recipe = Recipe(trunk="base")
+    filled.compose(["code", "math"], tmp_path / "moe", recipe)
+    filled.compose(["code"], tmp_path / "alone", recipe)
+    data = {"code": [zoo.test["code"]]}
+    rows = {r.name: r for r in filled.evaluate([tmp_path / "moe", tmp_path / "alone"], data, SETTINGS, oracle=True)}
+    assert rows["moe oracle"].perplexity == rows["alone"].perplexity
+    assert rows["moe"].perplexity != rows["alone"].perplexity
+
+
+def test_native_and_remote_code_route_alike(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
+    for host in ("mixtral", "remote-code"):
+        filled.compose(["code", "math"], tmp_path / host, Recipe(host=host))
+    data = {"code": [zoo.test["code"]]}
+    native, ours = filled.evaluate([tmp_path / "mixtral", tmp_path / "remote-code"], data, SETTINGS)
+    assert (native.accuracy, native.load) == (ours.accuracy, ours.load)
+    assert (native.parameters, native.active_parameters) == (ours.parameters, ours.active_parameters)
+
+
+def test_mixture_of_unknown_members_has_numbered_load_and_no_accuracy(
+    filled: Registry, zoo: Zoo, tmp_path: Path
+) -> None:
+    filled.compose(["code", "math"], tmp_path / "moe")
+    document = json.loads((tmp_path / "moe" / MARKER).read_text())
+    del document["members"][0]
+    (tmp_path / "moe" / MARKER).write_text(json.dumps(document))
+    (row,) = filled.evaluate([tmp_path / "moe"], {"code": [zoo.test["code"]]}, SETTINGS)
+    assert list(row.load) == ["0", "1"]
+    assert row.accuracy == {}
+
+
+def test_dense_folder_has_no_routing_and_no_oracle(filled: Registry, zoo: Zoo) -> None:
+    (row,) = filled.evaluate([zoo.base], {"code": [zoo.test["code"]]}, SETTINGS, oracle=True, speed=True)
+    assert (row.accuracy, row.load, row.relative_time) == ({}, {}, None)
+    assert row.parameters == row.active_parameters
+
+
+def test_padding_is_routed_nowhere_and_the_first_choice_counts() -> None:
+    tally = Tally(1, 3)
+    chosen = torch.tensor([[0, 1], [2, 1], [1, 0], [1, 2]])
+    weights = torch.tensor([[0.75, 0.25], [0.5, 0.5], [1.0, 0.0], [0.75, 0.25]])
+    keep = torch.tensor([[True, True], [True, False]])
+    tally.add("b", [Routing(0, chosen=[chosen], weights=[weights])], keep)
+    tally.add("z", [Routing(0, chosen=[chosen], weights=[weights])], ~keep)
+    names = ["a", "b", "c"]
+    assert tally.accuracy(names) == {"b": [1 / 3]}
+    assert tally.load(names) == {"a": [0.75 / 4], "b": [(0.25 + 0.5 + 1 + 0.75) / 4], "c": [0.75 / 4]}
+
+
+def test_time_is_the_median_of_the_ratios_of_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+
+    def model(*durations: float) -> Model:
+        left = list(durations)
+
+        def run(**_: Any) -> None:
+            clock[0] += left.pop(0)
+
+        run.device = torch.device("cpu")  # type: ignore[attr-defined]
+        return Model("x", run, ())
+
+    monkeypatch.setattr(scoring, "perf_counter", lambda: clock[0])
+    windows = Calibration(torch.zeros(2, 4, dtype=torch.int32), torch.full((2,), 4, dtype=torch.int32), "x")
+    monkeypatch.setattr(scoring, "ROUNDS", 5)
+    # The first turn is not counted; a slow time of both is no matter, nor is one that was disturbed.
+    assert relative_time(model(900, 3, 30, 6, 900, 3), model(1, 2, 20, 4, 2, 90), windows, 2) == 1.5
+
+
+def test_speed_is_measured_where_asked(
+    filled: Registry, zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled.compose(["code", "math"], tmp_path / "moe")
+    (row,) = filled.evaluate([tmp_path / "moe"], {"code": [zoo.test["code"]]}, SETTINGS, speed=True)
+    assert row.relative_time is not None
+    assert row.relative_time > 0
+    said: list[str] = []
+    monkeypatch.setattr("registry.evaluation.table.remark", lambda _, text: said.append(text))
+    (row,) = filled.evaluate([tmp_path / "moe"], {"law": [zoo.test["law"]]}, SETTINGS, speed=True, oracle=True)
+    assert row.relative_time is None
+    assert said == [
+        "no relative time for moe: none of its experts is registered for a domain",
+        "no oracle row for moe: no domain is a member of it",
+    ]
+
+
+def test_forced_and_recorded_leave_no_hook(filled: Registry, tmp_path: Path) -> None:
+    from registry.errors import InvalidInputError
+
+    filled.compose(["code", "math"], tmp_path / "moe")
+    model = load_model(tmp_path / "moe", "float32", "cpu")
+    before = [len(gate.module._forward_hooks) for gate in gates(model)]
+    with forced(model, 1):
+        pass
+    assert [len(gate.module._forward_hooks) for gate in gates(model)] == before
+    with pytest.raises(InvalidInputError, match="layer 0 has no expert 2: it has 2"), forced(model, 2):
+        pass
