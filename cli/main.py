@@ -24,6 +24,7 @@ from cli.demo import demo
 from cli.evaluate import evaluate
 from cli.export import export
 from cli.gc import gc
+from cli.lam_curve import lam_curve
 from cli.list import list_
 from cli.log import log
 from cli.opt_out import opt_out
@@ -145,6 +146,7 @@ for command in (
     check,
     collect,
     compose,
+    lam_curve,
     train_router,
     evaluate,
     continual,

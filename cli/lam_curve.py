@@ -1,0 +1,50 @@
+"""reg lam-curve."""
+
+from typing import Any
+
+import click
+
+from cli.recipe import recipe_of, recipe_options
+from cli.session import Session, as_json, pass_session, print_json, print_table, split
+
+
+@click.command()
+@click.option("--experts", multiple=True, required=True, metavar="A,B@2,…", help="The members, in any order.")
+@recipe_options
+@click.option("--base", metavar="NAME[@V]", help="The base model, with a recipe that needs it.")
+@as_json
+@pass_session
+@click.pass_context
+def lam_curve(
+    context: click.Context,
+    session: Session,
+    /,
+    experts: tuple[str, ...],
+    base: str | None,
+    as_json: bool,
+    **settings: Any,
+) -> None:
+    """Print how well routers of various ridge strengths do on tokens that they were not solved from, layer by layer.
+
+    Each member's statistics are kept in folds; routers solved from all but one are tried on that one, from statistics
+    alone. Held-out error: squared, a token; 0 is perfect, 1 what a router of zeros has. Accuracy: the share of tokens
+    predicted to go to their own expert. The star is what --lam auto takes.
+    """
+    from registry import Recipe
+
+    recipe = recipe_of(context, **settings)
+    if not isinstance(recipe, Recipe) or recipe.to != "moe":
+        raise click.UsageError("--to moe alone has routers.")
+    with session.registry() as registry:
+        curves = registry.lam_curve(split(experts), recipe, base=base)
+    if as_json:
+        print_json([{"layer": layer, **curve.document()} for layer, curve in enumerate(curves)])
+        return
+    print_table(
+        ("layer", "lam", "held-out error", "accuracy", ""),
+        [
+            (str(layer), f"{lam:g}", f"{error:.5f}", f"{accuracy:.4f}", "*" if lam == curve.best else "")
+            for layer, curve in enumerate(curves)
+            for lam, error, accuracy in zip(curve.lams, curve.errors, curve.accuracies, strict=True)
+        ],
+    )
