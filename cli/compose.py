@@ -20,7 +20,7 @@ _NOT_SHOWN = ("weights", "dtype")
 @click.command()
 @click.option("--experts", multiple=True, required=True, metavar="A,B@2,…", help="The members, in any order.")
 @click.option("--out", type=file_path, metavar="DIR", help="The folder to write; it appears whole or not at all.")
-@recipe_options
+@recipe_options()
 @click.option(
     "--base",
     metavar="NAME[@V]",
