@@ -18,13 +18,14 @@ from registry.errors import RegError
 from registry.registry import Registry
 
 if TYPE_CHECKING:
-    from registry.composing import Plan, Recipe
+    from registry.composing import EnsembleRecipe, Plan, Recipe
     from registry.evaluation import TestSettings
     from registry.maths.statistics import Statistics
     from registry.pass_settings import PassSettings
     from registry.training.settings import TrainSettings
 
 _LAZY = {
+    "EnsembleRecipe": "registry.composing",
     "PassSettings": "registry.pass_settings",
     "Plan": "registry.composing",
     "Recipe": "registry.composing",
@@ -33,7 +34,17 @@ _LAZY = {
     "TrainSettings": "registry.training.settings",
 }
 
-__all__ = ["PassSettings", "Plan", "Recipe", "RegError", "Registry", "Statistics", "TestSettings", "TrainSettings"]
+__all__ = [
+    "EnsembleRecipe",
+    "PassSettings",
+    "Plan",
+    "Recipe",
+    "RegError",
+    "Registry",
+    "Statistics",
+    "TestSettings",
+    "TrainSettings",
+]
 
 
 def __getattr__(name: str) -> Any:
