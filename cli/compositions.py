@@ -39,6 +39,6 @@ def compositions(session: Session, ref: str | None, as_json: bool) -> None:
 def _recipe(document: dict[str, Any]) -> tuple[str, str]:
     """Return what was made and by which method, and the experts per token, where there are such."""
     recipe = document["recipe"]
-    to = document.get("to") or recipe.get("to", "moe")
+    to = recipe.get("to", "moe")
     method = recipe.get("trunk") or recipe.get("routing") or ""
     return (method if to == "moe" else f"{to}, {method}"), str(recipe.get("top_k", ""))

@@ -347,7 +347,8 @@ def test_verify_and_gc(ready: Run, tmp_path: Path) -> None:
     partial.write_bytes(bytes(2000))
     line = "1 passes under way or interrupted (2.0 kB)"
     assert ready("gc", "--dry-run").stdout.splitlines()[-1] == f"would delete {line}"
-    nothing = {"passes": 0, "pass_bytes": 0, "merged": 0, "merged_bytes": 0}
+    kinds = ("passes", "pass_bytes", "merged", "merged_bytes", "work", "work_bytes", "cached", "cached_bytes")
+    nothing = dict.fromkeys(kinds, 0)
     found = {"digests": [stray.name], "bytes": 0, **nothing, "passes": 1, "pass_bytes": 2000}
     assert document(ready("gc", "--dry-run", "--json")) == found | {"dry_run": True}
     assert partial.exists()
