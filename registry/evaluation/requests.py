@@ -49,7 +49,7 @@ def evaluate_registered(
         _check_model_folder(registry, path)
     composed = None
     if experts:
-        composed = Source.of_plan(registry.plan(experts)), composing(registry, experts, base)
+        composed = Source.of_plan(registry.plan(experts, Recipe(trunk="mean"))), composing(registry, experts, base)
     return evaluate(
         paths,
         files,
