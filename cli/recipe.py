@@ -98,9 +98,9 @@ _OPTIONS = (
     ),
     click.option(
         "--normalize/--no-normalize",
-        default=True,
+        default=False,
         show_default=True,
-        help="Give router columns unit length or not.",
+        help="Give router columns unit length, as the DUME paper does, or leave them as they are solved.",
     ),
     click.option(
         "--bias",
@@ -133,10 +133,10 @@ _OPTIONS = (
     ),
     click.option("--device", metavar="DEVICE", help="A torch device for passes. [default: the GPU if there is one]"),
     click.option(
-        "--top-k", type=Integer(1), metavar="N", help="Experts per token. [default: 1; of an ensemble all members]"
+        "--top-k", type=Integer(1), metavar="N", help="Experts per token. [default: 2; of an ensemble all members]"
     ),
     click.option(
-        "--temperature", type=float, metavar="X", default=1.0, show_default=True, help="Divides the router logits."
+        "--temperature", type=float, metavar="X", help="Divides the router logits. [default: 0.05; of an ensemble 1]"
     ),
     click.option(
         "--weights",
@@ -207,8 +207,10 @@ def recipe_of(context: click.Context, **settings: Any) -> "Recipe | EnsembleReci
     for name in sorted({*settings} - parts):
         if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
             raise click.UsageError(f"--{name.replace('_', '-')} has no part in what --to {to} makes.")
+    if settings.get("temperature") is None:
+        settings.pop("temperature", None)  # each kind has a default of its own
     if to == "ensemble":
-        return EnsembleRecipe(**{name: settings[name] for name in parts - {"to"}})
+        return EnsembleRecipe(**{name: settings[name] for name in (parts - {"to"}) & {*settings}})
     host, top_k = settings.pop("host", None), settings.pop("top_k", None)
     if settings.pop("remote_code", False):
         if host is not None:
@@ -216,7 +218,7 @@ def recipe_of(context: click.Context, **settings: Any) -> "Recipe | EnsembleReci
         host = "remote-code"
     options = {name: settings.pop(name) for name in _TRUNK_OPTIONS}
     return Recipe(
-        top_k=top_k or 1,
+        top_k=top_k,
         trunk_options={name: value for name, value in options.items() if value is not None},
         host=host,
         **{name: value for name, value in settings.items() if name not in _OF_ENSEMBLES},

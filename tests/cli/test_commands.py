@@ -156,7 +156,7 @@ def test_compose_and_plan(ready: Run, tmp_path: Path) -> None:
         "trunk_options": {},
         "router": "ridge",
         "lam": 0.5,
-        "normalize": True,
+        "normalize": False,
         "top_k": 2,
         "temperature": 0.5,
         "token_weight": "none",

@@ -37,7 +37,7 @@ def test_every_method_is_a_recipe(name: str) -> None:
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Leave a few methods in the table, and return their names."""
-    for name in set(METHODS) - {"oracle", "mean-own", "base-own", "regmean", "top-2", "btm"}:
+    for name in set(METHODS) - {"oracle", "mean-own", "base-own", "regmean", "regmean-paper-top-2", "btm"}:
         monkeypatch.delitem(METHODS, name)
     return list(METHODS)
 
@@ -60,7 +60,7 @@ def test_rows_are_those_of_the_folders_composed_so(
     assert [row.name for row in rows] == ["base base@1", "expert code", "expert math", "average", *few]
     assert filled.compositions() == []  # composed to be scored, not made
     assert list(scratch.iterdir()) == []
-    filled.compose(["code", "math"], tmp_path / "base", Recipe(trunk="base"))
+    filled.compose(["code", "math"], tmp_path / "base", Recipe(trunk="base", top_k=1, normalize=True))
     filled.compose(["code", "math"], tmp_path / "default")
     made = filled.evaluate([tmp_path / "base", tmp_path / "default"], data, SETTINGS, oracle=True)
     folders = {row.name: row for row in made}
@@ -89,13 +89,16 @@ def test_method_that_does_not_fit_is_left_out_of_all_and_refused_by_name(
     filled.progress = listening
     data = {"code": [zoo.test["code"]]}
     rows = filled.evaluate([], data, SETTINGS, experts=["code"], methods=["all"])
-    assert [row.name for row in rows] == ["expert code", *(name for name in few if name not in ("base-own", "top-2"))]
+    assert [row.name for row in rows] == [
+        "expert code",
+        *(name for name in few if name not in ("base-own", "regmean-paper-top-2")),
+    ]
     assert {row.average for row in rows} == {100.0}  # one expert, composed in any way, is that expert
     assert said == [
         "no row for a base model: none is registered",
         "no row for the average: it needs experts of two domains, there are 1",
         "no row for base-own: this trunk method needs the base model, and none is registered",
-        "no row for top-2: top-k is 2, it must be 1, as there is one member",
+        "no row for regmean-paper-top-2: top-k is 2, it must be 1, as there is one member",
     ]
     with pytest.raises(IncompatibleError, match="this trunk method needs the base model"):
         filled.evaluate([], data, SETTINGS, experts=["code"], methods=["base-own"])
