@@ -1,10 +1,11 @@
-"""Peak memory of composing experts of a 1-billion-parameter Llama, measured on the process that composes.
+"""Peak memory of composing experts of a 1- or 3-billion-parameter Llama, measured on the process that composes.
 
-    python benchmarks/compose_memory.py [--experts 5] [--layers 16] [--scratch DIR]
+    python benchmarks/compose_memory.py [--shape 1b|3b] [--experts 5] [--layers N] [--trunks regmean,mean,base]
+                                        [--scratch DIR]
 
-Makes random experts of the shape of Llama-3.2-1B (bfloat16, 2.5 GB each), registers them, composes them in a process of
-its own with both trunk methods, and prints the largest resident set of each, beside that of a process that only imports
-torch. Linux only. Needs about 35 GB of disk below the scratch folder.
+Makes random experts of the shape of Llama-3.2-1B or 3B (bfloat16, 2.5 or 6.4 GB each), registers them, composes them in
+a process of its own with some trunk methods, and prints the largest resident set of each, beside that of a process that
+only imports torch. Linux only. Needs about 40 GB of disk below the scratch folder.
 """
 
 import argparse
@@ -39,6 +40,10 @@ CONFIG = LlamaConfig(
     eos_token_id=0,
     architectures=["LlamaForCausalLM"],
 )
+SHAPES = {
+    "1b": {"hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32, "head_dim": 64},
+    "3b": {"hidden_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 24, "head_dim": 128},
+}
 MEASURED = """
 import json, sys, time
 from pathlib import Path
@@ -82,10 +87,14 @@ def main() -> None:
     """Make, register, compose, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--experts", type=int, default=5)
-    parser.add_argument("--layers", type=int, default=16, help="fewer for a quick look")
+    parser.add_argument("--shape", choices=SHAPES, default="1b")
+    parser.add_argument("--layers", type=int, help="fewer for a quick look")
+    parser.add_argument("--trunks", default="regmean,mean,base")
     parser.add_argument("--scratch", type=Path, help="default: a temporary folder")
     arguments = parser.parse_args()
-    CONFIG.num_hidden_layers = arguments.layers
+    for key, value in SHAPES[arguments.shape].items():
+        setattr(CONFIG, key, value)
+    CONFIG.num_hidden_layers = arguments.layers or CONFIG.num_hidden_layers
     scratch = Path(tempfile.mkdtemp(prefix="reg-memory-", dir=arguments.scratch))
     try:
         text = scratch / "text.txt"
@@ -104,7 +113,7 @@ def main() -> None:
                 print(f"registered {name} in {time.monotonic() - start:.0f} s", flush=True)
                 shutil.rmtree(folder)
         rows = {"imports alone": measured("import numpy, sqlalchemy, torch, zarr, registry.composing.compose")}
-        for trunk in ("mean", "base"):
+        for trunk in arguments.trunks.split(","):
             rows[f"compose, trunk {trunk}"] = measured(
                 "from registry import Recipe, Registry\n"
                 f"with Registry({str(scratch / 'home')!r}) as registry:\n"

@@ -1,5 +1,6 @@
 """reg compose."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +20,20 @@ _NOT_SHOWN = ("weights", "dtype")
 @click.command()
 @click.option("--experts", multiple=True, required=True, metavar="A,B@2,…", help="The members, in any order.")
 @click.option("--out", type=file_path, metavar="DIR", help="The folder to write; it appears whole or not at all.")
-@recipe_options
+@recipe_options()
 @click.option(
     "--base",
     metavar="NAME[@V]",
     help="The base model, with a trunk method that needs it: base, ties, dare, task-arithmetic. "
     "[default: the only one registered]",
+)
+@click.option(
+    "--like",
+    multiple=True,
+    type=file_path,
+    metavar="FILE",
+    help="With --to dense: weigh the members by how many documents of FILE are nearest to their text, in the base "
+    "model; those of none are left out (repeatable).",
 )
 @click.option("--plan", "plan_only", is_flag=True, help="Print what would be written, and stop.")
 @click.option("--force", is_flag=True, help="Replace --out if it is an earlier composition.")
@@ -38,6 +47,7 @@ def compose(
     experts: tuple[str, ...],
     out: Path | None,
     base: str | None,
+    like: tuple[Path, ...],
     plan_only: bool,
     force: bool,
     as_json: bool,
@@ -47,7 +57,14 @@ def compose(
     if out is None and not plan_only:
         raise click.UsageError("Missing option '--out' (or '--plan').")
     recipe = recipe_of(context, **settings)
+    if like and (settings["to"] != "dense" or recipe.weights):
+        raise click.UsageError("--like needs --to dense, and makes the weights itself.")
     with session.registry() as registry:
+        if like:
+            weights = registry.likeness(split(experts), like, base=base)
+            experts = tuple(ref for ref in split(experts) if registry.resolve(ref).name in weights)
+            recipe = replace(recipe, weights=weights)
+            base = base if recipe.needs_base else None
         if out is None or plan_only:
             plan = registry.plan(split(experts), recipe, base=base)
         else:

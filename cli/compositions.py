@@ -1,5 +1,7 @@
 """reg compositions."""
 
+from typing import Any
+
 import click
 
 from cli.registered import members_and_base
@@ -27,9 +29,16 @@ def compositions(session: Session, ref: str | None, as_json: bool) -> None:
                 composition.digest[:12],
                 composition.created_at[:19],
                 *members_and_base(composition),
-                composition.document["recipe"]["trunk"],
-                str(composition.document["recipe"]["top_k"]),
+                *_recipe(composition.document),
             )
             for composition in found
         ],
     )
+
+
+def _recipe(document: dict[str, Any]) -> tuple[str, str]:
+    """Return what was made and by which method, and the experts per token, where there are such."""
+    recipe = document["recipe"]
+    to = recipe.get("to", "moe")
+    method = recipe.get("trunk") or recipe.get("routing") or ""
+    return (method if to == "moe" else f"{to}, {method}"), str(recipe.get("top_k", ""))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cli.figures import Table, figure, forms, print_csv, print_tables, test_text
+from cli.recipe import recipe_of, recipe_options
 from cli.session import Session, pass_session, print_json, split
 
 if TYPE_CHECKING:
@@ -22,9 +23,13 @@ if TYPE_CHECKING:
     help="The experts in the order in which they join; each needs --data under its name.",
 )
 @test_text
+@recipe_options("to", "routing", "routing_tokens", "dtype", "device")
+@click.option("--base", metavar="NAME[@V]", help="The base model, with a recipe that needs it.")
 @forms
 @pass_session
+@click.pass_context
 def continual(
+    context: click.Context,
     session: Session,
     /,
     schedule: tuple[str, ...],
@@ -32,6 +37,12 @@ def continual(
     as_json: bool,
     as_markdown: bool,
     as_csv: bool,
+    base: str | None,
+    windows: int,
+    seq_len: int,
+    batch_size: int,
+    device: str | None,
+    dtype: str,
     **settings: Any,
 ) -> None:
     """Print what each domain is worth after every expert that joins, and how much was forgotten.
@@ -41,10 +52,13 @@ def continual(
     over the earlier domains (Chaudhry et al. 2018). Backward transfer: the last score less the one at which the domain
     joined (Lopez-Paz & Ranzato 2017).
     """
-    from registry import TestSettings
+    from registry import Recipe, TestSettings
 
+    recipe = recipe_of(context, **settings)
+    assert isinstance(recipe, Recipe)
+    tested = TestSettings(windows, seq_len, batch_size, device, dtype)
     with session.registry() as registry:
-        found = registry.continual(split(schedule), data, TestSettings(**settings))
+        found = registry.continual(split(schedule), data, tested, recipe, base=base)
     if as_json:
         print_json(found.document())
     elif as_csv:

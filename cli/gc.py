@@ -10,10 +10,10 @@ from cli.session import Session, as_json, pass_session, print_json, size
 @as_json
 @pass_session
 def gc(session: Session, dry_run: bool, as_json: bool) -> None:
-    """Delete arrays that no version needs, and what interrupted registrations left: passes, and merged adapters.
+    """Delete arrays that no version needs, what interrupted commands left, and statistics that can be taken again.
 
     A pass that is under way in another process goes on, but can no longer be resumed from where it is. Merged adapters
-    are taken for left when they are a day old.
+    and models that compositions made for themselves are taken for left when they are a day old.
     """
     with session.registry() as registry:
         garbage = registry.gc(dry_run=dry_run)
@@ -26,6 +26,10 @@ def gc(session: Session, dry_run: bool, as_json: bool) -> None:
                 "pass_bytes": garbage.pass_bytes,
                 "merged": garbage.merged,
                 "merged_bytes": garbage.merged_bytes,
+                "work": garbage.work,
+                "work_bytes": garbage.work_bytes,
+                "cached": garbage.cached,
+                "cached_bytes": garbage.cached_bytes,
                 "dry_run": dry_run,
             }
         )
@@ -38,3 +42,7 @@ def gc(session: Session, dry_run: bool, as_json: bool) -> None:
         click.echo(f"{deed} {garbage.passes} passes under way or interrupted ({size(garbage.pass_bytes)})")
     if garbage.merged:
         click.echo(f"{deed} {garbage.merged} merged adapters ({size(garbage.merged_bytes)})")
+    if garbage.work:
+        click.echo(f"{deed} {garbage.work} models of compositions that never ended ({size(garbage.work_bytes)})")
+    if garbage.cached:
+        click.echo(f"{deed} {garbage.cached} statistics taken for compositions ({size(garbage.cached_bytes)})")

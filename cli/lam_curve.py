@@ -4,13 +4,13 @@ from typing import Any
 
 import click
 
-from cli.recipe import recipe_of, recipe_options
+from cli.recipe import STATISTICS, recipe_of, recipe_options
 from cli.session import Session, as_json, pass_session, print_json, print_table, split
 
 
 @click.command()
 @click.option("--experts", multiple=True, required=True, metavar="A,B@2,…", help="The members, in any order.")
-@recipe_options
+@recipe_options(*STATISTICS)
 @click.option("--base", metavar="NAME[@V]", help="The base model, with a recipe that needs it.")
 @as_json
 @pass_session
@@ -33,8 +33,7 @@ def lam_curve(
     from registry import Recipe
 
     recipe = recipe_of(context, **settings)
-    if not isinstance(recipe, Recipe) or recipe.to != "moe":
-        raise click.UsageError("--to moe alone has routers.")
+    assert isinstance(recipe, Recipe)
     with session.registry() as registry:
         curves = registry.lam_curve(split(experts), recipe, base=base)
     if as_json:

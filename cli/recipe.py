@@ -98,9 +98,9 @@ _OPTIONS = (
     ),
     click.option(
         "--normalize/--no-normalize",
-        default=True,
+        default=False,
         show_default=True,
-        help="Give router columns unit length or not.",
+        help="Give router columns unit length, as the DUME paper does, or leave them as they are solved.",
     ),
     click.option(
         "--bias",
@@ -133,10 +133,10 @@ _OPTIONS = (
     ),
     click.option("--device", metavar="DEVICE", help="A torch device for passes. [default: the GPU if there is one]"),
     click.option(
-        "--top-k", type=Integer(1), metavar="N", help="Experts per token. [default: 1; of an ensemble all members]"
+        "--top-k", type=Integer(1), metavar="N", help="Experts per token. [default: 2; of an ensemble all members]"
     ),
     click.option(
-        "--temperature", type=float, metavar="X", default=1.0, show_default=True, help="Divides the router logits."
+        "--temperature", type=float, metavar="X", help="Divides the router logits. [default: 0.05; of an ensemble 1]"
     ),
     click.option(
         "--weights",
@@ -170,45 +170,56 @@ _OPTIONS = (
         help="Write a modelling file into the folder, which carries any family; it loads with trust_remote_code=True.",
     ),
 )
-_OF_ENSEMBLES = ("routing", "routing_tokens")
-_OF_ALL = ("to", "top_k", "temperature", "weights", "dtype")
+_OF_ENSEMBLES = {"routing", "routing_tokens"}
+_OF_ALL = {"to", "top_k", "temperature", "weights", "dtype"}
+_OF_TRUNKS = {"to", "trunk", "alpha", "density", "scale", "weights", "balance", "dtype"}
 _TRUNK_OPTIONS = ("alpha", "density", "scale")
+STATISTICS = ("to", "routing", "routing_tokens", "lam", "bias", "seed", "top_k", "temperature", "dtype", "host",
+              "remote_code")  # fmt: skip
+"""Options that have no part in what a router is solved from."""
 
 
-def recipe_options(command: Command) -> Command:
-    """Add every option of a recipe; `recipe_of` makes one of their values."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+def recipe_options(*without: str) -> Callable[[Command], Command]:
+    """Add every option of a recipe but some, by parameter name; `recipe_of` makes one of their values."""
+
+    def add(command: Command) -> Command:
+        marked = click.command()(lambda: None)
+        for option in reversed(_OPTIONS):
+            marked.params.clear()
+            option(marked)
+            if marked.params[0].name not in without:
+                command = option(command)
+        return command
+
+    return add
 
 
-def recipe_of(
-    context: click.Context, *, to: str, top_k: int | None, host: str | None, remote_code: bool, **settings: Any
-) -> "Recipe | EnsembleRecipe":
-    """Return the recipe that the options say.
+def recipe_of(context: click.Context, **settings: Any) -> "Recipe | EnsembleRecipe":
+    """Return the recipe that the options say; those that the command does not have stay at their defaults.
 
     Raises:
         click.UsageError: an option was given that has no part in what is made.
     """
     from registry.composing import EnsembleRecipe, Recipe
 
-    known = {option.name for option in context.command.params} & {*settings, "host", "remote_code"}
-    parts = {*_OF_ENSEMBLES, *_OF_ALL} if to == "ensemble" else known - {*_OF_ENSEMBLES}
-    for name in sorted(known - parts):
+    to = settings.get("to", "moe")
+    parts = {"ensemble": _OF_ENSEMBLES | _OF_ALL, "dense": _OF_TRUNKS}.get(to, {*settings} - _OF_ENSEMBLES)
+    for name in sorted({*settings} - parts):
         if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
             raise click.UsageError(f"--{name.replace('_', '-')} has no part in what --to {to} makes.")
+    if settings.get("temperature") is None:
+        settings.pop("temperature", None)  # each kind has a default of its own
     if to == "ensemble":
-        chosen = {name: settings[name] for name in (*_OF_ENSEMBLES, *_OF_ALL) if name in settings}
-        return EnsembleRecipe(top_k=top_k, **chosen)
-    if remote_code and host is not None:
-        raise click.UsageError("--host and --remote-code exclude one another.")
+        return EnsembleRecipe(**{name: settings[name] for name in (parts - {"to"}) & {*settings}})
+    host, top_k = settings.pop("host", None), settings.pop("top_k", None)
+    if settings.pop("remote_code", False):
+        if host is not None:
+            raise click.UsageError("--host and --remote-code exclude one another.")
+        host = "remote-code"
     options = {name: settings.pop(name) for name in _TRUNK_OPTIONS}
-    for name in _OF_ENSEMBLES:
-        del settings[name]
     return Recipe(
-        to=to,
-        top_k=top_k or 1,
+        top_k=top_k,
         trunk_options={name: value for name, value in options.items() if value is not None},
-        host="remote-code" if remote_code else host,
-        **settings,
+        host=host,
+        **{name: value for name, value in settings.items() if name not in _OF_ENSEMBLES},
     )

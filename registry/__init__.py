@@ -5,7 +5,7 @@
     with Registry("home") as registry:
         registry.add_expert("math", "checkpoints/math")
         registry.add_expert("code", "checkpoints/code", data=["code.jsonl"], settings=PassSettings(tokens=8192))
-        registry.compose(["code", "math"], "moe", Recipe(top_k=1))
+        registry.compose(["code", "math"], "moe", Recipe(lam="auto"))
         registry.opt_out("math", purge=True)
 
 Importing this package loads neither torch nor transformers; the methods that need them do.
@@ -18,13 +18,14 @@ from registry.errors import RegError
 from registry.registry import Registry
 
 if TYPE_CHECKING:
-    from registry.composing import Plan, Recipe
+    from registry.composing import EnsembleRecipe, Plan, Recipe
     from registry.evaluation import TestSettings
     from registry.maths.statistics import Statistics
     from registry.pass_settings import PassSettings
     from registry.training.settings import TrainSettings
 
 _LAZY = {
+    "EnsembleRecipe": "registry.composing",
     "PassSettings": "registry.pass_settings",
     "Plan": "registry.composing",
     "Recipe": "registry.composing",
@@ -33,7 +34,17 @@ _LAZY = {
     "TrainSettings": "registry.training.settings",
 }
 
-__all__ = ["PassSettings", "Plan", "Recipe", "RegError", "Registry", "Statistics", "TestSettings", "TrainSettings"]
+__all__ = [
+    "EnsembleRecipe",
+    "PassSettings",
+    "Plan",
+    "Recipe",
+    "RegError",
+    "Registry",
+    "Statistics",
+    "TestSettings",
+    "TrainSettings",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -129,6 +129,29 @@ class Composer(Handle):
             else:
                 write_composition(plan, folder, replace=replace, record=record, place=place)
 
+    def likeness(
+        self, experts: Sequence[str], files: Sequence[PathLike], *, base: str | None = None, device: str | None = None
+    ) -> dict[str, float]:
+        """Return the share of the documents in `files` that each of `experts` is nearest to, where it is not 0.
+
+        They are weights for a dense composition of those experts: `Recipe(to="dense", trunk="mean", weights=…)`.
+
+        Args:
+            experts: names, versions or aliases, in any order.
+            files: `.txt` (one document a file), `.jsonl`, `.jsonl.gz`, `.parquet`.
+            base: the base model, which embeds them; default the only one that is registered.
+            device: a torch device; default the GPU if there is one.
+        """
+        from registry.composing import Recipe
+        from registry.composing.likeness import likeness
+        from registry.composing.retaking import workplace
+
+        plan = self.plan(experts, Recipe(trunk="base"), base=base)
+        assert plan.base is not None
+        paths = [Path(file) for file in several(files, "files")]
+        with workplace(self.home, self.progress) as place:
+            return likeness(plan.members, plan.base, paths, place, device)
+
     def lam_curve(
         self, experts: Sequence[str], recipe: "Recipe | None" = None, *, base: str | None = None
     ) -> "list[LamCurve]":

@@ -50,7 +50,7 @@ class Collected:
     computed: dict[str, Any]
     calibration: Calibration | None = None
     folds: dict[str, tuple[tuple[Statistics, ...], ...]] = field(default_factory=dict)
-    token_counts: torch.Tensor | None = None
+    token_counts: torch.Tensor | None = field(default=None, compare=False)  # they follow from the calibration
     done: dict[str, tuple[int, ...]] | None = None
 
     def all_folds(self, site: str, layer: int) -> tuple[Statistics, ...]:

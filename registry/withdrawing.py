@@ -52,6 +52,10 @@ class Garbage:
         pass_bytes: what is written down of them.
         merged: adapters merged into their base models by registrations that never ended.
         merged_bytes: what they take on disk.
+        work: models that compositions which never ended ran tokens through.
+        work_bytes: what they take on disk.
+        cached: statistics that compositions took anew; they can be taken again.
+        cached_bytes: what they take on disk.
     """
 
     digests: tuple[str, ...]
@@ -60,6 +64,10 @@ class Garbage:
     pass_bytes: int = 0
     merged: int = 0
     merged_bytes: int = 0
+    work: int = 0
+    work_bytes: int = 0
+    cached: int = 0
+    cached_bytes: int = 0
 
 
 def opt_out(catalog: Catalog, store: ArrayStore, versions: Sequence[VersionRecord], *, purge: bool) -> OptOut:
@@ -106,23 +114,28 @@ def collect_garbage(catalog: Catalog, store: ArrayStore, *, dry_run: bool) -> Ga
 
 
 def collect_leftovers(home: Home, garbage: Garbage, *, dry_run: bool) -> Garbage:
-    """Delete what registrations that did not end left in the home, and return `garbage` with it; as `collect_garbage`.
+    """Delete what registrations and compositions left in the home, and return `garbage` with it; as `collect_garbage`.
 
-    A registration under way is not disturbed: it holds no lock during its pass.
+    One that is under way is not disturbed: it holds no lock during its pass.
     """
     passes = [path for path in _files(home.partial) if path.suffix != ".partial" or _is_stale(path)]
-    merged = [folder for folder in sorted(home.merged.glob("*")) if _is_stale(folder)]
+    merged, work = ([f for f in sorted(place.glob("*")) if _is_stale(f)] for place in (home.merged, home.work))
+    cached = _files(home.cache)
     found = replace(
         garbage,
         passes=len(passes),
         pass_bytes=sum(_size(path) for path in passes),
         merged=len(merged),
         merged_bytes=sum(_size(path) for folder in merged for path in _files(folder)),
+        work=len(work),
+        work_bytes=sum(_size(path) for folder in work for path in _files(folder)),
+        cached=len(cached),
+        cached_bytes=sum(_size(path) for path in cached),
     )
     if not dry_run:
-        for path in passes:
+        for path in (*passes, *cached):
             path.unlink(missing_ok=True)
-        for folder in merged:
+        for folder in (*merged, *work):
             shutil.rmtree(folder)
     return found
 

@@ -48,7 +48,7 @@ def test_code_blocks_run_in_order(small_demo: Path, tmp_path: Path, monkeypatch:
     assert (tmp_path / "moe" / MARKER).is_file()
     assert (tmp_path / "moe2" / MARKER).is_file()
     with Registry() as registry:
-        assert [v.ref for v in registry.versions()] == ["base@1", "code@1", "english@1"]
+        assert [v.ref for v in registry.versions()] == ["base@1", "code@1", "code@2", "english@1", "english@2"]
         assert registry.verify().problems == ()
 
 

@@ -117,6 +117,7 @@ class EnsembleRecipe:
         """Return the recipe as `composition.json` holds it, every default spelled out; null where it has no part."""
         weights = {name: float(self.weights.get(name, 1.0)) for name in names}
         return {
+            "to": TO_ENSEMBLE,
             "routing": self.routing,
             "top_k": len(names) if self.top_k is None else self.top_k,
             "temperature": float(self.temperature),
@@ -213,7 +214,6 @@ class Ensemble:
         """Recipe, names and content digests: all that the ensemble is a function of."""
         return {
             "format": DOCUMENT_FORMAT,
-            "to": TO_ENSEMBLE,
             "host": self.model_type,
             "recipe": self.recipe.document(self.names),
             "members": [{"name": m.name, "digest": m.version.digest} for m in self.members],

@@ -112,7 +112,9 @@ class Plan:
     def active_parameters(self) -> int:
         """Weights that take part in one token: the trunk, the routers and top_k experts."""
         experts = sum(math.prod(tensor.shape) for tensor in self.tensors if isinstance(tensor.made, Experts))
-        return self.parameters - experts + experts // len(self.members) * self.recipe.top_k
+        return (
+            self.parameters - experts + experts // len(self.members) * self.recipe.experts_per_token(len(self.members))
+        )
 
     @property
     def nbytes(self) -> int:

@@ -17,6 +17,12 @@ OUTPUTS = ("moe", "dense")
 BALANCES = ("none", "tokens")
 TOKEN_WEIGHTS = ("none", "advantage")
 AUTO = "auto"
+TOP_K = 2
+"""Experts per token, unless told otherwise.
+
+*Measured* with RegMean's trunk and ridge columns as they are, at temperature 0.05: of five experts near the base model
+88.6 (one per token 88.5; unit columns, one per token, 88.6), with two far ones beside them 77.0 (76.4; 76.0).
+"""
 MOST_PASSES = 8
 
 _RANGES = {"alpha": (0.0, 1.0), "density": (1e-3, 1.0), "scale": (-10.0, 10.0)}
@@ -42,8 +48,9 @@ class Recipe:
             the statistics of each expert's own pass.
         refine_mlp: refit the trunk's linear maps and each expert's down projection to the composed trunk.
         device: what passes run on, None for the GPU if there is one.
-        top_k: experts per token, from 1 to the number of members.
-        temperature: > 0; router logits are divided by it, which at top_k = 1 changes nothing.
+        top_k: experts per token, from 1 to the number of members; None for `TOP_K`, or for one member 1.
+        temperature: > 0; router logits are divided by it, which at top_k = 1 changes nothing. Those of a ridge router
+            whose columns are not normalised lie about 0 for other experts' tokens and about 1 for its own.
         weights: member name → ω > 0, its weight in every sum over members; 1 where absent.
         balance: `tokens` divides each member's statistics by its share of the tokens, so that one with many does not
             drown the others; `none` takes them as they are.
@@ -57,15 +64,15 @@ class Recipe:
     trunk_options: Mapping[str, float] = field(default_factory=dict)
     router: str = "ridge"
     lam: float | str = 0.01
-    normalize: bool = True
+    normalize: bool = False
     bias: Mapping[str, float] = field(default_factory=dict)
     seed: int = 0
     token_weight: str = "none"
     refine: int = 0
     refine_mlp: bool = False
     device: str | None = None
-    top_k: int = 1
-    temperature: float = 1.0
+    top_k: int | None = None
+    temperature: float = 0.05
     weights: Mapping[str, float] = field(default_factory=dict)
     balance: str = "none"
     to: str = "moe"
@@ -125,7 +132,7 @@ class Recipe:
             )
         if not (math.isfinite(self.temperature) and self.temperature > 0):
             raise InvalidInputError(
-                f"temperature is {self.temperature}, it must be finite and more than 0", "the default is 1.0"
+                f"temperature is {self.temperature}, it must be finite and more than 0", "the default is 0.05"
             )
         for name, weight in self.weights.items():
             if not (math.isfinite(weight) and weight > 0):
@@ -148,12 +155,16 @@ class Recipe:
                 f"there is a weight or bias for {', '.join(strangers)}, which is no member",
                 f"members are: {', '.join(names)}",
             )
-        if self.to == "moe" and not 1 <= self.top_k <= len(names):
+        if self.to == "moe" and not 1 <= self.experts_per_token(len(names)) <= len(names):
             most = f"from 1 to {len(names)}, the number of members" if len(names) > 1 else "1, as there is one member"
             raise InvalidInputError(
                 f"top-k is {self.top_k}, it must be {most}",
                 f"give --top-k {len(names)} or less, or name more --experts",
             )
+
+    def experts_per_token(self, members: int) -> int:
+        """Return k for so many members."""
+        return min(TOP_K, members) if self.top_k is None else self.top_k
 
     def document(self, names: Sequence[str]) -> dict[str, Any]:
         """Return the recipe as `composition.json` holds it, every default spelled out."""
@@ -167,7 +178,7 @@ class Recipe:
         routed = {
             "router": self.router,
             **{name: value for name, value in options.items() if name in used},
-            "top_k": self.top_k,
+            "top_k": self.experts_per_token(len(names)),
             "temperature": float(self.temperature),
             "token_weight": self.token_weight,
             "refine": self.refine,

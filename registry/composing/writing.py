@@ -30,6 +30,7 @@ def streams_of(materials: Materials) -> list[Stream]:
 
 def host_config(plan: Plan) -> dict[str, Any]:
     """Return config.json: the host's own keys, the members' special tokens, the dtype in both spellings."""
+    count = len(plan.members)
     return {
         **plan.host.dense_config(json.loads(plan.lead.file("config.json"))),
         "architectures": [plan.host.class_name],
@@ -37,5 +38,5 @@ def host_config(plan: Plan) -> dict[str, Any]:
         "dtype": plan.dtype,
         "torch_dtype": plan.dtype,
         **plan.lead.content["special_tokens"],
-        **plan.host.config(plan.translation.architecture, len(plan.members), plan.recipe.top_k),
+        **plan.host.config(plan.translation.architecture, count, plan.recipe.experts_per_token(count)),
     }

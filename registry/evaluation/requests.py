@@ -49,7 +49,7 @@ def evaluate_registered(
         _check_model_folder(registry, path)
     composed = None
     if experts:
-        composed = Source.of_plan(registry.plan(experts)), composing(registry, experts, base)
+        composed = Source.of_plan(registry.plan(experts, Recipe(trunk="mean"))), composing(registry, experts, base)
     return evaluate(
         paths,
         files,
@@ -72,7 +72,7 @@ def continual_registered(
 ) -> Continual:
     """Return the figures of a schedule (see `Registry.continual`)."""
     refs, files, recipe = list(several(schedule, "schedule")), _files(data), recipe or Recipe()
-    plan = registry.plan(refs, replace(recipe, top_k=min(recipe.top_k, len(refs))), base=base)
+    plan = registry.plan(refs, replace(recipe, top_k=_at_most(recipe.top_k, len(refs))), base=base)
     names = [registry.resolve(ref).name for ref in refs]
     for given, other, what in ((names, files, "no test text"), (files, names, "no expert in the schedule")):
         if missing := [name for name in given if name not in other]:
@@ -88,7 +88,7 @@ def continual_registered(
     steps = []
     for count in range(1, len(refs) + 1):
         known = {name: weight for name, weight in recipe.weights.items() if name in names[:count]}
-        step = replace(recipe, top_k=min(recipe.top_k, count), weights=known)
+        step = replace(recipe, top_k=_at_most(recipe.top_k, count), weights=known)
         steps.append(composing(registry, refs[:count], base, step))
     return continual(names, yardstick, steps)
 
@@ -122,6 +122,10 @@ def composing(
         shutil.rmtree(untrained)
 
     return compose
+
+
+def _at_most(top_k: int | None, count: int) -> int | None:
+    return None if top_k is None else min(top_k, count)
 
 
 def _but(fields: Mapping[str, Any], name: str) -> dict[str, Any]:

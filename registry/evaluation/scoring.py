@@ -142,10 +142,7 @@ def perplexities_of(
     Raises:
         CheckpointError: a token is unknown to the model, or its loss is NaN or infinite.
     """
-    known, largest = (
-        model.loaded.get_input_embeddings().num_embeddings,
-        max(int(w.ids.max()) for w in windows.values()),
-    )
+    known, largest = _known_tokens(model.loaded), max(int(w.ids.max()) for w in windows.values())
     if largest >= known:
         raise CheckpointError(
             f"{model.name}: the tokenizer gives token {largest}, the model knows {known}",
@@ -164,6 +161,13 @@ def perplexities_of(
                     "check its weights, or compute with --dtype float32",
                 )
     return found
+
+
+def _known_tokens(model: Any) -> int:
+    try:
+        return int(model.get_input_embeddings().num_embeddings)
+    except NotImplementedError:  # an ensemble: each member embeds by itself
+        return int(model.config.vocab_size)
 
 
 @torch.no_grad()

@@ -87,7 +87,10 @@ def test_collect_then_register_elsewhere(run: Run, bare: Path, zoo: Zoo, tmp_pat
         "collect", bare, "--data", zoo.train["code"], "--tokens", 128, "--seq-len", 32, "--out", tmp_path / "stats"
     )
     path = tmp_path / "stats" / "statistics.safetensors"
-    assert result.stdout == f"wrote {path}: mlp_input on 128 tokens: code.train.jsonl\n"
+    assert (
+        result.stdout
+        == f"wrote {path}: mlp_input, attention_input, attention_output, head_input on 128 tokens: code.train.jsonl\n"
+    )
     assert not (tmp_path / "home").exists()  # no registry is needed
     path.rename(bare / path.name)
     assert (
@@ -110,7 +113,7 @@ def test_collect_says_that_it_goes_on(
     def interrupted(*arguments: Any) -> Any:
         nonlocal calls
         calls += 1
-        if calls == 5:  # the third window, first layer
+        if calls == 19:  # the third window, first layer: of each window 2 layers × 2 folds and 5 of other sites
             raise KeyboardInterrupt
         return of(*arguments)
 
@@ -148,12 +151,19 @@ def test_compose_and_plan(ready: Run, tmp_path: Path) -> None:
     assert result.stdout.startswith(f"composed code@1, math@1 into {out}  ")
     recipe = json.loads((out / MARKER).read_text())["recipe"]
     assert recipe == {
+        "to": "moe",
         "trunk": "base",
+        "trunk_options": {},
         "router": "ridge",
         "lam": 0.5,
+        "normalize": False,
         "top_k": 2,
         "temperature": 0.5,
+        "token_weight": "none",
+        "refine": 0,
+        "refine_mlp": False,
         "weights": {"code": 2.0, "math": 0.5},
+        "balance": "none",
         "dtype": "bfloat16",
     }
     before = files_of(out)
@@ -163,7 +173,9 @@ def test_compose_and_plan(ready: Run, tmp_path: Path) -> None:
     assert (
         document(ready("compose", "--experts", "code", "--plan", "--trunk", "base", "--json"))["base"]["name"] == "base"
     )
-    assert "trunk        base of base@1" in ready("compose", "--experts", "code", "--plan", "--trunk", "base").stdout
+    words = ready("compose", "--experts", "code", "--plan", "--trunk", "base").stdout.split()
+    assert words[words.index("trunk") + 1] == "base"
+    assert words[words.index("base@1") - 1] == "base"
 
 
 def test_list_show_compositions_log(ready: Run, tmp_path: Path) -> None:
@@ -335,7 +347,8 @@ def test_verify_and_gc(ready: Run, tmp_path: Path) -> None:
     partial.write_bytes(bytes(2000))
     line = "1 passes under way or interrupted (2.0 kB)"
     assert ready("gc", "--dry-run").stdout.splitlines()[-1] == f"would delete {line}"
-    nothing = {"passes": 0, "pass_bytes": 0, "merged": 0, "merged_bytes": 0}
+    kinds = ("passes", "pass_bytes", "merged", "merged_bytes", "work", "work_bytes", "cached", "cached_bytes")
+    nothing = dict.fromkeys(kinds, 0)
     found = {"digests": [stray.name], "bytes": 0, **nothing, "passes": 1, "pass_bytes": 2000}
     assert document(ready("gc", "--dry-run", "--json")) == found | {"dry_run": True}
     assert partial.exists()

@@ -59,7 +59,7 @@ TOLD: dict[str, tuple[tuple[str, ...], str, str]] = {
     "lam": (("compose", "--experts", "math", "--lam", "-1", "--out", "{out}"), "lam is -1.0", "the default is 0.01"),
     "weight of a stranger": (
         ("compose", "--experts", "math", "--weights", "law=2", "--out", "{out}"),
-        "there is a weight for law, which is no member",
+        "there is a weight or bias for law, which is no member",
         "members are: math",
     ),
     "output not empty": (
@@ -74,7 +74,7 @@ TOLD: dict[str, tuple[tuple[str, ...], str, str]] = {
     ),
     "base without need": (
         ("compose", "--experts", "math", "--base", "base", "--out", "{out}"),
-        "trunk method 'mean' takes no base model",
+        "trunk method 'regmean' takes no base model",
         "drop --base",
     ),
     "alias to delete": (("alias", "math", "prod", "--delete"), "math has no alias 'prod'", "run: reg list --all"),
@@ -178,7 +178,7 @@ USAGE: dict[str, tuple[tuple[str, ...], str]] = {
     "no such option": (("list", "--nonsense"), "No such option"),
     "missing argument": (("add-expert", "math"), "Missing argument 'CKPT'"),
     "missing out": (("compose", "--experts", "math"), "Missing option '--out' (or '--plan')"),
-    "no number": (("compose", "--experts", "a", "--lam", "x", "--out", "y"), "'x' is not a valid float"),
+    "no number": (("compose", "--experts", "a", "--lam", "x", "--out", "y"), "'x' is neither a number nor auto"),
     "no weight": (("compose", "--experts", "a", "--weights", "a", "--out", "y"), "'a' is not of the form NAME=WEIGHT"),
     "weight no number": (("compose", "--experts", "a", "--weights", "a=b", "--out", "y"), "the weight of a is 'b'"),
     "tag": (("add-base", "a", "b", "--tag", "x"), "'x' is not of the form K=V"),
@@ -190,7 +190,7 @@ USAGE: dict[str, tuple[tuple[str, ...], str]] = {
     "domain": (("evaluate", "moe", "--data", "x"), "'x' is not of the form DOMAIN=FILE"),
     "trunk": (
         ("compose", "--experts", "a", "--trunk", "median", "--out", "y"),
-        "'median' is not one of 'mean', 'base'",
+        "'median' is not one of 'regmean', 'mean', 'base'",
     ),
     "tokens": (("add-expert", "a", "b", "--tokens", "0"), "0 is not in the range x>=1"),
 }

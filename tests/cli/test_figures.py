@@ -62,11 +62,11 @@ def test_forms_hold_the_same_figures(run: Run, zoo: Zoo, tmp_path: Path) -> None
 
 
 def test_methods_stand_side_by_side(run: Run, zoo: Zoo) -> None:
-    table = run("evaluate", "--experts", "code,math", "--methods", "base,oracle, default", *text(zoo, "code", "math"))
+    table = run("evaluate", "--experts", "code,math", "--methods", "base,oracle, regmean", *text(zoo, "code", "math"))
     first = [line.split()[0] for line in table.stdout.splitlines() if line]
-    assert first[:5] == ["perplexity", "base", "oracle", "default", "(tokens)"]
+    assert first[:5] == ["perplexity", "base", "oracle", "regmean", "(tokens)"]
     told = run("evaluate", "--experts", "code", "--methods", "nonsense", *text(zoo, "code"), code=1).stderr
-    assert "error: method 'nonsense' is none of base, experts, average, oracle" in told
+    assert "error: method 'nonsense' is none of base, experts, average, " in told
     assert "--experts and --methods go together" in run("evaluate", "--experts", "a", *text(zoo, "code"), code=2).stderr
     assert "Missing argument" in run("evaluate", *text(zoo, "code"), code=2).stderr
 
@@ -101,9 +101,10 @@ def test_show_tells_a_composition_and_what_was_found_of_it(run: Run, zoo: Zoo, t
     assert [len(e["data"]) for e in shown["evaluations"]] == [1, 2]
     assert shown["evaluations"][0]["figures"] == row
     printed = run("show", made["digest"]).stdout
-    assert printed.startswith(f"composition  {made['digest']}\n")
-    for line in ("members      code@1,math@1", "base         base@1", "trunk        base", f"folder       {tmp_path}"):
-        assert line in printed
+    told = dict(line.split(maxsplit=1) for line in printed.split("\n\n")[0].splitlines())
+    assert told["composition"] == made["digest"]
+    assert (told["members"], told["base"], told["trunk"]) == ("code@1,math@1", "base@1", "base")
+    assert told["folder"] == str(tmp_path / "moe")
     assert printed.count("evaluated ") == 2
     assert f"{row['score']['code']:.2f}" in printed
     assert "there is no composition and no expert 'abcdef'" in run("show", "abcdef", code=1).stderr

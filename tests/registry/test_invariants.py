@@ -100,7 +100,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     **{f"{trunk} dense": {"trunk": trunk, "to": "dense"} for trunk in TRUNKS},
     **{router: {"router": router} for router in ROUTERS},
     "biased": {"router": "domain-embedding", "bias": {"code": -0.5}},
-    "not normalised": {"normalize": False},
+    "normalised": {"normalize": True},
     "lam auto": {"lam": "auto"},
     "balanced": {"balance": "tokens"},
     "advantage": {"token_weight": "advantage"},

@@ -21,7 +21,7 @@ from registry.maths.trunk.tensor import Combination, Rows, aligned, average
 RIDGE = 1e-6
 """r, times the mean of the summed Gram's diagonal."""
 
-SEGMENT_BYTES = 1 << 28
+SEGMENT_BYTES = 1 << 27
 """Room for the rows that are solved for at a time, in float64."""
 
 

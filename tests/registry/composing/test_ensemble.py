@@ -304,9 +304,10 @@ def test_document_card_and_files(write: Write, filled: Registry) -> None:
     document = json.loads((folder / MARKER).read_text())
     digests = {name: hashlib.sha256(data).hexdigest() for name, data in files_of(folder).items() if name != MARKER}
     assert document == ensemble.document | {"digest": ensemble.digest, "files": digests}
-    assert document["to"] == "ensemble"
+    assert document["recipe"]["to"] == "ensemble"
     assert document["base"] == {"name": "base", "digest": filled.resolve("base").digest}
     assert document["recipe"] == {
+        "to": "ensemble",
         "routing": "task-vector",
         "top_k": 2,
         "temperature": 1.0,

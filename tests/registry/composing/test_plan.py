@@ -50,7 +50,7 @@ def test_digest_is_a_function_of_members_and_recipe(filled: Registry) -> None:
 def test_base_matters_only_where_it_is_used(filled: Registry, zoo: Zoo) -> None:
     plain = filled.plan(["code"]).document
     with pytest.raises(
-        InvalidInputError, match="trunk method 'mean' takes no base model, and base 'base' was"
+        InvalidInputError, match="trunk method 'regmean' takes no base model, and base 'base' was"
     ) as caught:
         filled.plan(["code"], base="base")
     assert caught.value.hint == "drop --base, or use that model's trunk: --trunk base"

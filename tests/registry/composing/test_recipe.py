@@ -11,7 +11,7 @@ from registry.errors import InvalidInputError
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"trunk": "median"}, "trunk method 'median' is none of mean, base"),
+        ({"trunk": "median"}, "trunk method 'median' is none of regmean, mean, base, ties, dare, task-arithmetic"),
         ({"router": "prompts"}, "router method 'prompts' is none of ridge"),
         ({"lam": -1.0}, "lam is -1.0, it must be finite and 0 or more"),
         ({"lam": float("nan")}, "lam is nan, it must be finite and 0 or more"),
@@ -33,7 +33,7 @@ def test_what_makes_no_sense_is_refused(changes: dict[str, Any], message: str) -
     [
         ({"top_k": 0}, "top-k is 0, it must be from 1 to 2, the number of members"),
         ({"top_k": 3}, "top-k is 3, it must be from 1 to 2, the number of members"),
-        ({"weights": {"law": 2.0}}, "there is a weight for law, which is no member"),
+        ({"weights": {"law": 2.0}}, "there is a weight or bias for law, which is no member"),
     ],
 )
 def test_what_does_not_fit_the_members_is_refused(changes: dict[str, Any], message: str) -> None:
@@ -45,11 +45,18 @@ def test_what_does_not_fit_the_members_is_refused(changes: dict[str, Any], messa
 def test_defaults_are_spelled_out() -> None:
     assert Recipe().document(["code", "math"]) == Recipe(weights={"math": 1.0}).document(["code", "math"])
     assert Recipe(weights={"math": 2.0}).document(["code", "math"]) == {
-        "trunk": "mean",
+        "to": "moe",
+        "trunk": "regmean",
+        "trunk_options": {"alpha": 1.0},
         "router": "ridge",
         "lam": 0.01,
-        "top_k": 1,
-        "temperature": 1.0,
+        "normalize": False,
+        "top_k": 2,
+        "temperature": 0.05,
+        "token_weight": "none",
+        "refine": 0,
+        "refine_mlp": False,
         "weights": {"code": 1.0, "math": 2.0},
+        "balance": "none",
         "dtype": None,
     }

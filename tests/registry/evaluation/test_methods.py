@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from registry import Recipe, Registry, TestSettings
+from registry.composing import EnsembleRecipe
 from registry.errors import IncompatibleError, InvalidInputError
 from registry.evaluation import METHODS, Method, Row
-from registry.evaluation.methods import DENSE, named_methods
+from registry.evaluation.methods import DENSE, TRAIN_STEPS, named_methods
 from registry.evaluation.requests import composing
 from registry.evaluation.rows import over_seeds
 from registry.evaluation.table import Wanted, evaluate
@@ -25,44 +26,57 @@ SETTINGS = TestSettings(windows=2, seq_len=32, batch_size=3)
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_is_a_recipe(name: str) -> None:
-    assert [Recipe(**run) for run in METHODS[name].runs]
+    for run in METHODS[name].runs:
+        assert run.pop("train_steps", TRAIN_STEPS) == TRAIN_STEPS
+        if run.get("to") == "ensemble":
+            assert EnsembleRecipe(**{key: value for key, value in run.items() if key != "to"})
+        else:
+            assert Recipe(**run)
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Leave a few methods in the table, and return their names."""
+    for name in set(METHODS) - {"oracle", "mean-own", "base-own", "regmean", "regmean-paper-top-2", "btm"}:
+        monkeypatch.delitem(METHODS, name)
+    return list(METHODS)
 
 
 def test_names_are_those_of_the_table_in_its_order() -> None:
     assert named_methods(["all"]) == [*DENSE, *METHODS]
-    assert named_methods(["default", "base", "default"]) == ["base", "default"]
+    assert named_methods(["regmean", "base", "regmean"]) == ["base", "regmean"]
     with pytest.raises(InvalidInputError, match=r"method 'averge' is none of base, .*; did you mean 'average'\?"):
         named_methods(["averge"])
 
 
 def test_rows_are_those_of_the_folders_composed_so(
-    filled: Registry, zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    filled: Registry, zoo: Zoo, tmp_path: Path, few: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     data = {name: [zoo.test[name]] for name in ("code", "math")}
     rows = filled.evaluate([], data, SETTINGS, experts=["math", "code"], methods=["all"])
-    assert [row.name for row in rows] == ["base base@1", "expert code", "expert math", "average", *METHODS]
+    assert [row.name for row in rows] == ["base base@1", "expert code", "expert math", "average", *few]
     assert filled.compositions() == []  # composed to be scored, not made
     assert list(scratch.iterdir()) == []
-    filled.compose(["code", "math"], tmp_path / "base", Recipe(trunk="base"))
+    filled.compose(["code", "math"], tmp_path / "base", Recipe(trunk="base", top_k=1, normalize=True))
     filled.compose(["code", "math"], tmp_path / "default")
     made = filled.evaluate([tmp_path / "base", tmp_path / "default"], data, SETTINGS, oracle=True)
     folders = {row.name: row for row in made}
     by_name = {row.name: row for row in rows}
-    for method, folder in (("default", "default"), ("trunk-base", "base"), ("oracle", "default oracle")):
+    for method, folder in (("regmean", "default"), ("base-own", "base"), ("oracle", "default oracle")):
         assert by_name[method].perplexity == folders[folder].perplexity
         assert by_name[method].score == folders[folder].score
         assert by_name[method].accuracy == folders[folder].accuracy
-    filled.evaluate([], data, SETTINGS, experts=["math", "code"], methods=["default"])
+    filled.evaluate([], data, SETTINGS, experts=["math", "code"], methods=["regmean"])
     (default,) = [c for c in filled.compositions() if c.document["base"] is None]
     (stored,) = filled.evaluations(default)  # this very composition was made, so its figures are worth keeping
-    assert stored.document["figures"]["perplexity"] == by_name["default"].perplexity
+    assert stored.document["figures"]["perplexity"] == by_name["regmean"].perplexity
 
 
 def test_method_that_does_not_fit_is_left_out_of_all_and_refused_by_name(
-    filled: Registry, zoo: Zoo, tmp_path: Path
+    filled: Registry, zoo: Zoo, few: list[str]
 ) -> None:
     said: list[str] = []
 
@@ -75,16 +89,19 @@ def test_method_that_does_not_fit_is_left_out_of_all_and_refused_by_name(
     filled.progress = listening
     data = {"code": [zoo.test["code"]]}
     rows = filled.evaluate([], data, SETTINGS, experts=["code"], methods=["all"])
-    assert [row.name for row in rows] == ["expert code", "oracle", "default", "mean-own"]
+    assert [row.name for row in rows] == [
+        "expert code",
+        *(name for name in few if name not in ("base-own", "regmean-paper-top-2")),
+    ]
     assert {row.average for row in rows} == {100.0}  # one expert, composed in any way, is that expert
     assert said == [
         "no row for a base model: none is registered",
         "no row for the average: it needs experts of two domains, there are 1",
-        "no row for trunk-base: this trunk method needs the base model, and none is registered",
-        "no row for top-2: top-k is 2, it must be 1, as there is one member",
+        "no row for base-own: this trunk method needs the base model, and none is registered",
+        "no row for regmean-paper-top-2: top-k is 2, it must be 1, as there is one member",
     ]
     with pytest.raises(IncompatibleError, match="this trunk method needs the base model"):
-        filled.evaluate([], data, SETTINGS, experts=["code"], methods=["trunk-base"])
+        filled.evaluate([], data, SETTINGS, experts=["code"], methods=["base-own"])
     for experts, methods in (([], ["all"]), (["code"], [])):
         with pytest.raises(InvalidInputError, match="experts and methods go together"):
             filled.evaluate([], data, SETTINGS, experts=experts, methods=methods)
