@@ -7,13 +7,13 @@ import filecmp
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from registry import PassSettings, Recipe, Registry, TestSettings
-from registry.evaluation.methods import DENSE, METHODS
+from registry.evaluation.methods import DENSE, METHODS, PAPER
 from registry.sites import MLP_INPUT
 from registry.statistics_file import FILE_NAME, Collected, save
 
@@ -34,6 +34,12 @@ SCHEDULES = (
     ("literature", "code", "biomed", "math", "german"),
 )
 
+
+def _paper(top_k: int = 1, **fields: Any) -> Recipe:
+    """Return a recipe whose routers are as the DUME paper has them; top-2 is at temperature 0.1."""
+    return Recipe(**PAPER | {"top_k": top_k, "temperature": 0.1 if top_k > 1 else 1.0} | fields)
+
+
 REFERENCE = {
     "base": "base",
     **{f"expert {name}": f"expert {name}" for name in FIVE},
@@ -46,65 +52,44 @@ REFERENCE = {
     "mean-own": "mean: own",
     "base-own": "base: own",
     "ties": "ties.8: own",
-    "regmean": "regmean: own",
     "regmean-alpha-0.9": "regmean a=0.9: own",
-    "top-2": "regmean: own k=2 tau.1",
-    "refine-1": "regmean: retaken",
-    "refine-2": "regmean: self-consistent",
-    "refine-mlp": "refit: retaken",
-    "oracle-refine-mlp": "ORACLE refit",
+    "regmean-paper": "regmean: own",
+    "regmean-paper-top-2": "regmean: own k=2 tau.1",
 }
 """Row of the table → row of the reference."""
 
 MORE = {
-    "mean: self-consistent": Recipe(trunk="mean", refine=2),
-    "mean: own k=2 tau.1": Recipe(trunk="mean", top_k=2, temperature=0.1),
-    "base: retaken": Recipe(trunk="base", refine=1),
-    "base: self-consistent": Recipe(trunk="base", refine=2),
-    "base: own k=2 tau.1": Recipe(trunk="base", top_k=2, temperature=0.1),
-    "regmean a=0.9: retaken": Recipe(trunk_options={"alpha": 0.9}, refine=1),
-    "regmean a=0.9: self-consistent": Recipe(trunk_options={"alpha": 0.9}, refine=2),
-    "ties.8: retaken": Recipe(trunk="ties", refine=1),
-    "ties.8: self-consistent": Recipe(trunk="ties", refine=2),
+    "mean: self-consistent": _paper(trunk="mean", refine=2),
+    "mean: own k=2 tau.1": _paper(top_k=2, trunk="mean"),
+    "base: retaken": _paper(trunk="base", refine=1),
+    "base: self-consistent": _paper(trunk="base", refine=2),
+    "base: own k=2 tau.1": _paper(top_k=2, trunk="base"),
+    "regmean: retaken": _paper(refine=1),
+    "regmean: self-consistent": _paper(refine=2),
+    "refit: retaken": _paper(refine_mlp=True),
+    "regmean a=0.9: own": _paper(trunk_options={"alpha": 0.9}),
+    "ties.8: own": _paper(trunk="ties"),
 }
-"""Row of the reference that no method of the table is → its recipe."""
+"""Row of the reference → its recipe, where no method of the table is it."""
 
-ORACLES = {"regmean a=0.9: own": Recipe(trunk_options={"alpha": 0.9}), "ties.8: own": Recipe(trunk="ties")}
-"""The same, of which only oracle routing is wanted."""
-
-SAMPLED_REFERENCE = {"regmean": "regmean: self-generated", "mean-own": "mean: self-generated"}
-
-FAR_METHODS = (
-    "base",
-    "average",
-    "oracle-mean",
-    "oracle",
-    "dume",
-    "mean-own",
-    "regmean",
-    "no-normalize",
-    "top-2",
-    "refine-2",
-    "refine-mlp",
-    "btm",
-)
-FAR_RECIPES = {
-    "refine-2, no-normalize": Recipe(refine=2, normalize=False),
-    "refine-2, no-normalize, top-2 at 0.05": Recipe(refine=2, normalize=False, top_k=2, temperature=0.05),
-    "refine-mlp, no-normalize": Recipe(refine_mlp=True, normalize=False),
-    "refine-mlp, no-normalize, top-2 at 0.05": Recipe(refine_mlp=True, normalize=False, top_k=2, temperature=0.05),
+MORE_ORACLES = {
+    "refit: retaken oracle": "ORACLE refit",
+    "regmean a=0.9: own oracle": "ORACLE regmean a=0.9",
+    "ties.8: own oracle": "ORACLE ties.8",
 }
-"""What keeps more of far experts."""
+"""Oracle row of these → row of the reference."""
 
+SAMPLED_REFERENCE = {"regmean-paper": "regmean: self-generated", "mean-own": "mean: self-generated"}
+
+_FAR = ("dume", "mean-own", "regmean-paper", "regmean-paper-top-2", "regmean-top-1", "regmean", "refine-2", "btm")
 _APART: dict[str, tuple[str, ...]] = {
+    "refit": ("refine-mlp", "refine-mlp-top-1", "oracle-refine-mlp"),
+    "refined": ("dume", "refine-1", "refine-2", "advantage", "domain-embedding"),
+    "dume+": ("dume+",),
+    "btx": ("btx",),
+    "ensembles": ("btm", "btm-top-1", "perplexity", "task-vector"),
     "dense": DENSE,
     "seeds": ("random",),
-    "refit": ("refine-mlp", "oracle-refine-mlp"),
-    "refined": ("dume", "refine-1", "refine-2", "advantage", "domain-embedding"),
-    "ensembles": ("btm", "btm-top-1", "perplexity", "task-vector"),
-    "btx": ("btx",),
-    "dume+": ("dume+",),
-    "refit-trained": ("refine-mlp-trained",),
 }
 """The table in pieces that take minutes each; every other method is in the piece `solved`."""
 
@@ -160,10 +145,18 @@ def add(registry: Registry, place: Place, names: Sequence[str], *, sampled: bool
 
 
 def methods(place: Place, home: Path, experts: Sequence[str], names: Sequence[str]) -> Figures:
-    """Return the rows of methods."""
+    """Return the rows of methods; that of `oracle-refine-mlp` comes with `refine-mlp`, which is refitted once."""
+    refs, rows = [f"{name}@1" for name in experts], []
+    upper = "oracle-refine-mlp"
     with Registry(home) as registry:
-        refs = [f"{name}@1" for name in experts]
-        rows = registry.evaluate([], place.test(experts), place.settings, experts=refs, methods=names)
+        if upper in names:
+            rows = registry.evaluate(
+                [], place.test(experts), place.settings, experts=refs, methods=["refine-mlp"], oracle=True
+            )
+            rows = [replace(row, name={"refine-mlp oracle": upper}.get(row.name, row.name)) for row in rows]
+        others = [name for name in names if name not in [row.name for row in rows]]
+        if others:
+            rows += registry.evaluate([], place.test(experts), place.settings, experts=refs, methods=others)
     return {"rows": [row.document() for row in rows]}
 
 
@@ -193,7 +186,7 @@ def table(place: Place, names: Sequence[str]) -> Figures:
 
 def sampled(place: Place) -> Figures:
     """Return the rows of experts registered without any text."""
-    return methods(place, place.sampled, FIVE, ("regmean", "mean-own", "refine-mlp"))
+    return methods(place, place.sampled, FIVE, ("mean-own", "regmean-paper", "regmean", "refine-mlp"))
 
 
 def register(place: Place) -> Figures:
@@ -211,31 +204,30 @@ def register_sampled(place: Place) -> Figures:
 
 
 def more(place: Place) -> Figures:
-    """Return the reference's rows that are no method's, and the oracles of two trunks."""
+    """Return the reference's rows that are no method's."""
     refs = [f"{name}@1" for name in FIVE]
+    upper = [name.removesuffix(" oracle") for name in MORE_ORACLES]
     with Registry(place.home) as registry:
-        rows = recipes(registry, place, FIVE, {name: (refs, recipe) for name, recipe in MORE.items()})
-        upper = recipes(registry, place, FIVE, {name: (refs, recipe) for name, recipe in ORACLES.items()}, oracle=True)
-    return {"rows": rows + [row for row in upper if row["name"].endswith(" oracle")]}
+        plain = {name: (refs, recipe) for name, recipe in MORE.items() if name not in upper}
+        rows = recipes(registry, place, FIVE, plain)
+        rows += recipes(registry, place, FIVE, {name: (refs, MORE[name]) for name in upper}, oracle=True)
+    return {"rows": [{**row, "name": MORE_ORACLES.get(row["name"], row["name"])} for row in rows]}
 
 
 def six(place: Place) -> Figures:
     """Return the rows of six experts, the sixth close to another."""
     with Registry(place.home) as registry:
         add(registry, place, [SIXTH])
-    return methods(place, place.home, (*FIVE, SIXTH), ("oracle", "regmean", "refine-2", "refine-mlp"))
+    names = ("oracle", "regmean-paper", "regmean", "refine-2", "refine-mlp", "oracle-refine-mlp")
+    return methods(place, place.home, (*FIVE, SIXTH), names)
 
 
 def far(place: Place) -> Figures:
     """Return the rows of the five with experts that are far from them."""
-    experts = (*FIVE, *place.distant)
-    refs = [f"{name}@1" for name in experts]
     with Registry(place.home) as registry:
         add(registry, place, place.distant)
-        wanted = {name: (refs, recipe) for name, recipe in FAR_RECIPES.items()}
-        extra = recipes(registry, place, experts, wanted, oracle=True)
-    extra = [row for row in extra if not row["name"].startswith("refine-2") or not row["name"].endswith(" oracle")]
-    return {"rows": methods(place, place.home, experts, FAR_METHODS)["rows"] + extra}
+    names = ("base", "average", "oracle-mean", "oracle", *_FAR, "refine-mlp", "oracle-refine-mlp")
+    return methods(place, place.home, (*FIVE, *place.distant), names)
 
 
 def lam(place: Place) -> Figures:
@@ -325,7 +317,7 @@ def _layers_of(member: Any, site: str) -> int:
 
 def _pieces() -> dict[str, Part]:
     known = {name for names in _APART.values() for name in names}
-    pieces = {**_APART, "solved": tuple(name for name in METHODS if name not in known)}
+    pieces = {"solved": tuple(name for name in METHODS if name not in known), **_APART}
     return {f"table-{name}": partial(table, names=names) for name, names in pieces.items()}
 
 
@@ -333,13 +325,13 @@ REGISTERING: dict[str, Part] = {"register": register, "register-sampled": regist
 """Parts that others need."""
 
 PARTS: dict[str, Part] = {
-    **_pieces(),
-    "table-more": more,
-    "sampled": sampled,
-    "six": six,
     "far": far,
+    "table-more": more,
+    **_pieces(),
+    "six": six,
+    "continual": continual,
     "lam": lam,
     "tokens": tokens,
-    "continual": continual,
+    "sampled": sampled,
 }
-"""Name → part, those of a section named as it up to the first hyphen."""
+"""Name → part, the longest first; those of a section are named as it up to the first hyphen."""
