@@ -4,8 +4,7 @@
 
 `SHARED/experts/<name>` are checkpoints, `SHARED/experts/base` their base model, their text is
 `SHARED/corpora/<name>/{train,test}.jsonl.gz`, and `SHARED/experts/reference.json` has the scores that others got.
-Registers the experts with their train text, composes and scores them on test text, and writes `benchmarks/QUALITY.md`.
-Runs from the top of the repository.
+Registers the experts with their train text, X
 
 Every part is a process of its own, as many at a time as --jobs, with one thread each. What a part found is kept in
 --work: an interrupted run goes on, and with --only the page has what was found before as well. Delete that folder to
@@ -31,12 +30,13 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from benchmarks.quality_page import page
+from benchmarks.quality_page import page, with_scores
 from benchmarks.quality_parts import PARTS, REGISTERING, Figures, Place
 from registry import TestSettings
 
 SECTIONS = tuple(dict.fromkeys(name.partition("-")[0] for name in PARTS))
 PAGE = Path(__file__).with_name("QUALITY.md")
+METHODS_PAGE = Path(__file__).parents[1] / "docs" / "methods.md"
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
@@ -84,6 +84,9 @@ def main() -> None:
     reference = json.loads((place.shared / "experts" / "reference.json").read_text())
     arguments.out.write_text(page(found, reference, arguments.windows))
     print(f"wrote {arguments.out}")
+    if arguments.out == PAGE:
+        METHODS_PAGE.write_text(with_scores(METHODS_PAGE.read_text(), found))
+        print(f"wrote its scores into {METHODS_PAGE}")
     if arguments.json:
         arguments.json.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
 

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,9 @@ from benchmarks.quality_parts import FIVE, LAMS, REFERENCE, SAMPLED_REFERENCE, F
 
 WIDE = 0.5
 """A difference from the reference that is more than this stands out."""
+
+ROWS = "## Rows of a table"
+"""The section of docs/methods.md that has a score for each row."""
 
 _INTRODUCTION = """# What compositions are worth
 
@@ -51,6 +55,38 @@ def page(found: Mapping[str, Figures], reference: Mapping[str, float], windows: 
     return "\n".join(text)
 
 
+def with_scores(document: str, found: Mapping[str, Figures]) -> str:
+    """Return docs/methods.md with the measured scores in its table of rows; those not measured are left empty.
+
+    Raises:
+        ValueError: it has no such table.
+    """
+    start = document.find(ROWS)
+    if start < 0:
+        raise ValueError(f"there is no section {ROWS!r}")
+    end = document.find("\n## ", start)
+    scores = [_averages(_table_rows(found)), _averages(found["far"]["rows"] if "far" in found else [])]
+    lines = document[start:end].splitlines()
+    for number, line in enumerate(lines):
+        if match := re.fullmatch(r"\| `([^`]+)` \| (.*) \|[^|]*\|", line):
+            known = [of[match[1]] for of in scores if match[1] in of]
+            lines[number] = f"| `{match[1]}` | {match[2]} | {' / '.join(known)} |"
+    return document[:start] + "\n".join(lines) + document[end:]
+
+
+def _averages(rows: Iterable[Figures]) -> dict[str, str]:
+    return {_key(row["name"]): _average(row) for row in rows}
+
+
+def _average(row: Figures) -> str:
+    return _figure(row["average"]) + (f" ± {row['spread']['average']:.2f}" if row.get("spread") else "")
+
+
+def _table_rows(found: Mapping[str, Figures]) -> list[Figures]:
+    pieces = [part for name, part in found.items() if name.startswith("table-") and name != "table-more"]
+    return sorted((row for part in pieces for row in part["rows"]), key=_place)
+
+
 def _machine() -> str:
     import torch
     import transformers
@@ -69,15 +105,9 @@ def _machine() -> str:
 
 
 def _methods(found: Mapping[str, Figures], reference: Mapping[str, float]) -> Iterator[str]:
-    rows = [
-        row
-        for name, part in found.items()
-        if name.startswith("table-") and name != "table-more"
-        for row in part["rows"]
-    ]
-    if not rows:
+    if not (rows := _table_rows(found)):
         return
-    yield from _scores(sorted(rows, key=_place), reference, REFERENCE)
+    yield from _scores(rows, reference, REFERENCE)
     yield ""
     own = {row["name"].removeprefix("expert "): row["perplexity"] for row in rows if row["name"].startswith("expert ")}
     listed = ", ".join(f"{name} {own[name][name]:.2f}" for name in FIVE if name in own)
@@ -85,7 +115,7 @@ def _methods(found: Mapping[str, Figures], reference: Mapping[str, float]) -> It
     yield ""
     yield "Share of each domain's tokens that go to its own expert first, the mean over the layers; and parameters:"
     yield ""
-    yield from _routing(sorted(rows, key=_place), FIVE)
+    yield from _routing(rows, FIVE)
 
 
 def _place(row: Figures) -> int:
@@ -100,8 +130,8 @@ def _place(row: Figures) -> int:
 def _more(found: Mapping[str, Figures], reference: Mapping[str, float]) -> Iterator[str]:
     if "table-more" in found:
         rows = found["table-more"]["rows"]
-        yield "By recipe rather than by a method's name; names are the reference's. Its *refit* is made for tokens forced"
-        yield "to their experts, ours for tokens as they are routed: the one has the higher oracle, the other routes better."
+        yield "By recipe, not by a method's name; names are the reference's. Its *refit* is made for tokens forced"
+        yield "to their experts, ours for tokens as routed: the one has the higher oracle, the other routes better."
         yield ""
         yield from _scores(rows, reference, {row["name"]: row["name"] for row in rows})
 
@@ -196,8 +226,7 @@ def _scores(
     domains += [name for name in rows[0]["tokens"] if name not in domains]
     lines = []
     for row in rows:
-        spread = f" ± {row['spread']['average']:.2f}" if row.get("spread") else ""
-        line = [row["name"], *(_figure(row["score"].get(name)) for name in domains), _figure(row["average"]) + spread]
+        line = [row["name"], *(_figure(row["score"].get(name)) for name in domains), _average(row)]
         if reference is not None and named is not None:
             line += _against(row["average"], reference.get(named.get(_key(row["name"]), "")))
         lines.append(line)
@@ -212,7 +241,7 @@ def _key(name: str) -> str:
 def _against(average: float | None, expected: float | None) -> list[str]:
     if expected is None or average is None:
         return ["", ""]
-    difference = f"{average - expected:+.2f}"
+    difference = f"{round(average - expected, 2) + 0.0:+.2f}"
     return [f"{expected:.2f}", f"**{difference}**" if abs(average - expected) > WIDE else difference]
 
 
