@@ -59,7 +59,7 @@ class Refitted(Materials):
         """Return one MLP tensor of a member."""
         if (member, name) not in self._files:
             return self._inner.mlp(member, name)
-        dtype = self.plan.members[member].link("mlp", name).dtype
+        dtype = self.plan.recipe.dtype or self.plan.members[member].link("mlp", name).dtype
         return ArraySource.of(to_block(self._tensor(member, name)), dtype)
 
     def folds(self, member: int, layer: int) -> tuple[Statistics, ...]:

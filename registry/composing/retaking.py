@@ -25,12 +25,13 @@ from registry.composing.folder import Stream, json_file, write_files, write_shar
 from registry.composing.materials import Materials
 from registry.composing.member import Member
 from registry.composing.plan import Plan, dense_plan
-from registry.composing.produce import produce
+from registry.composing.produce import copied, produce
 from registry.composing.recipe import Recipe
 from registry.composing.refitting import refit
 from registry.composing.writing import host_config, write_model
 from registry.errors import DamagedError
 from registry.home import Home
+from registry.hosts import Rows
 from registry.loading import load_model
 from registry.maths.advantage import advantage_weights
 from registry.maths.router import BASE, ROUTERS
@@ -305,7 +306,7 @@ def forced_folder(materials: Materials, member: int, trunk: Path, place: Workpla
     if not trunk.exists():
         write_shard(trunk, [stream for stream in streams if stream.name not in mlps], lambda amount: None)
     own = [
-        replace(stream, blocks=partial(_blocks_of, materials, member, stream.name))
+        replace(stream, blocks=partial(_own_mlp, materials, member, stream))
         for stream in streams
         if stream.name in mlps
     ]
@@ -330,5 +331,5 @@ def trunk_digest(plan: Plan) -> str:
     return json_digest([recipe, document["members"], document["base"], plan.dtype])
 
 
-def _blocks_of(materials: Materials, member: int, name: str) -> Iterator[Any]:
-    return materials.mlp(member, name).blocks()
+def _own_mlp(materials: Materials, member: int, stream: Stream) -> Iterator[Any]:
+    return copied(materials.mlp(member, stream.name), Rows(stream.name), stream.dtype)
