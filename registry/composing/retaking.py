@@ -326,8 +326,12 @@ def forced_folder(materials: Materials, member: int, trunk: Path, place: Workpla
 def trunk_digest(plan: Plan) -> str:
     """Return the digest of what the composed trunk, and the MLPs where they are refitted, are a function of."""
     document = plan.document
-    keys = ("trunk", "trunk_options", "weights", "balance", "dtype", "refine_mlp")
-    recipe = {key: document["recipe"].get(key) for key in keys}
+    recipe = document["recipe"]
+    if recipe["refine_mlp"]:  # the routers have a part in the refit, the passes after it have none
+        recipe = {key: value for key, value in recipe.items() if key not in ("refine", "token_weight", "top_k")}
+    else:
+        keys = ("trunk", "trunk_options", "weights", "balance", "dtype")
+        recipe = {key: recipe[key] for key in keys}
     return json_digest([recipe, document["members"], document["base"], plan.dtype])
 
 
