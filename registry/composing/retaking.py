@@ -29,7 +29,7 @@ from registry.composing.produce import copied, produce
 from registry.composing.recipe import Recipe
 from registry.composing.refitting import refit
 from registry.composing.writing import host_config, write_model
-from registry.errors import DamagedError
+from registry.errors import DamagedError, IncompatibleError
 from registry.home import Home
 from registry.hosts import Rows
 from registry.loading import load_model
@@ -107,6 +107,7 @@ def materials_of(plan: Plan, place: Workplace) -> Materials:
     Raises:
         DamagedError: an array is not what was stored.
         CalibrationError: an activation is NaN or infinite.
+        IncompatibleError: the base model does not know a member's tokens.
         InvalidInputError: a linear system cannot be solved.
     """
     recipe = plan.recipe
@@ -139,6 +140,21 @@ def calibration_of(member: Member) -> Calibration:
     return calibration
 
 
+def _check_known(calibration: Calibration, member: Member, through: Member) -> None:
+    """Check that a model knows a member's calibration tokens.
+
+    Raises:
+        IncompatibleError: it does not.
+    """
+    largest, rows = int(calibration.ids.max()), through.architecture.vocab_size
+    if largest >= rows:
+        raise IncompatibleError(
+            f"{member.version.ref} was calibrated on token {largest}, and {through.version.ref}, which this recipe "
+            f"runs its text through, knows {rows}",
+            "choose a router of the experts' own features: --router ridge, --token-weight none",
+        )
+
+
 def settings_of(recipe: Recipe, dtype: str) -> PassSettings:
     """Return how passes run: those that a recipe's document tells."""
     return PassSettings(dtype=dtype, sites="router", device=recipe.device)
@@ -148,6 +164,7 @@ def _of_features(plan: Plan, place: Workplace, member: Member) -> Cached:
     """Return a member's statistics in the base model's or its own pass, weighted where the recipe says so."""
     through = plan.base if ROUTERS[plan.recipe.router].features == BASE else member
     assert through is not None
+    _check_known(calibration_of(member), member, through)
     key = ["features", through.version.digest]
     settings = settings_of(plan.recipe, str(through.content["dtype"]))
     return _passed(plan, place, member, key, settings, lambda: stored_folder(through, place))
@@ -256,6 +273,7 @@ def _advantage(
     if plan.recipe.token_weight == "none":
         return None
     assert plan.base is not None
+    _check_known(calibration, member, plan.base)
     losses = []
     for through in (plan.base, member):
         with stored_folder(through, place) as folder:
