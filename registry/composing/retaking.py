@@ -63,9 +63,16 @@ class Workplace:
 @contextmanager
 def workplace(home: Home, progress: Progress) -> Iterator[Workplace]:
     """Give a place in a registry's home, whose models go when the context ends."""
-    home.work.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=home.work) as work:
+    with _temporary(home.work) as work:
         yield Workplace(Path(work), Cache(home.cache), progress)
+
+
+def _temporary(where: Path) -> TemporaryDirectory[str]:
+    try:
+        where.mkdir(parents=True, exist_ok=True)
+        return TemporaryDirectory(dir=where)
+    except OSError:  # a home that cannot be written is read as any other
+        return TemporaryDirectory()
 
 
 class Retaken(Materials):
