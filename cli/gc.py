@@ -10,10 +10,10 @@ from cli.session import Session, as_json, pass_session, print_json, size
 @as_json
 @pass_session
 def gc(session: Session, dry_run: bool, as_json: bool) -> None:
-    """Delete arrays that no version needs, and what interrupted registrations left: passes, and merged adapters.
+    """Delete arrays that no version needs, and what interruptions left: passes, merged adapters, compositions' models.
 
-    A pass that is under way in another process goes on, but can no longer be resumed from where it is. Merged adapters
-    are taken for left when they are a day old.
+    A pass that is under way in another process goes on, but can no longer be resumed from where it is. Adapters and
+    models are taken for left when they are a day old.
     """
     with session.registry() as registry:
         garbage = registry.gc(dry_run=dry_run)
@@ -37,4 +37,4 @@ def gc(session: Session, dry_run: bool, as_json: bool) -> None:
     if garbage.passes:
         click.echo(f"{deed} {garbage.passes} passes under way or interrupted ({size(garbage.pass_bytes)})")
     if garbage.merged:
-        click.echo(f"{deed} {garbage.merged} merged adapters ({size(garbage.merged_bytes)})")
+        click.echo(f"{deed} {garbage.merged} merged adapters and models of compositions ({size(garbage.merged_bytes)})")

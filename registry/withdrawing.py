@@ -50,7 +50,8 @@ class Garbage:
         passes: forward passes that were interrupted, or are under way in another process, which then can no longer
             go on after an interruption.
         pass_bytes: what is written down of them.
-        merged: adapters merged into their base models by registrations that never ended.
+        merged: adapters merged into their base models by registrations that never ended, and models that compositions
+            which never ended ran text through.
         merged_bytes: what they take on disk.
     """
 
@@ -111,7 +112,7 @@ def collect_leftovers(home: Home, garbage: Garbage, *, dry_run: bool) -> Garbage
     A registration under way is not disturbed: it holds no lock during its pass.
     """
     passes = [path for path in _files(home.partial) if path.suffix != ".partial" or _is_stale(path)]
-    merged = [folder for folder in sorted(home.merged.glob("*")) if _is_stale(folder)]
+    merged = [f for place in (home.merged, home.work) for f in sorted(place.glob("*")) if _is_stale(f)]
     found = replace(
         garbage,
         passes=len(passes),
