@@ -174,7 +174,7 @@ def test_lam_auto_takes_the_least_error_and_tells_its_curve(filled: Registry, tm
         assert 0 < min(of["errors"]) < 0.6 < max(of["accuracies"]) <= 1
         statistics = [member.statistics(MLP_INPUT, layer) for member in plan.members]
         gate = tensors_of(tmp_path / "moe")[GATE.format(layer)]
-        assert torch.equal(gate, ridge(statistics, [1.0, 1.0], of["best"]).float())
+        assert torch.equal(gate, (ridge(statistics, [1.0, 1.0], of["best"], normalize=False) / 0.05).float())
     filled.compose(PAIR, tmp_path / "plain")
     assert "lam" not in json.loads((tmp_path / "plain" / MARKER).read_text())
 

@@ -33,6 +33,7 @@ from tests.conftest import SETTINGS, Zoo, files_of
 from tests.registry.composing.test_vocabulary import grown
 
 GATE = "model.layers.{}.block_sparse_moe.gate.weight"
+UNIT: dict[str, Any] = {"normalize": True, "temperature": 1.0}
 PAIR = ("code", "math")
 BATCH = PassSettings().batch_size
 
@@ -80,7 +81,7 @@ def seen_by(model: Any, modules: list[Any], calibration: Calibration) -> list[to
 def test_first_pass_is_that_of_the_experts_in_the_composed_trunk(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     """Every token forced to its expert (DUME eq. 7), in the dense model that this is."""
     weights = [3.0, 1.0]
-    filled.compose(PAIR, tmp_path / "moe", Recipe(refine=1, lam=0.3, weights={"code": 3.0}))
+    filled.compose(PAIR, tmp_path / "moe", Recipe(refine=1, lam=0.3, weights={"code": 3.0}, **UNIT))
     taken = []
     for name in PAIR:
         folder = forced_model(zoo, tmp_path / "moe", name, tmp_path / name)
@@ -96,8 +97,8 @@ def test_first_pass_is_that_of_the_experts_in_the_composed_trunk(filled: Registr
 
 
 def test_second_pass_is_that_of_the_routed_model(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
-    filled.compose(PAIR, tmp_path / "once", Recipe(refine=1))
-    filled.compose(PAIR, tmp_path / "twice", Recipe(refine=2))
+    filled.compose(PAIR, tmp_path / "once", Recipe(refine=1, **UNIT))
+    filled.compose(PAIR, tmp_path / "twice", Recipe(refine=2, **UNIT))
     model = load_model(tmp_path / "once", "float32", None)
     exponents = scales(
         Checkpoint(forced_model(zoo, tmp_path / "once", "code", tmp_path / "dense")), MLP_INPUT
@@ -122,7 +123,7 @@ def test_tokens_count_by_what_the_expert_gains_on_them(
         return take_statistics(*arguments, **options)
 
     monkeypatch.setattr(retaking, "take_statistics", noted)
-    filled.compose(PAIR, tmp_path / "moe", Recipe(token_weight="advantage"))
+    filled.compose(PAIR, tmp_path / "moe", Recipe(token_weight="advantage", **UNIT))
     statistics = []
     for name, weights in zip(PAIR, given, strict=True):
         calibration = kept(zoo, name)
@@ -150,7 +151,7 @@ def test_tokens_count_by_what_the_expert_gains_on_them(
 
 
 def test_domain_embedding_is_the_mean_feature_in_the_base_model(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
-    filled.compose(PAIR, tmp_path / "moe", Recipe(router="domain-embedding", normalize=False))
+    filled.compose(PAIR, tmp_path / "moe", Recipe(router="domain-embedding", temperature=1.0))
     base = load_model(zoo.base, "float32", None)
     for number, name in enumerate(PAIR):
         rows = seen_by(base, [layer.mlp for layer in base.model.layers], kept(zoo, name))
@@ -251,8 +252,7 @@ def test_pass_after_a_refit_knows_the_routers_that_had_a_part_in_it(filled: Regi
 def test_opt_out_empties_the_cache(filled: Registry, tmp_path: Path) -> None:
     filled.compose(PAIR, tmp_path / "moe", Recipe(refine=1))
     assert files_of(filled.home.cache)
-    filled.gc()
-    assert files_of(filled.home.cache)  # what compositions may want again is no garbage
+    assert filled.gc(dry_run=True).cached == len(files_of(filled.home.cache))
     filled.opt_out("law")  # of whose statistics none is there: all go nevertheless
     assert not filled.home.cache.exists()
 
@@ -265,8 +265,8 @@ def test_model_that_a_crash_left_is_garbage(filled: Registry) -> None:
         for path in (folder / "model.safetensors", folder):
             then = path.stat().st_mtime - age
             os.utime(path, (then, then))
-    assert filled.gc(dry_run=True).merged == 1
-    assert (filled.gc().merged, filled.gc().merged) == (1, 0)
+    assert filled.gc(dry_run=True).work == 1
+    assert (filled.gc().work, filled.gc().work) == (1, 0)
     assert [path.name for path in filled.home.work.iterdir()] == ["busy"]
 
 
