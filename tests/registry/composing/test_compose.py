@@ -33,7 +33,7 @@ def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("trunk", ["mean", "base"])
 def test_every_tensor_is_what_it_should_be(filled: Registry, zoo: Zoo, tmp_path: Path, trunk: str) -> None:
-    recipe = Recipe(trunk=trunk, lam=0.3, weights={"law": 3.0}, top_k=2, temperature=0.5)
+    recipe = Recipe(trunk=trunk, lam=0.3, weights={"law": 3.0}, top_k=2, temperature=0.5, normalize=True)
     plan = filled.compose(["math", "law", "code"], tmp_path / "moe", recipe)
     found = tensors_of(tmp_path / "moe")
     dense = {name: load_file(path / "model.safetensors") for name, path in (zoo.experts | {"base": zoo.base}).items()}
@@ -65,7 +65,7 @@ def test_stored_statistics_are_the_collected_ones(filled: Registry, zoo: Zoo) ->
 
 def test_lam_weights_and_temperature_reach_the_router(filled: Registry, tmp_path: Path) -> None:
     def gates(name: str, **recipe: Any) -> torch.Tensor:
-        filled.compose(["code", "math"], tmp_path / name, Recipe(**recipe))
+        filled.compose(["code", "math"], tmp_path / name, Recipe(**{"normalize": True, "temperature": 1.0} | recipe))
         return torch.stack([tensors_of(tmp_path / name)[GATE.format(layer)] for layer in range(2)])
 
     plain = gates("plain")

@@ -38,7 +38,7 @@ def test_digest_is_a_function_of_members_and_recipe(filled: Registry) -> None:
         digest("code", "law"),
         digest("code"),
         digest("code", "math", lam=0.1),
-        digest("code", "math", top_k=2),
+        digest("code", "math", top_k=1),
         digest("code", "math", trunk="base"),
         digest("code", "math", weights={"code": 2.0}),
         digest("code", "math", temperature=0.5),
