@@ -12,9 +12,6 @@ from benchmarks.quality_parts import FIVE, LAMS, REFERENCE, SAMPLED_REFERENCE, F
 WIDE = 0.5
 """A difference from the reference that is more than this stands out."""
 
-ROWS = "## Rows of a table"
-"""The section of docs/methods.md that has a score for each row."""
-
 _INTRODUCTION = """# What compositions are worth
 
 Written by `make quality` (`benchmarks/quality.py`), not by hand. [docs/methods.md](../docs/methods.md) says what each
@@ -56,22 +53,24 @@ def page(found: Mapping[str, Figures], reference: Mapping[str, float], windows: 
 
 
 def with_scores(document: str, found: Mapping[str, Figures]) -> str:
-    """Return docs/methods.md with the measured scores in its table of rows; those not measured are left empty.
+    """Return docs/methods.md with the measured scores; those not measured are left empty.
 
-    Raises:
-        ValueError: it has no such table.
+    They stand in the last column of each table where that is called `score`, in the lines that have a cell with the
+    name of a row; after a stroke stands that of far experts too.
     """
-    start = document.find(ROWS)
-    if start < 0:
-        raise ValueError(f"there is no section {ROWS!r}")
-    end = document.find("\n## ", start)
     scores = [_averages(_table_rows(found)), _averages(found["far"]["rows"] if "far" in found else [])]
-    lines = document[start:end].splitlines()
+    lines = document.split("\n")
+    wanted = False
     for number, line in enumerate(lines):
-        if match := re.fullmatch(r"\| `([^`]+)` \| (.*) \|[^|]*\|", line):
-            known = [of[match[1]] for of in scores if match[1] in of]
-            lines[number] = f"| `{match[1]}` | {match[2]} | {' / '.join(known)} |"
-    return document[:start] + "\n".join(lines) + document[end:]
+        cells = line.split(" | ")
+        if not line.startswith("|"):
+            wanted = False
+        elif cells[-1] == "score |":
+            wanted = True
+        elif wanted and (named := re.search(r"\| `([^`]+)` \|", line)):
+            known = [of[named[1]] for of in scores if named[1] in of]
+            lines[number] = " | ".join([*cells[:-1], f"{' / '.join(known)} |"])
+    return "\n".join(lines)
 
 
 def _averages(rows: Iterable[Figures]) -> dict[str, str]:

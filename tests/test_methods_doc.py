@@ -70,7 +70,11 @@ def test_scores_are_those_measured() -> None:
     measured = tables(MEASURED)
     near = {row[0].split()[0]: row[6] for row in measured["Every method"] if not row[0].startswith("expert ")}
     far = {row[0].split()[0]: row[-1] for row in measured.get("Near and far experts", [])}
-    for name, _, score in tables(PAGE)["Rows of a table"]:
+    page = tables(PAGE)
+    scored = [(row[0], row[2]) for row in page["Rows of a table"]] + [
+        (row[1], row[2]) for row in page["Which to use when"]
+    ]
+    for name, score in scored:
         row = name.strip("`")
         assert score == " / ".join(found[row] for found in (near, far) if row in found), row
 
