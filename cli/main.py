@@ -28,6 +28,7 @@ from cli.lam_curve import lam_curve
 from cli.list import list_
 from cli.log import log
 from cli.opt_out import opt_out
+from cli.reproduce import reproduce
 from cli.session import Session
 from cli.show import show
 from cli.train_router import train_router
@@ -157,6 +158,7 @@ for command in (
     log,
     alias,
     export,
+    reproduce,
     verify,
     gc,
     db,

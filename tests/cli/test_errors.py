@@ -128,6 +128,7 @@ NEEDING_A_REGISTRY = {
     "opt-out": ("opt-out", "math", "--yes"),
     "alias": ("alias", "math", "good"),
     "export": ("export", "math", "--out", "math"),
+    "reproduce": ("reproduce", "moe"),
     "db current": ("db", "current"),
 }
 
