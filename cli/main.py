@@ -28,6 +28,7 @@ from cli.lam_curve import lam_curve
 from cli.list import list_
 from cli.log import log
 from cli.opt_out import opt_out
+from cli.receipt import receipt
 from cli.reproduce import reproduce
 from cli.session import Session
 from cli.show import show
@@ -152,6 +153,7 @@ for command in (
     evaluate,
     continual,
     opt_out,
+    receipt,
     list_,
     show,
     compositions,

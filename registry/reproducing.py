@@ -74,7 +74,7 @@ def read_composed(folder: Path) -> tuple[dict[str, object], Description]:
 
     Raises:
         CheckpointError: there is none, or it is not what this program writes.
-        InvalidInputError: its recipe cannot be.
+        InvalidInputError: a member's name cannot be one.
     """
     marker = folder / MARKER
     if not marker.is_file():

@@ -1,13 +1,13 @@
 """A composition's document read back: what was composed of what, and how."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from registry.composing.ensemble import TO_ENSEMBLE, EnsembleRecipe
 from registry.composing.plan import DOCUMENT_FORMAT
 from registry.composing.recipe import Recipe
-from registry.errors import CheckpointError
+from registry.errors import CheckpointError, InvalidInputError
 from registry.hosts.remote_code import REMOTE_CODE, ROUTED
 from registry.reference import check_name
 from registry.untrusted import DIGEST, LIST, OBJECT, TEXT, WHOLE, fields, maybe
@@ -73,8 +73,8 @@ class Description:
             where: what messages call it.
 
         Raises:
-            CheckpointError: a key is unknown or missing, or a value is not what this program writes.
-            InvalidInputError: the recipe cannot be.
+            CheckpointError: a key is unknown or missing, a value is not what this program writes, or no such recipe is.
+            InvalidInputError: a member's name cannot be one.
         """
         given = fields(document, _KINDS, where, optional=_OPTIONAL)
         if given["format"] != DOCUMENT_FORMAT:
@@ -89,11 +89,15 @@ class Description:
         if not names or names != sorted(set(names)):
             raise CheckpointError(f"{where}: its members are not in the order of their names", "copy the file again")
         base = None if given["base"] is None else Content.from_document(given["base"], f"{where}, base")
-        host, wanted = given["host"], given["recipe"].get("to")
-        recipe: Recipe | EnsembleRecipe
-        if wanted == TO_ENSEMBLE:
-            recipe = EnsembleRecipe.from_document(given["recipe"], names)
-        else:
-            chosen = REMOTE_CODE if host.startswith(ROUTED) else host
-            recipe = Recipe.from_document(given["recipe"], names, host=chosen if wanted == "moe" else None)
-        return cls(members, base, recipe, host, given.get("parent"))
+        try:
+            recipe = _recipe(given["recipe"], names, given["host"])
+        except InvalidInputError as error:
+            raise CheckpointError(f"{where}: {error.message}", "copy the file again") from error
+        return cls(members, base, recipe, given["host"], given.get("parent"))
+
+
+def _recipe(document: Mapping[str, Any], names: Sequence[str], host: str) -> Recipe | EnsembleRecipe:
+    if document.get("to") == TO_ENSEMBLE:
+        return EnsembleRecipe.from_document(document, names)
+    chosen = REMOTE_CODE if host.startswith(ROUTED) else host
+    return Recipe.from_document(document, names, host=chosen if document.get("to") == "moe" else None)

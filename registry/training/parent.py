@@ -61,7 +61,7 @@ def read_parent(folder: Path, progress: Progress) -> Parent:
             "name a composed folder: reg compose --experts … --out DIR",
         )
     document = read_json(marker)
-    digest, files = document.pop("digest", None), document.pop("files", None)
+    digest, files, _ = (document.pop(key, None) for key in ("digest", "files", "lam"))  # no part of what has the digest
     if not is_digest(digest) or not isinstance(files, dict) or json_digest(document) != digest:
         raise CheckpointError(f"{marker} was changed since it was written: it does not have its digest", _AGAIN)
     files = {str(name): str(sha) for name, sha in files.items()}
