@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint fix reference wheel clean
+.PHONY: demo test lint fix reference quality wheel clean
 
 demo: .venv/installed
 	$(BIN)/reg demo --force  # deletes only what an earlier demo made
@@ -23,6 +23,9 @@ fix: .venv/installed
 
 reference: .venv/installed  ## write the CLI reference into the README
 	$(BIN)/python -m cli.reference README.md
+
+quality: .venv/installed  ## measure every method on real experts; FAR=folder adds far ones
+	$(BIN)/python -m benchmarks.quality $(if $(FAR),--far $(FAR))
 
 wheel: .venv/installed
 	$(BIN)/python -m build --wheel

@@ -147,7 +147,7 @@ class Composer(Handle):
         from registry.composing.likeness import likeness
         from registry.composing.retaking import workplace
 
-        plan = self.plan(experts, Recipe(trunk="base"), base=base)
+        plan = self.plan(experts, Recipe(trunk="base", to="dense"), base=base)
         assert plan.base is not None
         paths = [Path(file) for file in several(files, "files")]
         with workplace(self.home, self.progress) as place:

@@ -48,11 +48,9 @@ class Layers:
         """
         name = self._family.embedding
         module = self._model.get_submodule(name.removesuffix(".weight"))
-        filled = nn.Embedding.from_pretrained(weights(name).float().to(self._device), freeze=True)
-        for key, value in vars(module).items():  # what subclasses add, as a factor
-            if not key.startswith("_") and key not in vars(filled):
-                setattr(filled, key, value)
-        filled.__class__ = type(module)
+        filled: Any = copy.deepcopy(module)  # with what subclasses add, as a factor
+        filled.weight = nn.Parameter(weights(name).float().to(self._device), requires_grad=False)
+        filled.padding_idx = None  # a member may lack that row
         layers = self._model.get_submodule(self._family.layers)
         names = [".".join((self._family.layers, str(number))) for number in range(len(layers))]
         norm = self._family.head_input(self._architecture).norm

@@ -138,9 +138,9 @@ class Materials:
                 counts = [member.token_counts for member in plan.members]
         return Combination(
             name,
-            [_pass(member, name) for member in used],
+            [pass_over(member, name) for member in used],
             plan.weights,
-            None if base is None else _pass(base, name),
+            None if base is None else pass_over(base, name),
             [member.version.digest for member in plan.members],
             inputs,
             plan.statistics_weights if method.needs_inputs else (),
@@ -153,6 +153,7 @@ def _statistics(members: tuple[Member, ...], site: str, layer: int) -> Iterator[
     return (member.statistics(site, layer) for member in members)
 
 
-def _pass(member: Member, name: str) -> Pass:
+def pass_over(member: Member, name: str) -> Pass:
+    """Return what starts a pass over a member's tensor."""
     source = member.open_weight(name)
     return lambda: (to_tensor(block, source.dtype) for block in source.blocks())

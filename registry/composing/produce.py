@@ -22,7 +22,7 @@ def produce(materials: Materials, tensor: OutputTensor) -> Iterator[Block]:
     match tensor.made:
         case Experts(parts=parts):
             for member, rows in parts:
-                yield from _copy(materials.mlp(member, rows.name), rows, tensor.dtype)
+                yield from copied(materials.mlp(member, rows.name), rows, tensor.dtype)
         case Trunk() as trunk:
             for combined in _combine(materials, trunk):
                 yield to_block(combined.to(dtype))
@@ -36,8 +36,8 @@ def produce(materials: Materials, tensor: OutputTensor) -> Iterator[Block]:
             yield to_block(gate.to(dtype))
 
 
-def _copy(source: ArraySource, rows: Rows, dtype: str) -> Iterator[Block]:
-    """Yield rows of an expert's MLP: the bytes of its array, cast only where another dtype is wanted."""
+def copied(source: ArraySource, rows: Rows, dtype: str) -> Iterator[Block]:
+    """Yield rows of a tensor: the bytes of its array, cast only where another dtype is wanted."""
     if rows.rows is None and source.dtype == dtype:
         yield from source.blocks()
     else:

@@ -6,10 +6,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from registry.composing.materials import Materials
+from registry.composing.materials import Materials, pass_over
 from registry.maths.refit import LeastSquares
 from registry.maths.statistics import Statistics
-from registry.tensors import to_block, to_tensor
+from registry.maths.trunk.tensor import Combination, aligned
+from registry.tensors import to_block
 from store.arrays import ArraySource
 
 
@@ -27,7 +28,7 @@ class Refitted(Materials):
         self._files: dict[tuple[int | None, str], Path] = {}
         self._gates: dict[int, Tensor] = {}
         self._now: tuple[int, list[tuple[Statistics, ...]]] = (-1, [])
-        self._head: tuple[LeastSquares, list[Tensor]] | None = None
+        self._head: list[LeastSquares] = []
 
     def put(self, member: int | None, name: str, tensor: Tensor) -> None:
         """Put a tensor in place: of the trunk, or of one member's MLP."""
@@ -37,9 +38,9 @@ class Refitted(Materials):
         save_file({"tensor": tensor.contiguous()}, path)
         self._files[member, name] = path
 
-    def put_head(self, total: LeastSquares, crosses: list[Tensor]) -> None:
-        """Put the head's sums in place: of all inputs, and each member's products with its own, (H, H)."""
-        self._head = total, crosses
+    def put_head(self, sums: list[LeastSquares]) -> None:
+        """Put the head's sums in place, one a member: of its inputs, and their products with the member's own."""
+        self._head = sums
 
     def put_statistics(self, layer: int, folds: list[tuple[Statistics, ...]]) -> None:
         """Solve a layer's router from its statistics, one tuple of folds a member."""
@@ -50,7 +51,7 @@ class Refitted(Materials):
         """Yield the rows of one tensor that all members share."""
         if (None, name) in self._files:
             yield self._tensor(None, name)
-        elif self._head is not None and name == self.plan.lead.family.head:
+        elif self._head and name == self.plan.lead.family.head:
             yield from self._refitted_head(name)
         else:
             yield from self._inner.combined(name)
@@ -59,7 +60,7 @@ class Refitted(Materials):
         """Return one MLP tensor of a member."""
         if (member, name) not in self._files:
             return self._inner.mlp(member, name)
-        dtype = self.plan.members[member].link("mlp", name).dtype
+        dtype = self.plan.recipe.dtype or self.plan.members[member].link("mlp", name).dtype
         return ArraySource.of(to_block(self._tensor(member, name)), dtype)
 
     def folds(self, member: int, layer: int) -> tuple[Statistics, ...]:
@@ -86,21 +87,11 @@ class Refitted(Materials):
         return tensor
 
     def _refitted_head(self, name: str) -> Iterator[Tensor]:
-        assert self._head is not None
-        total, crosses = self._head
-        sources = [member.open_weight(name) for member in self.plan.members]
-        passes = [(to_tensor(block, source.dtype) for block in source.blocks()) for source in sources]
-        for towards, *own in zip(_runs(self._inner.combined(name), sources[0]), *passes, strict=True):
-            cross = torch.zeros(towards.shape, dtype=torch.float64)
-            for weight, of in zip(own, crosses, strict=True):
-                cross += weight.double() @ of
-            yield LeastSquares(total.gram, cross).solve(towards)
-
-
-def _runs(blocks: Iterator[Tensor], like: ArraySource) -> Iterator[Tensor]:
-    """Yield the rows of `blocks` in runs as long as those of `like`."""
-    held = torch.cat(list(blocks))
-    start = 0
-    for block in like.blocks():
-        yield held[start : start + len(block)]
-        start += len(block)
+        members = self.plan.members
+        towards, sums = torch.cat(list(self._inner.combined(name))), self._head
+        for rows in aligned(Combination(name, [pass_over(member, name) for member in members], self.plan.weights)):
+            parts = [own.mapped(part) for own, part in zip(sums, rows.parts, strict=True) if part is not None]
+            total = parts[0]
+            for part in parts[1:]:
+                total = total + part
+            yield total.solve(towards[rows.start : rows.start + len(total.cross)])

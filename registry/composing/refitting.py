@@ -238,7 +238,7 @@ class Refit:
     def _head(self, texts: Sequence[_Text]) -> None:
         size = self._architecture.hidden_size
         norm = self._layers.last_norm(self._composed.tensor)
-        crosses, total = [], LeastSquares.zero(size, size)
+        found = []
         for text, weight in zip(texts, self._counts, strict=True):
             own = self._layers.last_norm(partial(_weight, text.member))
             sums = LeastSquares.zero(size, size)
@@ -247,9 +247,8 @@ class Refit:
                 with torch.no_grad():
                     x = norm(text.composed[rows][keep].to(self._device))
                     sums.add(x, own(text.dense[rows][keep].to(self._device)), weight)
-            crosses.append(sums.cross.cpu())
-            total = total + sums
-        self._result.put_head(LeastSquares(total.gram.cpu(), total.cross.cpu()), crosses)
+            found.append(LeastSquares(sums.gram.cpu(), sums.cross.cpu()))
+        self._result.put_head(found)
 
     def _text(self, number: int, member: Member) -> _Text:
         calibration = member.calibration

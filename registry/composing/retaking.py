@@ -25,12 +25,13 @@ from registry.composing.folder import Stream, json_file, write_files, write_shar
 from registry.composing.materials import Materials
 from registry.composing.member import Member
 from registry.composing.plan import Plan, dense_plan
-from registry.composing.produce import produce
+from registry.composing.produce import copied, produce
 from registry.composing.recipe import Recipe
 from registry.composing.refitting import refit
 from registry.composing.writing import host_config, write_model
-from registry.errors import DamagedError
+from registry.errors import DamagedError, IncompatibleError
 from registry.home import Home
+from registry.hosts import Rows
 from registry.loading import load_model
 from registry.maths.advantage import advantage_weights
 from registry.maths.router import BASE, ROUTERS
@@ -62,9 +63,16 @@ class Workplace:
 @contextmanager
 def workplace(home: Home, progress: Progress) -> Iterator[Workplace]:
     """Give a place in a registry's home, whose models go when the context ends."""
-    home.work.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=home.work) as work:
+    with _temporary(home.work) as work:
         yield Workplace(Path(work), Cache(home.cache), progress)
+
+
+def _temporary(where: Path) -> TemporaryDirectory[str]:
+    try:
+        where.mkdir(parents=True, exist_ok=True)
+        return TemporaryDirectory(dir=where)
+    except OSError:  # a home that cannot be written is read as any other
+        return TemporaryDirectory()
 
 
 class Retaken(Materials):
@@ -106,6 +114,7 @@ def materials_of(plan: Plan, place: Workplace) -> Materials:
     Raises:
         DamagedError: an array is not what was stored.
         CalibrationError: an activation is NaN or infinite.
+        IncompatibleError: the base model does not know a member's tokens.
         InvalidInputError: a linear system cannot be solved.
     """
     recipe = plan.recipe
@@ -138,6 +147,21 @@ def calibration_of(member: Member) -> Calibration:
     return calibration
 
 
+def _check_known(calibration: Calibration, member: Member, through: Member) -> None:
+    """Check that a model knows a member's calibration tokens.
+
+    Raises:
+        IncompatibleError: it does not.
+    """
+    largest, rows = int(calibration.ids.max()), through.architecture.vocab_size
+    if largest >= rows:
+        raise IncompatibleError(
+            f"{member.version.ref} was calibrated on token {largest}, and {through.version.ref}, which this recipe "
+            f"runs its text through, knows {rows}",
+            "choose a router of the experts' own features: --router ridge, --token-weight none",
+        )
+
+
 def settings_of(recipe: Recipe, dtype: str) -> PassSettings:
     """Return how passes run: those that a recipe's document tells."""
     return PassSettings(dtype=dtype, sites="router", device=recipe.device)
@@ -147,6 +171,7 @@ def _of_features(plan: Plan, place: Workplace, member: Member) -> Cached:
     """Return a member's statistics in the base model's or its own pass, weighted where the recipe says so."""
     through = plan.base if ROUTERS[plan.recipe.router].features == BASE else member
     assert through is not None
+    _check_known(calibration_of(member), member, through)
     key = ["features", through.version.digest]
     settings = settings_of(plan.recipe, str(through.content["dtype"]))
     return _passed(plan, place, member, key, settings, lambda: stored_folder(through, place))
@@ -255,6 +280,7 @@ def _advantage(
     if plan.recipe.token_weight == "none":
         return None
     assert plan.base is not None
+    _check_known(calibration, member, plan.base)
     losses = []
     for through in (plan.base, member):
         with stored_folder(through, place) as folder:
@@ -305,7 +331,7 @@ def forced_folder(materials: Materials, member: int, trunk: Path, place: Workpla
     if not trunk.exists():
         write_shard(trunk, [stream for stream in streams if stream.name not in mlps], lambda amount: None)
     own = [
-        replace(stream, blocks=partial(_blocks_of, materials, member, stream.name))
+        replace(stream, blocks=partial(_own_mlp, materials, member, stream))
         for stream in streams
         if stream.name in mlps
     ]
@@ -325,10 +351,14 @@ def forced_folder(materials: Materials, member: int, trunk: Path, place: Workpla
 def trunk_digest(plan: Plan) -> str:
     """Return the digest of what the composed trunk, and the MLPs where they are refitted, are a function of."""
     document = plan.document
-    keys = ("trunk", "trunk_options", "weights", "balance", "dtype", "refine_mlp")
-    recipe = {key: document["recipe"].get(key) for key in keys}
+    recipe = document["recipe"]
+    if recipe["refine_mlp"]:  # the routers have a part in the refit, the passes after it have none
+        recipe = {key: value for key, value in recipe.items() if key not in ("refine", "token_weight", "top_k")}
+    else:
+        keys = ("trunk", "trunk_options", "weights", "balance", "dtype")
+        recipe = {key: recipe[key] for key in keys}
     return json_digest([recipe, document["members"], document["base"], plan.dtype])
 
 
-def _blocks_of(materials: Materials, member: int, name: str) -> Iterator[Any]:
-    return materials.mlp(member, name).blocks()
+def _own_mlp(materials: Materials, member: int, stream: Stream) -> Iterator[Any]:
+    return copied(materials.mlp(member, stream.name), Rows(stream.name), stream.dtype)

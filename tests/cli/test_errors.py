@@ -88,7 +88,7 @@ TOLD: dict[str, tuple[tuple[str, ...], str, str]] = {
     "temperature": (
         ("compose", "--experts", "math", "--temperature", "inf", "--out", "{out}"),
         "temperature is inf, it must be finite and more than 0",
-        "the default is 1.0",
+        "the default is 0.05",
     ),
     "database": (("--database", "nonsense", "list"), "cannot use the database URL", "sqlite:////path/catalog.sqlite"),
     "receipt in no folder": (

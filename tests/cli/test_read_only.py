@@ -79,6 +79,8 @@ def test_reading_works(run: Callable[..., Result], home: Path, zoo: Zoo, scratch
         ["db", "current"],
         ["verify"],
         ["compose", "--experts", "math,code", "--plan"],
+        ["lam-curve", "--experts", "math,code"],
+        ["compose", "--experts", "math,code", "--to", "dense", "--like", text, "--plan"],
     ]
     allowed = [run(*words) for words in commands]  # also imports what root alone may be able to read
     assert run("export", "math", "--out", out / "allowed").exit_code == 0

@@ -105,43 +105,49 @@ RECIPES: dict[str, dict[str, Any]] = {
     "balanced": {"balance": "tokens"},
     "advantage": {"token_weight": "advantage"},
     "refined": {"refine": 1},
+    "refitted": {"refine_mlp": True},
+    "refitted, then refined": {"refine_mlp": True, "refine": 1, "lam": "auto"},
     "refined twice": {"refine": 2, "trunk": "mean", "lam": "auto", "token_weight": "advantage"},
 }
 """Every trunk method, router method and option, each in some recipe."""
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_history_leaves_no_trace(zoo: Zoo, tmp_path: Path, name: str) -> None:
-    """Extra experts, other versions, aliases, tags, earlier compositions, opt-outs: none changes a byte."""
-    settings: dict[str, Any] = {"lam": 0.5, "top_k": 2, "temperature": 0.5, "weights": {"code": 2.0}}
-    recipe = Recipe(**settings | RECIPES[name])
-    members = ["code", "law", "math"]
-    with fresh(tmp_path / "plain", zoo, ("code", "math", "law"), base=True) as registry:
-        registry.compose(members, tmp_path / "expected", recipe)
-
-    other = write_jsonl(tmp_path / "other.jsonl", sentences("german", 20))
-    with Registry(tmp_path / "busy") as registry:
+@pytest.fixture(scope="module")
+def histories(zoo: Zoo, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two homes that hold the same three experts: `plain`, and `busy` with a history."""
+    root = tmp_path_factory.mktemp("histories")
+    fresh(root / "plain", zoo, ("code", "math", "law"), base=True).close()
+    other = write_jsonl(root / "other.jsonl", sentences("german", 20))
+    with Registry(root / "busy") as registry:
         registry.add_expert("german", zoo.experts["german"], tags={"x": "y"}, alias="stable")
         registry.add_expert("law", zoo.experts["biomed"])  # another content under the same name
         registry.opt_out("law", purge=True)
         registry.add_expert("math", zoo.experts["math"], data=[other])  # other statistics of the same weights
         registry.add_expert("math", zoo.experts["math"], alias="good")
         registry.add_expert("law", zoo.experts["law"], tags={"a": "b"})
-        registry.compose(["german", "law"], tmp_path / "earlier")
+        registry.compose(["german", "law"], root / "earlier")
         registry.add_base("base", zoo.base)
-        registry.compose(["german", "law"], tmp_path / "earlier", recipe_of_any(recipe), force=True)
         registry.add_expert("code", zoo.experts["code"])
         registry.opt_out("code")
         registry.add_expert("code", zoo.experts["code"])
         registry.opt_out("math@1")
         registry.gc()
+    return root
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_history_leaves_no_trace(histories: Path, tmp_path: Path, name: str) -> None:
+    """Extra experts, other versions, aliases, tags, earlier compositions, opt-outs: none changes a byte."""
+    settings: dict[str, Any] = {"lam": 0.5, "top_k": 2, "temperature": 0.5, "weights": {"code": 2.0}}
+    recipe = Recipe(**settings | RECIPES[name])
+    of_any = replace(recipe, weights={}, bias={})
+    with Registry(snapshot(histories / "plain", tmp_path / "plain")) as registry:
+        registry.compose(["code", "law", "math"], tmp_path / "expected", recipe)
+    with Registry(snapshot(histories / "busy", tmp_path / "busy")) as registry:
+        registry.compose(["german", "law"], tmp_path / "earlier", of_any)
+        registry.opt_out("german")
         registry.compose(["math@good", "code@2", "law@2"], tmp_path / "found", recipe)
     assert files_of(tmp_path / "found") == files_of(tmp_path / "expected")
-
-
-def recipe_of_any(recipe: Recipe) -> Recipe:
-    """The same recipe for members of any name."""
-    return replace(recipe, weights={}, bias={})
 
 
 @pytest.mark.parametrize("purge", [False, True])

@@ -20,6 +20,25 @@ from registry.errors import InvalidInputError
         ({"weights": {"code": 0.0}}, "the weight of code is 0.0, it must be finite and more than 0"),
         ({"weights": {"code": float("nan")}}, "the weight of code is nan"),
         ({"dtype": "int8"}, "dtype 'int8' is none of bfloat16, float16, float32"),
+        ({"to": "sparse"}, "output 'sparse' is none of moe, dense"),
+        ({"balance": "documents"}, "balance 'documents' is none of none, tokens"),
+        ({"token_weight": "loss"}, "token weight 'loss' is none of none, advantage"),
+        ({"trunk_options": {"density": 0.5}}, "trunk method 'regmean' has no option 'density'"),
+        ({"trunk": "mean", "trunk_options": {"alpha": 0.5}}, "trunk method 'mean' has no option 'alpha'"),
+        ({"trunk_options": {"alpha": 1.5}}, "alpha is 1.5, it must be from 0 to 1"),
+        ({"trunk_options": {"alpha": float("nan")}}, "alpha is nan, it must be from 0 to 1"),
+        ({"trunk": "ties", "trunk_options": {"density": 0.0}}, "density is 0.0, it must be from 0.001 to 1"),
+        ({"trunk": "dare", "trunk_options": {"scale": 11.0}}, "scale is 11.0, it must be from -10 to 10"),
+        ({"lam": "best"}, "lam is best, it must be finite and 0 or more, or auto"),
+        ({"refine": -1}, "refine is -1, it must be from 0 to 8"),
+        ({"refine": 9}, "refine is 9, it must be from 0 to 8"),
+        ({"to": "dense", "refine": 1}, "there is nothing to refine in a composition to dense: it has no router"),
+        ({"to": "dense", "refine_mlp": True}, "there is nothing to refine in a composition to dense"),
+        ({"bias": {"code": 1.0}}, "router method 'ridge' has no bias"),
+        ({"router": "random", "bias": {"code": 1.0}}, "router method 'random' has no bias"),
+        ({"router": "domain-embedding", "refine": 1}, "takes features of the base model, not of a refined one"),
+        ({"router": "domain-embedding", "refine_mlp": True}, "takes features of the base model, not of a refined"),
+        ({"refine_mlp": True, "token_weight": "advantage"}, "a refit weighs no tokens, and token weight 'advantage'"),
     ],
 )
 def test_what_makes_no_sense_is_refused(changes: dict[str, Any], message: str) -> None:
@@ -34,6 +53,10 @@ def test_what_makes_no_sense_is_refused(changes: dict[str, Any], message: str) -
         ({"top_k": 0}, "top-k is 0, it must be from 1 to 2, the number of members"),
         ({"top_k": 3}, "top-k is 3, it must be from 1 to 2, the number of members"),
         ({"weights": {"law": 2.0}}, "there is a weight or bias for law, which is no member"),
+        (
+            {"router": "domain-embedding", "bias": {"law": 2.0}},
+            "there is a weight or bias for law, which is no member",
+        ),
     ],
 )
 def test_what_does_not_fit_the_members_is_refused(changes: dict[str, Any], message: str) -> None:
@@ -60,3 +83,39 @@ def test_defaults_are_spelled_out() -> None:
         "balance": "none",
         "dtype": None,
     }
+
+
+@pytest.mark.parametrize(
+    ("changes", "keys"),
+    [
+        ({"to": "dense"}, {"to", "trunk", "trunk_options", "weights", "balance", "dtype"}),
+        ({"router": "random"}, {"seed", "normalize", "router", "top_k", "token_weight", "refine", "refine_mlp"}),
+        ({"router": "domain-embedding"}, {"lam", "bias", "normalize", "computed"}),
+        ({"refine": 1}, {"lam", "normalize", "computed"}),
+        ({"refine_mlp": True}, {"lam", "normalize", "computed"}),
+        ({"token_weight": "advantage"}, {"lam", "normalize", "computed"}),
+    ],
+)
+def test_document_has_what_has_a_part(changes: dict[str, Any], keys: set[str]) -> None:
+    """Options of other methods leave no trace, so that recipes which make the same bytes have one digest."""
+    found = Recipe(**changes).document(["code"])
+    assert keys <= set(found)
+    assert set(found) - keys <= {
+        "to", "trunk", "trunk_options", "router", "top_k", "temperature", "token_weight", "refine", "refine_mlp",
+        "weights", "balance", "dtype",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "needed"),
+    [
+        ({}, False),
+        ({"trunk": "ties"}, True),
+        ({"router": "domain-embedding"}, True),
+        ({"token_weight": "advantage"}, True),
+        ({"router": "random", "token_weight": "advantage"}, False),
+        ({"router": "domain-embedding", "to": "dense"}, False),
+    ],
+)
+def test_base_is_needed_where_it_has_a_part(changes: dict[str, Any], needed: bool) -> None:
+    assert Recipe(**changes).needs_base is needed

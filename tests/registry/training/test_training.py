@@ -159,7 +159,7 @@ def test_parent_with_a_chosen_lam_is_whole(filled: Registry, tmp_path: Path) -> 
 
 def test_kept_calibration_is_training_text(registry: Registry, zoo: Zoo, tmp_path: Path) -> None:
     registry.add_expert("code", zoo.experts["code"], data=[zoo.train["code"]], keep_calibration=True)
-    registry.add_expert("math", zoo.experts["math"])
+    registry.add_expert("math", zoo.experts["math"], data=[zoo.train["math"]])
     registry.compose(["code", "math"], tmp_path / "moe")
     registry.train_router(tmp_path / "moe", tmp_path / "out", ["code"], SETTINGS)
     with pytest.raises(CalibrationError, match="math is no file, and the calibration tokens of math@1 were not kept"):

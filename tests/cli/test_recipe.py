@@ -1,0 +1,161 @@
+"""Proves: the commands that take a recipe read every option of it, and refuse those that have no part in it."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from safetensors.torch import load_file
+
+from cli.main import main
+from registry import Recipe, Registry
+from registry.composing.folder import MARKER
+from tests.conftest import Zoo, files_of
+from tests.models import sentences, write_jsonl
+
+Run = Callable[..., Result]
+PAIR = ("--experts", "code,math")
+
+
+@pytest.fixture
+def run(filled: Registry) -> Run:
+    """Return a function that runs `reg --home … ARGS` and expects success, unless told otherwise."""
+
+    def invoke(*arguments: object, code: int = 0) -> Result:
+        result = CliRunner().invoke(main, ["--home", str(filled.home.path), *map(str, arguments)])
+        assert result.exit_code == code, result.output
+        return result
+
+    return invoke
+
+
+def refused(home: Path, *arguments: object) -> Result:
+    """Run a command that is a usage error, which is told before any registry is looked for."""
+    result = CliRunner().invoke(main, ["--home", str(home), *map(str, arguments)])
+    assert result.exit_code == 2, result.output
+    assert not home.exists()
+    return result
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--trunk", "mean"),
+        ("--alpha", "0.5"),
+        ("--router", "random"),
+        ("--lam", "auto"),
+        ("--no-normalize",),
+        ("--bias", "code=1"),
+        ("--seed", "1"),
+        ("--token-weight", "advantage"),
+        ("--refine", "1"),
+        ("--refine-mlp",),
+        ("--balance", "tokens"),
+        ("--host", "mixtral"),
+        ("--remote-code",),
+    ],
+)
+def test_ensemble_has_no_part_for_trunks_and_routers(tmp_path: Path, words: tuple[str, ...]) -> None:
+    result = refused(tmp_path / "home", "compose", *PAIR, "--to", "ensemble", "--out", tmp_path / "out", *words)
+    assert f"Error: {words[0].replace('--no-', '--')} has no part in what --to ensemble makes." in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--routing", "posterior"), "--routing has no part in what --to moe makes."),
+        (("--to", "dense", "--routing-tokens", "4"), "--routing-tokens has no part in what --to dense makes."),
+        (("--host", "mixtral", "--remote-code"), "--host and --remote-code exclude one another."),
+        (("--lam", "best"), "'best' is neither a number nor auto"),
+        (("--bias", "code=much"), "the bias of code is 'much', not a number"),
+        (("--weights", "code=much"), "the weight of code is 'much', not a number"),
+        (("--weights", "code"), "NAME=WEIGHT"),
+        (("--like", "FILE"), "--like needs --to dense, and makes the weights itself."),
+        (("--like", "FILE", "--to", "ensemble"), "--like needs --to dense, and makes the weights itself."),
+        (("--like", "FILE", "--to", "dense", "--weights", "code=2"), "--like needs --to dense, and makes the weights"),
+        (("--refine", "-1"), "Invalid value for '--refine'"),
+    ],
+)
+def test_usage_errors(zoo: Zoo, tmp_path: Path, words: tuple[str, ...], message: str) -> None:
+    given = [zoo.test["code"] if word == "FILE" else word for word in words]
+    assert message in refused(tmp_path / "home", "compose", *PAIR, "--out", tmp_path / "out", *given).stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "recipe"),
+    [
+        (("--trunk", "ties", "--density", 0.5, "--scale", 2), Recipe("ties", {"density": 0.5, "scale": 2.0})),
+        (("--alpha", 0.5, "--no-normalize"), Recipe(trunk_options={"alpha": 0.5}, normalize=False)),
+        (("--router", "random", "--seed", 7), Recipe(router="random", seed=7)),
+        (
+            ("--router", "domain-embedding", "--bias", "code=-0.5,math=1"),
+            Recipe(router="domain-embedding", bias={"code": -0.5, "math": 1.0}),
+        ),
+        (("--lam", "auto", "--balance", "tokens"), Recipe(lam="auto", balance="tokens")),
+        (
+            ("--token-weight", "advantage", "--refine", 2, "--refine-mlp"),
+            Recipe(token_weight="advantage", refine=2, refine_mlp=True),
+        ),
+        (("--to", "dense", "--weights", "code=3"), Recipe(to="dense", weights={"code": 3.0})),
+        (("--dtype", "bfloat16"), Recipe(dtype="bfloat16")),
+        (("--top-k", 2, "--temperature", 0.5), Recipe(top_k=2, temperature=0.5)),
+    ],
+)  # fmt: skip
+def test_options_reach_the_recipe(run: Run, filled: Registry, words: tuple[object, ...], recipe: Recipe) -> None:
+    found = json.loads(run("compose", *PAIR, "--plan", "--json", *words).stdout)
+    assert found["recipe"] == filled.plan(("code", "math"), recipe).document["recipe"]
+    assert found["recipe"] != filled.plan(("code", "math")).document["recipe"]
+
+
+def test_dense_model_for_documents(run: Run, filled: Registry, tmp_path: Path) -> None:
+    text = write_jsonl(tmp_path / "text.jsonl", sentences("biomed", 8, seed=1))
+    words = ("compose", "--experts", "code,math@1,biomed", "--to", "dense", "--trunk", "mean", "--like", text)
+    shares = filled.likeness(("code", "math", "biomed"), [text])
+    found = json.loads(run(*words, "--plan", "--json").stdout)
+    assert found["recipe"]["weights"] == {name: shares[name] for name in sorted(shares)}
+    assert sum(shares.values()) == pytest.approx(1)
+    assert not (tmp_path / "out").exists()
+    run(*words, "--out", tmp_path / "out", "--base", "base")
+    filled.compose(sorted(shares), tmp_path / "same", Recipe(to="dense", trunk="mean", weights=shares))
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "same")
+    assert "--like" not in (tmp_path / "out" / MARKER).read_text()
+    empty = write_jsonl(tmp_path / "empty.jsonl", [""])
+    told = run(*words[:-1], empty, "--out", tmp_path / "none", code=1).stderr
+    assert told.startswith("error: ")
+    assert "holds no text to be like" in told
+    assert "next: give --like a file of documents" in told
+
+
+def test_lam_curve_for_people_and_as_json(run: Run, filled: Registry, tmp_path: Path) -> None:
+    curves = filled.lam_curve(("code", "math"), Recipe(weights={"code": 2.0}))
+    words = ("lam-curve", *PAIR, "--weights", "code=2")
+    assert json.loads(run(*words, "--json").stdout) == [
+        {"layer": layer, **curve.document()} for layer, curve in enumerate(curves)
+    ]
+    lines = [line.split() for line in run(*words).stdout.splitlines()]
+    assert lines[0] == ["layer", "lam", "held-out", "error", "accuracy"]
+    rows = [line for line in lines if line[0] in ("0", "1")]
+    assert len(rows) == sum(len(curve.lams) for curve in curves)
+    starred = {int(row[0]): float(row[1]) for row in rows if row[-1] == "*"}
+    assert starred == {layer: curve.best for layer, curve in enumerate(curves)}
+    assert "No such option" in run("lam-curve", *PAIR, "--to", "dense", code=2).stderr  # which has no routers
+
+
+def test_lam_auto_and_refine_compose(run: Run, filled: Registry, tmp_path: Path) -> None:
+    words = ("compose", *PAIR, "--lam", "auto", "--refine", 1, "--out", tmp_path / "out")
+    assert run(*words).stdout.startswith("composed code@1, math@1 into ")
+    filled.compose(("math", "code"), tmp_path / "same", Recipe(lam="auto", refine=1))
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "same")
+    document = json.loads((tmp_path / "out" / MARKER).read_text())
+    assert [of["layer"] for of in document["lam"]] == [0, 1]
+    curve = json.loads(run("lam-curve", *PAIR, "--refine", 1, "--json").stdout)
+    assert curve == document["lam"]
+    filled.compose(("math", "code"), tmp_path / "own")
+    names = load_file(tmp_path / "own" / "model.safetensors")
+    refined: dict[str, Any] = load_file(tmp_path / "out" / "model.safetensors")
+    changed = [name for name in names if not bool((names[name] == refined[name]).all())]
+    assert changed == [f"model.layers.{layer}.block_sparse_moe.gate.weight" for layer in range(2)]

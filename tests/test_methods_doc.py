@@ -1,0 +1,81 @@
+"""Proves: docs/methods.md names exactly the methods, options and figures that there are, with the scores measured."""
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from cli.compose import compose
+from registry.composing.ensemble import ROUTINGS, TO_ENSEMBLE
+from registry.composing.recipe import OUTPUTS
+from registry.evaluation import METHODS, Continual, Row
+from registry.evaluation.methods import DENSE
+from registry.maths.router import ROUTERS
+from registry.maths.trunk import TRUNKS
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "methods.md"
+MEASURED = ROOT / "benchmarks" / "QUALITY.md"
+
+NO_METHOD = {"experts", "out", "plan_only", "force", "as_json", "base", "device", "dtype", "host", "remote_code"}
+"""Options of `reg compose` that say what is composed, where and for whom, not how."""
+OWN_TABLES = {"to", "trunk", "router", "routing", "routing_tokens"}
+
+
+def tables(page: Path) -> dict[str, list[list[str]]]:
+    """Return heading, or heading and first column where a section has several tables → lines of cells."""
+    found: dict[str, list[list[str]]] = {}
+    heading, key = "", None
+    for line in page.read_text(encoding="utf-8").splitlines():
+        if line.startswith("#"):
+            heading = line.lstrip("# ")
+        if not line.startswith("|"):
+            key = None
+            continue
+        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        if key is None:
+            key = heading if heading not in found else f"{heading}: {cells[0].strip('`')}"
+            found[key] = []
+        elif not set(line) <= set("|-: "):
+            found[key].append(cells)
+    return found
+
+
+def names(rows: list[list[str]]) -> list[str]:
+    return [row[0].strip("`") for row in rows]
+
+
+def test_methods_are_those_that_exist() -> None:
+    page = tables(PAGE)
+    assert names(page["Trunks"]) == list(TRUNKS)
+    assert names(page["Routers"]) == list(ROUTERS)
+    assert names(page["Outputs"]) == [*OUTPUTS, TO_ENSEMBLE]
+    assert names(page["Outputs: --routing"]) == list(ROUTINGS)
+    assert names(page["Rows of a table"]) == [*DENSE, *METHODS]
+
+
+def test_options_are_those_of_compose() -> None:
+    options = {str(option.name) for option in compose.params} - NO_METHOD - OWN_TABLES
+    assert {name.strip("-").replace("-", "_") for name in names(tables(PAGE)["Options"])} == options
+
+
+def test_figures_are_those_of_a_row_and_of_a_schedule() -> None:
+    known = {name for cell in names(tables(PAGE)["Figures"]) for name in cell.split(", ")}
+    assert {field.name for field in fields(Row)} - {"name", "tokens"} <= known
+    assert {name for name, of in vars(Continual).items() if isinstance(of, property)} <= known
+
+
+def test_scores_are_those_measured() -> None:
+    measured = tables(MEASURED)
+    near = {row[0].split()[0]: row[6] for row in measured["Every method"] if not row[0].startswith("expert ")}
+    far = {row[0].split()[0]: row[-1] for row in measured.get("Near and far experts", [])}
+    for name, _, score in tables(PAGE)["Rows of a table"]:
+        row = name.strip("`")
+        assert score == " / ".join(found[row] for found in (near, far) if row in found), row
+
+
+@pytest.mark.parametrize("page", [PAGE, MEASURED], ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), target
