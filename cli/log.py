@@ -16,7 +16,8 @@ from cli.session import Session, as_json, pass_session, print_json, print_table
 def log(session: Session, subject: str | None, limit: int, as_json: bool) -> None:
     """Print what happened, newest first, all of it or what concerns NAME.
 
-    NAME@ALIAS stands for its version. DIGEST is a composition's, or its first digits, 6 or more.
+    NAME@ALIAS stands for its version. DIGEST is a composition's, or its first digits, 6 or more. --json shows each
+    event's own digest too, which is taken over the one before: reg verify follows them.
     """
     with session.registry() as registry:
         events = registry.log(subject, limit=limit)

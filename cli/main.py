@@ -28,6 +28,8 @@ from cli.lam_curve import lam_curve
 from cli.list import list_
 from cli.log import log
 from cli.opt_out import opt_out
+from cli.receipt import receipt
+from cli.reproduce import reproduce
 from cli.session import Session
 from cli.show import show
 from cli.train_router import train_router
@@ -151,12 +153,14 @@ for command in (
     evaluate,
     continual,
     opt_out,
+    receipt,
     list_,
     show,
     compositions,
     log,
     alias,
     export,
+    reproduce,
     verify,
     gc,
     db,

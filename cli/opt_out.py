@@ -2,10 +2,12 @@
 
 import shlex
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from cli.options import file_path
 from cli.session import Session, as_json, pass_session, print_json, size
 from registry.errors import InvalidInputError
 
@@ -17,10 +19,13 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("ref", metavar="NAME[@V]")
 @click.option("--purge", is_flag=True, help="Delete its arrays too; those another version needs stay.")
+@click.option(
+    "--receipt", type=file_path, metavar="FILE", help="Write a receipt, which reg receipt verify checks; a new file."
+)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @as_json
 @pass_session
-def opt_out(session: Session, ref: str, purge: bool, yes: bool, as_json: bool) -> None:
+def opt_out(session: Session, ref: str, purge: bool, receipt: Path | None, yes: bool, as_json: bool) -> None:
     """Withdraw an expert, or one version of it, from every later composition.
 
     Every later composition equals that of a registry that never held it. Lists the compositions made from it so far,
@@ -29,8 +34,8 @@ def opt_out(session: Session, ref: str, purge: bool, yes: bool, as_json: bool) -
     with session.registry() as registry:
         deed = _deed(registry.affected_by_opt_out(ref), purge)
         if deed and not yes:
-            _confirm(f"{deed}?", ref, purge)
-        done = registry.opt_out(ref, purge=purge)
+            _confirm(f"{deed}?", ref, purge, receipt)
+        done = registry.opt_out(ref, purge=purge, receipt=receipt)
     if as_json:
         print_json(
             {
@@ -50,10 +55,13 @@ def opt_out(session: Session, ref: str, purge: bool, yes: bool, as_json: bool) -
                 "deleted_arrays": done.deleted_arrays,
                 "deleted_bytes": done.deleted_bytes,
                 "shared_arrays": done.shared_arrays,
+                "receipt": receipt,
             }
         )
         return
     _print(done)
+    if receipt is not None:
+        click.echo(f"  receipt: {receipt}")
 
 
 def _deed(versions: "list[VersionRecord]", purge: bool) -> str | None:
@@ -66,10 +74,11 @@ def _deed(versions: "list[VersionRecord]", purge: bool) -> str | None:
     return f"Delete {belongings} for good" if purge and kept else None
 
 
-def _confirm(question: str, ref: str, purge: bool) -> None:
+def _confirm(question: str, ref: str, purge: bool, receipt: Path | None) -> None:
+    options = (" --purge" if purge else "") + (f" --receipt {shlex.quote(str(receipt))}" if receipt else "")
     nobody = InvalidInputError(
         f"{ref} was not opted out: there is nobody to answer the question",
-        f"to answer it beforehand: reg opt-out {shlex.quote(ref)}{' --purge' if purge else ''} --yes",
+        f"to answer it beforehand: reg opt-out {shlex.quote(ref)}{options} --yes",
     )
     if sys.stdin is None:
         raise nobody

@@ -10,7 +10,7 @@ from cli.session import Session, as_json, pass_session, print_json, size
 @pass_session
 @click.pass_context
 def verify(context: click.Context, session: Session, as_json: bool) -> None:
-    """Re-hash everything that is registered; exit 1 if anything is not what was stored."""
+    """Re-hash everything that is registered and follow the log; exit 1 if anything is not what was stored."""
     with session.registry() as registry:
         result = registry.verify()
     if as_json:
@@ -20,6 +20,7 @@ def verify(context: click.Context, session: Session, as_json: bool) -> None:
             click.echo(f"problem: {problem}")
         verdict = f"{len(result.problems)} problems" if result.problems else "intact"
         click.echo(f"{verdict}: {result.versions} versions, {result.arrays} arrays, {size(result.nbytes)} hashed")
+        click.echo(f"{result.events} events, the last of digest {result.head}")
         if result.orphans:
             click.echo(
                 f"{result.orphans} arrays belong to no version (left by an interruption, harmless): reg gc removes them"

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from registry.composing import Ensemble, EnsembleRecipe, Plan, Recipe
     from registry.evaluation import Continual, Row, TestSettings
     from registry.maths.lam import LamCurve
+    from registry.reproducing import Reproduction
     from registry.training import Trained, TrainSettings
 
 
@@ -184,6 +185,17 @@ class Composer(Handle):
         check_owner(self.catalog, self.arrays)
         places, stores = (Path(folder), Path(out)), (self.catalog, self.arrays, self.home)
         return train_router(*stores, *places, data, settings, force=force, record=record, progress=self.progress)
+
+    def reproduce(self, folder: PathLike, out: PathLike | None = None) -> "Reproduction":
+        """Compose a folder again from what its own `composition.json` says, and compare every byte of every file.
+
+        Args:
+            folder: a composed folder; what it was composed of must be registered here and active, by name and digest.
+            out: where to keep what is composed now, absent or empty; without it that is deleted again.
+        """
+        from registry.reproducing import reproduce
+
+        return reproduce(self, Path(folder), None if out is None else Path(out))
 
     def export(self, ref: str, out: PathLike) -> VersionRecord:
         """Write a registered version to `out` as the dense folder it came from, tensors bit for bit."""

@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from registry.checking import Check
     from registry.composing import Member
     from registry.composing.member import StoredWeights
+    from registry.receipt_checking import ReceiptCheck
     from registry.registering import Registration
     from registry.verification import Verification
     from registry.withdrawing import Garbage, OptOut
@@ -173,19 +174,40 @@ class Registry(Composer):
 
     # -- opting out --------------------------------------------------------------------------------------------------
 
-    def opt_out(self, ref: str, *, purge: bool = False) -> "OptOut":
+    def opt_out(self, ref: str, *, purge: bool = False, receipt: PathLike | None = None) -> "OptOut":
         """Withdraw a version, or with a bare name all of its versions, from every later composition.
 
         Args:
             ref: `NAME` or `NAME@VERSION`.
             purge: delete its arrays too, except those that another version needs.
+            receipt: a file to write the receipt to (`receipts.Receipt`); there must be none.
         """
         from registry.withdrawing import opt_out
 
         versions = self.affected_by_opt_out(ref)
-        with exclusive(self.home.lock, f"opting {ref} out"):
+        with ExitStack() as stack:
+            if receipt is not None:
+                from registry.receipts import make_receipt, receipt_file
+
+                write = stack.enter_context(receipt_file(Path(receipt), ref))
+            stack.enter_context(exclusive(self.home.lock, f"opting {ref} out"))
             shutil.rmtree(self.home.cache, ignore_errors=True)  # statistics of compositions that it was in
-            return opt_out(self.catalog, self.arrays, versions, purge=purge)
+            done = opt_out(self.catalog, self.arrays, versions, purge=purge)
+            if receipt is not None:
+                write(make_receipt(self, done))
+        return done
+
+    def verify_receipt(self, file: PathLike, folders: Sequence[PathLike] = ()) -> "ReceiptCheck":
+        """Hold a receipt against the registry: what was withdrawn is, what was deleted is gone, the log goes on.
+
+        Args:
+            file: what `opt_out` wrote.
+            folders: composed folders, which must be whole and name nothing that was withdrawn.
+        """
+        from registry.receipt_checking import check_receipt
+        from registry.receipts import read_receipt
+
+        return check_receipt(self, read_receipt(Path(file)), [Path(one) for one in several(folders, "folders")])
 
     def affected_by_opt_out(self, ref: str) -> list[VersionRecord]:
         """Return the versions that `opt_out(ref)` concerns, those withdrawn before included."""

@@ -62,6 +62,34 @@ def resolve(
     return found
 
 
+def by_digest(catalog: Catalog, name: str, digest: str, holder: str) -> VersionRecord:
+    """Return the active version of `name` that has a content digest, whatever its number.
+
+    Args:
+        catalog: where it is registered.
+        name: its name.
+        digest: its content digest.
+        holder: what was composed of it.
+
+    Raises:
+        NotFoundError: there never was one.
+        ConflictError: it was opted out.
+    """
+    found = [version for version in catalog.versions(name) if version.digest == digest]
+    if not found:
+        raise NotFoundError(
+            f"{holder} was composed of {name} {digest[:12]}, which is not registered here",
+            "use the registry that it was composed with: --home DIR",
+        )
+    active = [version for version in found if version.state == "active"]
+    if not active:
+        raise ConflictError(
+            f"{holder} holds {found[-1].ref}, which was opted out at {found[-1].withdrawn_at}",
+            f"compose the others without it, and delete {holder}",
+        )
+    return active[-1]
+
+
 def check_name_is_free(catalog: Catalog, name: str, kind: Kind) -> None:
     """Check that `name` can be registered as `kind`.
 

@@ -1,4 +1,7 @@
-"""Verifying: every array re-hashed, every version's digest recomputed from what it says and what it is made of."""
+"""Verifying: every array re-hashed, every version's digest recomputed from what it says and what it is made of.
+
+The log is followed from its beginning, too.
+"""
 
 from dataclasses import dataclass
 
@@ -20,6 +23,8 @@ class Verification:
         nbytes: their uncompressed size.
         problems: one line each; none means that every promise about stored content holds.
         orphans: arrays on disk that no version needs: left by a crash, harmless, removed by `reg gc`.
+        events: lines of the log that follow from one another.
+        head: the digest of the last of them; noted elsewhere, it tells whether lines are missing at the end.
     """
 
     versions: int
@@ -27,6 +32,8 @@ class Verification:
     nbytes: int
     problems: tuple[str, ...]
     orphans: int
+    events: int
+    head: str
 
 
 def verify(catalog: Catalog, store: ArrayStore, progress: Progress) -> Verification:
@@ -56,4 +63,7 @@ def verify(catalog: Catalog, store: ArrayStore, progress: Progress) -> Verificat
             except (DamagedError, NotFoundError) as error:
                 problems.append(f"{where}: {error}")
     orphans = sum(digest not in needed for digest in store.digests())
-    return Verification(len(versions), len(needed), total, tuple(problems), orphans)
+    chain = catalog.chain()
+    if chain.broken is not None:
+        problems.append(f"the log: {chain.broken} does not follow from the one before: one was changed, or is missing")
+    return Verification(len(versions), len(needed), total, tuple(problems), orphans, chain.events, chain.head)

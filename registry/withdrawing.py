@@ -25,9 +25,9 @@ class OptOut:
         deleted: those of them that were not purged until now.
         compositions: those ever made from any of them: their folders still hold it, wherever they are.
         purged: its arrays are deleted.
-        deleted_arrays: how many arrays went, those of earlier crashes included.
+        deleted_digests: arrays that went, those of earlier crashes included.
         deleted_bytes: what they took on disk.
-        shared_arrays: arrays that stay because another version needs them.
+        shared_digests: arrays that stay because another version needs them.
     """
 
     versions: tuple[VersionRecord, ...]
@@ -35,9 +35,19 @@ class OptOut:
     deleted: tuple[str, ...]
     compositions: tuple[CompositionRecord, ...]
     purged: bool
-    deleted_arrays: int = 0
+    deleted_digests: tuple[str, ...] = ()
     deleted_bytes: int = 0
-    shared_arrays: int = 0
+    shared_digests: tuple[str, ...] = ()
+
+    @property
+    def deleted_arrays(self) -> int:
+        """How many arrays went."""
+        return len(self.deleted_digests)
+
+    @property
+    def shared_arrays(self) -> int:
+        """How many arrays stay."""
+        return len(self.shared_digests)
 
 
 @dataclass(frozen=True)
@@ -88,10 +98,10 @@ def opt_out(catalog: Catalog, store: ArrayStore, versions: Sequence[VersionRecor
     deleted = tuple(version.ref for version in before if version.state != "purged")
     own = {link.digest for version in versions for link in catalog.arrays_of(version)}
     catalog.purge(versions)
-    shared = len(own & catalog.referenced())
+    shared = tuple(sorted(own & catalog.referenced()))
     garbage = collect_garbage(catalog, store, dry_run=False)
     now = tuple(catalog.reread(versions))
-    return OptOut(now, withdrew, deleted, compositions, True, len(garbage.digests), garbage.nbytes, shared)
+    return OptOut(now, withdrew, deleted, compositions, True, garbage.digests, garbage.nbytes, shared)
 
 
 def collect_garbage(catalog: Catalog, store: ArrayStore, *, dry_run: bool) -> Garbage:

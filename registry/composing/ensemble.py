@@ -18,6 +18,7 @@ from registry.errors import IncompatibleError, InvalidInputError
 from registry.hosts.remote_code import ENSEMBLE, ENSEMBLE_MODULE, dense_config, ensemble_code
 from registry.progress import Progress
 from registry.tensors import DTYPES, to_block, to_tensor
+from registry.untrusted import NUMBER, NUMBERS, TEXT, WHOLE, check_written, fields, maybe
 from store.arrays import CHUNK_ELEMENTS, Block
 from store.catalog.records import Role
 from store.digest import json_digest
@@ -35,6 +36,8 @@ ROUTINGS = {
 """Routing method → where its weights come from."""
 
 DOCUMENT_FORMAT = 1
+_KINDS = {"to": TEXT, "routing": TEXT, "top_k": WHOLE, "temperature": NUMBER, "weights": maybe(NUMBERS)}
+_KINDS |= {"routing_tokens": maybe(WHOLE), "dtype": maybe(TEXT)}
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,15 @@ class EnsembleRecipe:
     def needs_base(self) -> bool:
         """The base model takes part."""
         return self.routing == TASK_VECTOR
+
+    @classmethod
+    def from_document(cls, document: object, names: Sequence[str]) -> "EnsembleRecipe":
+        """Return the recipe whose `document` this is, of members of these names (errors as `Recipe.from_document`)."""
+        given = fields(document, _KINDS, "the recipe")
+        asked = {key: value for key, value in given.items() if key != "to" and value is not None}
+        recipe = cls(**asked)
+        check_written(given, recipe.document(names), "the recipe")
+        return recipe
 
     def check_members(self, names: Sequence[str]) -> None:
         """Check the recipe against the members' names.

@@ -10,6 +10,7 @@ from registry.errors import InvalidInputError
 from registry.maths.router import BASE, OWN, ROUTERS
 from registry.maths.trunk import TRUNKS
 from registry.pass_settings import PassSettings
+from registry.untrusted import NUMBER, NUMBERS, OBJECT, SWITCH, TEXT, WHOLE, Kind, check_written, fields, maybe
 
 OUTPUTS = ("moe", "dense")
 """What a recipe can make: a sparse mixture, or one dense model in which the MLPs are combined as the trunk is."""
@@ -24,6 +25,22 @@ TOP_K = 2
 88.6 (one per token 88.5; unit columns, one per token, 88.6), with two far ones beside them 77.0 (76.4; 76.0).
 """
 MOST_PASSES = 8
+
+_KINDS = {
+    **dict.fromkeys(("to", "trunk", "router", "token_weight", "balance"), TEXT),
+    **dict.fromkeys(("trunk_options", "bias", "weights"), NUMBERS),
+    **dict.fromkeys(("seed", "top_k", "refine"), WHOLE),
+    **dict.fromkeys(("normalize", "refine_mlp"), SWITCH),
+    "lam": Kind(f"{NUMBER.words} or {AUTO}", lambda value: value == AUTO or NUMBER.holds(value)),
+    "temperature": NUMBER,
+    "computed": OBJECT,
+    "dtype": maybe(TEXT),
+}
+"""Key of a document → what it holds."""
+_COMPUTED = {
+    "batch_size": WHOLE,
+    "device": Kind("a kind of device", lambda value: isinstance(value, str) and value.isidentifier()),
+}
 
 _RANGES = {"alpha": (0.0, 1.0), "density": (1e-3, 1.0), "scale": (-10.0, 10.0)}
 """Trunk option → the least and the largest value."""
@@ -143,6 +160,27 @@ class Recipe:
             raise InvalidInputError(
                 f"dtype {self.dtype!r} is none of {', '.join(WEIGHT_DTYPES)}", "choose one of them: --dtype bfloat16"
             )
+
+    @classmethod
+    def from_document(cls, document: object, names: Sequence[str], *, host: str | None = None) -> "Recipe":
+        """Return the recipe whose `document` this is, which may come from anywhere.
+
+        Args:
+            document: the `recipe` of a `composition.json`.
+            names: the members' names.
+            host: which it does not have (see `Recipe`).
+
+        Raises:
+            CheckpointError: a key is unknown or missing, or a value is not what this program writes.
+            InvalidInputError: there is no such recipe.
+        """
+        where = "the recipe"
+        given = fields(document, _KINDS, where, optional=_KINDS)
+        settings = {key: value for key, value in given.items() if key != "computed"}
+        computed = fields(given.get("computed", {}), _COMPUTED, f"{where}, computed", optional=_COMPUTED)
+        recipe = cls(**settings, device=computed.get("device"), host=host)
+        check_written(given, recipe.document(names), where)
+        return recipe
 
     def check_members(self, names: Sequence[str]) -> None:
         """Check the recipe against the members' names.

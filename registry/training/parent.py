@@ -11,9 +11,11 @@ from registry.checkpoint.weights import Stored, read_headers
 from registry.composing.folder import MARKER
 from registry.composing.member import Member
 from registry.dtypes import NAMES, WEIGHT_DTYPES
-from registry.errors import CheckpointError, ConflictError, NotFoundError
+from registry.errors import CheckpointError
 from registry.progress import Progress
+from registry.resolving import by_digest
 from registry.routed import GATE
+from registry.untrusted import is_digest
 from store.arrays import ArrayStore
 from store.catalog import Catalog, VersionRecord
 from store.digest import json_digest
@@ -59,8 +61,8 @@ def read_parent(folder: Path, progress: Progress) -> Parent:
             "name a composed folder: reg compose --experts … --out DIR",
         )
     document = read_json(marker)
-    digest, files = document.pop("digest", None), document.pop("files", None)
-    if not _is_digest(digest) or not isinstance(files, dict) or json_digest(document) != digest:
+    digest, files, _ = (document.pop(key, None) for key in ("digest", "files", "lam"))  # no part of what has the digest
+    if not is_digest(digest) or not isinstance(files, dict) or json_digest(document) != digest:
         raise CheckpointError(f"{marker} was changed since it was written: it does not have its digest", _AGAIN)
     files = {str(name): str(sha) for name, sha in files.items()}
     if outside := [name for name in files if Path(name).name != name or name in ("", ".", "..", MARKER)]:
@@ -97,26 +99,6 @@ def members_of(parent: Parent, catalog: Catalog, arrays: ArrayStore) -> tuple[li
     everyone: Sequence[Any] = [*named, *([base] if base else [])] if isinstance(named, list) else []
     if not everyone or not all(isinstance(one, dict) and {"name", "digest"} <= one.keys() for one in everyone):
         raise CheckpointError(f"{parent.folder / MARKER} names no members", _AGAIN)
-    used = [_version(catalog, str(one["name"]), str(one["digest"]), parent.folder) for one in everyone]
+    used = [by_digest(catalog, str(one["name"]), str(one["digest"]), str(parent.folder)) for one in everyone]
     members = [Member(version, tuple(catalog.arrays_of(version)), arrays) for version in used[: len(named or ())]]
     return members, used
-
-
-def _version(catalog: Catalog, name: str, digest: str, folder: Path) -> VersionRecord:
-    found = [version for version in catalog.versions(name) if version.digest == digest]
-    if not found:
-        raise NotFoundError(
-            f"{folder} was composed of {name} {digest[:12]}, which is not registered here",
-            "use the registry that it was composed with: --home DIR",
-        )
-    active = [version for version in found if version.state == "active"]
-    if not active:
-        raise ConflictError(
-            f"{folder} holds {found[-1].ref}, which was opted out at {found[-1].withdrawn_at}",
-            f"compose the others without it, and delete {folder}",
-        )
-    return active[-1]
-
-
-def _is_digest(value: object) -> bool:
-    return isinstance(value, str) and len(value) == 64 and set(value) <= set("0123456789abcdef")

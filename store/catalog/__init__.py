@@ -3,6 +3,7 @@
 from store.catalog.catalog import Catalog
 from store.catalog.records import (
     ArrayLink,
+    Chain,
     CompositionRecord,
     EvaluationRecord,
     EventRecord,
@@ -14,6 +15,7 @@ from store.catalog.records import (
 __all__ = [
     "ArrayLink",
     "Catalog",
+    "Chain",
     "CompositionRecord",
     "EvaluationRecord",
     "EventRecord",

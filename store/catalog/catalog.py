@@ -11,10 +11,10 @@ from sqlalchemy import delete, func, select
 from store.catalog import schema
 from store.catalog.compositions import Compositions
 from store.catalog.engine import make_engine, place_of
+from store.catalog.events import Events
 from store.catalog.records import (
     KIND_WORDS,
     ArrayLink,
-    EventRecord,
     Kind,
     NewVersion,
     Role,
@@ -25,7 +25,6 @@ from store.catalog.records import (
 from store.catalog.tables import (
     Alias,
     Array,
-    Event,
     Expert,
     Identity,
     Statistics,
@@ -39,7 +38,7 @@ from store.errors import ConflictError
 from store.lock import exclusive
 
 
-class Catalog(Compositions):
+class Catalog(Compositions, Events):
     """Names, versions, aliases, tags, statistics, compositions and the event log of one registry.
 
     Rows are added, and their state changes; no version or event is ever deleted. Each writing method writes its own
@@ -281,21 +280,6 @@ class Catalog(Compositions):
         with self._writing() as session:
             session.execute(delete(Array).where(~Array.digest.in_(select(VersionArray.digest))))
             log(session, "gc", "arrays", arrays=deleted, bytes=freed)
-
-    # -- the log -----------------------------------------------------------------------------------------------------
-
-    def events(self, subject: str | None = None, limit: int | None = None) -> list[EventRecord]:
-        """Return the log, newest first, narrowed to one name (or version, or digest) and to `limit` lines."""
-        query = select(Event).order_by(Event.id.desc())
-        if subject is not None:
-            query = query.where((Event.subject == subject) | Event.subject.startswith(f"{subject}@", autoescape=True))
-        if limit is not None:
-            query = query.limit(limit)
-        with self._reading() as session:
-            return [
-                EventRecord(row.id, row.at, row.action, row.subject, json.loads(row.details))
-                for row in session.scalars(query)
-            ]
 
 
 def _version(row: Version) -> VersionRecord:

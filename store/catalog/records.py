@@ -98,10 +98,20 @@ class EvaluationRecord:
 
 @dataclass(frozen=True)
 class EventRecord:
-    """One line of the log."""
+    """One line of the log; `digest` is over it and the digest of the line before."""
 
     id: int
     at: str
     action: str
     subject: str
     details: dict[str, Any]
+    digest: str
+
+
+@dataclass(frozen=True)
+class Chain:
+    """How far the log holds: events that follow one another, the digest of the last, and which is the first not to."""
+
+    events: int
+    head: str
+    broken: str | None = None

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from alembic.config import Config
     from sqlalchemy import Connection
 
-HEAD = "43cf1e37bcd1"
+HEAD = "37ba63a23494"
 """The revision this program works with; a test holds it against the newest file of `migrations/versions`."""
 
 

@@ -145,7 +145,7 @@ class Evaluation(Base):
 
 
 class Event(Base):
-    """One line of the log, which is only ever appended to."""
+    """One line of the log, which is only ever appended to. `digest`: see `transactions.event_digest`."""
 
     __tablename__ = "events"
     __table_args__ = (Index("ix_events_subject", "subject"),)
@@ -154,3 +154,4 @@ class Event(Base):
     action: Mapped[str] = mapped_column(String(32))
     subject: Mapped[str] = mapped_column(String(200))
     details: Mapped[str] = mapped_column(Text)
+    digest: Mapped[str] = mapped_column(Digest)

@@ -5,13 +5,13 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Engine
+from sqlalchemy import Engine, select
 from sqlalchemy.orm import Session
 
 from store.catalog.engine import translated
 from store.catalog.records import VersionRecord
-from store.catalog.tables import Event, Version
-from store.digest import canonical_json
+from store.catalog.tables import Event, Identity, Version
+from store.digest import canonical_json, json_digest
 from store.errors import ConflictError
 
 
@@ -20,9 +20,22 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
+def event_digest(before: str, at: str, action: str, subject: str, details: Any) -> str:
+    """Return the digest of a line of the log, over the digest `before` it; of the first line, the registry's id.
+
+    Raises:
+        ValueError: `details` hold a number that JSON cannot carry.
+    """
+    return json_digest([before, at, action, subject, details])
+
+
 def log(session: Session, action: str, subject: str, **details: Any) -> None:
-    """Add a line to the log."""
-    session.add(Event(at=now(), action=action, subject=subject, details=canonical_json(details)))
+    """Add a line to the log, in a transaction of `_writing`, which alone may know what the last line is."""
+    session.flush()
+    last = session.scalar(select(Event.digest).order_by(Event.id.desc()).limit(1))
+    before, at = last or session.scalars(select(Identity.id)).one(), now()
+    digest = event_digest(before, at, action, subject, details)
+    session.add(Event(at=at, action=action, subject=subject, details=canonical_json(details), digest=digest))
 
 
 class Transactions:
@@ -37,11 +50,14 @@ class Transactions:
 
     @contextmanager
     def _writing(self) -> Iterator[Session]:
+        """Give a session for one transaction; another process's waits until it has ended."""
         with (
             translated(self.engine),
             Session(self.engine.execution_options(writing=True)) as session,
             session.begin(),
         ):
+            # One writer at a time, as with SQLite: two that saw the same last line of the log would part it in two.
+            session.execute(select(Identity.id).with_for_update())
             yield session
 
     @staticmethod

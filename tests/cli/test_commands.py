@@ -201,6 +201,7 @@ def test_list_show_compositions_log(ready: Run, tmp_path: Path) -> None:
     assert [e["action"] for e in events] == ["compose", "add-expert"]
     assert "add-base" in ready("log").stdout
     assert document(ready("log", "math", "--json"))[0]["subject"] == "math@1"
+    assert f"4 events, the last of digest {events[0]['digest']}" in ready("verify").stdout.splitlines()
 
 
 def test_alias(ready: Run) -> None:

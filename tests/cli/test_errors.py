@@ -91,6 +91,13 @@ TOLD: dict[str, tuple[tuple[str, ...], str, str]] = {
         "the default is 0.05",
     ),
     "database": (("--database", "nonsense", "list"), "cannot use the database URL", "sqlite:////path/catalog.sqlite"),
+    "receipt in no folder": (
+        ("opt-out", "math", "--receipt", "{out}/receipt.json", "--yes"),
+        "is not a folder",
+        "make it, or choose another --receipt",
+    ),
+    "no receipt": (("receipt", "verify", "{tmp}/x"), "is not a file", "the file that reg opt-out --receipt wrote"),
+    "nothing to reproduce": (("reproduce", "{tmp}"), "was not composed by this program", "name a composed folder"),
     "opt out a stranger": (("opt-out", "zzz", "--yes"), "there is no expert 'zzz'", "reg list"),
 }
 
@@ -128,6 +135,8 @@ NEEDING_A_REGISTRY = {
     "opt-out": ("opt-out", "math", "--yes"),
     "alias": ("alias", "math", "good"),
     "export": ("export", "math", "--out", "math"),
+    "reproduce": ("reproduce", "moe"),
+    "receipt verify": ("receipt", "verify", "receipt.json"),
     "db current": ("db", "current"),
 }
 

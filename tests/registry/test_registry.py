@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sqlalchemy
 import torch
 from safetensors.torch import load_file
 
@@ -258,6 +259,17 @@ def test_verify_finds_missing_arrays_and_changed_rows(filled: Registry) -> None:
     problems = "\n".join(filled.verify().problems)
     assert f"array {link.digest[:12]} is not below" in problems
     assert "what the catalog says of it does not have its digest" in problems
+
+
+def test_verify_names_the_event_that_does_not_follow(filled: Registry) -> None:
+    assert filled.verify().events == 6
+    with filled.catalog._writing() as session:
+        session.execute(sqlalchemy.text("UPDATE events SET subject = 'x@1' WHERE subject = 'code@1'"))
+    found = filled.verify()
+    (problem,) = found.problems
+    assert problem.startswith("the log: event 2 (add-expert x@1, ")
+    assert "does not follow from the one before" in problem
+    assert found.events == 1
 
 
 def test_garbage_is_what_nobody_needs(filled: Registry) -> None:

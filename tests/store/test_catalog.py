@@ -1,6 +1,10 @@
 """Proves: the catalog's contract. It runs on SQLite, and on any database that REG_TEST_DATABASE names."""
 
+import hashlib
+import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,7 +12,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from store.catalog import ArrayLink, Catalog, NewVersion, StatisticsRecord
+from store.catalog import ArrayLink, Catalog, Chain, NewVersion, StatisticsRecord
 from store.catalog.tables import Base, Identity
 from store.errors import ConflictError, DamagedError, InvalidInputError, StorageError
 from tests.conftest import files_of
@@ -204,6 +208,64 @@ def test_log_tells_everything_newest_first(catalog: Catalog) -> None:
     assert [event.subject for event in catalog.events("a_b")] == ["a_b@1"]
     ids = [event.id for event in catalog.events()]
     assert ids == sorted(ids, reverse=True)
+
+
+def test_each_event_follows_from_the_one_before(catalog: Catalog) -> None:
+    assert catalog.chain() == Chain(0, catalog.id)
+    version, _ = catalog.add_version(new())
+    catalog.set_alias(version, "stable")
+    catalog.withdraw([version, catalog.add_version(new("code"))[0]])  # two lines in one transaction
+    head = catalog.id
+    for event in reversed(catalog.events()):
+        line = [head, event.at, event.action, event.subject, event.details]
+        head = hashlib.sha256(json.dumps(line, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+        assert event.digest == head
+    assert catalog.chain() == Chain(5, head)
+
+
+CHANGES = {
+    "subject": ("UPDATE events SET subject = 'law@1' WHERE id = {id}", "{id}"),
+    "time": ("UPDATE events SET at = '2020' WHERE id = {id}", "{id}"),
+    "details": ("UPDATE events SET details = '{{}}' WHERE id = {id}", "{id}"),
+    "no JSON": ("UPDATE events SET details = '{{' WHERE id = {id}", "{id}"),
+    "digest": ("UPDATE events SET digest = 'x' WHERE id = {id}", "{id}"),
+    "removed": ("DELETE FROM events WHERE id = {id}", "{next}"),
+}
+
+
+@pytest.mark.parametrize("change", sorted(CHANGES))
+def test_chain_breaks_where_an_event_was_changed_or_removed(catalog: Catalog, change: str) -> None:
+    version, _ = catalog.add_version(new())
+    for alias in ("a", "b", "c"):
+        catalog.set_alias(version, alias)
+    newest = [event.id for event in catalog.events()]
+    statement, first = (part.format(id=newest[2], next=newest[1]) for part in CHANGES[change])
+    with catalog._writing() as session:
+        session.execute(text(statement))
+    broken = catalog.chain().broken
+    assert broken is not None
+    assert broken.startswith(f"event {first} (alias ")
+    assert catalog.chain().events == 1
+    if change == "no JSON":
+        with pytest.raises(DamagedError, match=f"event {first} of the log is damaged"):
+            catalog.events()
+
+
+def test_writers_in_several_processes_make_one_chain(catalog: Catalog, tmp_path: Path) -> None:
+    catalog.add_version(new())
+    url = catalog.engine.url.render_as_string(hide_password=False)
+    script = (
+        "from pathlib import Path\n"
+        "from store.catalog import Catalog\n"
+        f"catalog = Catalog({url!r}, Path({str(tmp_path / 'lock')!r}))\n"
+        "version = catalog.versions()[0]\n"
+        "for number in range(20): catalog.set_alias(version, f'a{number}')\n"
+    )
+    writers = [subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE) for _ in range(2)]
+    assert [writer.communicate()[1] for writer in writers] == [b""] * 2
+    chain = catalog.chain()
+    assert (chain.events, chain.broken) == (1 + 2 * 20, None)
+    assert len({event.digest for event in catalog.events()}) == chain.events
 
 
 def test_failed_transaction_leaves_nothing(catalog: Catalog) -> None:

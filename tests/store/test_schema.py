@@ -10,7 +10,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
-from store.catalog import Catalog, schema
+from store.catalog import Catalog, Chain, schema
 from store.catalog.engine import make_engine
 from store.catalog.tables import VERSION_TABLE, Base
 from store.errors import SchemaError
@@ -112,4 +112,5 @@ def test_golden_database_of_each_revision_is_upgraded_and_used(tmp_path: Path, r
     catalog.withdraw(catalog.versions("code"))
     catalog.purge(catalog.versions("code"))
     assert catalog.events()[0].action == "purge"
+    assert catalog.chain() == Chain(len(catalog.events()), catalog.events()[0].digest)
     catalog.close()

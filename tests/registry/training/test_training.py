@@ -26,7 +26,8 @@ from registry.errors import (
     OutputError,
     RegError,
 )
-from registry.progress import Advance
+from registry.progress import Advance, silent
+from registry.training.parent import read_parent
 from store.digest import json_digest
 from tests.conftest import Zoo, files_of
 from tests.models import logits
@@ -148,6 +149,12 @@ def test_opting_a_member_out_lists_it_and_ends_training(filled: Registry, moe: P
     assert str(tmp_path / "out") in [folder for made in gone.compositions for folder in made.folders]
     with pytest.raises(ConflictError, match="law@1, which was opted out"):
         train(filled, moe, tmp_path / "late", zoo)
+
+
+def test_parent_with_a_chosen_lam_is_whole(filled: Registry, tmp_path: Path) -> None:
+    plan = filled.compose(["code", "math"], tmp_path / "moe", Recipe(lam="auto"))
+    parent = read_parent(tmp_path / "moe", silent)
+    assert (parent.digest, parent.document) == (plan.digest, plan.document)
 
 
 def test_kept_calibration_is_training_text(registry: Registry, zoo: Zoo, tmp_path: Path) -> None:

@@ -1,0 +1,44 @@
+"""reg reproduce."""
+
+from pathlib import Path
+
+import click
+
+from cli.options import file_path
+from cli.session import Session, as_json, pass_session, print_json, size
+
+
+@click.command()
+@click.argument("folder", metavar="FOLDER", type=file_path)
+@click.option("--out", type=file_path, metavar="DIR", help="Keep what is composed now; absent or empty.")
+@as_json
+@pass_session
+@click.pass_context
+def reproduce(context: click.Context, session: Session, folder: Path, out: Path | None, as_json: bool) -> None:
+    """Compose FOLDER again from its own composition.json and compare every byte; exit 1 if one differs.
+
+    What it was composed of must be registered here, by name and content digest, and not opted out.
+    """
+    with session.registry() as registry:
+        result = registry.reproduce(folder, out)
+    refs = [version.ref for version in result.versions]
+    if as_json:
+        print_json(
+            {
+                "folder": result.folder,
+                "digest": result.digest,
+                "versions": refs,
+                "same": result.is_same,
+                "files": result.files,
+                "bytes": result.nbytes,
+                "out": result.out,
+            }
+        )
+    else:
+        for file in result.differing:
+            click.echo(f"{file.state}: {file.name}" + ("" if file.at is None else f", from byte {file.at:,} on"))
+        count, wrong = len(result.files), len(result.differing)
+        verdict = f"not reproduced: {wrong} of {count} files differ from" if wrong else f"reproduced: {count} files are"
+        click.echo(f"{verdict} what {', '.join(refs)} give ({size(result.nbytes)})  {result.digest}")
+    if not result.is_same:
+        context.exit(1)

@@ -1,0 +1,108 @@
+"""Reading documents that somebody else may have written: every key is known, and every value of the kind it must be."""
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from registry.errors import CheckpointError
+from store.digest import canonical_json
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_MOST = 1e308
+_LARGEST = 2**53
+_HINT = "copy the file again from where it was written"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a value must be, in words, and the test of it."""
+
+    words: str
+    holds: Callable[[Any], bool]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float) and -_MOST <= value <= _MOST
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and -_LARGEST <= value <= _LARGEST
+
+
+def is_digest(value: object) -> bool:
+    """Tell whether `value` is a SHA-256 as this program writes it."""
+    return isinstance(value, str) and _DIGEST.fullmatch(value) is not None
+
+
+TEXT = Kind("a text", lambda value: isinstance(value, str))
+SWITCH = Kind("true or false", lambda value: isinstance(value, bool))
+NUMBER = Kind("a finite number with a decimal point", _is_number)
+WHOLE = Kind("a whole number", _is_whole)
+DIGEST = Kind("a digest of 64 hexadecimal digits", is_digest)
+OBJECT = Kind("an object", lambda value: isinstance(value, dict))
+LIST = Kind("a list", lambda value: isinstance(value, list))
+NUMBERS = Kind(
+    "an object of finite numbers with decimal points",
+    lambda value: isinstance(value, dict) and all(map(_is_number, value.values())),
+)
+
+
+def maybe(kind: Kind) -> Kind:
+    """Return the kind that is `kind` or null."""
+    return Kind(f"{kind.words} or null", lambda value: value is None or kind.holds(value))
+
+
+def list_of(kind: Kind) -> Kind:
+    """Return the kind of lists in which every item is of `kind`."""
+    return Kind(
+        f"a list of which each is {kind.words}", lambda value: isinstance(value, list) and all(map(kind.holds, value))
+    )
+
+
+def fields(
+    document: object, kinds: Mapping[str, Kind], where: str, *, optional: Collection[str] = ()
+) -> dict[str, Any]:
+    """Return `document` if it is an object of these keys, each of its kind.
+
+    Args:
+        document: what a JSON file holds.
+        kinds: key → what its value must be.
+        where: what messages call it.
+        optional: keys that may be absent.
+
+    Raises:
+        CheckpointError: it is no object, a key is unknown or missing, or a value is of another kind.
+    """
+    if not isinstance(document, dict):
+        raise CheckpointError(f"{where} is no JSON object", _HINT)
+    if unknown := [key for key in document if key not in kinds]:
+        raise CheckpointError(f"{where} has a key {unknown[0]!r}, which this program does not know", _HINT)
+    if missing := [key for key in kinds if key not in document and key not in optional]:
+        raise CheckpointError(f"{where} has no key {missing[0]!r}", _HINT)
+    for key, value in document.items():
+        if not kinds[key].holds(value):
+            raise CheckpointError(f"{where}: {key} is {_short(value)}, it must be {kinds[key].words}", _HINT)
+    return dict(document)
+
+
+def check_written(document: Mapping[str, Any], written: Mapping[str, Any], where: str) -> None:
+    """Check that `document` is what this program writes for what it read there.
+
+    Raises:
+        CheckpointError: it is not; the message has the first key in which they differ.
+    """
+    for key in (*written, *document):
+        if key not in document:
+            raise CheckpointError(f"{where} has no key {key!r}", _HINT)
+        if key not in written:
+            raise CheckpointError(f"{where} has a key {key!r}, which has no part in it", _HINT)
+        if canonical_json(document[key]) != canonical_json(written[key]):
+            raise CheckpointError(
+                f"{where}: {key} is {_short(document[key])}, this program would write {_short(written[key])}", _HINT
+            )
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}…"
