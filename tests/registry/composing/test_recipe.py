@@ -113,7 +113,6 @@ def test_document_has_what_has_a_part(changes: dict[str, Any], keys: set[str]) -
         ({"trunk": "ties"}, True),
         ({"router": "domain-embedding"}, True),
         ({"token_weight": "advantage"}, True),
-        ({"router": "random", "token_weight": "advantage"}, False),
         ({"router": "domain-embedding", "to": "dense"}, False),
     ],
 )
