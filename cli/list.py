@@ -43,7 +43,7 @@ def list_(
                 version.kind,
                 version.digest[:12],
                 f"{version.parameters:,}",
-                ",".join(f"{s.tokens:,}" for s in version.statistics),
+                next((f"{s.tokens:,}" for s in version.statistics), ""),
                 ",".join(version.aliases),
                 ",".join(f"{key}={value}" for key, value in version.tags.items()),
                 version.state,

@@ -53,7 +53,8 @@ def show(session: Session, ref: str, as_json: bool) -> None:
     rows += [("tag", f"{key}={value}") for key, value in version.tags.items()]
     for s in version.statistics:
         rows += [("statistics", f"{s.site}: {s.tokens:,} tokens, {s.saturated} saturated")]
-        rows += [("calibration", f"{s.calibration_label}  {s.calibration_digest[:12]}")]
+    calibrations = {f"{s.calibration_label}  {s.calibration_digest[:12]}" for s in version.statistics}
+    rows += [("calibration", label) for label in sorted(calibrations)]
     rows += [(f"{role} arrays", size(nbytes)) for role, nbytes in sizes.items()]
     rows += [
         ("distance", f"{r.distance:.4f}  {r.verdict} {'to' if r.verdict == 'unrelated' else 'as'} {r.ref}")

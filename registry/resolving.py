@@ -169,7 +169,7 @@ def base_model(catalog: Catalog, ref: str | None) -> VersionRecord:
     if len(names) != 1:
         found = f"there are {len(names)}: {', '.join(names)}" if names else "none is registered"
         hint = f"name one: --base {names[0]}" if names else "run: reg add-base NAME CKPT"
-        raise IncompatibleError(f"this trunk method needs the base model, and {found}", hint)
+        raise IncompatibleError(f"this recipe needs the base model, and {found}", hint)
     return resolve(catalog, names[0])
 
 

@@ -36,7 +36,7 @@ class Corpus:
         self._tokenizer = tokenizer
         for path in self.paths:
             if not path.is_file():
-                raise CalibrationError(f"{path} is not a file", "give --data an existing file")
+                raise CalibrationError(f"{path} is not a file", "name an existing file")
             _reader(path)
 
     @property

@@ -62,8 +62,8 @@ def check_statistics(members: Sequence[Member], recipe: Recipe) -> None:
             if "ids" not in member.names("calibration"):
                 raise IncompatibleError(
                     f"{member.version.ref} kept no calibration tokens, which this recipe runs through models",
-                    f"register it again with them: reg add-expert {member.name} CKPT --keep-calibration, or without "
-                    "--data, so that it writes its own",
+                    f"register it again with them: reg add-expert {member.name} CKPT --data FILE --keep-calibration; "
+                    "a checkpoint that carries neither text nor statistics writes its own, which is kept",
                 )
     if recipe.to == "moe" and recipe.lam == AUTO:
         counts = {member.version.ref: member.fold_count(MLP_INPUT) for member in members}

@@ -137,6 +137,12 @@ class Recipe:
             raise InvalidInputError(
                 f"router method {self.router!r} has no bias", "drop --bias, or choose --router domain-embedding"
             )
+        if ROUTERS[self.router].features != OWN and (self.lam == AUTO or self.token_weight != "none"):
+            what = "lam auto" if self.lam == AUTO else f"token weight {self.token_weight!r}"
+            raise InvalidInputError(
+                f"router method {self.router!r} is not solved from experts' statistics, and {what} was asked for",
+                "drop it, or choose --router ridge",
+            )
         if (self.refine or self.refine_mlp) and ROUTERS[self.router].features == BASE:
             raise InvalidInputError(
                 f"router method {self.router!r} takes features of the base model, not of a refined one",
@@ -188,11 +194,12 @@ class Recipe:
         Raises:
             InvalidInputError: a weight is for no member, or top_k is out of range.
         """
-        if strangers := sorted((set(self.weights) | set(self.bias)) - set(names)):
-            raise InvalidInputError(
-                f"there is a weight or bias for {', '.join(strangers)}, which is no member",
-                f"members are: {', '.join(names)}",
-            )
+        for what, given in (("weight", self.weights), ("bias", self.bias)):
+            if strangers := sorted(set(given) - set(names)):
+                raise InvalidInputError(
+                    f"there is a {what} for {', '.join(strangers)}, which is no member",
+                    f"members are: {', '.join(names)}",
+                )
         if self.to == "moe" and not 1 <= self.experts_per_token(len(names)) <= len(names):
             most = f"from 1 to {len(names)}, the number of members" if len(names) > 1 else "1, as there is one member"
             raise InvalidInputError(

@@ -76,7 +76,7 @@ def read_source(
     """Return the windows of one `--data`: a file, or else a member whose calibration tokens were kept.
 
     Args:
-        source: the file's path, or the member's name.
+        source: the file's path, or the member's name or version.
         members: of the composition.
         tokenizer: the composition's.
         settings: how many windows are wanted.
@@ -86,7 +86,7 @@ def read_source(
         CalibrationError: it is neither, or the file holds no text or cannot be read.
     """
     path = Path(source)
-    member = next((member for member in members if member.name == source), None)
+    member = next((member for member in members if source in (member.name, member.version.ref)), None)
     if path.is_file() or member is None:
         windows = -(-settings.steps * settings.batch_size // sources) + HELD_OUT
         tokens = windows * settings.seq_len
@@ -96,7 +96,7 @@ def read_source(
     if not member.names("calibration"):
         raise CalibrationError(
             f"{source} is no file, and the calibration tokens of {member.version.ref} were not kept",
-            f"name a file, or register it again: reg add-expert {source} CKPT --keep-calibration",
+            f"name a file, or register it again: reg add-expert {member.name} CKPT --data FILE --keep-calibration",
         )
     ids, lengths = (
         to_tensor(member.store.read(member.link("calibration", name).digest), "int32") for name in ("ids", "lengths")

@@ -38,7 +38,7 @@ TOLD: dict[str, tuple[tuple[str, ...], str, str]] = {
     "no data": (
         ("add-expert", "x", "{ckpt}", "--data", "{tmp}/absent.txt"),
         "is not a file",
-        "give --data an existing",
+        "name an existing",
     ),
     "empty subset": (("compose", "--experts", ",", "--out", "{out}"), "at least one expert", "--experts code,math"),
     "duplicate subset": (
@@ -59,7 +59,7 @@ TOLD: dict[str, tuple[tuple[str, ...], str, str]] = {
     "lam": (("compose", "--experts", "math", "--lam", "-1", "--out", "{out}"), "lam is -1.0", "the default is 0.01"),
     "weight of a stranger": (
         ("compose", "--experts", "math", "--weights", "law=2", "--out", "{out}"),
-        "there is a weight or bias for law, which is no member",
+        "there is a weight for law, which is no member",
         "members are: math",
     ),
     "output not empty": (

@@ -97,10 +97,10 @@ def test_method_that_does_not_fit_is_left_out_of_all_and_refused_by_name(
     assert said == [
         "no row for a base model: none is registered",
         "no row for the average: it needs experts of two domains, there are 1",
-        "no row for base-own: this trunk method needs the base model, and none is registered",
+        "no row for base-own: this recipe needs the base model, and none is registered",
         "no row for regmean-paper-top-2: top-k is 2, it must be 1, as there is one member",
     ]
-    with pytest.raises(IncompatibleError, match="this trunk method needs the base model"):
+    with pytest.raises(IncompatibleError, match="this recipe needs the base model"):
         filled.evaluate([], data, SETTINGS, experts=["code"], methods=["base-own"])
     for experts, methods in (([], ["all"]), (["code"], [])):
         with pytest.raises(InvalidInputError, match="experts and methods go together"):
