@@ -144,7 +144,7 @@ def _sampled(found: Mapping[str, Figures], reference: Mapping[str, float]) -> It
 
 def _rows(found: Mapping[str, Figures], part: str) -> Iterator[str]:
     if part in found:
-        rows = found[part]["rows"]
+        rows = sorted(found[part]["rows"], key=_place)
         yield from _scores(rows)
         yield ""
         yield "Share of each domain's tokens that go to its own expert first:"
