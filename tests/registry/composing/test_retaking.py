@@ -278,7 +278,7 @@ def test_member_without_kept_tokens_is_refused(
     filled.add_expert("secret", bare)
     with pytest.raises(IncompatibleError, match="secret@1 kept no calibration tokens, which this recipe") as caught:
         filled.compose(("math", "secret"), tmp_path / "moe", recipe)
-    assert "reg add-expert secret CKPT --keep-calibration" in str(caught.value.hint)
+    assert "reg add-expert secret CKPT --data FILE --keep-calibration" in str(caught.value.hint)
     assert not (tmp_path / "moe").exists()
     assert not filled.home.work.exists()
 
