@@ -10,7 +10,8 @@ Every part is a process of its own, as many at a time as --jobs, with one thread
 --work: an interrupted run goes on, and with --only the page has what was found before as well. Delete that folder to
 measure anew. Sections:
 
-    table      all methods, and more rows of the reference
+    table      all methods
+    reference  more rows of the reference, which no method of the table is; by --only alone, it takes minutes
     sampled    experts registered without any text: each wrote its own
     six        with an expert close to another
     far        with experts far from the others and from the base model (needs --far)
@@ -25,16 +26,18 @@ import os
 import resource
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from benchmarks.quality_page import page, with_scores
-from benchmarks.quality_parts import PARTS, REGISTERING, Figures, Place
+from benchmarks.quality_parts import PARTS, REGISTERING, REGISTERS_ITSELF, Figures, Place
 from registry import TestSettings
 
 SECTIONS = tuple(dict.fromkeys(name.partition("-")[0] for name in PARTS))
+USUAL = tuple(section for section in SECTIONS if section != "reference")
 PAGE = Path(__file__).with_name("QUALITY.md")
 METHODS_PAGE = Path(__file__).parents[1] / "docs" / "methods.md"
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -69,13 +72,13 @@ def main() -> None:
     if arguments.part:
         _run(arguments.part, place, work)
         return
-    only = SECTIONS if arguments.only is None else tuple(arguments.only.split(","))
+    only = USUAL if arguments.only is None else tuple(arguments.only.split(","))
     if strangers := set(only) - set(SECTIONS):
         parser.error(f"{', '.join(sorted(strangers))} is no section: {', '.join(SECTIONS)}")
     names = [name for name in PARTS if name.partition("-")[0] in only and (name != "far" or place.distant)]
-    needed = [name for name in REGISTERING if (name == "register" or "sampled" in names)]
-    for stage in (needed, names):
-        _together([name for name in stage if not _result(work, name).exists()], arguments.jobs)
+    apart = [name for name in names if name in REGISTERS_ITSELF]  # beside the registering that all others wait for
+    order = [*REGISTERING, *apart, *(name for name in names if name not in apart)]
+    _together([name for name in order if not _result(work, name).exists()], arguments.jobs)
     found = {
         name: json.loads(_result(work, name).read_text())
         for name in (*REGISTERING, *PARTS)
@@ -92,13 +95,19 @@ def main() -> None:
 
 
 def _together(names: Sequence[str], jobs: int) -> None:
-    """Run parts in processes, so many at a time."""
+    """Run parts in processes, so many at a time, those that need the registry of all once it is there."""
+    waiting = {name: threading.Event() for name in names if name in REGISTERING}
 
     def run(name: str) -> int:
+        if name not in REGISTERING and name not in REGISTERS_ITSELF:
+            for registered in waiting.values():
+                registered.wait()
         print(f"{name} …", flush=True)
         started = time.monotonic()
         command = [sys.executable, "-m", "benchmarks.quality", *sys.argv[1:], "--part", name]
         code = subprocess.run(command, env=os.environ | _ONE_THREAD, check=False).returncode
+        if name in waiting:
+            waiting[name].set()
         print(f"{name}: {'done' if code == 0 else 'failed'} in {time.monotonic() - started:.0f} s", flush=True)
         return code
 

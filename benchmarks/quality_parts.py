@@ -186,6 +186,8 @@ def table(place: Place, names: Sequence[str]) -> Figures:
 
 def sampled(place: Place) -> Figures:
     """Return the rows of experts registered without any text."""
+    with Registry(place.sampled) as registry:
+        add(registry, place, FIVE, sampled=True)
     return methods(place, place.sampled, FIVE, ("mean-own", "regmean-paper", "regmean", "refine-mlp"))
 
 
@@ -193,13 +195,6 @@ def register(place: Place) -> Figures:
     """Register the five experts with their text."""
     with Registry(place.home) as registry:
         add(registry, place, FIVE)
-    return {}
-
-
-def register_sampled(place: Place) -> Figures:
-    """Register the five experts without text."""
-    with Registry(place.sampled) as registry:
-        add(registry, place, FIVE, sampled=True)
     return {}
 
 
@@ -321,14 +316,17 @@ def _pieces() -> dict[str, Part]:
     return {f"table-{name}": partial(table, names=names) for name, names in pieces.items()}
 
 
-REGISTERING: dict[str, Part] = {"register": register, "register-sampled": register_sampled}
+REGISTERING: dict[str, Part] = {"register": register}
 """Parts that others need."""
+
+REGISTERS_ITSELF = ("sampled",)
+"""Parts that need none of those."""
 
 PARTS: dict[str, Part] = {
     "far": far,
-    "table-more": more,
-    **_pieces(),
+    "reference": more,
     "six": six,
+    **_pieces(),
     "continual": continual,
     "lam": lam,
     "tokens": tokens,

@@ -65,6 +65,8 @@ def compose(
             experts = tuple(ref for ref in split(experts) if registry.resolve(ref).name in weights)
             recipe = replace(recipe, weights=weights)
             base = base if recipe.needs_base else None
+            if not as_json:
+                click.echo(f"weights by --like: {_shown(weights)}")
         if out is None or plan_only:
             plan = registry.plan(split(experts), recipe, base=base)
         else:
@@ -108,7 +110,7 @@ def _print_plan(plan: "Plan | Ensemble") -> None:
             for index, member in enumerate(plan.members)
         ],
     )
-    shown = [(key.replace("_", " "), str(value)) for key, value in recipe.items() if key not in _NOT_SHOWN]
+    shown = [(key.replace("_", " "), _shown(value)) for key, value in recipe.items() if key not in _NOT_SHOWN]
     if plan.base:
         shown.append(("base", plan.base.version.ref))
     print_table(
@@ -122,3 +124,12 @@ def _print_plan(plan: "Plan | Ensemble") -> None:
             ("peak memory", f"about {size(plan.peak_bytes)} beyond the program itself"),
         ],
     )
+
+
+def _shown(value: object) -> str:
+    """Return a recipe's value as people write it."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={_shown(one)}" for name, one in value.items()) or "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else str(value)

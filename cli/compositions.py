@@ -23,7 +23,7 @@ def compositions(session: Session, ref: str | None, as_json: bool) -> None:
         print_json(found)
         return
     print_table(
-        ("composition", "made", "members", "base", "trunk", "top-k"),
+        ("composition", "made", "members", "base", "trunk", "router", "top-k"),
         [
             (
                 composition.digest[:12],
@@ -36,9 +36,18 @@ def compositions(session: Session, ref: str | None, as_json: bool) -> None:
     )
 
 
-def _recipe(document: dict[str, Any]) -> tuple[str, str]:
-    """Return what was made and by which method, and the experts per token, where there are such."""
+def _recipe(document: dict[str, Any]) -> tuple[str, str, str]:
+    """Return what was made and by which method, how its router was made, and the experts per token, where there are."""
     recipe = document["recipe"]
     to = recipe.get("to", "moe")
     method = recipe.get("trunk") or recipe.get("routing") or ""
-    return (method if to == "moe" else f"{to}, {method}"), str(recipe.get("top_k", ""))
+    told = {
+        recipe.get("router", ""): True,
+        "lam auto": recipe.get("lam") == "auto",
+        "advantage": recipe.get("token_weight") == "advantage",
+        f"refine {recipe.get('refine')}": bool(recipe.get("refine")),
+        "refit": recipe.get("refine_mlp", False),
+        "trained": "training" in document,
+    }
+    router = ", ".join(text for text, holds in told.items() if text and holds)
+    return (method if to == "moe" else f"{to}, {method}"), router, str(recipe.get("top_k", ""))

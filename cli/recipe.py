@@ -173,6 +173,7 @@ _OPTIONS = (
 _OF_ENSEMBLES = {"routing", "routing_tokens"}
 _OF_ALL = {"to", "top_k", "temperature", "weights", "dtype"}
 _OF_TRUNKS = {"to", "trunk", "alpha", "density", "scale", "weights", "balance", "dtype"}
+_OF_ROUTERS = ("lam", "normalize", "bias", "seed")
 _TRUNK_OPTIONS = ("alpha", "density", "scale")
 STATISTICS = ("to", "routing", "routing_tokens", "lam", "bias", "seed", "top_k", "temperature", "dtype", "host",
               "remote_code")  # fmt: skip
@@ -201,12 +202,18 @@ def recipe_of(context: click.Context, **settings: Any) -> "Recipe | EnsembleReci
         click.UsageError: an option was given that has no part in what is made.
     """
     from registry.composing import EnsembleRecipe, Recipe
+    from registry.maths.router import ROUTERS
 
-    to = settings.get("to", "moe")
+    to, router = settings.get("to", "moe"), settings.get("router", "ridge")
     parts = {"ensemble": _OF_ENSEMBLES | _OF_ALL, "dense": _OF_TRUNKS}.get(to, {*settings} - _OF_ENSEMBLES)
     for name in sorted({*settings} - parts):
-        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+        if _is_given(context, name):
             raise click.UsageError(f"--{name.replace('_', '-')} has no part in what --to {to} makes.")
+    for name in sorted({*_OF_ROUTERS} & parts - ROUTERS[router].options):
+        if _is_given(context, name):
+            raise click.UsageError(f"--{name} has no part in --router {router}.")
+    if (to, settings["trunk"]) == ("dense", "base"):
+        raise click.UsageError("--to dense --trunk base is the base model itself: choose another --trunk.")
     if settings.get("temperature") is None:
         settings.pop("temperature", None)  # each kind has a default of its own
     if to == "ensemble":
@@ -223,3 +230,7 @@ def recipe_of(context: click.Context, **settings: Any) -> "Recipe | EnsembleReci
         host=host,
         **{name: value for name, value in settings.items() if name not in _OF_ENSEMBLES},
     )
+
+
+def _is_given(context: click.Context, name: str) -> bool:
+    return context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE

@@ -84,7 +84,7 @@ def gates(model: Any) -> list[Gate]:
             found.append(Gate(int(match[1]), name, module, model.get_submodule(name.rpartition(".")[0])))
     if not found:
         raise InvalidInputError(
-            f"a {model.config.model_type} model has no router: it is no mixture of experts",
+            f"model type {model.config.model_type} has no router: it is no mixture of experts",
             "name a composed folder: reg compose --experts … --out DIR",
         )
     return sorted(found, key=lambda gate: gate.layer)

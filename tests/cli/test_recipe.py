@@ -77,6 +77,10 @@ def test_ensemble_has_no_part_for_trunks_and_routers(tmp_path: Path, words: tupl
         (("--like", "FILE", "--to", "ensemble"), "--like needs --to dense, and makes the weights itself."),
         (("--like", "FILE", "--to", "dense", "--weights", "code=2"), "--like needs --to dense, and makes the weights"),
         (("--refine", "-1"), "Invalid value for '--refine'"),
+        (("--seed", "1"), "--seed has no part in --router ridge."),
+        (("--router", "random", "--lam", "1"), "--lam has no part in --router random."),
+        (("--bias", "code=1"), "--bias has no part in --router ridge."),
+        (("--to", "dense", "--trunk", "base"), "--to dense --trunk base is the base model itself: choose another"),
     ],
 )
 def test_usage_errors(zoo: Zoo, tmp_path: Path, words: tuple[str, ...], message: str) -> None:
@@ -128,6 +132,17 @@ def test_dense_model_for_documents(run: Run, filled: Registry, tmp_path: Path) -
     assert told.startswith("error: ")
     assert "holds no text to be like" in told
     assert "next: give --like a file of documents" in told
+
+
+def test_recipe_is_shown_as_people_write_it(run: Run, filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
+    plan = run("compose", *PAIR, "--router", "domain-embedding", "--bias", "code=1", "--plan").stdout
+    shown = dict(line.split(maxsplit=1) for line in plan.splitlines() if line.startswith(("bias", "normalize")))
+    assert {key: value.strip() for key, value in shown.items()} == {"bias": "code=1, math=0", "normalize": "no"}
+    run("compose", *PAIR, "--lam", "auto", "--refine", 1, "--out", tmp_path / "out")
+    assert "ridge, lam auto, refine 1" in run("compositions").stdout
+    told = run("compose", *PAIR, "--to", "dense", "--like", zoo.test["code"], "--plan").stdout
+    weights = filled.likeness(("code", "math"), [zoo.test["code"]])
+    assert told.startswith(f"weights by --like: {', '.join(f'{name}={weight:g}' for name, weight in weights.items())}")
 
 
 def test_lam_curve_for_people_and_as_json(run: Run, filled: Registry, tmp_path: Path) -> None:
