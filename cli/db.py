@@ -28,11 +28,21 @@ def current(session: Session, as_json: bool) -> None:
 @as_json
 @pass_session
 def upgrade(session: Session, as_json: bool) -> None:
-    """Bring the catalog to the revision that this program works with, creating it where there is none."""
+    """Bring the catalog to the revision that this program works with, creating it where there is none.
+
+    It is done whole or not at all: interrupted, repeat it. An older catalog in SQLite is first copied to a file beside
+    it, whose name has its revision and the time; to go back, put that in its place. Keep it no longer than needed:
+    opting out with --purge deletes such copies. Any other database is yours to back up.
+    """
     from registry.database import upgrade as upgrade_catalog
 
-    before, after = upgrade_catalog(session.home, session.database)
+    done = upgrade_catalog(session.home, session.database)
     if as_json:
-        print_json({"before": before, "after": after})
-    else:
-        click.echo(f"the catalog is at {after}" + (f" (was at {before or 'nothing'})" if before != after else ""))
+        print_json(done)
+        return
+    changed = done.before != done.after
+    click.echo(f"the catalog is at {done.after}" + (f" (was at {done.before or 'nothing'})" if changed else ""))
+    if done.backup is not None:
+        click.echo(f"  as it was: {done.backup}")
+    elif changed and done.before is not None:
+        click.echo("  no copy was made: only catalogs in SQLite files are copied")

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("ref", metavar="NAME[@V]")
-@click.option("--purge", is_flag=True, help="Delete its arrays too; those another version needs stay.")
+@click.option(
+    "--purge", is_flag=True, help="Delete all of it but name, digests and times; arrays another version needs stay."
+)
 @click.option(
     "--receipt", type=file_path, metavar="FILE", help="Write a receipt, which reg receipt verify checks; a new file."
 )
@@ -55,6 +57,8 @@ def opt_out(session: Session, ref: str, purge: bool, receipt: Path | None, yes: 
                 "deleted_arrays": done.deleted_arrays,
                 "deleted_bytes": done.deleted_bytes,
                 "shared_arrays": done.shared_arrays,
+                "cleared": done.cleared,
+                "remains": done.remains,
                 "receipt": receipt,
             }
         )
@@ -105,6 +109,12 @@ def _print(done: "OptOut") -> None:
         click.echo(
             f"  deleted {done.deleted_arrays} arrays ({size(done.deleted_bytes)}); {done.shared_arrays} stay, shared"
         )
+    for path in done.cleared:
+        click.echo(f"  deleted {path}")
+    for line in done.remains:
+        click.echo(f"  not yet gone: {line}")
+    if done.remains:
+        click.echo("  when those have ended, repeat the command: what is left of it goes then")
     click.echo(f"  {len(done.compositions)} compositions were made from it" + (":" if done.compositions else ""))
     for composition in done.compositions:
         click.echo(f"    {composition.digest}  {','.join(composition.members)}")

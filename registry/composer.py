@@ -1,6 +1,7 @@
 """What a registry composes and measures: the part of `Registry` that reads versions and writes model folders."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
@@ -14,7 +15,8 @@ from store.lock import exclusive
 from store.ownership import check_owner
 
 if TYPE_CHECKING:
-    from registry.composing import Ensemble, EnsembleRecipe, Plan, Recipe
+    from registry.composing import Ensemble, EnsembleRecipe, Member, Plan, Recipe
+    from registry.composing.retaking import Workplace
     from registry.evaluation import Continual, Row, TestSettings
     from registry.maths.lam import LamCurve
     from registry.reproducing import Reproduction
@@ -101,7 +103,7 @@ class Composer(Handle):
         folder = Path(out).absolute()
         check_output(folder, replace=force)
         plan = self.plan(experts, recipe, base=base)
-        used = [member.version for member in (*plan.members, *([plan.base] if plan.base else []))]
+        used = [member.version for member in _used(plan)]
 
         def record() -> None:
             self.catalog.record_composition(plan.digest, plan.document, used, str(folder))
@@ -122,9 +124,8 @@ class Composer(Handle):
             record: called when everything is written, just before the folder appears.
         """
         from registry.composing import Ensemble, write_composition, write_ensemble
-        from registry.composing.retaking import workplace
 
-        with workplace(self.home, self.progress) as place:
+        with self._workplace(plan) as place:
             if isinstance(plan, Ensemble):
                 write_ensemble(plan, folder, replace=replace, record=record, progress=self.progress)
             else:
@@ -145,12 +146,11 @@ class Composer(Handle):
         """
         from registry.composing import Recipe
         from registry.composing.likeness import likeness
-        from registry.composing.retaking import workplace
 
         plan = self.plan(experts, Recipe(trunk="base", to="dense"), base=base)
         assert plan.base is not None
         paths = [Path(file) for file in several(files, "files")]
-        with workplace(self.home, self.progress) as place:
+        with self._workplace(plan) as place:
             return likeness(plan.members, plan.base, paths, place, device)
 
     def lam_curve(
@@ -158,11 +158,11 @@ class Composer(Handle):
     ) -> "list[LamCurve]":
         """Return, for each layer, how routers of various ridge strengths do on held-out folds (arguments as `plan`)."""
         from registry.composing import Recipe
-        from registry.composing.retaking import materials_of, workplace
+        from registry.composing.retaking import materials_of
 
         plan = self.plan(experts, replace(recipe or Recipe(), lam="auto"), base=base)
         layers = plan.lead.architecture.num_hidden_layers
-        with workplace(self.home, self.progress) as place, self.progress("solving", layers, "layer") as advance:
+        with self._workplace(plan) as place, self.progress("solving", layers, "layer") as advance:
             materials, curves = materials_of(plan, place), []
             for layer in range(layers):
                 curves.append(materials.lam_curve(layer))
@@ -261,3 +261,14 @@ class Composer(Handle):
         from registry.evaluation.requests import continual_registered
 
         return continual_registered(self, schedule, data, settings, recipe, base)
+
+    def _workplace(self, plan: "Plan | Ensemble") -> "AbstractContextManager[Workplace]":
+        from registry.composing.retaking import workplace
+
+        members = _used(plan)
+        versions = [member.version for member in members]
+        return workplace(self.home, self.progress, members, lambda: self.catalog.check_active(versions))
+
+
+def _used(plan: "Plan | Ensemble") -> "list[Member]":
+    return [*plan.members, *([plan.base] if plan.base else [])]

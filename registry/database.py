@@ -25,12 +25,13 @@ def revisions(home: str | os.PathLike[str] | None = None, database: str | None =
         engine.dispose()
 
 
-def upgrade(home: str | os.PathLike[str] | None = None, database: str | None = None) -> tuple[str | None, str]:
-    """Bring the catalog to this program's revision and return (revision before, revision after).
+def upgrade(home: str | os.PathLike[str] | None = None, database: str | None = None) -> schema.Upgrade:
+    """Bring the catalog to this program's revision, keeping a copy of an older one in SQLite beside it.
 
     Raises:
         SchemaError: it is newer than this program.
         ConflictError: there is no catalog, but there are arrays: theirs is elsewhere, or lost.
+        StorageError: there is no space for the copy.
     """
     place = Home.locate(home, database)
     place.check(create=True)

@@ -92,6 +92,11 @@ class Home:
         """The lock that writers hold."""
         return self.path / _LOCK
 
+    @property
+    def cache_lock(self) -> Path:
+        """The lock that is held for the moment of putting statistics into the cache, and of emptying it."""
+        return self.path / _LOCKS / _CACHE
+
     def output_lock(self, out: Path) -> Path:
         """Return the lock that composing into the folder `out` holds."""
         return self.path / _LOCKS / hashlib.sha256(str(out).encode()).hexdigest()[:16]

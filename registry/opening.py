@@ -1,10 +1,8 @@
 """From what a user names to a checkpoint on this disk: a folder, a Hub repository, or an adapter with its base."""
 
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from registry.checkpoint import Checkpoint
@@ -12,6 +10,7 @@ from registry.checkpoint.adapter import Adapter, DenseWeights, is_adapter, merge
 from registry.checkpoint.hub import HubReference, fetch_repository, is_hub_reference
 from registry.errors import CheckpointError, InvalidInputError, NotFoundError, RegError, StorageError
 from registry.progress import Progress, remark
+from registry.scratch import temporary
 
 PathLike = str | os.PathLike[str]
 Registered = Callable[[str], DenseWeights | None]
@@ -57,16 +56,15 @@ def opened(
     if base is not None and adapter.base_name not in (None, os.fspath(base)):
         remark(progress, f"merging {label} into {base}, though its configuration names {adapter.base_name}")
     adapter.check(weights)
-    try:
-        scratch.mkdir(parents=True, exist_ok=True)
-        merged = Path(tempfile.mkdtemp(prefix="merged-", dir=scratch))
-    except OSError as error:
-        raise StorageError(f"{scratch} cannot be written: {error.strerror}", "free some space on that disk") from error
-    try:
+    with ExitStack() as stack:
+        try:
+            merged = stack.enter_context(temporary(scratch, weights.registered_as, prefix="merged-"))
+        except OSError as error:
+            raise StorageError(
+                f"{scratch} cannot be written: {error.strerror}", "free some space on that disk"
+            ) from error
         merge_adapter(adapter, weights, merged / "model", progress)
         yield Checkpoint(merged / "model", label=label, remote_code=remote_code)
-    finally:
-        shutil.rmtree(merged, ignore_errors=True)
 
 
 def _local(checkpoint: PathLike) -> tuple[Path, str]:

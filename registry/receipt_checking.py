@@ -93,7 +93,7 @@ def _log(registry: "Composer", receipt: Receipt) -> Iterator[str]:
 
 
 def _arrays(registry: "Composer", check: ReceiptCheck, known: dict[str, VersionRecord]) -> None:
-    present = {digest for digest in check.receipt.arrays if registry.arrays.path(digest).exists()}
+    present = {digest for digest in check.receipt.arrays if registry.arrays.has(digest)}
     uses: dict[str, list[tuple[str, str, str]]] = {digest: [] for digest in sorted(present)}
     for version in known.values() if present else ():
         for link in registry.catalog.arrays_of(version):

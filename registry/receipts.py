@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 FORMAT = 1
 NOT_ERASED = (
     "copies that were made of these folders, folders that reg export wrote, and backups: the registry does not know of "
-    "them. The log keeps names, version numbers, digests and times"
+    "them. The log keeps names (also those of aliases and of these folders), version numbers, digests and times; "
+    "compositions keep their recipes"
 )
 
 
@@ -87,6 +88,7 @@ class Receipt:
         nbytes: what they took on disk.
         shared: arrays of theirs that stay.
         head: the digest of the last event of the log.
+        remains: what could not be deleted yet, one line each: what other processes held.
     """
 
     registry: str
@@ -96,6 +98,7 @@ class Receipt:
     nbytes: int
     shared: tuple[Shared, ...]
     head: str
+    remains: tuple[str, ...] = ()
 
     @property
     def folders(self) -> list[str]:
@@ -111,7 +114,7 @@ class Receipt:
             "compositions": [_composition_document(composition) for composition in self.compositions],
             "deleted": {"arrays": list(self.arrays), "bytes": self.nbytes},
             "shared": [{"digest": one.digest, "versions": list(one.versions)} for one in self.shared],
-            "not_erased": {"folders": self.folders, "copies": NOT_ERASED},
+            "not_erased": {"folders": self.folders, "copies": NOT_ERASED, "remains": list(self.remains)},
             "head": self.head,
         }
 
@@ -131,7 +134,8 @@ class Receipt:
                 "use the program that it was made with",
             )
         deleted = fields(given["deleted"], {"arrays": list_of(DIGEST), "bytes": WHOLE}, f"{where}, deleted")
-        fields(given["not_erased"], {"folders": list_of(TEXT), "copies": TEXT}, f"{where}, not_erased")
+        kinds = {"folders": list_of(TEXT), "copies": TEXT, "remains": list_of(TEXT)}
+        not_erased = fields(given["not_erased"], kinds, f"{where}, not_erased", optional=("remains",))
         shared = [
             fields(one, {"digest": DIGEST, "versions": list_of(TEXT)}, f"{where}, shared") for one in given["shared"]
         ]
@@ -143,6 +147,7 @@ class Receipt:
             deleted["bytes"],
             tuple(Shared(one["digest"], tuple(one["versions"])) for one in shared),
             given["head"],
+            tuple(not_erased.get("remains", ())),
         )
 
 
@@ -157,6 +162,7 @@ def make_receipt(registry: "Composer", done: OptOut) -> Receipt:
         done.deleted_bytes,
         tuple(Shared(digest, tuple(catalog.users_of(digest))) for digest in done.shared_digests),
         catalog.chain().head,
+        done.remains,
     )
 
 

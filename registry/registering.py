@@ -173,7 +173,7 @@ def write_arrays(
         with progress("storing", sum(source.nbytes for _, _, source, _ in items), "B") as advance:
             for role, name, source, known in items:
                 digest = known or digest_of(source)
-                if not store.path(digest).exists():
+                if not store.has(digest):
                     fresh.append(digest)
                 store.put(source, compress=role == "statistics", digest=digest)
                 links.append(ArrayLink(role, name, digest, source.dtype, source.shape, source.nbytes))

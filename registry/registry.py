@@ -1,6 +1,5 @@
 """The registry: what the commands of `reg` do with a home is a method here, and does here what it does there."""
 
-import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
@@ -36,12 +35,13 @@ from store.ownership import check_owner
 
 if TYPE_CHECKING:
     from registry.checking import Check
+    from registry.clearing import Garbage
     from registry.composing import Member
     from registry.composing.member import StoredWeights
     from registry.receipt_checking import ReceiptCheck
     from registry.registering import Registration
     from registry.verification import Verification
-    from registry.withdrawing import Garbage, OptOut
+    from registry.withdrawing import OptOut
 
 
 class Registry(Composer):
@@ -179,7 +179,8 @@ class Registry(Composer):
 
         Args:
             ref: `NAME` or `NAME@VERSION`.
-            purge: delete its arrays too, except those that another version needs.
+            purge: delete its arrays too, except those that another version needs, and whatever else the home holds of
+                it; name, number, digest and times stay.
             receipt: a file to write the receipt to (`receipts.Receipt`); there must be none.
         """
         from registry.withdrawing import opt_out
@@ -191,8 +192,7 @@ class Registry(Composer):
 
                 write = stack.enter_context(receipt_file(Path(receipt), ref))
             stack.enter_context(exclusive(self.home.lock, f"opting {ref} out"))
-            shutil.rmtree(self.home.cache, ignore_errors=True)  # statistics of compositions that it was in
-            done = opt_out(self.catalog, self.arrays, versions, purge=purge)
+            done = opt_out(self.home, self.catalog, self.arrays, versions, purge=purge)
             if receipt is not None:
                 write(make_receipt(self, done))
         return done
@@ -265,8 +265,9 @@ class Registry(Composer):
         return verify(self.catalog, self.arrays, self.progress)
 
     def gc(self, *, dry_run: bool = False) -> "Garbage":
-        """Delete arrays that no version needs, and what interrupted registrations left; with `dry_run` only tell."""
-        from registry.withdrawing import collect_garbage, collect_leftovers
+        """Delete arrays that no version needs, and what interrupted commands left; with `dry_run` only tell."""
+        from registry.clearing import collect_leftovers
+        from registry.withdrawing import collect_garbage
 
         with exclusive(self.home.lock, "collecting garbage"):
             garbage = collect_garbage(self.catalog, self.arrays, dry_run=dry_run)

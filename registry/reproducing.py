@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Literal
 
 from registry.checkpoint.documents import read_json
 from registry.composing.description import Description
 from registry.composing.folder import MARKER, check_output
 from registry.composing.recipe import Recipe
+from registry.composing.retaking import working_folder
 from registry.errors import CheckpointError, InvalidInputError, OutputError
 from registry.progress import Advance
 from registry.resolving import by_digest
@@ -111,9 +111,8 @@ def reproduce(registry: "Composer", folder: Path, out: Path | None) -> Reproduct
         files, nbytes = compare(registry, folder, out)
         return Reproduction(folder, digest, used, files, nbytes, out)
     plan = registry.plan(experts, described.recipe, base=named)
-    registry.home.work.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=registry.home.work) as temporary:
-        again = Path(temporary) / "again"
+    with working_folder(registry.home.work, [version.digest for version in used]) as work:
+        again = work / "again"
         registry.write(plan, again)
         files, nbytes = compare(registry, folder, again)
     return Reproduction(folder, plan.digest, used, files, nbytes)

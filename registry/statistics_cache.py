@@ -1,10 +1,13 @@
 """Statistics that compositions took and may want again: files under the digest of what they are a function of.
 
 A file's name ends with the SHA-256 of its bytes, so that a damaged one is found out and taken again. Nothing here is
-needed: every file can be made anew, and all go when a version is opted out.
+needed: every file can be made anew, and all go when a version is opted out. What a composition takes that an opt-out
+overtakes is not put there: putting and emptying exclude one another, and who puts looks first whether it still may.
 """
 
 import hashlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,9 +51,17 @@ class Cached:
 
 @dataclass(frozen=True)
 class Cache:
-    """Files of statistics in one folder."""
+    """Files of statistics in one folder.
+
+    Attributes:
+        folder: where they are.
+        staging: where they are written first; the folder itself by default.
+        putting: gives the context in which a file is put into the folder; it raises where it may not be.
+    """
 
     folder: Path
+    staging: Path | None = None
+    putting: Callable[[], AbstractContextManager[object]] = nullcontext
 
     def get(self, key: str) -> Cached | None:
         """Return what is there under a digest, if it is whole."""
@@ -65,12 +76,16 @@ class Cache:
 
         Raises:
             StorageError: the disk is full or refuses.
+            ConflictError: what they are of was opted out meanwhile.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        fresh = self.folder / f"{key}.new"
+        staging = self.staging or self.folder
+        staging.mkdir(parents=True, exist_ok=True)
+        fresh = staging / f"{key}.new"
         statistics_file.save(fresh, collected)
         path = self.folder / f"{key}.{_sha256(fresh)}.safetensors"
-        fresh.replace(path)
+        with self.putting():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            fresh.replace(path)
         return Cached(path)
 
 

@@ -13,12 +13,13 @@ from torch import Tensor
 from registry import statistics_file
 from registry.calibration import Calibration
 from registry.checkpoint import Checkpoint
-from registry.errors import CalibrationError, CheckpointError
+from registry.errors import CalibrationError, CheckpointError, StorageError
 from registry.loading import device_name
 from registry.maths.statistics import Statistics
 from registry.pass_settings import PassSettings
 from registry.progress import Progress, remark
 from registry.scales import Scales, scales
+from registry.scratch import resumable
 from registry.sites import ATTENTION_INPUT, ATTENTION_OUTPUT, HEAD_INPUT, MLP_INPUT, SITES
 from registry.statistics_file import Collected
 from store.digest import json_digest
@@ -73,43 +74,41 @@ def take_statistics(
 
     Raises:
         CalibrationError: an activation is NaN or infinite.
+        StorageError: `partial` cannot be written.
     """
     computed = computed_by(checkpoint, settings)
     places = [tap for tap in (taps or dense_taps(checkpoint))(model) if tap.site in SITES[settings.sites]]
     collector = _Collector(checkpoint, weights, calibration, settings, computed, places, model.device, token_weights)
-    way = None
-    if partial is not None:
-        key = json_digest([weights, calibration.digest, computed])
-        way = partial / f"{key}.safetensors"
-        collector.resume(way)
+    key = json_digest([weights, calibration.digest, computed])
+    with resumable(partial, key, [weights]) as way:
+        if way is not None:
+            collector.resume(way)
         if collector.done:
             counted = int(calibration.lengths[: collector.done].sum())
             remark(
                 progress,
                 f"an interrupted pass goes on: {counted:,} of {calibration.tokens:,} tokens were counted before",
             )
-    saved = time.monotonic()
-    try:
-        with (
-            torch.no_grad(),
-            collector.attached(),
-            progress("collecting", calibration.tokens, "token") as advance,
-        ):
-            advance(int(calibration.lengths[: collector.done].sum()))
-            for first in range(collector.done, len(calibration.ids), settings.batch_size):
-                ids, keep = batch(calibration, first, settings.batch_size)
-                collector.next_batch(first, settings.batch_size, keep)
-                model.base_model(input_ids=ids.to(model.device), use_cache=False)
-                advance(int(keep.sum()))
-                if way is not None and time.monotonic() - saved >= SAVE_SECONDS:
-                    collector.save(way)
-                    saved = time.monotonic()
-    except KeyboardInterrupt:
-        if way is not None:
-            collector.save(way)
-        raise
-    if way is not None:
-        way.unlink(missing_ok=True)
+        saved = time.monotonic()
+        try:
+            with (
+                torch.no_grad(),
+                collector.attached(),
+                progress("collecting", calibration.tokens, "token") as advance,
+            ):
+                advance(int(calibration.lengths[: collector.done].sum()))
+                for first in range(collector.done, len(calibration.ids), settings.batch_size):
+                    ids, keep = batch(calibration, first, settings.batch_size)
+                    collector.next_batch(first, settings.batch_size, keep)
+                    model.base_model(input_ids=ids.to(model.device), use_cache=False)
+                    advance(int(keep.sum()))
+                    if way is not None and time.monotonic() - saved >= SAVE_SECONDS:
+                        collector.save(way)
+                        saved = time.monotonic()
+        except KeyboardInterrupt:
+            if way is not None:
+                collector.save(way)
+            raise
     return collector.collected()
 
 
@@ -220,9 +219,12 @@ class _Collector:
         )
 
     def save(self, way: Path) -> None:
-        """Write the pass under way to `way`."""
-        way.parent.mkdir(parents=True, exist_ok=True)
-        statistics_file.save(way, self.collected(under_way=True))
+        """Write the pass under way to `way`, if its folder is still there: an opt-out deletes it."""
+        try:
+            statistics_file.save(way, self.collected(under_way=True))
+        except StorageError:
+            if way.parent.is_dir():
+                raise
 
     def resume(self, way: Path) -> None:
         """Go on from `way`, if an intact pass under way is there."""

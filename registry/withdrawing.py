@@ -1,18 +1,14 @@
-"""Opting out: withdrawal, purge, and the garbage that crashes leave."""
+"""Opting out: withdrawal, purge, and arrays that no version needs."""
 
-import shutil
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 
+from registry.clearing import Garbage, clear, empty_cache
 from registry.home import Home
+from registry.scratch import remove
 from store.arrays import ArrayStore
 from store.catalog import Catalog, CompositionRecord, VersionRecord
 from store.ownership import check_owner, claim
-
-STALE_SECONDS = 24 * 3600.0
-"""A registration is taken to have ended when its folder, or the file that it was writing, is this old."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +24,9 @@ class OptOut:
         deleted_digests: arrays that went, those of earlier crashes included.
         deleted_bytes: what they took on disk.
         shared_digests: arrays that stay because another version needs them.
+        cleared: what else was deleted with the arrays, by path: what interrupted commands left in the home, and copies
+            of the catalog that upgrades made.
+        remains: what could not be deleted yet, one line each: what other processes hold.
     """
 
     versions: tuple[VersionRecord, ...]
@@ -38,6 +37,8 @@ class OptOut:
     deleted_digests: tuple[str, ...] = ()
     deleted_bytes: int = 0
     shared_digests: tuple[str, ...] = ()
+    cleared: tuple[str, ...] = ()
+    remains: tuple[str, ...] = ()
 
     @property
     def deleted_arrays(self) -> int:
@@ -50,58 +51,49 @@ class OptOut:
         return len(self.shared_digests)
 
 
-@dataclass(frozen=True)
-class Garbage:
-    """What no version needs.
-
-    Attributes:
-        digests: arrays, on disk or in the catalog.
-        nbytes: what they take on disk.
-        passes: forward passes that were interrupted, or are under way in another process, which then can no longer
-            go on after an interruption.
-        pass_bytes: what is written down of them.
-        merged: adapters merged into their base models by registrations that never ended.
-        merged_bytes: what they take on disk.
-        work: models that compositions which never ended ran tokens through.
-        work_bytes: what they take on disk.
-        cached: statistics that compositions took anew; they can be taken again.
-        cached_bytes: what they take on disk.
-    """
-
-    digests: tuple[str, ...]
-    nbytes: int
-    passes: int = 0
-    pass_bytes: int = 0
-    merged: int = 0
-    merged_bytes: int = 0
-    work: int = 0
-    work_bytes: int = 0
-    cached: int = 0
-    cached_bytes: int = 0
-
-
-def opt_out(catalog: Catalog, store: ArrayStore, versions: Sequence[VersionRecord], *, purge: bool) -> OptOut:
+def opt_out(
+    home: Home, catalog: Catalog, store: ArrayStore, versions: Sequence[VersionRecord], *, purge: bool
+) -> OptOut:
     """Withdraw `versions` from every later composition; with `purge` delete what only they needed.
 
-    The caller holds the registry's lock.
+    Interrupted anywhere, it is finished by the same again. The caller holds the registry's lock.
 
     Raises:
         ConflictError: the arrays belong to another catalog.
+        StorageError: something cannot be deleted.
     """
     claim(catalog, store)
     before = catalog.reread(versions)
     withdrew = tuple(version.ref for version in before if version.state == "active")
     catalog.withdraw(versions)
+    empty_cache(home)  # after withdrawal nothing of theirs is put there
     compositions = tuple(catalog.compositions(versions))  # after withdrawal none is added
     if not purge:
         return OptOut(tuple(catalog.reread(versions)), withdrew, (), compositions, purged=False)
     deleted = tuple(version.ref for version in before if version.state != "purged")
     own = {link.digest for version in versions for link in catalog.arrays_of(version)}
+    cleared, remains = clear(home, before)  # by their weights, whose digest the catalog is about to forget
     catalog.purge(versions)
     shared = tuple(sorted(own & catalog.referenced()))
     garbage = collect_garbage(catalog, store, dry_run=False)
+    for path in catalog.backups():
+        remove(path)
+        cleared.append(path)
+    if kept := catalog.erase():
+        remains.append(kept)
     now = tuple(catalog.reread(versions))
-    return OptOut(now, withdrew, deleted, compositions, True, garbage.digests, garbage.nbytes, shared)
+    return OptOut(
+        now,
+        withdrew,
+        deleted,
+        compositions,
+        True,
+        garbage.digests,
+        garbage.nbytes,
+        shared,
+        tuple(map(str, cleared)),
+        tuple(remains),
+    )
 
 
 def collect_garbage(catalog: Catalog, store: ArrayStore, *, dry_run: bool) -> Garbage:
@@ -121,49 +113,3 @@ def collect_garbage(catalog: Catalog, store: ArrayStore, *, dry_run: bool) -> Ga
     if garbage:
         catalog.forget_unreferenced(len(garbage), freed)
     return Garbage(tuple(garbage), freed)
-
-
-def collect_leftovers(home: Home, garbage: Garbage, *, dry_run: bool) -> Garbage:
-    """Delete what registrations and compositions left in the home, and return `garbage` with it; as `collect_garbage`.
-
-    One that is under way is not disturbed: it holds no lock during its pass.
-    """
-    passes = [path for path in _files(home.partial) if path.suffix != ".partial" or _is_stale(path)]
-    merged, work = ([f for f in sorted(place.glob("*")) if _is_stale(f)] for place in (home.merged, home.work))
-    cached = _files(home.cache)
-    found = replace(
-        garbage,
-        passes=len(passes),
-        pass_bytes=sum(_size(path) for path in passes),
-        merged=len(merged),
-        merged_bytes=sum(_size(path) for folder in merged for path in _files(folder)),
-        work=len(work),
-        work_bytes=sum(_size(path) for folder in work for path in _files(folder)),
-        cached=len(cached),
-        cached_bytes=sum(_size(path) for path in cached),
-    )
-    if not dry_run:
-        for path in (*passes, *cached):
-            path.unlink(missing_ok=True)
-        for folder in (*merged, *work):
-            shutil.rmtree(folder)
-    return found
-
-
-def _files(folder: Path) -> list[Path]:
-    return [path for path in sorted(folder.rglob("*")) if path.is_file()]
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:  # its pass has just ended
-        return 0
-
-
-def _is_stale(path: Path) -> bool:
-    """Tell whether nothing in `path`, a file or a folder, was written for `STALE_SECONDS`."""
-    try:
-        return max(p.stat().st_mtime for p in (path, *path.rglob("*"))) < time.time() - STALE_SECONDS
-    except FileNotFoundError:  # its registration has just ended, or is busy
-        return False

@@ -228,10 +228,14 @@ class ArrayStore:
             return False
         return True
 
+    def has(self, digest: str) -> bool:
+        """Tell whether there is anything of `digest`, intact or not."""
+        return self.path(digest).exists()
+
     def delete(self, digest: str) -> int:
         """Delete `digest` and return the bytes freed on disk; 0 where it was absent."""
         freed = self.disk_bytes(digest)
-        if self.path(digest).exists():
+        if self.has(digest):
             shutil.rmtree(self.path(digest))
         return freed
 

@@ -54,6 +54,10 @@ class DenseWeights(Protocol):
     """A dense model whose linear layers are stored as (outputs, inputs)."""
 
     @property
+    def registered_as(self) -> tuple[str, ...]:
+        """Digest of the registered version that it is, if it is one."""
+
+    @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape of every tensor, by name; a head that is tied to the embedding is left out."""
 

@@ -36,6 +36,9 @@ class Checkpoint:
         trunk: names of all other tensors, in order.
     """
 
+    registered_as: tuple[str, ...] = ()
+    """As all weights have that an adapter is merged into (`adapter.DenseWeights`): a folder is no version."""
+
     def __init__(self, folder: Path, label: str | None = None, *, remote_code: bool = False) -> None:
         """Open `folder`, reading config.json and the headers of its safetensors files.
 

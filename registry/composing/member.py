@@ -166,6 +166,11 @@ class StoredWeights:
         return {link.name: link.role for link in self.member.arrays if link.role in ("trunk", "mlp")}
 
     @property
+    def registered_as(self) -> tuple[str, ...]:
+        """The version's digest."""
+        return (self.member.version.digest,)
+
+    @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape of every tensor, by name."""
         return {name: self.member.link(role, name).shape for name, role in self._roles.items()}

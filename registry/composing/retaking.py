@@ -7,8 +7,8 @@ kept in the cache under the digest of these.
 """
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -39,10 +39,12 @@ from registry.maths.statistics import Statistics
 from registry.pass_settings import PassSettings
 from registry.progress import Progress
 from registry.routed import gates
+from registry.scratch import temporary
 from registry.sites import MLP_INPUT
 from registry.statistics_cache import Cache, Cached
 from registry.statistics_pass import Tap, batch, dense_taps, take_statistics
 from store.digest import json_digest
+from store.lock import exclusive
 
 
 @dataclass(frozen=True)
@@ -61,18 +63,42 @@ class Workplace:
 
 
 @contextmanager
-def workplace(home: Home, progress: Progress) -> Iterator[Workplace]:
-    """Give a place in a registry's home, whose models go when the context ends."""
-    with _temporary(home.work) as work:
-        yield Workplace(Path(work), Cache(home.cache), progress)
+def workplace(
+    home: Home, progress: Progress, members: Sequence[Member], check_active: Callable[[], None]
+) -> Iterator[Workplace]:
+    """Give a place in a registry's home, whose models go when the context ends.
+
+    Args:
+        home: the registry's; where it cannot be written, the place is the system's for temporary files.
+        progress: told of passes.
+        members: what passes run through.
+        check_active: raises where one of them was opted out.
+    """
+
+    @contextmanager
+    def putting() -> Iterator[None]:
+        with exclusive(home.cache_lock, "keeping statistics"):
+            check_active()
+            yield
+
+    with working_folder(home.work, [member.version.digest for member in members]) as work:
+        yield Workplace(work, Cache(home.cache, work, putting), progress)
 
 
-def _temporary(where: Path) -> TemporaryDirectory[str]:
-    try:
-        where.mkdir(parents=True, exist_ok=True)
-        return TemporaryDirectory(dir=where)
-    except OSError:  # a home that cannot be written is read as any other
-        return TemporaryDirectory()
+@contextmanager
+def working_folder(above: Path, holds: Collection[str]) -> Iterator[Path]:
+    """Give a folder that goes when the context ends: below `above`, or elsewhere where that cannot be written.
+
+    Args:
+        above: created if absent.
+        holds: digests of the versions that it will hold something of.
+    """
+    with ExitStack() as stack:
+        try:
+            work = stack.enter_context(temporary(above, holds))
+        except OSError:  # a home that cannot be written is read as any other
+            work = Path(stack.enter_context(TemporaryDirectory()))
+        yield work
 
 
 class Retaken(Materials):

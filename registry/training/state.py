@@ -34,7 +34,7 @@ class State:
 
 
 def save(path: Path, state: State) -> None:
-    """Write `path`, which appears whole or not at all.
+    """Write `path`, which appears whole or not at all, if its folder is there: an opt-out deletes it.
 
     Raises:
         StorageError: the disk is full or refuses.
@@ -46,11 +46,12 @@ def save(path: Path, state: State) -> None:
     metadata = {"expert-registry": json.dumps({"format": _FORMAT, "step": state.step, "loss": state.loss})}
     partial = path.with_name(path.name + ".partial")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial, metadata=metadata)
         flush(partial)
         partial.replace(path)
     except (OSError, SafetensorError) as error:
+        if not path.parent.is_dir():
+            return
         partial.unlink(missing_ok=True)
         raise StorageError(f"{path} cannot be written: {error}", "free some space, then repeat the command") from error
 

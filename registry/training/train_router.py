@@ -17,6 +17,7 @@ from registry.loading import device_name, load_model, load_tokenizer
 from registry.progress import Progress, remark
 from registry.reference import several
 from registry.routed import gates
+from registry.scratch import resumable
 from registry.tensors import DTYPES
 from registry.training.parent import Parent, members_of, read_parent
 from registry.training.settings import TrainSettings
@@ -103,25 +104,25 @@ def train_router(
         _check(parent, model, int(windows.all.ids.max()), len(members))
         kind = torch.device(device_name(settings.device)).type
         inputs = settings.document(candidates, kind) | {"data": windows.all.digest}
-        way = home.partial / f"{json_digest(['train-router', parent.digest, parent.files, inputs])}.safetensors"
-        trainer = Trainer(model, windows, settings, candidates)
-        before = trainer.train(way, progress)
-        written = gate_bytes(parent, dict(zip(sorted(parent.gates), trainer.weights(), strict=True)))
-        after = _loss_as_written(trainer, parent)
-        result = hashlib.sha256(b"".join(written[layer] for layer in sorted(written))).hexdigest()
-        document = parent.document | {"parent": parent.digest, "training": inputs | {"routers": result}}
-        digest = json_digest(document)
-        write_trained(
-            parent,
-            written,
-            document,
-            digest,
-            out,
-            replace=force,
-            record=lambda: catalog.record_composition(digest, document, used, str(out)) if record else None,
-            progress=progress,
-        )
-        way.unlink(missing_ok=True)
+        key = json_digest(["train-router", parent.digest, parent.files, inputs])
+        with resumable(home.partial, key, [version.digest for version in used]) as way:
+            trainer = Trainer(model, windows, settings, candidates)
+            before = trainer.train(way, progress)
+            written = gate_bytes(parent, dict(zip(sorted(parent.gates), trainer.weights(), strict=True)))
+            after = _loss_as_written(trainer, parent)
+            result = hashlib.sha256(b"".join(written[layer] for layer in sorted(written))).hexdigest()
+            document = parent.document | {"parent": parent.digest, "training": inputs | {"routers": result}}
+            digest = json_digest(document)
+            write_trained(
+                parent,
+                written,
+                document,
+                digest,
+                out,
+                replace=force,
+                record=lambda: catalog.record_composition(digest, document, used, str(out)) if record else None,
+                progress=progress,
+            )
     return Trained(digest, document, before, after, int((windows.all.lengths[windows.held_out] - 1).sum()))
 
 

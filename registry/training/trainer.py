@@ -78,11 +78,12 @@ class Trainer:
             count += int(keep[:, 1:].sum())
         return total / count
 
-    def train(self, way: Path, progress: Progress) -> float:
+    def train(self, way: Path | None, progress: Progress) -> float:
         """Train, and return the loss on held-out windows before the first step.
 
         Args:
-            way: the file that the training under way is kept in; if it is there, training goes on from it.
+            way: the file that the training under way is kept in; if it is there, training goes on from it. None where
+                nothing is kept.
             progress: told of steps, and in remarks of the loss.
 
         Raises:
@@ -90,7 +91,7 @@ class Trainer:
         """
         settings = self.settings
         shapes = [tuple(change.shape) for change in self._changes]
-        found = states.load(way, shapes, settings.steps)
+        found = None if way is None else states.load(way, shapes, settings.steps)
         if found is None:
             now = State(0, self.loss(), *([tuple(torch.zeros(shape) for shape in shapes)] * 3))
         else:
@@ -108,11 +109,11 @@ class Trainer:
                     if (step + 1) % every == 0:
                         remark(progress, f"step {step + 1} of {settings.steps}: loss {sum(recent) / len(recent):.4f}")
                         recent = []
-                    if time.monotonic() - saved >= SAVE_SECONDS:
+                    if way is not None and time.monotonic() - saved >= SAVE_SECONDS:
                         states.save(way, now)
                         saved = time.monotonic()
         except KeyboardInterrupt:
-            if now.step:
+            if way is not None and now.step:
                 states.save(way, now)
             raise
         return now.loss

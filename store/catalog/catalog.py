@@ -9,8 +9,10 @@ from typing import cast
 from sqlalchemy import delete, func, select
 
 from store.catalog import schema
+from store.catalog.backup import backups
 from store.catalog.compositions import Compositions
 from store.catalog.engine import make_engine, place_of
+from store.catalog.erasing import erase
 from store.catalog.events import Events
 from store.catalog.records import (
     KIND_WORDS,
@@ -214,6 +216,16 @@ class Catalog(Compositions, Events):
         with self._reading() as session:
             return [_version(session.get_one(Version, version.id)) for version in versions]
 
+    def check_active(self, versions: Sequence[VersionRecord]) -> None:
+        """Check that none of `versions` was opted out meanwhile.
+
+        Raises:
+            ConflictError: one was.
+        """
+        with self._reading() as session:
+            for version in versions:
+                self._active(session, version)
+
     def withdraw(self, versions: Sequence[VersionRecord]) -> None:
         """Mark `versions` withdrawn; those that are already keep their time."""
         with self._writing() as session:
@@ -224,16 +236,30 @@ class Catalog(Compositions, Events):
                     log(session, "opt-out", version.ref, digest=version.digest)
 
     def purge(self, versions: Sequence[VersionRecord]) -> None:
-        """Forget everything of `versions` but name, number, digest and times; their arrays become unreferenced."""
+        """Forget everything of `versions` but name, number, digest and times; their arrays become unreferenced.
+
+        The compositions that they were in stay, with what their recipes say; what was measured of those goes, and so
+        does what was measured with one of the versions as the yardstick.
+        """
         with self._writing() as session:
+            self._forget_evaluations(session, versions)
             for version in versions:
                 row = session.get_one(Version, version.id)
+                row.parameters = 0
                 if row.state == "purged":
                     continue
                 for table in (VersionArray, Statistics, Tag, Alias):
                     session.execute(delete(table).where(table.version_id == row.id))
                 row.state, row.purged_at, row.content = "purged", now(), None
                 log(session, "purge", version.ref, digest=version.digest)
+
+    def erase(self) -> str | None:
+        """Take what was deleted out of the database's files too; return what keeps it there, if anything does."""
+        return erase(self.engine)
+
+    def backups(self) -> list[Path]:
+        """Return the copies of the database that upgrades left beside it; none where it is no file."""
+        return backups(self.engine)
 
     # -- arrays ------------------------------------------------------------------------------------------------------
 

@@ -4,7 +4,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import delete, select
+from sqlalchemy.orm import Session
 
 from store.catalog.records import CompositionRecord, EvaluationRecord, VersionRecord
 from store.catalog.tables import Composition, CompositionMember, Evaluation, Event, Expert, Version
@@ -87,6 +88,18 @@ class Compositions(Transactions):
                 )
             )
             log(session, "evaluate", composition, asked=asked)
+
+    @staticmethod
+    def _forget_evaluations(session: Session, versions: Sequence[VersionRecord]) -> None:
+        """Delete what was measured of compositions made from `versions`, or measured against one of them."""
+        made_from = select(CompositionMember.composition_digest).where(
+            CompositionMember.version_id.in_([version.id for version in versions])
+        )
+        session.execute(delete(Evaluation).where(Evaluation.composition_digest.in_(made_from)))
+        digests = {version.digest for version in versions}
+        for row in session.scalars(select(Evaluation)).all():
+            if digests & set((json.loads(row.document).get("experts") or {}).values()):
+                session.delete(row)
 
     def evaluations(self, composition: str) -> list[EvaluationRecord]:
         """Return what evaluations found of the composition with a digest, the latest first."""

@@ -100,6 +100,8 @@ def _configure_sqlite(connection: Any, _record: Any, *, write_ahead: bool) -> No
     if write_ahead:
         cursor.execute("PRAGMA journal_mode = WAL")
     cursor.execute("PRAGMA synchronous = FULL")
+    cursor.execute("PRAGMA secure_delete = ON")  # what is deleted is overwritten: see `erasing`
+    cursor.execute("PRAGMA temp_store = MEMORY")
     cursor.execute("PRAGMA foreign_keys = ON")
     cursor.close()
 

@@ -1,12 +1,14 @@
 """The catalog's schema: which revision a database has, and bringing it to the one this program works with."""
 
 import importlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Engine, inspect, text
 from sqlalchemy.exc import DBAPIError
 
+from store.catalog.backup import backup
 from store.catalog.engine import file_of, translated
 from store.catalog.tables import VERSION_TABLE, Base
 from store.errors import SchemaError
@@ -17,6 +19,21 @@ if TYPE_CHECKING:
 
 HEAD = "37ba63a23494"
 """The revision this program works with; a test holds it against the newest file of `migrations/versions`."""
+
+
+@dataclass(frozen=True)
+class Upgrade:
+    """What upgrading did.
+
+    Attributes:
+        before: the revision that the database had; None where it held no catalog.
+        after: the one that it has.
+        backup: the copy that was made of it before; None where nothing changed, or it is no SQLite file.
+    """
+
+    before: str | None
+    after: str
+    backup: Path | None
 
 
 def current(engine: Engine) -> str | None:
@@ -57,20 +74,24 @@ def check(engine: Engine) -> bool:
     )
 
 
-def upgrade(engine: Engine) -> tuple[str | None, str]:
-    """Bring the database to `HEAD` in one transaction and return (revision before, revision after).
+def upgrade(engine: Engine) -> Upgrade:
+    """Bring the database to `HEAD` in one transaction; a copy of an older SQLite database is made first.
 
     Raises:
         SchemaError: it is newer than this program.
+        StorageError: the copy cannot be made.
     """
     from alembic import command
 
     before = current(engine)
     if before is not None and before not in _known_revisions():
         check(engine)
+    kept = None
     with translated(engine), engine.execution_options(writing=True).begin() as connection:
+        if before not in (None, HEAD):
+            kept = backup(engine, before)  # nobody can write until the upgrade is done
         command.upgrade(_config(connection), "head")
-    return before, HEAD
+    return Upgrade(before, HEAD, kept)
 
 
 def _is_absent(engine: Engine) -> bool:

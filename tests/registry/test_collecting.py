@@ -140,7 +140,7 @@ def test_interrupted_pass_goes_on_where_it_stopped(
     monkeypatch.setattr(module, "forward", stop_at_the_third)
     with pytest.raises(KeyboardInterrupt):
         taken(expert, calibration, partial=tmp_path)
-    (left,) = tmp_path.iterdir()
+    (left,) = tmp_path.glob("*/*.safetensors")
     done = statistics_file.load(left).done
     assert done is not None
     assert done[MLP_INPUT] == ((8, 8) if layer == 0 else (12, 8))
@@ -160,7 +160,9 @@ def test_pass_under_way_is_written_down_now_and_then(
     forward = model.base_model.forward
 
     def look(*args: Any, **kwargs: Any) -> Any:
-        seen.extend(set(sum((statistics_file.load(path).done or {}).values(), ())) for path in tmp_path.iterdir())
+        seen.extend(
+            set(sum((statistics_file.load(path).done or {}).values(), ())) for path in tmp_path.glob("*/*.safetensors")
+        )
         return forward(*args, **kwargs)
 
     monkeypatch.setattr(model.base_model, "forward", look)
@@ -174,7 +176,7 @@ def test_damaged_or_foreign_pass_under_way_begins_anew(expert: tuple[Any, Any], 
     whole = taken(expert, calibration)
     with pytest.raises(KeyboardInterrupt):
         interrupt(lambda: taken(expert, calibration, partial=tmp_path), model)
-    (left,) = tmp_path.iterdir()
+    (left,) = tmp_path.glob("*/*.safetensors")
     left.write_bytes(b"damaged")
     again = taken(expert, calibration, partial=tmp_path)
     assert (again.sites, again.folds) == (whole.sites, whole.folds)

@@ -15,8 +15,8 @@ def test_revisions_before_and_after(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="there is no registry at"):
         revisions(home)
     assert not home.exists()
-    assert upgrade(home) == (None, schema.HEAD)
-    assert upgrade(home) == (schema.HEAD, schema.HEAD)
+    assert upgrade(home) == schema.Upgrade(None, schema.HEAD, None)
+    assert upgrade(home) == schema.Upgrade(schema.HEAD, schema.HEAD, None)
     assert revisions(home) == (schema.HEAD, schema.HEAD)
     Registry(home).close()
 

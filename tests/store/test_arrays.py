@@ -1,8 +1,6 @@
-"""Proves: arrays come back bit for bit, equal content is stored once, and damage is never returned."""
+"""Proves: on disk equal content is stored once, and damage is never returned; what any store promises: the contract."""
 
-import errno
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +8,7 @@ import pytest
 
 from store import arrays as module
 from store.arrays import CARRIERS, ArraySource, ArrayStore, digest_of, rows_per_block
-from store.errors import DamagedError, InvalidInputError, NotFoundError, StorageError
+from store.errors import DamagedError
 
 
 @pytest.fixture
@@ -30,19 +28,6 @@ def content(source: ArraySource) -> bytes:
     return b"".join(block.tobytes() for block in source.blocks())
 
 
-@pytest.mark.parametrize("compress", [False, True])
-@pytest.mark.parametrize("dtype", sorted(CARRIERS))
-@pytest.mark.parametrize("shape", [(1,), (7,), (4, 6), (3, 2, 5)])
-def test_every_bit_comes_back(store: ArrayStore, dtype: str, shape: tuple[int, ...], compress: bool) -> None:
-    source = array(dtype, shape)
-    digest = store.put(source, compress=compress)
-    assert digest == digest_of(source)
-    back = store.open(digest)
-    assert (back.dtype, back.shape, back.nbytes) == (dtype, shape, source.nbytes)
-    assert content(back) == content(source)
-    assert store.read(digest).tobytes() == content(source)
-
-
 def test_many_chunks_come_back_and_have_the_digest_of_one(store: ArrayStore, monkeypatch: pytest.MonkeyPatch) -> None:
     source = array(shape=(100, 7))
     digest = digest_of(source)
@@ -51,17 +36,6 @@ def test_many_chunks_come_back_and_have_the_digest_of_one(store: ArrayStore, mon
     assert store.put(source) == digest
     assert len(list(store.path(digest).glob("c.*"))) == 12
     assert content(store.open(digest)) == content(source)
-
-
-def test_digest_tells_dtype_and_shape_apart() -> None:
-    zeros = np.zeros((2, 6), dtype=np.uint16)
-    sources = [
-        ArraySource.of(zeros, "bfloat16"),
-        ArraySource.of(zeros.view(np.float16), "float16"),
-        ArraySource.of(zeros.reshape(3, 4), "bfloat16"),
-        ArraySource.of(zeros.reshape(12), "bfloat16"),
-    ]
-    assert len({digest_of(source) for source in sources}) == 4
 
 
 def test_equal_content_is_stored_once_and_not_written_again(store: ArrayStore) -> None:
@@ -117,21 +91,6 @@ def test_unreadable_description_is_found(store: ArrayStore, metadata: bytes | st
         store.open(digest)
 
 
-def test_absent_array_is_told(store: ArrayStore) -> None:
-    with pytest.raises(NotFoundError, match="array 000000000000 is not below"):
-        store.open("0" * 64)
-    assert not store.is_intact("0" * 64)
-    assert store.delete("0" * 64) == 0
-
-
-def test_delete_frees_what_was_on_disk(store: ArrayStore) -> None:
-    digest = store.put(array())
-    size = sum(path.stat().st_size for path in store.path(digest).rglob("*") if path.is_file())
-    assert store.disk_bytes(digest) == size
-    assert store.delete(digest) == size
-    assert list(store.digests()) == []
-
-
 def test_strange_files_are_no_arrays(store: ArrayStore) -> None:
     digest = store.put(array())
     (store.root / "notes.txt").write_text("x")
@@ -139,35 +98,3 @@ def test_strange_files_are_no_arrays(store: ArrayStore) -> None:
     (store.root / "00").mkdir()
     (store.root / "00" / ("f" * 64)).mkdir()
     assert list(store.digests()) == [digest]
-
-
-@pytest.mark.parametrize(("dtype", "shape"), [("complex64", (1,)), ("float32", ()), ("float32", (0, 3))])
-def test_what_cannot_be_stored_is_refused(store: ArrayStore, dtype: str, shape: tuple[int, ...]) -> None:
-    with pytest.raises(InvalidInputError, match="cannot store an array"):
-        store.put(ArraySource(dtype, shape, lambda: iter(())))
-
-
-def test_full_disk_leaves_nothing_behind(store: ArrayStore) -> None:
-    good = array(shape=(4, 3))
-    passes = 0
-
-    def blocks() -> Iterator[module.Block]:
-        nonlocal passes
-        passes += 1
-        yield from good.blocks()
-        if passes > 1:  # the first pass makes the digest, the second one writes
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    with pytest.raises(
-        StorageError, match=r"\(48 bytes\) cannot be written below .*: No space left on device"
-    ) as caught:
-        store.put(ArraySource("float32", (4, 3), blocks))
-    assert caught.value.hint is not None
-    assert "free some space" in caught.value.hint
-    assert list(store.digests()) == []
-
-
-def test_source_that_changes_between_two_passes_is_found(store: ArrayStore) -> None:
-    seeds = iter((1, 2, 3))
-    with pytest.raises(DamagedError, match="not the bytes written"):
-        store.put(ArraySource("float32", (5, 3), lambda: array(seed=next(seeds)).blocks()))

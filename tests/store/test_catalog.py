@@ -20,20 +20,26 @@ from tests.conftest import files_of
 
 @pytest.fixture(params=["sqlite", "REG_TEST_DATABASE"])
 def catalog(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Catalog]:
-    if request.param == "sqlite":
-        url = f"sqlite:///{tmp_path / 'catalog.sqlite'}"
-    else:
-        url = os.environ.get(request.param, "")
-        if not url:
-            pytest.skip("REG_TEST_DATABASE names no database")
-    opened = Catalog(url, tmp_path / "lock")
+    opened = Catalog(urls(request.param) or f"sqlite:///{tmp_path / 'catalog.sqlite'}", tmp_path / "lock")
     yield opened
-    if request.param != "sqlite":
-        with opened.engine.begin() as connection:
+    emptied(opened)
+    opened.close()
+
+
+def urls(kind: str) -> str:
+    """Return the database that the environment names, or nothing for SQLite; where it names none, skip the test."""
+    if kind == "sqlite":
+        return ""
+    return os.environ.get(kind) or pytest.skip(f"{kind} names no database")
+
+
+def emptied(catalog: Catalog) -> None:
+    """Delete everything but the id of a catalog that goes on to be used."""
+    if catalog.engine.dialect.name != "sqlite":
+        with catalog.engine.begin() as connection:
             for table in reversed(Base.metadata.sorted_tables):
                 if table is not Identity.__table__:
                     connection.execute(table.delete())
-    opened.close()
 
 
 def link(digest: str, name: str = "w", role: Any = "trunk") -> ArrayLink:
@@ -110,7 +116,10 @@ def test_arrays_are_shared_and_forgotten_when_nobody_needs_them(catalog: Catalog
 def test_purged_version_keeps_only_name_number_digest_and_times(catalog: Catalog) -> None:
     version, _ = catalog.add_version(new())
     catalog.set_alias(version, "stable")
+    catalog.check_active([version])
     catalog.withdraw([version])
+    with pytest.raises(ConflictError, match="math@1 was opted out"):
+        catalog.check_active([version])
     catalog.purge([version])
     (purged,) = catalog.versions("math")
     assert (purged.name, purged.number, purged.digest) == ("math", 1, "a" * 64)
@@ -118,7 +127,8 @@ def test_purged_version_keeps_only_name_number_digest_and_times(catalog: Catalog
     assert purged.withdrawn_at is not None
     assert purged.purged_at is not None
     assert purged.withdrawn_at <= purged.purged_at
-    assert (purged.content, purged.tags, purged.aliases, purged.statistics) == (None, {}, (), ())
+    assert (purged.content, purged.parameters) == (None, 0)
+    assert (purged.tags, purged.aliases, purged.statistics) == ({}, (), ())
     before = purged.purged_at
     catalog.withdraw([purged])
     catalog.purge([purged])
@@ -189,6 +199,22 @@ def test_evaluations_stand_with_their_composition_latest_first(catalog: Catalog)
     assert catalog.events()[0].action == "evaluate"
     with pytest.raises(StorageError, match="refused"):  # of a composition that was never made
         catalog.record_evaluation("f" * 64, "1" * 64, {})
+
+
+def test_purge_forgets_what_was_measured_of_it(catalog: Catalog) -> None:
+    math, _ = catalog.add_version(new(digest="a"))
+    code, _ = catalog.add_version(new("code", digest="b"))
+    catalog.record_composition("d" * 64, {}, [math, code], "moe")
+    catalog.record_composition("e" * 64, {}, [code], "alone")
+    catalog.record_evaluation("d" * 64, "1" * 64, {"experts": {}})
+    catalog.record_evaluation("e" * 64, "2" * 64, {"experts": {"math": math.digest}})  # it is the yardstick
+    catalog.record_evaluation("e" * 64, "3" * 64, {"experts": {"code": code.digest}})
+    catalog.withdraw([math])
+    assert len(catalog.evaluations("d" * 64) + catalog.evaluations("e" * 64)) == 3
+    catalog.purge([math])
+    assert catalog.evaluations("d" * 64) == []
+    assert [e.asked[0] for e in catalog.evaluations("e" * 64)] == ["3"]
+    assert [c.digest[0] for c in catalog.compositions([math])] == ["d"]
 
 
 def test_log_tells_everything_newest_first(catalog: Catalog) -> None:

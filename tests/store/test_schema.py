@@ -96,7 +96,8 @@ def test_golden_database_of_each_revision_is_upgraded_and_used(tmp_path: Path, r
     shutil.copy(GOLDEN / f"{revision}.sqlite", tmp_path / "catalog.sqlite")
     engine = make_engine(url(tmp_path))
     assert schema.current(engine) == revision
-    assert schema.upgrade(engine) == (revision, schema.HEAD)
+    done = schema.upgrade(engine)
+    assert (done.before, done.after) == (revision, schema.HEAD)
     engine.dispose()
     catalog = Catalog(url(tmp_path), tmp_path / "lock")
     assert len(catalog.id) == 32
