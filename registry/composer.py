@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, overload
 
 from registry.errors import InvalidInputError
 from registry.handle import Handle, PathLike
+from registry.meanwhile import unless_purged
 from registry.reference import several
 from registry.resolving import base_model
 from store.catalog import VersionRecord
@@ -55,9 +56,10 @@ class Composer(Handle):
             )
         members = [self.member(self.resolve(ref, kind="expert")) for ref in several(experts, "experts")]
         needed = self.member(base_model(self.catalog, base)) if recipe.needs_base else None
-        if isinstance(recipe, EnsembleRecipe):
-            return make_ensemble(members, needed, recipe)
-        return make_plan(members, needed, recipe)
+        with unless_purged(self.catalog, [member.version for member in (*members, *([needed] if needed else []))]):
+            if isinstance(recipe, EnsembleRecipe):
+                return make_ensemble(members, needed, recipe)
+            return make_plan(members, needed, recipe)
 
     @overload
     def compose(
@@ -101,10 +103,9 @@ class Composer(Handle):
         folder = Path(out).absolute()
         check_output(folder, replace=force)
         plan = self.plan(experts, recipe, base=base)
-        used = [member.version for member in (*plan.members, *([plan.base] if plan.base else []))]
 
         def record() -> None:
-            self.catalog.record_composition(plan.digest, plan.document, used, str(folder))
+            self.catalog.record_composition(plan.digest, plan.document, read_by(plan), str(folder))
 
         with exclusive(self.home.output_lock(folder), f"composing into {folder}"):
             self.write(plan, folder, replace=force, record=record)
@@ -124,7 +125,7 @@ class Composer(Handle):
         from registry.composing import Ensemble, write_composition, write_ensemble
         from registry.composing.retaking import workplace
 
-        with workplace(self.home, self.progress) as place:
+        with unless_purged(self.catalog, read_by(plan)), workplace(self.home, self.progress) as place:
             if isinstance(plan, Ensemble):
                 write_ensemble(plan, folder, replace=replace, record=record, progress=self.progress)
             else:
@@ -150,7 +151,7 @@ class Composer(Handle):
         plan = self.plan(experts, Recipe(trunk="base", to="dense"), base=base)
         assert plan.base is not None
         paths = [Path(file) for file in several(files, "files")]
-        with workplace(self.home, self.progress) as place:
+        with unless_purged(self.catalog, read_by(plan)), workplace(self.home, self.progress) as place:
             return likeness(plan.members, plan.base, paths, place, device)
 
     def lam_curve(
@@ -162,7 +163,11 @@ class Composer(Handle):
 
         plan = self.plan(experts, replace(recipe or Recipe(), lam="auto"), base=base)
         layers = plan.lead.architecture.num_hidden_layers
-        with workplace(self.home, self.progress) as place, self.progress("solving", layers, "layer") as advance:
+        with (
+            unless_purged(self.catalog, read_by(plan)),
+            workplace(self.home, self.progress) as place,
+            self.progress("solving", layers, "layer") as advance,
+        ):
             materials, curves = materials_of(plan, place), []
             for layer in range(layers):
                 curves.append(materials.lam_curve(layer))
@@ -202,7 +207,8 @@ class Composer(Handle):
         from registry.composing.dense import write_dense
 
         version = self.resolve(ref)
-        write_dense([self.member(version)], Path(out), self.progress)
+        with unless_purged(self.catalog, [version]):
+            write_dense([self.member(version)], Path(out), self.progress)
         return version
 
     def evaluate(
@@ -261,3 +267,8 @@ class Composer(Handle):
         from registry.evaluation.requests import continual_registered
 
         return continual_registered(self, schedule, data, settings, recipe, base)
+
+
+def read_by(plan: "Plan | Ensemble") -> list[VersionRecord]:
+    """Return what a plan reads: the members, and the base model where it takes part."""
+    return [member.version for member in (*plan.members, *([plan.base] if plan.base else []))]

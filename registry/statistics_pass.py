@@ -1,5 +1,6 @@
 """The forward pass that takes statistics: exact at every site, and resumable at any batch."""
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -222,7 +223,9 @@ class _Collector:
     def save(self, way: Path) -> None:
         """Write the pass under way to `way`."""
         way.parent.mkdir(parents=True, exist_ok=True)
-        statistics_file.save(way, self.collected(under_way=True))
+        own = way.with_name(f"{way.name}.{os.getpid()}.partial")  # another process may be at the same pass
+        statistics_file.save(own, self.collected(under_way=True))
+        own.replace(way)
 
     def resume(self, way: Path) -> None:
         """Go on from `way`, if an intact pass under way is there."""
