@@ -112,17 +112,20 @@ def relations_of(
     versions: Iterable[tuple[VersionRecord, Iterable[ArrayLink]]],
     store: ArrayStore,
     progress: Progress,
+    is_gone: Callable[[VersionRecord], bool] = lambda version: False,
 ) -> tuple[Relation, ...]:
     """Return how far `mine` is from each registered version of its shape, the nearest first.
 
     One whose arrays are damaged is remarked on and left out: it must not stand in the way of others, nor of its repair.
+    One that was purged meanwhile (`is_gone`) is left out without a word.
     """
     found = []
     for version, links in versions:
         try:
             related = relation(mine, version, weights_of_version(links, store))
         except DamagedError as error:
-            remark(progress, f"{version.ref} is not compared: {error.message}")
+            if not is_gone(version):
+                remark(progress, f"{version.ref} is not compared: {error.message}")
         else:
             found += [] if related is None else [related]
     return tuple(sorted(found, key=lambda other: other.distance))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, overload
 
 from registry.errors import InvalidInputError
 from registry.handle import Handle, PathLike
+from registry.meanwhile import unless_purged
 from registry.reference import several
 from registry.resolving import base_model
 from store.catalog import VersionRecord
@@ -57,9 +58,10 @@ class Composer(Handle):
             )
         members = [self.member(self.resolve(ref, kind="expert")) for ref in several(experts, "experts")]
         needed = self.member(base_model(self.catalog, base)) if recipe.needs_base else None
-        if isinstance(recipe, EnsembleRecipe):
-            return make_ensemble(members, needed, recipe)
-        return make_plan(members, needed, recipe)
+        with unless_purged(self.catalog, [member.version for member in (*members, *([needed] if needed else []))]):
+            if isinstance(recipe, EnsembleRecipe):
+                return make_ensemble(members, needed, recipe)
+            return make_plan(members, needed, recipe)
 
     @overload
     def compose(
@@ -103,10 +105,9 @@ class Composer(Handle):
         folder = Path(out).absolute()
         check_output(folder, replace=force)
         plan = self.plan(experts, recipe, base=base)
-        used = [member.version for member in _used(plan)]
 
         def record() -> None:
-            self.catalog.record_composition(plan.digest, plan.document, used, str(folder))
+            self.catalog.record_composition(plan.digest, plan.document, read_by(plan), str(folder))
 
         with exclusive(self.home.output_lock(folder), f"composing into {folder}"):
             self.write(plan, folder, replace=force, record=record)
@@ -125,7 +126,7 @@ class Composer(Handle):
         """
         from registry.composing import Ensemble, write_composition, write_ensemble
 
-        with self._workplace(plan) as place:
+        with unless_purged(self.catalog, read_by(plan)), self._workplace(plan) as place:
             if isinstance(plan, Ensemble):
                 write_ensemble(plan, folder, replace=replace, record=record, progress=self.progress)
             else:
@@ -150,7 +151,7 @@ class Composer(Handle):
         plan = self.plan(experts, Recipe(trunk="base", to="dense"), base=base)
         assert plan.base is not None
         paths = [Path(file) for file in several(files, "files")]
-        with self._workplace(plan) as place:
+        with unless_purged(self.catalog, read_by(plan)), self._workplace(plan) as place:
             return likeness(plan.members, plan.base, paths, place, device)
 
     def lam_curve(
@@ -162,7 +163,11 @@ class Composer(Handle):
 
         plan = self.plan(experts, replace(recipe or Recipe(), lam="auto"), base=base)
         layers = plan.lead.architecture.num_hidden_layers
-        with self._workplace(plan) as place, self.progress("solving", layers, "layer") as advance:
+        with (
+            unless_purged(self.catalog, read_by(plan)),
+            self._workplace(plan) as place,
+            self.progress("solving", layers, "layer") as advance,
+        ):
             materials, curves = materials_of(plan, place), []
             for layer in range(layers):
                 curves.append(materials.lam_curve(layer))
@@ -202,7 +207,8 @@ class Composer(Handle):
         from registry.composing.dense import write_dense
 
         version = self.resolve(ref)
-        write_dense([self.member(version)], Path(out), self.progress)
+        with unless_purged(self.catalog, [version]):
+            write_dense([self.member(version)], Path(out), self.progress)
         return version
 
     def evaluate(
@@ -265,10 +271,14 @@ class Composer(Handle):
     def _workplace(self, plan: "Plan | Ensemble") -> "AbstractContextManager[Workplace]":
         from registry.composing.retaking import workplace
 
-        members = _used(plan)
-        versions = [member.version for member in members]
-        return workplace(self.home, self.progress, members, lambda: self.catalog.check_active(versions))
+        members = _members(plan)
+        return workplace(self.home, self.progress, members, lambda: self.catalog.check_active(read_by(plan)))
 
 
-def _used(plan: "Plan | Ensemble") -> "list[Member]":
+def read_by(plan: "Plan | Ensemble") -> list[VersionRecord]:
+    """Return what a plan reads: the members, and the base model where it takes part."""
+    return [member.version for member in _members(plan)]
+
+
+def _members(plan: "Plan | Ensemble") -> "list[Member]":
     return [*plan.members, *([plan.base] if plan.base else [])]

@@ -1,13 +1,15 @@
 """An open registry: where its catalog and its arrays are, and the versions in them."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
-from registry.errors import StorageError
+from registry.errors import ConflictError, StorageError
 from registry.home import Home
+from registry.meanwhile import opted_out_meanwhile
 from registry.progress import Progress, silent
 from registry.resolving import ALL_STATES, resolve
 from store.arrays import ArrayStore
@@ -71,7 +73,22 @@ class Handle:
         return resolve(self.catalog, ref, kind=kind, states=states)
 
     def member(self, version: VersionRecord) -> "Member":
-        """Return a version with its arrays, as compositions and evaluations read it."""
+        """Return a version with its arrays, as compositions and evaluations read it.
+
+        Raises:
+            ConflictError: it was purged meanwhile.
+        """
         from registry.composing import Member
 
-        return Member(version, tuple(self.catalog.arrays_of(version)), self.arrays)
+        arrays = self.catalog.arrays_of(version)
+        if not arrays and version.state != "purged":
+            raise opted_out_meanwhile(self.catalog.reread([version])[0])
+        return Member(version, tuple(arrays), self.arrays)
+
+    def members(self, versions: Iterable[VersionRecord]) -> "list[Member]":
+        """Return those of `versions` that were not purged meanwhile, with their arrays."""
+        found = []
+        for version in versions:
+            with suppress(ConflictError):
+                found.append(self.member(version))
+        return found

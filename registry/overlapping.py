@@ -1,6 +1,6 @@
 """Whether an expert's statistics can be told from those of the experts that are registered already."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -10,6 +10,7 @@ from registry.maths.overlap import TOKENS_PER_DIRECTION, Overlap, overlap
 from registry.maths.statistics import Statistics
 from registry.progress import Progress, remark
 from registry.sites import MLP_INPUT
+from store.catalog import VersionRecord
 
 INDISTINCT = 0.6
 """An overlap, mean over layers, from which on routing hardly tells two experts apart.
@@ -45,10 +46,16 @@ class ExpertOverlap:
         return self.routing >= INDISTINCT
 
 
-def overlaps(layers: Sequence[Statistics], members: Iterable[Member], progress: Progress) -> tuple[ExpertOverlap, ...]:
+def overlaps(
+    layers: Sequence[Statistics],
+    members: Iterable[Member],
+    progress: Progress,
+    is_gone: Callable[[VersionRecord], bool] = lambda version: False,
+) -> tuple[ExpertOverlap, ...]:
     """Return the overlap with each member whose MLP inputs have as many layers and channels, the largest first.
 
-    Members with too few tokens for a comparison are left out; with too few of its own, there is nothing to compare.
+    Members with too few tokens for a comparison are left out, and those purged meanwhile (`is_gone`); with too few of
+    its own, there is nothing to compare.
     """
     shape = (len(layers), layers[0].exponents.numel())
     comparable = [
@@ -68,7 +75,8 @@ def overlaps(layers: Sequence[Statistics], members: Iterable[Member], progress: 
                     compared[number] = overlap(layers[number], member.statistics(MLP_INPUT, number))
                     advance(1)
             except (DamagedError, NotFoundError) as error:  # it must not stand in the way of others
-                remark(progress, f"the text of {member.version.ref} is not compared: {error.message}")
+                if not is_gone(member.version):
+                    remark(progress, f"the text of {member.version.ref} is not compared: {error.message}")
                 continue
             found.append(ExpertOverlap(member.version.ref, compared))
     return tuple(sorted(found, key=lambda other: -other.routing))

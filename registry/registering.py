@@ -6,6 +6,7 @@ taken, the arrays are written and read back, and one transaction of the catalog 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from registry.collecting import carried_statistics, collect, text_calibration
 from registry.composing import Member
 from registry.home import Home
 from registry.maths.statistics import Statistics
+from registry.meanwhile import is_purged
 from registry.overlapping import ExpertOverlap, overlaps
 from registry.pass_settings import PassSettings
 from registry.progress import Progress
@@ -95,7 +97,7 @@ def register_expert(
             partial=home.partial,
             progress=progress,
         )
-    overlapping = overlaps(collected.sites[MLP_INPUT], others, progress)
+    overlapping = overlaps(collected.sites[MLP_INPUT], others, progress, partial(is_purged, catalog))
     registration = _register(
         home, catalog, store, name, "expert", hashed, collected, annotations, self_sampled, progress
     )

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,8 +18,9 @@ from registry.ancestry import (
 from registry.annotations import Annotations
 from registry.checkpoint import Checkpoint
 from registry.composer import Composer
-from registry.errors import InvalidInputError, NotFoundError
+from registry.errors import ConflictError, InvalidInputError, NotFoundError
 from registry.handle import PathLike
+from registry.meanwhile import is_purged, unless_purged
 from registry.opening import opened
 from registry.pass_settings import PassSettings
 from registry.reference import check_alias, several
@@ -113,7 +115,7 @@ class Registry(Composer):
                 others=self._experts(but=name),
                 progress=self.progress,
             )
-        return replace(registration, relations=relations, newest=self.resolve(name).ref)
+        return replace(registration, relations=relations, newest=self._newest(registration.version))
 
     def add_base(
         self,
@@ -137,7 +139,7 @@ class Registry(Composer):
             registration = register_base(
                 self.home, self.catalog, self.arrays, name, opened, annotations, progress=self.progress
             )
-        return replace(registration, relations=relations, newest=self.resolve(name).ref)
+        return replace(registration, relations=relations, newest=self._newest(registration.version))
 
     def check(
         self,
@@ -253,8 +255,9 @@ class Registry(Composer):
     def relations(self, ref: str) -> tuple[Relation, ...]:
         """Return the distance of a version to every other active version of its shape, the nearest first."""
         version = self.resolve(ref)
-        mine = weights_of_version(self.arrays_of(version), self.arrays)
-        return self._related(mine, [other for other in self.versions() if other.id != version.id])
+        mine = weights_of_version(self.member(version).arrays, self.arrays)
+        with unless_purged(self.catalog, [version]):
+            return self._related(mine, [other for other in self.versions() if other.id != version.id])
 
     # -- keeping -----------------------------------------------------------------------------------------------------
 
@@ -287,6 +290,12 @@ class Registry(Composer):
             progress=self.progress,
         )
 
+    def _newest(self, version: VersionRecord) -> str:
+        try:
+            return self.resolve(version.name).ref
+        except ConflictError:  # it was opted out meanwhile
+            return version.ref
+
     def _registered(self, ref: str) -> "StoredWeights | None":
         try:
             version = self.resolve(ref)
@@ -305,7 +314,7 @@ class Registry(Composer):
 
     def _related(self, mine: Weights, versions: Sequence[VersionRecord]) -> tuple[Relation, ...]:
         described = ((version, self.arrays_of(version)) for version in versions)
-        return relations_of(mine, described, self.arrays, self.progress)
+        return relations_of(mine, described, self.arrays, self.progress, partial(is_purged, self.catalog))
 
     def _experts(self, *, but: str | None = None) -> "list[Member]":
-        return [self.member(version) for version in self.versions(kind="expert") if version.name != but]
+        return self.members(version for version in self.versions(kind="expert") if version.name != but)

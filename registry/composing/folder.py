@@ -4,12 +4,15 @@ A folder is built beside its place under a hidden name, flushed to disk, and ren
 first and deleted last. A crash leaves hidden folders, which the next writing to the same place puts back or removes.
 """
 
+import errno
+import fcntl
 import hashlib
 import json
 import math
+import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,37 +51,33 @@ def fresh_folder(out: Path, *, replace: bool | None, nbytes: int) -> Iterator[Pa
         nbytes: what will be written, at least; checked against the free space.
 
     Raises:
-        OutputError: `out` stands there already and may not be replaced.
+        OutputError: `out` stands there already and may not be replaced, or another process is writing it.
         StorageError: the disk is full or refuses.
     """
     out = out.absolute()
-    hidden, old = out.with_name(f".{out.name}.partial"), _old(out)
-    if old.exists():  # a crash while `out` was being replaced
-        _remove(old) if out.exists() else old.rename(out)
-    check_output(out, replace=replace)
+    hidden = out.with_name(f".{out.name}.partial")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        if (free := shutil.disk_usage(out.parent).free) < nbytes:
-            raise StorageError(
-                f"{out} needs {nbytes:,} bytes, its disk has {free:,} free",
-                "free some space, or choose another --out",
-            )
-        _remove(hidden)
-        hidden.mkdir()
-        yield hidden
-        for path in (*hidden.iterdir(), hidden):
-            flush(path)
-        _swap(hidden, out)
+        with _claimed(hidden, out):
+            _recover(out)
+            check_output(out, replace=replace)
+            if (free := shutil.disk_usage(out.parent).free) < nbytes:
+                raise StorageError(
+                    f"{out} needs {nbytes:,} bytes, its disk has {free:,} free",
+                    "free some space, or choose another --out",
+                )
+            for left in hidden.iterdir():  # by a crash
+                _remove(left)
+            yield hidden
+            for path in (*hidden.iterdir(), hidden):
+                flush(path)
+            _swap(hidden, out)
     except OSError as error:
-        _remove(hidden)
         if isinstance(error, StorageError):
             raise
         raise StorageError(
             f"{out} cannot be written: {error.strerror or error}", "free some space, or choose another --out"
         ) from error
-    except BaseException:
-        _remove(hidden)
-        raise
 
 
 def check_output(out: Path, *, replace: bool | None) -> None:
@@ -87,16 +86,20 @@ def check_output(out: Path, *, replace: bool | None) -> None:
     Raises:
         OutputError: there is a file, or a folder that is not empty and not to be replaced.
     """
-    if not out.exists() and not out.is_symlink():
-        return
-    if not out.is_dir() or out.is_symlink():
+    if out.is_symlink():
         raise OutputError(f"{out} exists and is not a folder", "choose another --out")
-    if not any(out.iterdir()):
+    try:
+        names = {path.name for path in out.iterdir()}  # read once: another process may be replacing it
+    except FileNotFoundError:
+        return
+    except NotADirectoryError:
+        raise OutputError(f"{out} exists and is not a folder", "choose another --out") from None
+    if not names:
         return
     if not replace:
-        force = ", or replace that composition: --force" if replace is False and (out / MARKER).is_file() else ""
+        force = ", or replace that composition: --force" if replace is False and MARKER in names else ""
         raise OutputError(f"{out} exists and is not empty", f"choose another --out{force}")
-    if not (out / MARKER).is_file():
+    if MARKER not in names:
         raise OutputError(
             f"{out} is not empty and has no {MARKER}, so it was not composed by this program and is not deleted",
             "choose another --out",
@@ -185,6 +188,61 @@ def write_shard(path: Path, streams: list[Stream], advance: Advance) -> str:
     return state.hexdigest()
 
 
+@contextmanager
+def _claimed(hidden: Path, out: Path) -> Iterator[None]:
+    """Hold the hidden folder, made where it is absent, against every other process; where the context fails, remove it.
+
+    The system frees what a dead process held.
+
+    Raises:
+        OutputError: another process holds it.
+    """
+    while True:
+        hidden.mkdir(exist_ok=True)
+        try:
+            descriptor = os.open(hidden, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except FileNotFoundError:  # whoever held it has just ended
+            continue
+        try:
+            if not _locked(descriptor):
+                raise OutputError(
+                    f"{out} is being written by another process", "repeat when it has ended, or choose another --out"
+                )
+            if _is_at(descriptor, hidden):
+                try:
+                    yield
+                except BaseException:
+                    if _is_at(descriptor, hidden):
+                        _remove(hidden)
+                    raise
+                return
+        finally:
+            os.close(descriptor)
+
+
+def _locked(descriptor: int) -> bool:
+    """Lock an open folder; where its file system knows no locks, go without. Tell whether nobody else holds it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno not in (errno.EAGAIN, errno.EACCES)
+    return True
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _recover(out: Path) -> None:
+    """Put back what a crash left aside while `out` was being replaced, or finish that."""
+    old = _old(out)
+    if old.exists():
+        _remove(old) if out.exists() else old.rename(out)
+
+
 def _swap(hidden: Path, out: Path) -> None:
     if out.exists() and any(out.iterdir()):
         out.rename(_old(out))
@@ -199,6 +257,10 @@ def _old(out: Path) -> Path:
     return out.with_name(f".{out.name}.old")
 
 
-def _remove(folder: Path) -> None:
-    if folder.exists():
-        shutil.rmtree(folder)
+def _remove(path: Path) -> None:
+    """Remove a file or folder, which another process may be removing too."""
+    if not path.is_dir() or path.is_symlink():
+        path.unlink(missing_ok=True)
+    while path.is_dir():
+        with suppress(FileNotFoundError):
+            shutil.rmtree(path)

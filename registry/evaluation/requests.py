@@ -139,7 +139,7 @@ def _files(data: Data) -> dict[str, list[Path]]:
 def _registered(registry: "Composer", domains: Mapping[str, Any]) -> "list[Member]":
     """Return the base models, and the experts that are named like a domain."""
     versions = registry.versions()
-    return [registry.member(version) for version in versions if version.kind == "base" or version.name in domains]
+    return registry.members(version for version in versions if version.kind == "base" or version.name in domains)
 
 
 def _check_model_folder(registry: "Composer", folder: Path) -> None:

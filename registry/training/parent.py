@@ -12,6 +12,7 @@ from registry.composing.folder import MARKER
 from registry.composing.member import Member
 from registry.dtypes import NAMES, WEIGHT_DTYPES
 from registry.errors import CheckpointError
+from registry.meanwhile import opted_out_meanwhile
 from registry.progress import Progress
 from registry.resolving import by_digest
 from registry.routed import GATE
@@ -101,4 +102,7 @@ def members_of(parent: Parent, catalog: Catalog, arrays: ArrayStore) -> tuple[li
         raise CheckpointError(f"{parent.folder / MARKER} names no members", _AGAIN)
     used = [by_digest(catalog, str(one["name"]), str(one["digest"]), str(parent.folder)) for one in everyone]
     members = [Member(version, tuple(catalog.arrays_of(version)), arrays) for version in used[: len(named or ())]]
+    for member in members:
+        if not member.arrays:
+            raise opted_out_meanwhile(catalog.reread([member.version])[0])
     return members, used

@@ -1,6 +1,7 @@
 """A training under way, between two steps: kept in the home, so that an interrupted one goes on."""
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,7 +45,7 @@ def save(path: Path, state: State) -> None:
 
     tensors = {f"{part}.{n}": tensor for part in _PARTS for n, tensor in enumerate(getattr(state, part))}
     metadata = {"expert-registry": json.dumps({"format": _FORMAT, "step": state.step, "loss": state.loss})}
-    partial = path.with_name(path.name + ".partial")
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")  # two processes may do the same training at once
     try:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial, metadata=metadata)
         flush(partial)

@@ -14,6 +14,7 @@ from registry.dtypes import NAMES
 from registry.errors import CalibrationError, CheckpointError, InvalidInputError, OutputError
 from registry.home import Home
 from registry.loading import device_name, load_model, load_tokenizer
+from registry.meanwhile import unless_purged
 from registry.progress import Progress, remark
 from registry.reference import several
 from registry.routed import gates
@@ -98,7 +99,8 @@ def train_router(
     settings = _shortened(settings, folder, progress)
     candidates = settings.candidates(int(read_config(folder).get("num_experts_per_tok", 1)), len(members))
     tokenizer = load_tokenizer(folder)
-    windows = make_windows([read_source(one, members, tokenizer, settings, len(data)) for one in data], settings)
+    with unless_purged(catalog, used):
+        windows = make_windows([read_source(one, members, tokenizer, settings, len(data)) for one in data], settings)
     with exclusive(home.output_lock(out), f"training into {out}"):
         model = load_model(folder, settings.dtype, settings.device)
         _check(parent, model, int(windows.all.ids.max()), len(members))

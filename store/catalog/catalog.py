@@ -61,9 +61,9 @@ class Catalog(Compositions, Events):
         """
         self.engine = make_engine(url)
         if not schema.check(self.engine):
-            before_creating(self.place)
             with exclusive(lock, "creating the catalog"):
-                if not schema.check(self.engine):
+                if not schema.check(self.engine):  # another process may have made it, and stored arrays too
+                    before_creating(self.place)
                     schema.upgrade(self.engine)
 
     @property

@@ -1,6 +1,8 @@
 """One SQLAlchemy engine per catalog, and the translation of whatever a database raises."""
 
-from collections.abc import Iterator
+import random
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -14,6 +16,10 @@ from store.access import not_writable, why_not_writable
 from store.errors import DamagedError, InvalidInputError, StorageError
 
 BUSY_SECONDS = 60
+"""How long a transaction waits for another process's before it gives up."""
+
+_BUSY, _LOCKED, _PROTOCOL = 5, 6, 15
+"""SQLite's codes for a database that another process holds."""
 
 
 def make_engine(url: str) -> Engine:
@@ -64,6 +70,10 @@ def translated(engine: Engine) -> Iterator[None]:
         yield
     except DBAPIError as error:
         cause = str(error.orig).strip()
+        if _is_busy(error.orig):
+            raise StorageError(
+                f"other processes have kept the catalog {where} for {BUSY_SECONDS} s", "repeat when they have ended"
+            ) from error
         file = file_of(engine)
         if file is not None and ("readonly" in cause or "unable to open" in cause) and (why := _why_read_only(file)):
             raise not_writable(file.parent, why) from error
@@ -97,8 +107,8 @@ def _configure_sqlite(connection: Any, _record: Any, *, write_ahead: bool) -> No
     connection.isolation_level = None  # the driver must not begin transactions of its own
     cursor = connection.cursor()
     cursor.execute(f"PRAGMA busy_timeout = {BUSY_SECONDS * 1000}")
-    if write_ahead:
-        cursor.execute("PRAGMA journal_mode = WAL")
+    if write_ahead and _patiently(lambda: cursor.execute("PRAGMA journal_mode").fetchone())[0] != "wal":
+        _patiently(lambda: cursor.execute("PRAGMA journal_mode = WAL"))
     cursor.execute("PRAGMA synchronous = FULL")
     cursor.execute("PRAGMA secure_delete = ON")  # what is deleted is overwritten: see `erasing`
     cursor.execute("PRAGMA temp_store = MEMORY")
@@ -108,4 +118,27 @@ def _configure_sqlite(connection: Any, _record: Any, *, write_ahead: bool) -> No
 
 def _begin_sqlite(connection: Connection) -> None:
     # A reader that turns writer can lose to another ("database is locked"); a writer that locks at once waits its turn.
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if connection.get_execution_options().get("writing") else "BEGIN")
+    if connection.get_execution_options().get("writing"):
+        _patiently(lambda: connection.exec_driver_sql("BEGIN IMMEDIATE"))
+    else:
+        connection.exec_driver_sql("BEGIN")
+        _patiently(lambda: connection.exec_driver_sql("SELECT 1 FROM sqlite_master LIMIT 1").close())
+
+
+def _patiently(attempt: Callable[[], Any]) -> Any:
+    """Return what `attempt` returns, tried again for `BUSY_SECONDS` while another process holds the database.
+
+    SQLite itself does not wait where another process makes the database's log, closes it as the last, or mends it.
+    """
+    end = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            return attempt()
+        except Exception as error:
+            if not _is_busy(getattr(error, "orig", error)) or time.monotonic() > end:
+                raise
+        time.sleep(random.uniform(0.005, 0.05))
+
+
+def _is_busy(error: BaseException | None) -> bool:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in (_BUSY, _LOCKED, _PROTOCOL)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Engine, inspect, text
-from sqlalchemy.exc import DBAPIError
 
 from store.catalog.backup import backup
 from store.catalog.engine import file_of, translated
@@ -40,14 +39,10 @@ def current(engine: Engine) -> str | None:
     """Return the revision of the database, or None where it holds no catalog yet; an absent file is not created."""
     if _is_absent(engine):
         return None
-    with translated(engine):
-        try:
-            with engine.connect() as connection:
-                return str(connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar_one())
-        except DBAPIError:
-            if inspect(engine).has_table(VERSION_TABLE):
-                raise
+    with translated(engine), engine.connect() as connection:  # one transaction: another process may be making it
+        if not inspect(connection).has_table(VERSION_TABLE):
             return None
+        return str(connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar_one())
 
 
 def check(engine: Engine) -> bool:
@@ -57,15 +52,17 @@ def check(engine: Engine) -> bool:
         SchemaError: it is older (the message gives the command that upgrades it) or newer.
     """
     found = current(engine)
-    if found == HEAD:
-        return True
-    if found is None:
-        if not _is_absent(engine) and inspect(engine).has_table(Base.metadata.tables["experts"].name):
+    if found is None and _has_experts(engine):
+        found = current(engine)  # another process may have made them since
+        if found is None:
             raise SchemaError(
                 f"the database has tables of a catalog but no table {VERSION_TABLE}: another program made it",
                 "name another one with --database, or another home with --home",
             )
+    if found is None:
         return False
+    if found == HEAD:
+        return True
     if found in _known_revisions():
         raise SchemaError(f"the catalog has schema {found}, this program works with {HEAD}", "run: reg db upgrade")
     raise SchemaError(
@@ -92,6 +89,13 @@ def upgrade(engine: Engine) -> Upgrade:
             kept = backup(engine, before)  # nobody can write until the upgrade is done
         command.upgrade(_config(connection), "head")
     return Upgrade(before, HEAD, kept)
+
+
+def _has_experts(engine: Engine) -> bool:
+    if _is_absent(engine):
+        return False
+    with translated(engine):
+        return bool(inspect(engine).has_table(Base.metadata.tables["experts"].name))
 
 
 def _is_absent(engine: Engine) -> bool:

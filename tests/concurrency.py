@@ -1,0 +1,434 @@
+"""Many processes at once on one registry: nobody is told of anything but what others did to what was asked for.
+
+    python -m tests.concurrency [--processes 8] [--operations 200] [--seed 0] [--creations 20] [--scratch DIR]
+
+First the registry is created by all processes at once, some times over. Then each does its share of mixed operations:
+looking, adding (the same checkpoint as others, at the same moment), aliases, tags, composing into a folder of its own
+and into one of all (`--force`), evaluating, opting out, purging, collecting garbage, verifying, reproducing, and
+compositions so slow that others purge their members meanwhile; some in Python, some as commands. A refusal must be one
+of `REFUSALS`. At the end nothing that was reported done may be missing, every folder must be, byte by byte, what a
+registry that never held anything but its members makes of them, the log must be whole, and `reg verify` clean.
+Prints one line of JSON with its figures; every fault is told on stderr.
+"""
+
+import argparse
+import json
+import multiprocessing as mp
+import os
+import random
+import re
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+# What operations import is imported before the forks, so that it costs nothing.
+import alembic.command
+import torch
+import transformers.models.llama.modeling_llama
+import transformers.models.mixtral.modeling_mixtral
+import zarr
+from click.testing import CliRunner
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from cli.main import main as reg
+from registry import Registry
+from registry.errors import RegError
+from registry.evaluation import TestSettings
+from registry.progress import Advance, silent
+from tests.tiny import BASE, CONTENTS, RECIPES, SETTINGS, Fresh, Pool, make_pool, tree
+
+PRELOADED = (
+    alembic.command,
+    zarr,
+    transformers.models.llama.modeling_llama,
+    transformers.models.mixtral.modeling_mixtral,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+)
+NAMES = ("code", "math", "law", "german")
+SHARED = "shared"
+REFUSALS = {
+    "opted out before": r"ConflictError: (every version of )?\S+ was opted out( at .*)?",
+    "opted out meanwhile": r"ConflictError: \S+ was opted out meanwhile, at .*",
+    "a member of the folder was opted out": r"ConflictError: \S+ holds \S+, which was opted out at .*",
+    "not registered yet": r"NotFoundError: there is no expert '.*",
+    "alias taken away": r"NotFoundError: \S+ has no alias '.*",
+    "no base model": r"IncompatibleError: this recipe needs the base model, and none is registered",
+}
+"""What another process may have done to what was asked for, and how that is told."""
+TOGETHER = 20
+"""After so many operations all processes register the same checkpoint at the same moment."""
+
+
+@contextmanager
+def slow(label: str, total: int, unit: str) -> Iterator[Advance]:
+    """Take a while for every tensor."""
+    yield lambda amount: time.sleep(0.1)
+
+
+class Worker:
+    """One process's operations; what came of each is a line in its journal."""
+
+    def __init__(self, home: Path, pool: Pool, out: Path, seed: str, barrier: Any) -> None:
+        self.home, self.pool, self.out, self.barrier = home, pool, out, barrier
+        self.draw = random.Random(seed)
+        self.folders: list[Path] = []
+        self.number = 0
+        out.mkdir()
+        self.journal = (out.with_suffix(".jsonl")).open("w")
+
+    def work(self, operations: int) -> None:
+        """Do so many operations."""
+        for self.number in range(operations):
+            if self.number % TOGETHER == 0:
+                self.barrier.wait(300)
+                choices: list[Callable[[], Any]] = [self.together]
+            else:
+                choices = self.draw.choices(list(self.weights), list(self.weights.values()))
+            self.attempt(choices[0])
+        self.journal.close()
+
+    @property
+    def weights(self) -> dict[Callable[[], Any], int]:
+        """Operations and how often each is done."""
+        frequent = {self.look: 10, self.add: 18, self.compose: 12, self.compose_shared: 8, self.command: 14}
+        seldom = {self.alias: 6, self.remove_alias: 3, self.opt_out: 5, self.purge: 6, self.collect: 4, self.verify: 5}
+        return frequent | seldom | {self.read_long: 4, self.reproduce: 4, self.evaluate: 1, self.add_by_pass: 1}
+
+    def attempt(self, operation: Callable[[], Any]) -> None:
+        """Do one operation, and write down what came of it."""
+        entry: dict[str, Any] = {"do": operation.__name__}
+        try:
+            entry["done"] = operation()
+        except RegError as error:
+            entry["refused"] = f"{type(error).__name__}: {error.message}"
+        except Exception as error:
+            entry["fault"] = "".join(traceback.format_exception(error))
+        print(json.dumps(entry), file=self.journal, flush=True)
+
+    @contextmanager
+    def registry(self) -> Iterator[Registry]:
+        """Open the registry, as every command does."""
+        with Registry(self.home) as opened:
+            yield opened
+
+    # -- operations --------------------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        with self.registry() as registry:
+            versions = registry.versions(everything=True)
+            registry.log(limit=5)
+            registry.compositions()
+            if versions:
+                ref = self.draw.choice(versions).ref
+                registry.compositions(ref)
+                registry.relations(ref)
+
+    def together(self) -> Any:
+        """Register what all register now."""
+        turn = self.number // TOGETHER
+        return self._add(NAMES[turn % len(NAMES)], CONTENTS[turn % len(CONTENTS)], None, {})
+
+    def add(self) -> Any:
+        name, content = self.draw.choice((*NAMES, "base")), self.draw.choice(CONTENTS)
+        alias = self.draw.choice((None, None, "stable"))
+        return self._add(
+            name, BASE if name == "base" else content, alias, self.draw.choice(({}, {"by": self.out.name}))
+        )
+
+    def add_by_pass(self) -> Any:
+        """Register with statistics taken now, by a pass that others may be at as well."""
+        bare = self.out / "bare"
+        shutil.copytree(self.pool.checkpoints["one"], bare)
+        (bare / "statistics.safetensors").unlink()
+        try:
+            with self.registry() as registry:
+                done = registry.add_expert("passed", bare, data=[self.pool.text], settings=SETTINGS)
+                return {"ref": done.version.ref, "digest": done.version.digest, "content": "passed"}
+        finally:
+            shutil.rmtree(bare)
+
+    def alias(self) -> None:
+        with self.registry() as registry:
+            registry.alias(self.draw.choice(NAMES), self.draw.choice(("stable", "best")))
+
+    def remove_alias(self) -> None:
+        with self.registry() as registry:
+            registry.remove_alias(self.draw.choice(NAMES), "best")
+
+    def compose(self) -> Any:
+        return self._compose(self.out / f"moe-{self.number}")
+
+    def compose_shared(self) -> Any:
+        return self._compose(self.out.parent / SHARED)
+
+    def read_long(self) -> Any:
+        """Compose slowly: a member may be purged meanwhile."""
+        with Registry(self.home, progress=slow) as registry:
+            return self._compose(self.out / f"slow-{self.number}", registry)
+
+    def reproduce(self) -> None:
+        if self.folders:
+            with self.registry() as registry:
+                assert registry.reproduce(self.draw.choice(self.folders)).is_same
+
+    def evaluate(self) -> Any:
+        mixtures = [folder for folder in self.folders if "Mixtral" in (folder / "config.json").read_text()]
+        if not mixtures:
+            return None
+        folder = self.draw.choice(mixtures)
+        with self.registry() as registry:
+            registry.evaluate([folder], {"text": [self.pool.text]}, TestSettings(windows=1, seq_len=16))
+        return {"evaluated": json.loads((folder / "composition.json").read_text())["digest"]}
+
+    def opt_out(self) -> Any:
+        with self.registry() as registry:
+            active = registry.versions()
+            return self._opt_out(registry, self.draw.choice(active).ref, purge=False) if active else None
+
+    def purge(self) -> Any:
+        with self.registry() as registry:
+            versions = registry.versions(everything=True)
+            if not versions:
+                return None
+            version = self.draw.choice(versions[-8:])
+            ref = version.name if self.draw.random() < 0.1 else version.ref
+            return self._opt_out(registry, ref, purge=True)
+
+    def collect(self) -> None:
+        with self.registry() as registry:
+            registry.gc(dry_run=self.draw.random() < 0.3)
+
+    def verify(self) -> None:
+        with self.registry() as registry:
+            assert registry.verify().problems == ()
+
+    def command(self) -> Any:
+        """Do something at the command line."""
+        name, out = self.draw.choice(NAMES), self.out / f"told-{self.number}"
+        lines: list[tuple[str, ...]] = [
+            ("list", "--all", "--json"),
+            ("log", "--json"),
+            ("compositions", "--json"),
+            ("show", name, "--json"),
+            ("verify", "--json"),
+            ("gc", "--json"),
+            ("alias", name, "best"),
+            ("export", name, "--out", str(out)),
+            ("compose", "--experts", ",".join(self.draw.sample(NAMES, 2)), "--out", str(out), "--json"),
+            ("add-expert", name, str(self.pool.checkpoints[self.draw.choice(CONTENTS)]), "--json"),
+            ("opt-out", name, "--yes", "--json"),
+        ]
+        line = self.draw.choices(lines, (6, 3, 3, 6, 3, 2, 4, 4, 6, 6, 1))[0]
+        result = CliRunner().invoke(reg, ["--home", str(self.home), *line])
+        if result.exit_code == 0:
+            if line[0] == "compose":
+                self.folders.append(out)
+                return {"folder": str(out), "digest": json.loads(result.stdout)["digest"]}
+            return {"withdrew": json.loads(result.stdout)["withdrew"]} if line[0] == "opt-out" else None
+        told = result.stderr.splitlines()
+        if result.exit_code == 1 and told and told[0].startswith("error: ") and told[-1].startswith("  next: "):
+            raise _RefusedError(told[0].removeprefix("error: "))
+        raise AssertionError(
+            f"reg {' '.join(line)} ended with {result.exit_code}: {result.output}"
+        ) from result.exception
+
+    # -- within ------------------------------------------------------------------------------------------------------
+
+    def _add(self, name: str, content: str, alias: str | None, tags: dict[str, str]) -> Any:
+        with self.registry() as registry:
+            add = registry.add_base if name == "base" else registry.add_expert
+            done = add(name, self.pool.checkpoints[content], alias=alias, tags=tags)
+            return {"ref": done.version.ref, "digest": done.version.digest, "content": content}
+
+    def _compose(self, out: Path, given: Registry | None = None) -> Any:
+        if given is None:
+            with self.registry() as registry:
+                return self._compose(out, registry)
+        chosen: dict[str, str] = {}
+        for version in self.draw.sample(found := given.versions(kind="expert"), len(found)):
+            if version.name in NAMES:
+                chosen[version.name] = version.ref
+        refs = self.draw.sample(list(chosen.values()) or NAMES, min(self.draw.randint(1, 3), len(chosen) or 3))
+        plan = given.compose(refs, out, RECIPES[self.draw.choice(list(RECIPES))](), force=True)
+        if out.name != SHARED:
+            self.folders.append(out)
+        return {"folder": str(out), "digest": plan.digest}
+
+    def _opt_out(self, registry: Registry, ref: str, *, purge: bool) -> Any:
+        done = registry.opt_out(ref, purge=purge)
+        state = "purged" if purge else "withdrawn"
+        return {"withdrew": done.withdrew, state: [version.ref for version in done.versions]}
+
+
+class _RefusedError(RegError):
+    """A refusal at the command line, which does not tell its kind."""
+
+
+# -- afterwards ------------------------------------------------------------------------------------------------------
+
+
+def check(home: Path, scratch: Path, pool: Pool, processes: int) -> Counter[str]:
+    """Hold what the registry holds against the journals, and every folder against a fresh registry; count."""
+    entries = [json.loads(line) for n in range(processes) for line in (scratch / f"worker-{n}.jsonl").open()]
+    counted: Counter[str] = Counter(operations=len(entries))
+    told = list(_judged(entries, counted))
+    done = [entry["done"] for entry in entries if entry.get("done")]
+    with Registry(home) as registry:
+        result = registry.verify()
+        told += result.problems
+        versions = {version.ref: version for version in registry.versions(everything=True)}
+        events = Counter((event.action, event.subject) for event in registry.log())
+        counted["events"], counted["versions"] = result.events, len(versions)
+        contents: dict[str, str] = {}
+        for entry in done:
+            if "ref" in entry:
+                contents[entry["digest"]] = entry["content"]
+                if entry["ref"] not in versions or versions[entry["ref"]].digest != entry["digest"]:
+                    told.append(f"{entry['ref']} was registered, and is lost")
+        withdrawn = [ref for entry in done for ref in entry.get("withdrew", ())]
+        purged = {ref for entry in done for ref in entry.get("purged", ())}
+        for ref, version in versions.items():
+            if (version.state != "active") != (ref in withdrawn) or (version.state == "purged") != (ref in purged):
+                told.append(f"{ref} is {version.state}, which nobody was told")
+            if events[f"add-{version.kind}", ref] != 1 or events["opt-out", ref] != (ref in withdrawn):
+                told.append(f"the log does not tell of {ref} as often as it should")
+        if len(withdrawn) != len(set(withdrawn)):
+            told.append("two were told that they withdrew the same version")
+        recorded = {made.digest for made in registry.compositions()}
+        told += [
+            f"{e['digest']} was composed, and is lost" for e in done if "folder" in e and e["digest"] not in recorded
+        ]
+        for digest in {entry["evaluated"] for entry in done if "evaluated" in entry}:
+            counted["evaluations"] += 1
+            if not registry.evaluations(next(made for made in registry.compositions() if made.digest == digest)):
+                told.append(f"{digest} was evaluated, and its figures are lost")
+        registry.gc()
+        if (left := registry.verify()).orphans or left.problems:
+            told.append("after collecting garbage there is some left")
+    told += _folders(scratch, pool, contents, {entry["folder"] for entry in done if "folder" in entry}, counted)
+    told += [f"{path} was left behind" for path in (*scratch.rglob(".*.partial"), *scratch.rglob(".*.old"))]
+    told += [f"{path} was left behind" for name in ("work", "merged") for path in (home / name).glob("*")]
+    counted["faults"] = len(told)
+    for line in told:
+        print(line, file=sys.stderr)
+    return counted
+
+
+def _judged(entries: list[dict[str, Any]], counted: Counter[str]) -> Iterator[str]:
+    for entry in entries:
+        if "fault" in entry:
+            yield f"{entry['do']}: {entry['fault']}"
+        elif "refused" in entry:
+            said = entry["refused"].removeprefix("_RefusedError: ")
+            kinds = (kind for kind, how in REFUSALS.items() if _fits(how, said))
+            if (kind := next(kinds, None)) is None:
+                yield f"{entry['do']} was refused: {entry['refused']}"
+            else:
+                counted[kind] += 1
+
+
+def _fits(how: str, said: str) -> bool:
+    """Tell whether a refusal is of a kind; at the command line its class is not told."""
+    return bool(re.fullmatch(how, said) or re.fullmatch(how.partition(": ")[2], said))
+
+
+def _folders(
+    scratch: Path, pool: Pool, contents: dict[str, str], folders: set[str], counted: Counter[str]
+) -> Iterator[str]:
+    fresh = Fresh(pool, scratch / "fresh")
+    for folder in sorted(folders):
+        found = tree(Path(folder))
+        document = json.loads(found["composition.json"])
+        members = {(member["name"], contents[member["digest"]]) for member in document["members"]}
+        names = [member["name"] for member in document["members"]]
+        alike = [name for name in RECIPES if RECIPES[name]().document(names) == document["recipe"]]
+        if not alike:
+            yield f"{folder} was composed by a recipe that nobody asked for: {document['recipe']}"
+            continue
+        recipe = alike[0]
+        if found != fresh.files(members, recipe):
+            yield f"{folder} is not what a fresh registry makes of {members} by {recipe}"
+        counted["folders"] += 1
+
+
+# -- all of it -------------------------------------------------------------------------------------------------------
+
+
+def at_once(processes: int, act: Callable[[int, Any], None]) -> list[int]:
+    """Do `act` in so many processes, which start at the same moment, and return how each ended."""
+    context = mp.get_context("fork")
+    barrier = context.Barrier(processes)
+
+    def begin(number: int) -> None:
+        barrier.wait(60)
+        act(number, barrier)
+
+    children = [context.Process(target=begin, args=(number,)) for number in range(processes)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
+    return [child.exitcode or 0 for child in children]
+
+
+def create(home: Path, pool: Pool, processes: int) -> list[int]:
+    """Create one registry in many processes at once, each registering an expert."""
+
+    def act(number: int, _barrier: Any) -> None:
+        with Registry(home, progress=silent) as registry:
+            name, content = NAMES[number % len(NAMES)], CONTENTS[number % len(CONTENTS)]
+            registry.add_expert(name, pool.checkpoints[content])
+            assert registry.verify().problems == ()
+
+    return at_once(processes, act)
+
+
+def run(processes: int, operations: int, seed: int, creations: int, scratch: Path) -> dict[str, Any]:
+    """Do all of it, and return the figures."""
+    torch.set_num_threads(1)  # no thread pool may exist when a process forks
+    os.environ["COLUMNS"] = "200"
+    began = time.monotonic()
+    assert at_once(1, lambda number, barrier: (make_pool(scratch / "pool"), None)[1]) == [0]
+    pool = Pool({name: scratch / "pool" / name for name in (BASE, *CONTENTS)}, scratch / "pool" / "one.jsonl")
+    failed = 0
+    for number in range(creations):
+        failed += sum(code != 0 for code in create(scratch / f"created-{number}", pool, processes))
+        shutil.rmtree(scratch / f"created-{number}")
+    home = scratch / "home"
+
+    def act(number: int, barrier: Any) -> None:
+        Worker(home, pool, scratch / f"worker-{number}", f"{seed} {number}", barrier).work(operations)
+
+    ended = at_once(processes, act)
+    worked = time.monotonic() - began
+    counted = check(home, scratch, pool, processes)
+    counted["faults"] += failed + sum(code != 0 for code in ended)
+    told = {"processes": processes, "creations": creations, **counted}
+    return told | {"seconds": round(worked, 1), "seconds_checking": round(time.monotonic() - began - worked, 1)}
+
+
+def main() -> None:
+    """Do all of it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in (("processes", 8), ("operations", 200), ("seed", 0), ("creations", 20)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--scratch", type=Path)
+    given = parser.parse_args()
+    memory = Path("/dev/shm")
+    where = given.scratch or (memory if memory.is_dir() else None)
+    with tempfile.TemporaryDirectory(prefix="reg-concurrency-", dir=where) as scratch:
+        told = run(given.processes, given.operations, given.seed, given.creations, Path(scratch))
+    print(json.dumps(told))
+    sys.exit(1 if told["faults"] else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,390 @@
+"""Drives a whole registry at random and holds it against a model in plain Python after every step.
+
+    python -m tests.machine [--examples 500] [--steps 30] [--seed 0] [--names 3] [--scratch DIR]
+
+Steps add experts and base models (also again), point aliases and take them away, compose, opt versions and names out,
+purge, collect garbage, reopen, verify and reproduce. Any that writes may be killed on its way, in a process of its own;
+what it leaves must then be one of the states that lie between its beginning and its end.
+
+After every step the registry must hold what the model holds, on disk what the catalog needs, and each composition
+that was made last, of members that are active still, must be, byte by byte, the one of a registry that never held
+anything but these members. Prints one line of JSON: examples, steps, kills, compositions compared, fresh compositions.
+"""
+
+import argparse
+import json
+import resource
+import shutil
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, seed, settings
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from registry import Registry
+from registry.errors import ConflictError
+from tests.model import Model, Version, observed
+from tests.tiny import BASE, CONTENTS, RECIPES, Fresh, Member, Pool, make_pool, tree
+from tests.zygote import Zygote
+
+NAMES = ("code", "math", "law")
+ALIASES = ("stable", "best")
+FOLDERS = ("moe", "other")
+KNOWN = 2
+"""Compositions that are made anew after every step: those asked for last."""
+
+any_name = st.sampled_from(NAMES)
+any_content = st.sampled_from(CONTENTS)
+any_alias = st.sampled_from(ALIASES)
+any_number = st.integers(0, 11)
+killed = st.one_of(st.none(), st.none(), st.floats(0, 1, exclude_max=True))
+"""When a command is killed: not at all, or after a share of its steps."""
+
+
+def perform(home: Path, command: dict[str, Any], registry: Registry | None = None) -> None:
+    """Do a command on the registry in `home`, which is opened unless it is given."""
+    if registry is None:
+        with Registry(home) as opened:
+            return perform(home, command, opened)
+    given = dict(command)
+    match given.pop("do"):
+        case "add":
+            add = registry.add_base if given.pop("kind") == "base" else registry.add_expert
+            add(given["name"], given["checkpoint"], alias=given["alias"], tags=given["tags"])
+        case "alias":
+            registry.alias(given["ref"], given["alias"])
+        case "remove-alias":
+            registry.remove_alias(given["name"], given["alias"])
+        case "compose":
+            registry.compose(given["refs"], home / given["folder"], RECIPES[given["recipe"]](), force=True)
+        case "opt-out":
+            registry.opt_out(given["ref"], purge=given["purge"])
+        case "gc":
+            registry.gc()
+    return None
+
+
+class Machine(RuleBasedStateMachine):
+    """One registry, its model, and what its compositions must be; `pool`, `fresh` and `zygote` are set by `drive`."""
+
+    pool: Pool
+    fresh: Fresh
+    zygote: Zygote
+    scratch: Path
+    names: tuple[str, ...]
+    steps: int
+    counted: Counter[str]
+    lengths: dict[str, int]
+    arrays: dict[str, frozenset[str]]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.done = -1  # the first registration is no step
+        self.home = self.scratch / "home"
+        shutil.copytree(self.scratch / "empty", self.home)  # making a catalog takes longer than all else
+        self.registry = Registry(self.home)
+        self.model = Model()
+        self.known: list[tuple[tuple[str, ...], str]] = []
+        self.folders: dict[str, tuple[frozenset[Member], str] | None] = dict.fromkeys(FOLDERS)
+        self.on_disk: frozenset[str] = frozenset()
+        self.was_killed = self.changed = False
+
+    def teardown(self) -> None:
+        """Look at all of it once more, and delete it."""
+        try:
+            self._verify()
+            self.counted["steps"] += max(self.done, 0)
+            self.counted["examples"] += self.done >= self.steps
+        finally:
+            self.registry.close()
+            shutil.rmtree(self.home)
+
+    # -- steps -------------------------------------------------------------------------------------------------------
+
+    @initialize(content=any_content)
+    def first(self, content: str) -> None:
+        """Have something to go on with."""
+        self._add(self.names[0], "expert", content, None, False, None)
+
+    @rule(name=any_name, content=any_content, alias=st.none() | any_alias, tagged=st.booleans(), at=killed)
+    def add(self, name: str, content: str, alias: str | None, tagged: bool, at: float | None) -> None:
+        self._add(self.names[NAMES.index(name) % len(self.names)], "expert", content, alias, tagged, at)
+
+    @rule(tagged=st.booleans(), at=killed)
+    def add_base(self, tagged: bool, at: float | None) -> None:
+        self._add("base", "base", BASE, None, tagged, at)
+
+    @precondition(lambda self: self.model.active())
+    @rule(number=any_number, alias=any_alias, at=killed)
+    def alias(self, number: int, alias: str, at: float | None) -> None:
+        ref = self._one(self.model.active(), number).ref
+        self._do({"do": "alias", "ref": ref, "alias": alias}, self.model.alias(ref, alias), at)
+
+    @precondition(lambda self: self.model.aliases)
+    @rule(number=any_number, at=killed)
+    def remove_alias(self, number: int, at: float | None) -> None:
+        name, alias = self._one(sorted(self.model.aliases), number)
+        self._do({"do": "remove-alias", "name": name, "alias": alias}, self.model.remove_alias(name, alias), at)
+
+    @precondition(lambda self: self.model.active())
+    @rule(numbers=st.lists(any_number, min_size=1, max_size=3), recipe=st.sampled_from(list(RECIPES)))
+    def compose_undisturbed(self, numbers: list[int], recipe: str) -> None:
+        self._compose(numbers, recipe, None)
+
+    @precondition(lambda self: self.model.active())
+    @rule(numbers=st.lists(any_number, min_size=1, max_size=3), recipe=st.sampled_from(list(RECIPES)), at=killed)
+    def compose(self, numbers: list[int], recipe: str, at: float | None) -> None:
+        self._compose(numbers, recipe, at)
+
+    def _compose(self, numbers: list[int], recipe: str, at: float | None) -> None:
+        if recipe == "base" and not self.model.active("base"):
+            recipe = "mean"
+        chosen: dict[str, Version] = {}
+        for number in numbers:
+            version = self._one(self.model.active(), number)
+            chosen.setdefault(version.name, version)
+        refs = tuple(version.ref for version in chosen.values())
+        folder = FOLDERS[numbers[0] % len(FOLDERS)]
+        expected = frozenset((version.name, version.content) for version in chosen.values()), recipe
+        plan = self.registry.plan(refs, RECIPES[recipe]())
+        used = frozenset(refs) | ({self._one(self.model.active("base"), -1).ref} if recipe == "base" else frozenset())
+        before = self.folders[folder]
+        command = {"do": "compose", "refs": refs, "folder": folder, "recipe": recipe}
+        finished = self._do(command, self.model.compose(plan.digest, used), at)
+        self.known = [*(one for one in self.known if one != (refs, recipe)), (refs, recipe)][-KNOWN:]
+        if not finished:
+            self.folders[folder] = self._found(folder, before, expected)
+        else:
+            self.folders[folder] = expected
+            assert not list(self.home.glob(f".{folder}.*"))
+        self._check_folder(folder)
+        assert json.loads(self._fresh(*expected)["composition.json"])["digest"] == plan.digest
+
+    @precondition(lambda self: self.model.versions)
+    @rule(number=any_number, whole=st.booleans(), purge=st.booleans(), at=killed)
+    def opt_out(self, number: int, whole: bool, purge: bool, at: float | None) -> None:
+        version = self._one(self.model.versions, number)
+        refs = [one.ref for one in self.model.versions if one.name == version.name] if whole else [version.ref]
+        states = self.model.opt_out(refs, purge=purge)
+        if purge and self._garbage(states[-1]):
+            states += states[-1].collect()[1:]
+        command = {"do": "opt-out", "ref": version.name if whole else version.ref, "purge": purge}
+        if self._do(command, states, at) and purge:
+            assert self.on_disk == self._needed(self.model)
+
+    @rule(at=killed)
+    def gc(self, at: float | None) -> None:
+        states = self.model.collect() if self._garbage(self.model) else [self.model]
+        if self._do({"do": "gc"}, states, at):
+            assert self.on_disk == self._needed(self.model)
+
+    @rule()
+    def reopen(self) -> None:
+        self.registry.close()
+        self.registry = Registry(self.home)
+        self.changed = True
+
+    @rule()
+    def verify(self) -> None:
+        self._verify()
+
+    @rule(folder=st.sampled_from(FOLDERS))
+    def reproduce(self, folder: str) -> None:
+        made = self.folders[folder]
+        if made is None:
+            return
+        active = {(version.name, version.content) for version in self.model.active()}
+        if made[0] <= active and (made[1] != "base" or self.model.active("base")):
+            assert self.registry.reproduce(self.home / folder).is_same
+            self.counted["compared"] += 1
+        else:
+            with pytest.raises(ConflictError, match="opted out"):
+                self.registry.reproduce(self.home / folder)
+
+    # -- after every step --------------------------------------------------------------------------------------------
+
+    @invariant()
+    def holds_what_the_model_holds(self) -> None:
+        self.done += 1
+        found, expected = observed(self.registry), self.model.state()
+        assert found == expected, (found, expected)
+        self._learn()
+        self.on_disk = frozenset(self.registry.arrays.digests())
+        needed = self._needed(self.model)
+        assert needed <= self.on_disk
+        assert self.was_killed or self.on_disk == needed
+        chain = self.registry.catalog.chain()
+        assert (chain.broken, chain.events) == (None, len(self.model.events))
+
+    @invariant()
+    def what_was_opted_out_cannot_be_composed(self) -> None:
+        for version in self.model.versions:
+            if version.state != "active" and version.kind == "expert":
+                with pytest.raises(ConflictError, match="opted out"):
+                    self.registry.plan([version.ref])
+
+    @invariant()
+    def compositions_are_those_of_a_fresh_registry(self) -> None:
+        if not self.changed:
+            return  # nothing was written since they were compared
+        self.changed = False
+        active = {version.ref: (version.name, version.content) for version in self.model.active()}
+        for refs, recipe in self.known:
+            if not active.keys() >= set(refs) or (recipe == "base" and not self.model.active("base")):
+                continue
+            plan = self.registry.plan(refs, RECIPES[recipe]())
+            self.registry.write(plan, self.home / "again")
+            found = tree(self.home / "again")
+            shutil.rmtree(self.home / "again")
+            assert found == self._fresh(frozenset(active[ref] for ref in refs), recipe), (refs, recipe)
+            self.counted["compared"] += 1
+
+    # -- within ------------------------------------------------------------------------------------------------------
+
+    def _add(self, name: str, kind: str, content: str, alias: str | None, tagged: bool, at: float | None) -> None:
+        tags = {"from": content} if tagged else {}
+        checkpoint = str(self.pool.checkpoints[content])
+        command = {"do": "add", "kind": kind, "name": name, "checkpoint": checkpoint, "alias": alias, "tags": tags}
+        self._do(command, self.model.add(name, kind, content, alias, tags), at)
+
+    def _do(self, command: dict[str, Any], states: list[Model], at: float | None) -> bool:
+        """Do a command, killed after a share of its steps where `at` says so; tell whether it came to its end."""
+        self.changed = True
+        self.counted[command["do"]] += 1
+        dead = False
+        if at is None:
+            perform(self.home, command, self.registry)
+        else:
+            self.registry.close()
+            fatal = int(at * self.lengths.get(command["do"], 100))
+            dead, steps = self.zygote.run(self.home, command, fatal)
+            if steps is not None:
+                self.lengths[command["do"]] = steps
+            self.registry = Registry(self.home)
+        if not dead:
+            self.model = states[-1]
+            self.on_disk = frozenset(self.registry.arrays.digests())
+            return True
+        self.counted["kills"] += 1
+        self.was_killed = True
+        found = observed(self.registry)
+        self.model = next((state for state in states if state.state() == found), self.model)
+        self._verify()
+        return False
+
+    def _found(
+        self, folder: str, before: tuple[frozenset[Member], str] | None, expected: tuple[frozenset[Member], str]
+    ) -> tuple[frozenset[Member], str] | None:
+        """Return what a killed composition left in its folder: what was there, what was to be, or nothing."""
+        place = self.home / folder
+        if not place.exists():
+            aside = self.home / f".{folder}.old"
+            assert (aside.exists()) == (before is not None)
+            return None
+        found = tree(place)
+        return next(one for one in (before, expected) if one is not None and found == self._fresh(*one))
+
+    def _check_folder(self, folder: str) -> None:
+        if (made := self.folders[folder]) is not None:
+            assert tree(self.home / folder) == self._fresh(*made)
+            self.counted["compared"] += 1
+
+    def _fresh(self, members: frozenset[Member], recipe: str) -> dict[str, bytes]:
+        return self.fresh.files(members, recipe)
+
+    def _verify(self) -> None:
+        self.counted["verified"] += 1
+        result = self.registry.verify()
+        assert result.problems == ()
+        assert self.was_killed or result.orphans == 0
+        for folder in FOLDERS:
+            self._check_folder(folder)
+
+    def _learn(self) -> None:
+        """Note the arrays of each checkpoint when it is first seen, in whatever registry."""
+        unknown = {version.content for version in self.model.versions if version.state != "purged"} - self.arrays.keys()
+        for version in self.registry.versions(everything=True) if unknown else ():
+            known = self.model.named(version.ref)
+            if known.content in unknown:
+                self.arrays[known.content] = frozenset(link.digest for link in self.registry.arrays_of(version))
+
+    def _needed(self, model: Model) -> frozenset[str]:
+        return frozenset().union(*(self.arrays[content] for content in model.contents()))
+
+    def _garbage(self, after: Model) -> frozenset[str]:
+        there = frozenset(self.registry.arrays.digests()) | frozenset(self.registry.catalog.unreferenced())
+        return (there | self._needed(self.model)) - self._needed(after)
+
+    @staticmethod
+    def _one(choices: list[Any], number: int) -> Any:
+        return choices[number % len(choices)]
+
+
+def drive(examples: int, steps: int, start: int, names: int, scratch: Path) -> dict[str, Any]:
+    """Run the machine, and return what there is to tell of it."""
+    torch.set_num_threads(1)  # no thread pool may exist when a process forks
+    began = time.monotonic()
+    zygote = Zygote(perform)
+    pool = make_pool(scratch / "pool")
+    Registry(scratch / "empty").close()
+    fresh, counted = Fresh(pool, scratch / "fresh", start), Counter[str]()
+
+    class Driven(Machine):
+        pass
+
+    for name, value in {
+        "pool": pool,
+        "fresh": fresh,
+        "zygote": zygote,
+        "scratch": scratch,
+        "names": NAMES[:names],
+        "steps": steps,
+        "counted": counted,
+        "lengths": {},
+        "arrays": {},
+    }.items():
+        setattr(Driven, name, value)
+    profile = settings(
+        max_examples=examples,
+        stateful_step_count=steps + 1,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    run_state_machine_as_test(seed(start)(Driven), settings=profile, _min_steps=steps)
+    zygote.close()
+    seconds = time.monotonic() - began
+    used = sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    figures = {"fresh": fresh.made, "seconds": round(seconds, 1), "cpu_seconds": round(used, 1)}
+    return dict(sorted(counted.items())) | figures
+
+
+def main() -> None:
+    """Do all of it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in (("examples", 500), ("steps", 30), ("seed", 0), ("names", len(NAMES))):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--scratch", type=Path)
+    given = parser.parse_args()
+    memory = Path("/dev/shm")
+    where = given.scratch or (memory if memory.is_dir() else None)
+    with tempfile.TemporaryDirectory(prefix="reg-machine-", dir=where) as scratch:
+        print(json.dumps(drive(given.examples, given.steps, given.seed, given.names, Path(scratch))))
+
+
+if __name__ == "__main__":
+    main()
