@@ -12,6 +12,7 @@ from registry.checkpoint.adapter import Adapter, DenseWeights, is_adapter, merge
 from registry.checkpoint.hub import HubReference, fetch_repository, is_hub_reference
 from registry.errors import CheckpointError, InvalidInputError, NotFoundError, RegError, StorageError
 from registry.progress import Progress, remark
+from store.access import SPACE
 
 PathLike = str | os.PathLike[str]
 Registered = Callable[[str], DenseWeights | None]
@@ -61,7 +62,7 @@ def opened(
         scratch.mkdir(parents=True, exist_ok=True)
         merged = Path(tempfile.mkdtemp(prefix="merged-", dir=scratch))
     except OSError as error:
-        raise StorageError(f"{scratch} cannot be written: {error.strerror}", "free some space on that disk") from error
+        raise StorageError(f"{scratch} cannot be written: {error.strerror}", SPACE) from error
     try:
         merge_adapter(adapter, weights, merged / "model", progress)
         yield Checkpoint(merged / "model", label=label, remote_code=remote_code)

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Literal
 
 from registry.checkpoint.documents import read_json
@@ -12,6 +11,7 @@ from registry.composing.recipe import Recipe
 from registry.errors import CheckpointError, InvalidInputError, OutputError
 from registry.progress import Advance
 from registry.resolving import by_digest
+from registry.temporary import temporary_folder
 from store.catalog import VersionRecord
 from store.ownership import check_owner
 
@@ -111,9 +111,8 @@ def reproduce(registry: "Composer", folder: Path, out: Path | None) -> Reproduct
         files, nbytes = compare(registry, folder, out)
         return Reproduction(folder, digest, used, files, nbytes, out)
     plan = registry.plan(experts, described.recipe, base=named)
-    registry.home.work.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=registry.home.work) as temporary:
-        again = Path(temporary) / "again"
+    with temporary_folder(registry.home.work) as temporary:
+        again = temporary / "again"
         registry.write(plan, again)
         files, nbytes = compare(registry, folder, again)
     return Reproduction(folder, plan.digest, used, files, nbytes)

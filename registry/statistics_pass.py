@@ -221,7 +221,6 @@ class _Collector:
 
     def save(self, way: Path) -> None:
         """Write the pass under way to `way`."""
-        way.parent.mkdir(parents=True, exist_ok=True)
         statistics_file.save(way, self.collected(under_way=True))
 
     def resume(self, way: Path) -> None:

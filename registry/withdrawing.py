@@ -97,7 +97,7 @@ def opt_out(catalog: Catalog, store: ArrayStore, versions: Sequence[VersionRecor
         return OptOut(tuple(catalog.reread(versions)), withdrew, (), compositions, purged=False)
     deleted = tuple(version.ref for version in before if version.state != "purged")
     own = {link.digest for version in versions for link in catalog.arrays_of(version)}
-    catalog.purge(versions)
+    catalog.purge(versions, {digest: store.disk_bytes(digest) for digest in own})
     shared = tuple(sorted(own & catalog.referenced()))
     garbage = collect_garbage(catalog, store, dry_run=False)
     now = tuple(catalog.reread(versions))

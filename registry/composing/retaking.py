@@ -21,7 +21,7 @@ from torch import Tensor
 
 from registry.calibration import Calibration
 from registry.checkpoint import Checkpoint
-from registry.composing.folder import Stream, json_file, write_files, write_shard
+from registry.composing.folder import json_file, write_files
 from registry.composing.materials import Materials
 from registry.composing.member import Member
 from registry.composing.plan import Plan, dense_plan
@@ -42,6 +42,8 @@ from registry.routed import gates
 from registry.sites import MLP_INPUT
 from registry.statistics_cache import Cache, Cached
 from registry.statistics_pass import Tap, batch, dense_taps, take_statistics
+from registry.tensor_file import Stream, write_shard
+from store.access import writing
 from store.digest import json_digest
 
 
@@ -63,7 +65,7 @@ class Workplace:
 @contextmanager
 def workplace(home: Home, progress: Progress) -> Iterator[Workplace]:
     """Give a place in a registry's home, whose models go when the context ends."""
-    with _temporary(home.work) as work:
+    with _temporary(home.work) as work, writing(Path(work)):
         yield Workplace(Path(work), Cache(home.cache), progress)
 
 
@@ -329,7 +331,7 @@ def forced_folder(materials: Materials, member: int, trunk: Path, place: Workpla
     streams = [Stream(t.name, t.dtype, t.shape, partial(produce, materials, t)) for t in plan.tensors]
     mlps = set(plan.members[member].names("mlp"))
     if not trunk.exists():
-        write_shard(trunk, [stream for stream in streams if stream.name not in mlps], lambda amount: None)
+        write_shard(trunk, [stream for stream in streams if stream.name not in mlps])
     own = [
         replace(stream, blocks=partial(_own_mlp, materials, member, stream))
         for stream in streams
@@ -339,7 +341,7 @@ def forced_folder(materials: Materials, member: int, trunk: Path, place: Workpla
         folder = Path(above)
         files = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
         os.link(trunk, folder / files[0])
-        write_shard(folder / files[1], own, lambda amount: None)
+        write_shard(folder / files[1], own)
         weight_map = {stream.name: files[stream.name in mlps] for stream in streams}
         index = {"metadata": {"total_size": plan.nbytes}, "weight_map": weight_map}
         write_files(
