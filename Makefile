@@ -3,13 +3,19 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint fix reference quality wheel clean
+.PHONY: demo test trust lint fix reference quality wheel clean
 
 demo: .venv/installed
 	$(BIN)/reg demo --force  # deletes only what an earlier demo made
 
 test: .venv/installed .transformers-4.57/installed
 	$(BIN)/pytest --cov --cov-fail-under=90
+
+trust: .venv/installed  ## what the tests sample, in full: hours on a small machine; one line of JSON each
+	$(BIN)/python -m tests.crash kill
+	$(BIN)/python -m tests.crash random --kills 200
+	$(BIN)/python -m tests.crash full --tries 8
+	$(BIN)/python -m tests.crash mount --tries 8
 
 lint: .venv/installed
 	$(BIN)/ruff check .

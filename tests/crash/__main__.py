@@ -32,7 +32,10 @@ def main() -> None:
 
     from tests.crash import sweep  # everything heavy, once the library stands before it
 
-    print(json.dumps(sweep.sweep(scratch, given)))
+    figures = sweep.sweep(scratch, given)
+    print(json.dumps(figures))
+    if any(one["failed"] for one in figures.values()):
+        sys.exit(1)
     shutil.rmtree(scratch)
 
 

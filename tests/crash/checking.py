@@ -119,7 +119,7 @@ def sound(start: Path, world: Path) -> list[str]:
 
 def verified(home: Path) -> tuple[str, ...]:
     """Return the problems that `reg verify` finds in a home that has a catalog of this program's schema."""
-    if not _at_head(home):
+    if not _at_head(home) or not (home / "arrays").exists():
         return ()
     with Registry(home) as opened:
         return opened.verify().problems
@@ -137,7 +137,7 @@ def outcome(world: Path) -> dict[str, Any]:
     It asserts that nothing is left, and composes all who are there once more, so that their bytes take part.
     """
     home = world / "home"
-    found: dict[str, Any] = {"hidden": [str(p.relative_to(world)) for p in world.rglob(".*")]}
+    found: dict[str, Any] = {"hidden": hidden(world)}
     if _at_head(home) and (home / "arrays").exists():
         registry.withdrawing.STALE_SECONDS = -1.0  # whoever was killed has ended
         with Registry(home) as opened:
@@ -162,6 +162,12 @@ def outcome(world: Path) -> dict[str, Any]:
     elif (world / "out").exists():
         found["out"] = _hashed(files_of(world / "out"))
     return json.loads(json.dumps(found, sort_keys=True))  # type: ignore[no-any-return]
+
+
+def hidden(world: Path) -> list[str]:
+    """Return the hidden files of a world, but for those in the system's temporary folder, which it empties itself."""
+    found = [str(path.relative_to(world)) for path in world.rglob(".*")]
+    return [name for name in sorted(found) if not name.startswith("tmp/")]
 
 
 def signature(world: Path) -> str:

@@ -1,6 +1,7 @@
 """`faults.c`, compiled, loaded before everything else, and begun in a process of one's own."""
 
 import ctypes
+import gc
 import os
 import shutil
 import subprocess
@@ -52,6 +53,7 @@ def count() -> int:
 def forked(action: Callable[[], object]) -> int:
     """Run `action` in a child and return how it ended: an exit code, or minus the signal."""
     sys.stdout.flush()
+    gc.freeze()  # or the child's first collection would copy every page that holds an object
     child = os.fork()
     if child == 0:
         try:

@@ -67,8 +67,9 @@ def fill_at_points(ground: Ground, name: str, tries: int, draw: random.Random) -
     return {"points": total, "tried": tries, "refused": refused}
 
 
-def fill_file_system(ground: Mounted, name: str, tries: int, draw: random.Random) -> dict[str, int]:
+def fill_file_system(ground: Ground, name: str, tries: int, draw: random.Random) -> dict[str, int]:
     """Run one command on a file system with room for some of what it writes; `points` are the pages that it takes."""
+    assert isinstance(ground, Mounted)
     start = ground.start(COMMANDS[name].start)
     ground.fresh(start)
     before = ground.used()

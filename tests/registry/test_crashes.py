@@ -24,6 +24,7 @@ def test_killed_or_without_space_at_some_points() -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     told = json.loads(done.stdout.splitlines()[-1])
     print(told)
+    assert [one["failed"] for one in told.values()] == [[], [], []]
     assert told["kill"]["points"] > 1000
     assert told["kill"]["kills"] >= told["kill"]["tried"] - len(told["kill"]["commands"])
     assert told["full"]["refused"] > 0
