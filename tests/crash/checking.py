@@ -137,7 +137,7 @@ def outcome(world: Path) -> dict[str, Any]:
     It asserts that nothing is left, and composes all who are there once more, so that their bytes take part.
     """
     home = world / "home"
-    found: dict[str, Any] = {"hidden": hidden(world)}
+    found: dict[str, Any] = {}
     if _at_head(home) and (home / "arrays").exists():
         registry.withdrawing.STALE_SECONDS = -1.0  # whoever was killed has ended
         with Registry(home) as opened:
@@ -155,6 +155,7 @@ def outcome(world: Path) -> dict[str, Any]:
         found["folders"] = {name: _hashed(files) for name, files in composed.items()}
         found["arrays"] = sorted(path.name for path in (home / "arrays").glob("??/*"))
     rows = rows_of(home)
+    found["hidden"] = hidden(world)
     found["rows"] = {table: of for table, of in rows.items() if table not in _PASSING}
     found["events"] = sorted({(row["action"], row["subject"]) for row in rows.get("events", ())} - {("gc", "arrays")})
     if (world / "receipt.json").exists():

@@ -19,6 +19,8 @@ from tests.crash.commands import COMMANDS
 from tests.crash.killing import Ground, act, check_repeat, expected_of
 
 PAGE = 4096
+FULL = ("No space left on device", "disk is full", "disk I/O error", "unable to open database file", "its disk has")
+"""How the system, SQLite and this program call it."""
 
 
 @dataclass
@@ -27,12 +29,16 @@ class Mounted(Ground):
 
     def fresh(self, start: Path | None) -> None:
         """Put a copy of `start` onto a new file system without a limit."""
-        subprocess.run(["umount", self.world], check=False, stderr=subprocess.DEVNULL)
-        shutil.rmtree(self.world, ignore_errors=True)
+        self.clear()
         self.world.mkdir()
         subprocess.run(["mount", "-t", "tmpfs", "none", self.world], check=True)
         if start is not None:
             shutil.copytree(start, self.world, dirs_exist_ok=True)
+
+    def clear(self) -> None:
+        """Take the file system away."""
+        subprocess.run(["umount", self.world], check=False, stderr=subprocess.DEVNULL)
+        super().clear()
 
     def used(self) -> int:
         """Return the bytes that are taken."""
@@ -110,8 +116,8 @@ def _check_told(ground: Ground, code: int, said: str) -> None:
         return
     assert "error: " in said
     assert "  next: " in said
-    assert "no space left" in said.lower() or "is full" in said or "disk I/O" in said or "bytes, its disk has" in said
+    assert any(words in said for words in FULL), said
     left = {name for name in files_of(ground.world / "out") if not name.startswith("partial/")}
     assert not left, f"half-written: {left}"
-    hidden = [str(path) for path in ground.world.rglob(".*")]
-    assert not hidden, f"left: {hidden}"
+    left = {str(path) for path in ground.world.rglob(".*")}
+    assert not left, f"left: {left}"

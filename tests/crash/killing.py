@@ -46,14 +46,18 @@ class Ground:
             given = self.given
             self.fresh(None)
             assert faults.forked(lambda: make_start(name, self.world, given)) == 0
-            self._starts[name] = Path(shutil.move(self.world, self.scratch / f"start-{name}"))
+            self._starts[name] = Path(shutil.copytree(self.world, self.scratch / f"start-{name}"))
         return self._starts[name]
 
     def fresh(self, start: Path | None) -> None:
         """Put a copy of `start` where commands run, or nothing."""
-        shutil.rmtree(self.world, ignore_errors=True)
+        self.clear()
         if start is not None:
             shutil.copytree(start, self.world)
+
+    def clear(self) -> None:
+        """Delete the world."""
+        shutil.rmtree(self.world, ignore_errors=True)
 
     def told(self, action: Callable[[], Any]) -> Any:
         """Return what `action` returns, in a child; JSON."""

@@ -52,7 +52,10 @@ def sweep(scratch: Path, asked: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(1)  # no thread pool may exist when a process forks
     ground = Mounted(scratch) if asked.what == "mount" else Ground(scratch)
     parts = SAMPLE if asked.what == "sample" else {asked.what: asked}
-    return {what: _done(ground, one) for what, one in parts.items()}
+    try:
+        return {what: _done(ground, one) for what, one in parts.items()}
+    finally:
+        ground.clear()
 
 
 def _done(ground: Ground, asked: argparse.Namespace) -> dict[str, Any]:
