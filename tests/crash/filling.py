@@ -80,7 +80,7 @@ def fill_file_system(ground: Ground, name: str, tries: int, draw: random.Random)
     ground.fresh(start)
     before = ground.used()
     _, expected = expected_of(ground, name, faults.COUNT)
-    pages = (ground.used() - before) // PAGE + 16
+    pages = max(0, ground.used() - before) // PAGE + 16
     refused = 0
     for _ in range(tries):
         ground.fresh(start)
