@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint fix reference quality trust wheel clean
+.PHONY: demo test trust lint fix reference quality wheel clean
 
 demo: .venv/installed
 	$(BIN)/reg demo --force  # deletes only what an earlier demo made
@@ -28,6 +28,10 @@ quality: .venv/installed  ## measure every method on real experts; FAR=folder ad
 	$(BIN)/python -m benchmarks.quality $(if $(FAR),--far $(FAR))
 
 trust: .venv/installed  ## the long runs behind docs/guarantees.md; each prints one line of JSON
+	$(BIN)/python -m tests.crash kill
+	$(BIN)/python -m tests.crash random --kills 200
+	$(BIN)/python -m tests.crash full --tries 8
+	$(BIN)/python -m tests.crash mount --tries 8
 	$(BIN)/python -m tests.machine --examples 500 --steps 30
 	$(BIN)/python -m tests.concurrency --processes 8 --operations 200 --creations 20
 

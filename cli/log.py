@@ -1,6 +1,7 @@
 """reg log."""
 
 import json
+from typing import Any
 
 import click
 
@@ -26,5 +27,11 @@ def log(session: Session, subject: str | None, limit: int, as_json: bool) -> Non
         return
     print_table(
         ("id", "at", "action", "subject", "details"),
-        [(str(e.id), e.at[:19], e.action, e.subject, json.dumps(e.details) if e.details else "") for e in events],
+        [(str(e.id), e.at[:19], e.action, e.subject, _short(e.details)) for e in events],
     )
+
+
+def _short(details: dict[str, Any]) -> str:
+    """Return details as JSON, the arrays that a purge deleted, and left, being only counted."""
+    counted = {key: len(details[key]) for key in ("deleted", "shared") if isinstance(details.get(key), (dict, list))}
+    return json.dumps(details | counted) if details else ""

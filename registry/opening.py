@@ -11,6 +11,7 @@ from registry.checkpoint.hub import HubReference, fetch_repository, is_hub_refer
 from registry.errors import CheckpointError, InvalidInputError, NotFoundError, RegError, StorageError
 from registry.progress import Progress, remark
 from registry.scratch import temporary
+from store.access import SPACE
 
 PathLike = str | os.PathLike[str]
 Registered = Callable[[str], DenseWeights | None]
@@ -60,9 +61,7 @@ def opened(
         try:
             merged = stack.enter_context(temporary(scratch, weights.registered_as, prefix="merged-"))
         except OSError as error:
-            raise StorageError(
-                f"{scratch} cannot be written: {error.strerror}", "free some space on that disk"
-            ) from error
+            raise StorageError(f"{scratch} cannot be written: {error.strerror}", SPACE) from error
         merge_adapter(adapter, weights, merged / "model", progress)
         yield Checkpoint(merged / "model", label=label, remote_code=remote_code)
 

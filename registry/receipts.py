@@ -152,15 +152,19 @@ class Receipt:
 
 
 def make_receipt(registry: "Composer", done: OptOut) -> Receipt:
-    """Return the receipt of an opt-out that has just been done; the caller holds the registry's lock."""
+    """Return the receipt of an opt-out that has just been done; the caller holds the registry's lock.
+
+    What was deleted is told by the log too, so that an opt-out that was interrupted, and is repeated, has all of it.
+    """
     catalog = registry.catalog
+    deleted, shared = _told(registry, done)
     return Receipt(
         catalog.id,
         tuple(Withdrawn(v.ref, v.digest, str(v.withdrawn_at), v.purged_at) for v in done.versions),
         tuple(_recomposed_of(registry, composition) for composition in done.compositions),
-        done.deleted_digests,
-        done.deleted_bytes,
-        tuple(Shared(digest, tuple(catalog.users_of(digest))) for digest in done.shared_digests),
+        tuple(sorted({*deleted, *done.deleted_digests})),
+        sum(deleted.values()) + max(0, done.deleted_bytes - sum(deleted.get(one, 0) for one in done.deleted_digests)),
+        tuple(Shared(digest, tuple(catalog.users_of(digest))) for digest in sorted({*shared, *done.shared_digests})),
         catalog.chain().head,
         done.remains,
     )
@@ -231,7 +235,7 @@ def receipt_file(path: Path, ref: str) -> Iterator[Callable[[Receipt], None]]:
         except OSError as error:
             raise StorageError(
                 f"{ref} was opted out, and its receipt {path} cannot be written: {error.strerror}",
-                f"for a receipt that does not say what was deleted: reg opt-out {ref} --receipt FILE",
+                f"free some space, then write it again: reg opt-out {ref} --receipt FILE",
             ) from error
 
     try:
@@ -244,6 +248,19 @@ def remaining(versions: Iterable[VersionRecord], described: Description) -> list
     """Return the members of a composition that are still active."""
     active = {(version.name, version.digest) for version in versions if version.state == "active"}
     return [member for member in described.members if (member.name, member.digest) in active]
+
+
+def _told(registry: "Composer", done: OptOut) -> tuple[dict[str, int], set[str]]:
+    """Return what the log says of purges: what was deleted and is not needed again, digest → bytes; and what stayed."""
+    deleted: dict[str, int] = {}
+    stayed: set[str] = set()
+    for version in done.versions:
+        for event in registry.catalog.events(version.ref):
+            if event.action == "purge":
+                deleted |= event.details.get("deleted", {})
+                stayed |= set(event.details.get("shared", ()))
+    needed = registry.catalog.referenced()
+    return {digest: nbytes for digest, nbytes in deleted.items() if digest not in needed}, stayed & needed
 
 
 def _recomposed_of(registry: "Composer", composition: CompositionRecord) -> Affected:

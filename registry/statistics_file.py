@@ -14,10 +14,11 @@ from typing import Any
 import torch
 
 from registry.calibration import Calibration
-from registry.errors import CheckpointError, StorageError, first_line
+from registry.errors import CheckpointError, first_line
 from registry.maths.folds import complete
 from registry.maths.statistics import Statistics
-from store.arrays import flush
+from registry.tensor_file import Stream, replace_shard
+from registry.tensors import to_block
 
 FILE_NAME = "statistics.safetensors"
 _FORMAT = "expert-registry statistics 1"
@@ -64,23 +65,29 @@ def save(path: Path, collected: Collected) -> None:
     Raises:
         StorageError: the disk is full or refuses.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
+    streams: list[Stream] = []
 
-    tensors: dict[str, torch.Tensor] = {}
+    def add(name: str, tensor: torch.Tensor) -> None:
+        streams.append(Stream.of(name, to_block(tensor), str(tensor.dtype).removeprefix("torch.")))
+
+    def add_packed(name: str, item: Statistics) -> None:
+        size = len(item.matrix)  # packed only while it is written: all layers at once would double the memory
+        shape = (size * (size + 1) // 2,)
+        streams.append(Stream(name, "int64", shape, lambda: [to_block(item.packed())]))
+
     for site, layers in collected.sites.items():
-        tensors[f"{site}.exponents"] = torch.stack([layer.exponents for layer in layers])
+        add(f"{site}.exponents", torch.stack([layer.exponents for layer in layers]))
         for number, layer in enumerate(layers):
-            tensors[f"{site}.gram.{number}"] = layer.packed()
+            add_packed(f"{site}.gram.{number}", layer)
     for site, folded in collected.folds.items():
         for number, folds in enumerate(folded):
             for fold, part in enumerate(folds):
-                tensors[f"{site}.fold.{number}.{fold}"] = part.packed()
+                add_packed(f"{site}.fold.{number}.{fold}", part)
     if collected.token_counts is not None:
-        tensors["token_counts"] = collected.token_counts
+        add("token_counts", collected.token_counts)
     if collected.calibration is not None:
-        tensors["calibration.ids"] = collected.calibration.ids
-        tensors["calibration.lengths"] = collected.calibration.lengths
+        add("calibration.ids", collected.calibration.ids)
+        add("calibration.lengths", collected.calibration.lengths)
     document = {
         "format": _FORMAT,
         "weights": collected.weights,
@@ -90,17 +97,7 @@ def save(path: Path, collected: Collected) -> None:
         "computed": collected.computed,
         "done": collected.done,
     }
-    partial = path.with_name(path.name + ".partial")
-    try:
-        partial.touch()
-        mode = partial.stat().st_mode  # as the umask has it; safetensors makes a file of its own, for the owner alone
-        save_file(tensors, partial, metadata={"expert-registry": json.dumps(document)})
-        partial.chmod(mode)
-        flush(partial)
-        partial.replace(path)
-    except (OSError, SafetensorError) as error:
-        partial.unlink(missing_ok=True)
-        raise StorageError(f"{path} cannot be written: {error}", "free some space, or choose another folder") from error
+    replace_shard(path, streams, {"expert-registry": json.dumps(document)})
 
 
 def load(path: Path) -> Collected:

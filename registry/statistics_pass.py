@@ -1,6 +1,5 @@
 """The forward pass that takes statistics: exact at every site, and resumable at any batch."""
 
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -221,11 +220,9 @@ class _Collector:
 
     def save(self, way: Path) -> None:
         """Write the pass under way to `way`, if its folder is still there: an opt-out deletes it."""
-        fresh = way.with_name(f"{way.name}.partial")
         try:
-            statistics_file.save(fresh, self.collected(under_way=True))
-            fresh.replace(way)
-        except (OSError, StorageError):
+            statistics_file.save(way, self.collected(under_way=True))
+        except StorageError:
             if way.parent.is_dir():
                 raise
 

@@ -73,7 +73,7 @@ def opt_out(
     deleted = tuple(version.ref for version in before if version.state != "purged")
     own = {link.digest for version in versions for link in catalog.arrays_of(version)}
     cleared, remains = clear(home, before)  # by their weights, whose digest the catalog is about to forget
-    catalog.purge(versions)
+    catalog.purge(versions, {digest: store.disk_bytes(digest) for digest in own})
     shared = tuple(sorted(own & catalog.referenced()))
     garbage = collect_garbage(catalog, store, dry_run=False)
     for path in catalog.backups():

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from store.access import SPACE
 from store.digest import canonical_json
 from store.errors import DamagedError, InvalidInputError, NotFoundError, StorageError
 
@@ -123,10 +124,10 @@ class ArrayStore:
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             file.write_bytes(f"{owner}\n".encode())
-            flush(file)
-            flush(self.root)
+            for path in (file, self.root, self.root.parent):
+                flush(path)
         except OSError as error:
-            raise StorageError(f"{file} cannot be written: {error.strerror}", "free some space on that disk") from error
+            raise StorageError(f"{file} cannot be written: {error.strerror}", SPACE) from error
 
     def put(self, source: ArraySource, *, compress: bool = False, digest: str | None = None) -> str:
         """Store `source` unless it is already there intact, and return its digest.
@@ -155,7 +156,7 @@ class ArrayStore:
             raise StorageError(
                 f"array {digest[:12]} ({source.nbytes:,} bytes) cannot be written below {self.root}: "
                 f"{error.strerror or error}",
-                "free some space on that disk, then repeat the command",
+                SPACE,
             ) from error
         if not self.is_intact(digest):
             raise DamagedError(f"array {digest[:12]}: the bytes read back are not the bytes written below {self.root}")

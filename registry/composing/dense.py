@@ -4,10 +4,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from registry.composing.folder import Stream, fresh_folder, write_files, write_weights
+from registry.composing.folder import fresh_folder, write_files, write_weights
 from registry.composing.member import Member
 from registry.maths.trunk.tensor import Rows, average
 from registry.progress import Progress
+from registry.tensor_file import Stream
 from registry.tensors import DTYPES, to_block, to_tensor
 from store.arrays import Block
 from store.catalog.records import Role

@@ -11,12 +11,13 @@ from typing import Any
 from registry.checkpoint import COPIED_FILES
 from registry.composing.compatibility import check_compatible, leading
 from registry.composing.ensemble_card import ensemble_card
-from registry.composing.folder import MARKER, Stream, fresh_folder, json_file, write_files, write_weights
+from registry.composing.folder import MARKER, fresh_folder, json_file, write_files, write_weights
 from registry.composing.member import Member
 from registry.dtypes import WEIGHT_DTYPES
 from registry.errors import IncompatibleError, InvalidInputError
 from registry.hosts.remote_code import ENSEMBLE, ENSEMBLE_MODULE, dense_config, ensemble_code
 from registry.progress import Progress
+from registry.tensor_file import Stream
 from registry.tensors import DTYPES, to_block, to_tensor
 from registry.untrusted import NUMBER, NUMBERS, TEXT, WHOLE, check_written, fields, maybe
 from store.arrays import CHUNK_ELEMENTS, Block

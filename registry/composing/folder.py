@@ -8,37 +8,20 @@ import errno
 import fcntl
 import hashlib
 import json
-import math
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
-from registry.dtypes import SAFETENSORS
 from registry.errors import OutputError, StorageError
 from registry.progress import Advance
-from store.arrays import CARRIERS, Block, flush
+from registry.tensor_file import Stream, write_shard
+from store.arrays import flush
 
 SHARD_BYTES = 5 * 10**9
 MARKER = "composition.json"
 """What tells a folder that this program wrote from any other, which it never deletes."""
-
-
-@dataclass(frozen=True)
-class Stream:
-    """A tensor to write: its blocks are asked for when their turn comes."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    blocks: Callable[[], Iterable[Block]]
-
-    @property
-    def nbytes(self) -> int:
-        """Size in bytes."""
-        return math.prod(self.shape) * CARRIERS[self.dtype][1]
 
 
 @contextmanager
@@ -56,16 +39,17 @@ def fresh_folder(out: Path, *, replace: bool | None, nbytes: int) -> Iterator[Pa
     """
     out = out.absolute()
     hidden = out.with_name(f".{out.name}.partial")
+    hint = "free some space, or choose another --out"
     try:
+        absent = [folder for folder in out.parents if not folder.exists()]
         out.parent.mkdir(parents=True, exist_ok=True)
+        for folder in absent:
+            flush(folder.parent)
         with _claimed(hidden, out):
             _recover(out)
             check_output(out, replace=replace)
             if (free := shutil.disk_usage(out.parent).free) < nbytes:
-                raise StorageError(
-                    f"{out} needs {nbytes:,} bytes, its disk has {free:,} free",
-                    "free some space, or choose another --out",
-                )
+                raise StorageError(f"{out} needs {nbytes:,} bytes, its disk has {free:,} free", hint)
             for left in hidden.iterdir():  # by a crash
                 _remove(left)
             yield hidden
@@ -75,9 +59,7 @@ def fresh_folder(out: Path, *, replace: bool | None, nbytes: int) -> Iterator[Pa
     except OSError as error:
         if isinstance(error, StorageError):
             raise
-        raise StorageError(
-            f"{out} cannot be written: {error.strerror or error}", "free some space, or choose another --out"
-        ) from error
+        raise StorageError(f"{out} cannot be written: {error.strerror or error}", hint) from error
 
 
 def check_output(out: Path, *, replace: bool | None) -> None:
@@ -152,40 +134,6 @@ def _shards(streams: Iterable[Stream]) -> list[list[Stream]]:
         shards[-1].append(stream)
         size += stream.nbytes
     return shards
-
-
-def write_shard(path: Path, streams: list[Stream], advance: Advance) -> str:
-    """Write one safetensors file: 8 bytes for the length of the header, the header (JSON), the tensors back to back."""
-    # Wider elements first, so that every tensor begins at a multiple of its element's size.
-    streams = sorted(streams, key=lambda stream: (-CARRIERS[stream.dtype][1], stream.name))
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for stream in streams:
-        offsets = [end, end + stream.nbytes]
-        header[stream.name] = {
-            "dtype": SAFETENSORS[stream.dtype],
-            "shape": list(stream.shape),
-            "data_offsets": offsets,
-        }
-        end += stream.nbytes
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    state = hashlib.sha256()
-    with path.open("wb") as file:
-        for part in (len(text).to_bytes(8, "little"), text):
-            file.write(part)
-            state.update(part)
-        for stream in streams:
-            written = 0
-            for block in stream.blocks():
-                data = block.data.cast("B")
-                file.write(data)
-                state.update(data)
-                written += block.nbytes
-                advance(block.nbytes)
-            if written != stream.nbytes:
-                raise StorageError(f"tensor {stream.name} came to {written:,} bytes, {stream.nbytes:,} were expected")
-    return state.hexdigest()
 
 
 @contextmanager

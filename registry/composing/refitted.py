@@ -10,7 +10,8 @@ from registry.composing.materials import Materials, pass_over
 from registry.maths.refit import LeastSquares
 from registry.maths.statistics import Statistics
 from registry.maths.trunk.tensor import Combination, aligned
-from registry.tensors import to_block
+from registry.tensor_file import Stream, write_shard
+from registry.tensors import DTYPES, to_block
 from store.arrays import ArraySource
 
 
@@ -32,10 +33,9 @@ class Refitted(Materials):
 
     def put(self, member: int | None, name: str, tensor: Tensor) -> None:
         """Put a tensor in place: of the trunk, or of one member's MLP."""
-        from safetensors.torch import save_file
-
+        dtype = next(name for name, known in DTYPES.items() if known == tensor.dtype)
         path = self._folder / f"{len(self._files)}.safetensors"
-        save_file({"tensor": tensor.contiguous()}, path)
+        write_shard(path, [Stream("tensor", dtype, tuple(tensor.shape), lambda: [to_block(tensor)])])
         self._files[member, name] = path
 
     def put_head(self, sums: list[LeastSquares]) -> None:

@@ -10,6 +10,8 @@ that later layers undo the errors of earlier routers too. The head comes last.
 Of the model one layer is in memory at a time; the streams are files.
 """
 
+import math
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -325,8 +327,12 @@ def _rows(x: Tensor, keep: Tensor) -> Tensor:
 
 
 def _stream(path: Path, shape: tuple[int, ...]) -> Tensor:
-    """Return zeros of a shape in a file, float32."""
-    size = 1
-    for length in shape:
-        size *= length
+    """Return zeros of a shape in a file, float32.
+
+    Its space is taken at once: a full disk is an error here, where in a write to memory it would end the process.
+    """
+    size = math.prod(shape)
+    with path.open("wb") as file:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, 4 * size)
     return torch.from_file(str(path), shared=True, size=size, dtype=torch.float32).view(shape)

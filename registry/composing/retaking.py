@@ -21,7 +21,7 @@ from torch import Tensor
 
 from registry.calibration import Calibration
 from registry.checkpoint import Checkpoint
-from registry.composing.folder import Stream, json_file, write_files, write_shard
+from registry.composing.folder import json_file, write_files
 from registry.composing.materials import Materials
 from registry.composing.member import Member
 from registry.composing.plan import Plan, dense_plan
@@ -43,6 +43,8 @@ from registry.scratch import temporary
 from registry.sites import MLP_INPUT
 from registry.statistics_cache import Cache, Cached
 from registry.statistics_pass import Tap, batch, dense_taps, take_statistics
+from registry.tensor_file import Stream, write_shard
+from store.access import writing
 from store.digest import json_digest
 from store.lock import exclusive
 
@@ -98,6 +100,7 @@ def working_folder(above: Path, holds: Collection[str]) -> Iterator[Path]:
             work = stack.enter_context(temporary(above, holds))
         except OSError:  # a home that cannot be written is read as any other
             work = Path(stack.enter_context(TemporaryDirectory()))
+        stack.enter_context(writing(work))
         yield work
 
 
@@ -355,7 +358,7 @@ def forced_folder(materials: Materials, member: int, trunk: Path, place: Workpla
     streams = [Stream(t.name, t.dtype, t.shape, partial(produce, materials, t)) for t in plan.tensors]
     mlps = set(plan.members[member].names("mlp"))
     if not trunk.exists():
-        write_shard(trunk, [stream for stream in streams if stream.name not in mlps], lambda amount: None)
+        write_shard(trunk, [stream for stream in streams if stream.name not in mlps])
     own = [
         replace(stream, blocks=partial(_own_mlp, materials, member, stream))
         for stream in streams
@@ -365,7 +368,7 @@ def forced_folder(materials: Materials, member: int, trunk: Path, place: Workpla
         folder = Path(above)
         files = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
         os.link(trunk, folder / files[0])
-        write_shard(folder / files[1], own, lambda amount: None)
+        write_shard(folder / files[1], own)
         weight_map = {stream.name: files[stream.name in mlps] for stream in streams}
         index = {"metadata": {"total_size": plan.nbytes}, "weight_map": weight_map}
         write_files(

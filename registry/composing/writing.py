@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from registry.checkpoint import COPIED_FILES
-from registry.composing.folder import Stream, json_file, write_files, write_weights
+from registry.composing.folder import json_file, write_files, write_weights
 from registry.composing.materials import Materials
 from registry.composing.plan import Plan
 from registry.composing.produce import produce
 from registry.progress import Progress
+from registry.tensor_file import Stream
 
 
 def write_model(materials: Materials, folder: Path, progress: Progress) -> dict[str, str]:

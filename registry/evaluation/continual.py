@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import fmean
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from registry.evaluation.methods import Compose
 from registry.evaluation.scoring import Model, open_model, perplexities_of
 from registry.evaluation.yardstick import Yardstick
+from registry.temporary import temporary_folder
 
 
 @dataclass(frozen=True)
@@ -86,8 +85,8 @@ def continual(schedule: Sequence[str], yardstick: Yardstick, compose: Sequence[C
         own += perplexities(yardstick.dense(member.version.ref, [member]), [domain])
     rows = []
     for step, composing in enumerate(compose, start=1):
-        with TemporaryDirectory(prefix="reg-") as temporary:
-            folder = Path(temporary) / "composed"
+        with temporary_folder() as temporary:
+            folder = temporary / "composed"
             composing({}, folder)
             model = open_model(f"step {step}", folder, yardstick.settings)
         rows.append(perplexities(model, schedule[:step]))

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from registry.composing.folder import composed_of
 from registry.composing.member import Member
@@ -13,6 +12,7 @@ from registry.evaluation.rows import Row, TestSettings, over_seeds
 from registry.evaluation.scoring import Model, Tally, open_model, perplexities_of, relative_time
 from registry.evaluation.yardstick import Source, Yardstick, make_yardstick
 from registry.progress import Progress, remark
+from registry.temporary import temporary_folder
 
 
 @dataclass(frozen=True)
@@ -151,8 +151,8 @@ class _Table:
         method = METHODS[name]
         runs: list[list[Row]] = []
         for settings in method.runs:
-            with TemporaryDirectory(prefix="reg-") as temporary:
-                folder = Path(temporary) / name
+            with temporary_folder() as temporary:
+                folder = temporary / name
                 try:
                     compose(settings, folder)
                 except InvalidInputError as error:

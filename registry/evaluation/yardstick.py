@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from registry.calibration import Calibration
 from registry.checkpoint import read_files, tokenizer_digest
@@ -17,6 +16,7 @@ from registry.evaluation.rows import TestSettings
 from registry.evaluation.scoring import Model, open_model
 from registry.evaluation.text import conflict, predicted, shortened, test_windows
 from registry.progress import Progress, remark
+from registry.temporary import temporary_folder
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,8 @@ class Yardstick:
 
     def dense(self, name: str, members: Sequence[Member]) -> Model:
         """Return the plain average of `members`, of one member itself."""
-        with TemporaryDirectory(prefix="reg-") as temporary:
-            folder = Path(temporary) / name
+        with temporary_folder() as temporary:
+            folder = temporary / name
             write_dense(members, folder, self.progress)
             return open_model(name, folder, self.settings)
 
@@ -127,10 +127,10 @@ def make_yardstick(
     limits = {source.name: source.limit for source in sources if source.limit is not None}
     limits |= {member.version.ref: member.architecture.max_position_embeddings for member in comparable}
     settings = shortened(settings, limits, progress)
-    with TemporaryDirectory(prefix="reg-") as temporary:
+    with temporary_folder() as temporary:
         if first.folder is None:
-            write_files(Path(temporary), first.files)
-        windows = test_windows(data, first.folder or Path(temporary), settings)
+            write_files(temporary, first.files)
+        windows = test_windows(data, first.folder or temporary, settings)
     largest = max(int(w.ids.max()) for w in windows.values())
     for member in comparable:
         if largest >= member.architecture.vocab_size:

@@ -1,7 +1,6 @@
 """A training under way, between two steps: kept in the home, so that an interrupted one goes on."""
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +8,8 @@ import torch
 from torch import Tensor
 
 from registry.errors import StorageError
-from store.arrays import flush
+from registry.tensor_file import Stream, replace_shard
+from registry.tensors import to_block
 
 _FORMAT = "expert-registry training 1"
 _PARTS = ("changes", "first", "second")
@@ -40,21 +40,16 @@ def save(path: Path, state: State) -> None:
     Raises:
         StorageError: the disk is full or refuses.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
-    tensors = {f"{part}.{n}": tensor for part in _PARTS for n, tensor in enumerate(getattr(state, part))}
-    metadata = {"expert-registry": json.dumps({"format": _FORMAT, "step": state.step, "loss": state.loss})}
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")  # two processes may do the same training at once
+    parts = {part: getattr(state, part) for part in _PARTS}
+    streams = [
+        Stream.of(f"{part}.{n}", to_block(one), "float32") for part, of in parts.items() for n, one in enumerate(of)
+    ]
+    document = {"format": _FORMAT, "step": state.step, "loss": state.loss}
     try:
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial, metadata=metadata)
-        flush(partial)
-        partial.replace(path)
-    except (OSError, SafetensorError) as error:
-        if not path.parent.is_dir():
-            return
-        partial.unlink(missing_ok=True)
-        raise StorageError(f"{path} cannot be written: {error}", "free some space, then repeat the command") from error
+        replace_shard(path, streams, {"expert-registry": json.dumps(document)})
+    except StorageError:
+        if path.parent.is_dir():
+            raise
 
 
 def load(path: Path, shapes: list[tuple[int, ...]], steps: int) -> State | None:

@@ -1,7 +1,7 @@
 """The catalog: every method is one transaction, every answer a detached record."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import cast
@@ -235,23 +235,32 @@ class Catalog(Compositions, Events):
                     row.state, row.withdrawn_at = "withdrawn", now()
                     log(session, "opt-out", version.ref, digest=version.digest)
 
-    def purge(self, versions: Sequence[VersionRecord]) -> None:
+    def purge(self, versions: Sequence[VersionRecord], nbytes: Mapping[str, int] | None = None) -> None:
         """Forget everything of `versions` but name, number, digest and times; their arrays become unreferenced.
 
         The compositions that they were in stay, with what their recipes say; what was measured of those goes, and so
-        does what was measured with one of the versions as the yardstick.
+        does what was measured with one of the versions as the yardstick. The log keeps which arrays of theirs are to be
+        deleted, with what they take on disk (`nbytes`), and which stay, so that a purge that is interrupted can still
+        be accounted for.
         """
         with self._writing() as session:
             self._forget_evaluations(session, versions)
+            purged: list[tuple[VersionRecord, set[str]]] = []
             for version in versions:
                 row = session.get_one(Version, version.id)
                 row.parameters = 0
                 if row.state == "purged":
                     continue
+                own = select(VersionArray.digest).where(VersionArray.version_id == row.id)
+                purged.append((version, set(session.scalars(own))))
                 for table in (VersionArray, Statistics, Tag, Alias):
                     session.execute(delete(table).where(table.version_id == row.id))
                 row.state, row.purged_at, row.content = "purged", now(), None
-                log(session, "purge", version.ref, digest=version.digest)
+            needed = set(session.scalars(select(VersionArray.digest).distinct())) if purged else set()
+            for version, digests in purged:
+                deleted = {digest: (nbytes or {}).get(digest, 0) for digest in sorted(digests - needed)}
+                shared = sorted(digests & needed)
+                log(session, "purge", version.ref, digest=version.digest, deleted=deleted, shared=shared)
 
     def erase(self) -> str | None:
         """Take what was deleted out of the database's files too; return what keeps it there, if anything does."""

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
-from store.access import not_writable, why_not_writable
+from store.access import SPACE, not_writable, why_not_writable
 from store.errors import DamagedError, InvalidInputError, StorageError
 
 BUSY_SECONDS = 60
@@ -79,7 +79,9 @@ def translated(engine: Engine) -> Iterator[None]:
             raise not_writable(file.parent, why) from error
         if "malformed" in cause or "not a database" in cause:
             raise DamagedError(f"the catalog {where} is damaged: {cause}", "restore it from a backup") from error
-        raise StorageError(f"the catalog {where} refused: {cause}", "mend that, then repeat the command") from error
+        full = any(words in cause for words in ("is full", "disk I/O", "unable to open"))  # a log beside it needs space
+        hint = SPACE if file is not None and full else "mend that, then repeat the command"
+        raise StorageError(f"the catalog {where} refused: {cause}", hint) from error
     except SQLAlchemyError as error:
         raise StorageError(f"the catalog {where} cannot be used: {error}") from error
 

@@ -406,6 +406,20 @@ def test_checked_statistics_pass(zoo: Zoo) -> None:
     assert collected.sites == statistics_file.load(zoo.experts["code"] / "statistics.safetensors").sites
 
 
+def test_write_of_a_statistics_file_takes_no_name_that_nothing_finds_again(
+    zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collected = statistics_file.load(zoo.experts["code"] / "statistics.safetensors")
+    seen: list[list[str]] = []
+
+    def flush(path: Path) -> None:
+        seen.append([entry.name for entry in tmp_path.iterdir()])
+
+    monkeypatch.setattr("registry.tensor_file.flush", flush)
+    statistics_file.save(tmp_path / "s.safetensors", collected)
+    assert seen == [["s.safetensors.partial"], ["s.safetensors"]]  # on disk before it has its name
+
+
 def test_write_of_a_statistics_file_is_whole_or_not_at_all(
     zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ from registry import EnsembleRecipe, Recipe, Registry
 from registry.composing.folder import MARKER
 from registry.errors import ConflictError, InvalidInputError, NotFoundError, OutputError
 from registry.receipts import NOT_ERASED
+from store.arrays import ArrayStore
 from tests.conftest import Zoo, files_of
 
 
@@ -127,6 +128,40 @@ def test_base_model_leaves_nothing_where_the_recipe_needs_it(filled: Registry, t
     assert one["recomposed"] is None
     assert one["why"].startswith("it holds base@1, which was opted out at ")
     assert filled.verify_receipt(tmp_path / "receipt.json").problems == []
+
+
+@pytest.mark.parametrize("where", ["before", "amid", "after"])
+def test_purge_that_was_interrupted_has_its_whole_receipt_when_repeated(
+    filled: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    filled.compose(["math", "code"], tmp_path / "moe")
+    links = {link.digest for link in filled.arrays_of(filled.resolve("math"))}
+    sizes = {digest: filled.arrays.disk_bytes(digest) for digest in links}
+    delete, left = ArrayStore.delete, {"before": 0, "amid": 5, "after": len(links)}[where]
+
+    def interrupted(*words: Any) -> Any:
+        raise KeyboardInterrupt
+
+    def some(store: ArrayStore, digest: str) -> int:
+        nonlocal left
+        left -= 1
+        return delete(store, digest) if left >= 0 else interrupted()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ArrayStore, "delete", some)
+        patch.setattr("registry.receipts.make_receipt", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            filled.opt_out("math", purge=True, receipt=tmp_path / "receipt.json")
+    assert not (tmp_path / "receipt.json").exists()
+    for name in ("receipt", "again"):
+        filled.opt_out("math", purge=True, receipt=tmp_path / f"{name}.json")
+        made = json.loads((tmp_path / f"{name}.json").read_bytes())
+        deleted, shared = set(made["deleted"]["arrays"]), {one["digest"] for one in made["shared"]}
+        assert deleted | shared == links
+        assert deleted & shared == set()
+        assert shared == links & filled.catalog.referenced() != set()
+        assert made["deleted"]["bytes"] == sum(sizes[digest] for digest in deleted)
+        assert filled.verify_receipt(tmp_path / f"{name}.json").problems == []
 
 
 def test_place_of_the_receipt_is_made_sure_of_before_anything_is_withdrawn(filled: Registry, tmp_path: Path) -> None:

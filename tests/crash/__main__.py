@@ -1,0 +1,43 @@
+"""The command line of the package."""
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.crash import faults
+
+PLACE = "REG_CRASH_SCRATCH"
+
+
+def main() -> None:
+    """Do what the command line says, and print one line of JSON."""
+    parser = argparse.ArgumentParser(prog="python -m tests.crash", description=__doc__)
+    parser.add_argument("what", choices=("kill", "random", "full", "mount", "sample"))
+    parser.add_argument("commands", nargs="*", help="default all; not of random")
+    parser.add_argument("--tries", type=int, help="points of each command; default all, of full and mount 8")
+    parser.add_argument("--kills", type=int, default=200, help="of random")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--scratch", type=Path, help="an absent or empty folder; it is deleted unless something fails")
+    given = parser.parse_args()
+    if why := faults.why_not():
+        sys.exit(f"this needs Linux and a C compiler: {why}")
+    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None  # what is flushed there costs nothing
+    scratch = given.scratch or Path(os.environ.get(PLACE) or tempfile.mkdtemp(prefix="reg-crash-", dir=memory))
+    os.environ[PLACE] = str(scratch)
+    faults.load(scratch, apart=given.what == "mount")
+
+    from tests.crash import sweep  # everything heavy, once the library stands before it
+
+    figures = sweep.sweep(scratch, given)
+    print(json.dumps(figures))
+    if any(one["failed"] for one in figures.values()):
+        sys.exit(1)
+    shutil.rmtree(scratch)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""The writing commands, the checkpoints that they are given, and the places that they begin from.
+
+A *world* is one folder: the registry's home, what commands write beside it, and the system's temporary folder.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from click.testing import CliRunner, Result
+from safetensors.torch import save_file
+
+import cli.main
+import registry.statistics_pass
+import registry.training.trainer
+from registry import PassSettings, Registry
+from registry.collecting import collect_to
+from tests.models import make_model, save_checkpoint, sentences, train_tokenizer, write_jsonl
+
+GOLDEN = Path(__file__).parents[1] / "store" / "golden"
+NAMES = ("base", "code", "math", "law", "german")
+SMALL = {"num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 32, "tie_word_embeddings": True}
+_PASS = "--tokens 64 --seq-len 32 --batch-size 1"
+_TEXT = "--windows 2 --seq-len 16 --batch-size 1"
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command line, in which {world} and {given} stand for folders, and the place it begins from."""
+
+    start: str
+    line: str
+
+    def words(self, world: Path, given: Path) -> list[str]:
+        """Return the words after `reg --home HOME`."""
+        return [word.format(world=world, given=given) for word in self.line.split()]
+
+
+COMMANDS = {
+    "first": Command("empty", "add-base base {given}/base --license mit --tag a=b --alias stable"),
+    "add-base": Command("full", "add-base other {given}/law --tag a=b"),
+    "add-pass": Command(
+        "full",
+        "add-expert law {given}/law-bare --data {given}/law.jsonl --keep-calibration --tag a=b --alias stable " + _PASS,
+    ),
+    "add-sampled": Command("full", "add-expert law {given}/law-bare " + _PASS),
+    "add-adapter": Command("full", "add-expert merged {given}/adapter --base base --data {given}/law.jsonl " + _PASS),
+    "add-carried": Command("full", "add-expert law {given}/law"),
+    "tags": Command("full", "add-expert math {given}/math --tag a=b --tag c=d"),
+    "alias": Command("full", "alias math@1 stable"),
+    "unalias": Command("full", "alias code stable --delete"),
+    "collect": Command("full", "collect {given}/law-bare --data {given}/law.jsonl --out {world}/out " + _PASS),
+    "compose": Command("full", "compose --experts math,code --lam 0.5 --force --out {world}/moe"),
+    "dense": Command("full", "compose --experts math,code --to dense --out {world}/out"),
+    "ensemble": Command("full", "compose --experts math,code --to ensemble --force --out {world}/moe"),
+    "refine": Command("full", "compose --experts math,code --refine 2 --out {world}/out"),
+    "refine-mlp": Command("full", "compose --experts math,code --refine-mlp --force --out {world}/moe"),
+    "opt-out": Command("full", "opt-out math --yes"),
+    "purge": Command("full", "opt-out math --purge --yes --receipt {world}/receipt.json"),
+    "gc": Command("garbage", "gc"),
+    "upgrade": Command("golden", "db upgrade"),
+    "train-router": Command(
+        "full",
+        "train-router {world}/moe --data {given}/code.jsonl --data {given}/math.jsonl --steps 3 --batch-size 2 "
+        "--seq-len 16 --device cpu --force --out {world}/out",
+    ),
+    "export": Command("full", "export math --out {world}/out"),
+    "evaluate": Command(
+        "full",
+        "evaluate {world}/moe --data math={given}/math.jsonl --data code={given}/code.jsonl --oracle --baselines "
+        + _TEXT,
+    ),
+    "methods": Command(
+        "full", "evaluate --experts math,code --methods average,dume --data math={given}/math.jsonl " + _TEXT
+    ),
+    "continual": Command(
+        "full",
+        "continual --schedule code,math --data math={given}/math.jsonl --data code={given}/code.jsonl " + _TEXT,
+    ),
+    "reproduce": Command("full", "reproduce {world}/moe"),
+    "reproduce-out": Command("full", "reproduce {world}/moe --out {world}/out"),
+}
+"""Name → every command that writes."""
+
+
+def run(world: Path, words: Sequence[object]) -> Result:
+    """Run one command of `reg` on the home of a world, in this process."""
+    registry.statistics_pass.SAVE_SECONDS = registry.training.trainer.SAVE_SECONDS = 0.0  # written down at every step
+    tempfile.tempdir = str(world / "tmp")
+    return CliRunner().invoke(cli.main.main, ["--home", str(world / "home"), *map(str, words)])
+
+
+def make_given(given: Path) -> None:
+    """Write the checkpoints: of each name one with statistics and one, `-bare`, without; and an adapter of the base."""
+    tokenizer = train_tokenizer()
+    for number, name in enumerate(NAMES):
+        save_checkpoint(make_model("llama", 300 + number, **SMALL), given / f"{name}-bare", tokenizer)
+        shutil.copytree(given / f"{name}-bare", given / name)
+        if name != "base":
+            text = write_jsonl(given / f"{name}.jsonl", sentences(name, 20))
+            settings = PassSettings(tokens=64, seq_len=32, batch_size=1)
+            collect_to(given / name, given / name, data=[text], settings=settings, keep_calibration=True)
+    adapter = given / "adapter"
+    adapter.mkdir()
+    described = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]}
+    (adapter / "adapter_config.json").write_text(json.dumps(described))
+    module, draw = "base_model.model.model.layers.0.self_attn.q_proj", torch.Generator().manual_seed(0)
+    shapes = {"A": (2, 16), "B": (16, 2)}
+    tensors = {f"{module}.lora_{k}.weight": torch.randn(shape, generator=draw) for k, shape in shapes.items()}
+    save_file(tensors, adapter / "adapter_model.safetensors", metadata={"format": "pt"})
+
+
+def make_start(start: str, world: Path, given: Path) -> None:
+    """Make the world that commands begin from: empty, full, garbage or golden."""
+    (world / "tmp").mkdir(parents=True)
+    if start == "golden":
+        (world / "home").mkdir()
+        shutil.copy(min(GOLDEN.glob("*.sqlite"), key=_age), world / "home" / "catalog.sqlite")
+    if start in ("full", "garbage"):
+        with Registry(world / "home") as opened:
+            opened.add_base("base", given / "base")
+            opened.add_expert("code", given / "code", alias="stable")
+            opened.add_expert("math", given / "math")
+            opened.compose(["code", "math"], world / "moe")
+    if start == "garbage":
+        _litter(world / "home")
+
+
+def _age(path: Path) -> int:
+    """Return how many revisions a golden database is from the first."""
+    versions = Path(__file__).parents[2] / "migrations" / "versions"
+    before = {
+        file.name.partition("_")[0]: next(
+            (line.split('"')[1] for line in file.read_text().splitlines() if line.startswith('down_revision = "')), None
+        )
+        for file in versions.glob("*_*.py")
+    }
+    age, revision = 0, before.get(path.stem)
+    while revision is not None:
+        age, revision = age + 1, before.get(revision)
+    return age
+
+
+def _litter(home: Path) -> None:
+    """Leave in a home what killed commands leave."""
+    some = sorted((home / "arrays").glob("??/*"))[0]
+    for digit in "0f":
+        shutil.copytree(some, home / "arrays" / (digit * 2) / (digit * 64))
+    (home / "arrays" / "00" / ("0" * 64) / "zarr.json").write_bytes(b"{")
+    for name in ("partial/a.safetensors", "work/tmpa/model/x", "merged/merged-a/model/x", "cache/a.b.safetensors"):
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_bytes(b"x" * 5000)
+    old = time.time() - 10 * 24 * 3600
+    for path in (*home.glob("work/**/*"), *home.glob("merged/**/*")):
+        os.utime(path, (old, old))

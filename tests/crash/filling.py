@@ -1,0 +1,123 @@
+"""Lets the disk be full at some point of a command: its error must be clear, and nothing half-written.
+
+Either from the n-th change on that needs space, every such change is refused (`faults.FULL`; the first is a write cut
+short), or commands run on a small file system of their own, whose size is drawn.
+"""
+
+import os
+import random
+import shutil
+import subprocess
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from tests.conftest import files_of
+from tests.crash import faults
+from tests.crash.checking import sound
+from tests.crash.commands import COMMANDS
+from tests.crash.killing import Ground, act, check_repeat, expected_of
+
+PAGE = 4096
+FULL = ("No space left on device", "disk is full", "disk I/O error", "unable to open database file", "its disk has")
+"""How the system, SQLite and this program call it."""
+
+
+@dataclass
+class Mounted(Ground):
+    """A ground whose world is a file system in memory, in a mount namespace of this process."""
+
+    def fresh(self, start: Path | None) -> None:
+        """Put a copy of `start` onto a new file system without a limit."""
+        self.clear()
+        self.world.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "none", self.world], check=True)
+        if start is not None:
+            shutil.copytree(start, self.world, dirs_exist_ok=True)
+
+    def clear(self) -> None:
+        """Take the file system away."""
+        subprocess.run(["umount", self.world], check=False, stderr=subprocess.DEVNULL)
+        super().clear()
+
+    def used(self) -> int:
+        """Return the bytes that are taken."""
+        told = os.statvfs(self.world)
+        return (told.f_blocks - told.f_bfree) * told.f_frsize
+
+    def leave(self, free: int | None) -> None:
+        """Leave so many bytes free; None for no limit."""
+        size = "50%" if free is None else str(self.used() + free)
+        subprocess.run(["mount", "-o", f"remount,size={size}", "none", self.world], check=True)
+
+
+def fill_at_points(ground: Ground, name: str, tries: int, draw: random.Random) -> dict[str, int]:
+    """Let the disk be full at random points of one command, and return the points, those tried and those refused."""
+    start = ground.start(COMMANDS[name].start)
+    total, expected = expected_of(ground, name, faults.FULL)
+    refused = 0
+    for _ in range(tries):
+        at = draw.randrange(total)
+        ground.fresh(start)
+        code, said = ground.told(partial(_met, ground, name, at))
+        refused += code != 0
+        where = f"{name}, full from change {at} of {total}"
+
+        def check(code: int = code, said: str = said) -> None:
+            _check_told(ground, code, said)
+            problems = sound(start, ground.world)
+            assert not problems, problems
+            check_repeat(ground, name, expected)
+
+        assert faults.forked(check) == 0, f"{where}: {said}"
+    return {"points": total, "tried": tries, "refused": refused}
+
+
+def fill_file_system(ground: Ground, name: str, tries: int, draw: random.Random) -> dict[str, int]:
+    """Run one command on a file system with room for some of what it writes; `points` are the pages that it takes."""
+    assert isinstance(ground, Mounted)
+    start = ground.start(COMMANDS[name].start)
+    ground.fresh(start)
+    before = ground.used()
+    _, expected = expected_of(ground, name, faults.COUNT)
+    pages = max(0, ground.used() - before) // PAGE + 16
+    refused = 0
+    for _ in range(tries):
+        ground.fresh(start)
+        free = draw.randrange(pages) * PAGE
+        ground.leave(free)
+        code, said = ground.told(lambda: act(ground, name))
+        ground.leave(None)
+        refused += code != 0
+
+        def check(code: int = code, said: str = said) -> None:
+            _check_told(ground, code, said)
+            problems = sound(start, ground.world)
+            assert not problems, problems
+            check_repeat(ground, name, expected)
+
+        assert faults.forked(check) == 0, f"{name}, {free:,} bytes free: {said}"
+    return {"points": pages, "tried": tries, "refused": refused}
+
+
+def _met(ground: Ground, name: str, at: int) -> tuple[int, str]:
+    faults.arm(faults.FULL, ground.world, at)
+    code, said = act(ground, name)
+    faults.arm(0, ground.world)
+    return code, said
+
+
+def _check_told(ground: Ground, code: int, said: str) -> None:
+    """Check that a command that was refused said so, and left nothing half-written."""
+    assert code in (0, 1), code
+    assert "Traceback" not in said
+    assert "fault of the program" not in said
+    if code == 0:
+        return
+    assert "error: " in said
+    assert "  next: " in said
+    assert any(words in said for words in FULL), said
+    left = {name for name in files_of(ground.world / "out") if not name.startswith("partial/")}
+    assert not left, f"half-written: {left}"
+    left = {str(path) for path in ground.world.rglob(".*")}
+    assert not left, f"left: {left}"

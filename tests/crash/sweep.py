@@ -1,0 +1,79 @@
+"""What `python -m tests.crash` does, all that the commands import being imported before anything forks."""
+
+import argparse
+import random
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import alembic.command
+import torch
+import transformers.models.llama.modeling_llama
+import transformers.models.mixtral.modeling_mixtral
+import zarr
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import registry.collecting
+import registry.composing.compose
+import registry.composing.refitting
+import registry.evaluation.requests
+import registry.receipt_checking
+import registry.reproducing
+import registry.training
+import registry.withdrawing
+from tests.crash.commands import COMMANDS
+from tests.crash.filling import Mounted, fill_at_points, fill_file_system
+from tests.crash.killing import Ground, kill_at_points
+from tests.crash.randomly import kill_at_random
+
+PRELOADED = (
+    alembic.command,
+    zarr,
+    transformers.models.llama.modeling_llama,
+    transformers.models.mixtral.modeling_mixtral,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    registry,
+)
+
+
+SAMPLE = {
+    "kill": argparse.Namespace(what="kill", commands=["add-carried", "compose", "purge"], tries=4),
+    "full": argparse.Namespace(what="full", commands=["add-carried", "compose", "purge"], tries=1, seed=0),
+    "random": argparse.Namespace(what="random", kills=3, seed=0),
+}
+"""What the ordinary tests do."""
+
+
+def sweep(scratch: Path, asked: argparse.Namespace) -> dict[str, Any]:
+    """Do what was asked, and return its figures."""
+    torch.set_num_threads(1)  # no thread pool may exist when a process forks
+    ground = Mounted(scratch) if asked.what == "mount" else Ground(scratch)
+    parts = SAMPLE if asked.what == "sample" else {asked.what: asked}
+    try:
+        return {what: _done(ground, one) for what, one in parts.items()}
+    finally:
+        ground.clear()
+
+
+def _done(ground: Ground, asked: argparse.Namespace) -> dict[str, Any]:
+    """Do one kind of thing, and return its figures; `failed` has a line for each command that does not hold."""
+    began, draw = time.monotonic(), random.Random(getattr(asked, "seed", 0))
+    figures, failed = dict[str, dict[str, Any]](), []
+    each: dict[str, Callable[[str], dict[str, Any]]] = {
+        "kill": lambda name: kill_at_points(ground, name, asked.tries),
+        "full": lambda name: fill_at_points(ground, name, asked.tries or 8, draw),
+        "mount": lambda name: fill_file_system(ground, name, asked.tries or 8, draw),
+        "random": lambda name: kill_at_random(ground, asked.kills, asked.seed),
+    }
+    for name in ["random"] if asked.what == "random" else asked.commands or list(COMMANDS):
+        try:
+            figures[name] = each[asked.what](name)
+        except AssertionError as error:
+            failed.append(f"{name}: {error}")
+        print(name, figures.get(name, "failed"), f"{time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+    numbers = {key for one in figures.values() for key, value in one.items() if isinstance(value, int)}
+    total = {key: sum(one[key] for one in figures.values()) for key in sorted(numbers)}
+    return total | {"failed": failed, "seconds": round(time.monotonic() - began), "commands": figures}
