@@ -30,12 +30,16 @@ def not_writable(folder: Path, why: str | None) -> StorageError:
 
 
 @contextmanager
-def writing(place: Path, hint: str = SPACE) -> Iterator[None]:
-    """Turn what the system refuses to write at `place` into a StorageError; every other error passes."""
+def writing(place: Path, hint: str | None = None) -> Iterator[None]:
+    """Turn what the system refuses to write at `place` into a StorageError; every other error passes.
+
+    `hint` is the next thing to do, if it is another than to free space or to ask for rights.
+    """
     try:
         yield
     except OSError as error:
         if isinstance(error, StorageError) or error.errno not in _REFUSED:
             raise
         where = error.filename or place
-        raise StorageError(f"{where} cannot be written: {os.strerror(error.errno)}", hint) from error
+        usual = SPACE if error.errno in _FULL else "repeat as a user who may write there"
+        raise StorageError(f"{where} cannot be written: {os.strerror(error.errno)}", hint or usual) from error

@@ -79,8 +79,10 @@ def translated(engine: Engine) -> Iterator[None]:
             raise not_writable(file.parent, why) from error
         if "malformed" in cause or "not a database" in cause:
             raise DamagedError(f"the catalog {where} is damaged: {cause}", "restore it from a backup") from error
-        full = any(words in cause for words in ("is full", "disk I/O", "unable to open"))  # a log beside it needs space
-        hint = SPACE if file is not None and full else "mend that, then repeat the command"
+        full = "is full" in cause or "disk I/O" in cause
+        if "unable to open" in cause and file is not None and file.is_file():
+            full = True  # the log beside it, for which there is no space
+        hint = SPACE if full else "mend that, then repeat the command"
         raise StorageError(f"the catalog {where} refused: {cause}", hint) from error
     except SQLAlchemyError as error:
         raise StorageError(f"the catalog {where} cannot be used: {error}") from error
