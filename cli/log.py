@@ -1,6 +1,7 @@
 """reg log."""
 
 import json
+from typing import Any
 
 import click
 
@@ -26,5 +27,11 @@ def log(session: Session, subject: str | None, limit: int, as_json: bool) -> Non
         return
     print_table(
         ("id", "at", "action", "subject", "details"),
-        [(str(e.id), e.at[:19], e.action, e.subject, json.dumps(e.details) if e.details else "") for e in events],
+        [(str(e.id), e.at[:19], e.action, e.subject, _details(e.details)) for e in events],
     )
+
+
+def _details(details: dict[str, Any]) -> str:
+    """Return the details as a person reads them: without the digests of the rows that were written."""
+    shown = {key: value for key, value in details.items() if key != "rows"}
+    return json.dumps(shown) if shown else ""

@@ -6,6 +6,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
+from registry.content import intact_arrays
 from registry.errors import StorageError
 from registry.home import Home
 from registry.progress import Progress, silent
@@ -71,7 +72,11 @@ class Handle:
         return resolve(self.catalog, ref, kind=kind, states=states)
 
     def member(self, version: VersionRecord) -> "Member":
-        """Return a version with its arrays, as compositions and evaluations read it."""
+        """Return a version with its arrays, as compositions and evaluations read it.
+
+        Raises:
+            DamagedError: what the catalog says of it is not what was written.
+        """
         from registry.composing import Member
 
-        return Member(version, tuple(self.catalog.arrays_of(version)), self.arrays)
+        return Member(version, intact_arrays(self.catalog, version), self.arrays)

@@ -12,9 +12,11 @@ from fnmatch import fnmatchcase
 from functools import partialmethod
 from pathlib import Path
 
-from registry.checkpoint.documents import json_object, some
+from registry.checkpoint.documents import read_small, some
 from registry.checkpoint.weights import INDEX, SINGLE
 from registry.errors import CheckpointError, InvalidInputError, NotFoundError, RegError, StorageError
+from registry.limits import JSON_BYTES
+from registry.untrusted_json import json_object
 
 HUB_PREFIX = "hf://"
 CONFIG, ADAPTER_CONFIG, ADAPTER = "config.json", "adapter_config.json", "adapter_model.safetensors"
@@ -172,7 +174,7 @@ def _weights(reference: HubReference, folder: Path) -> list[str]:
     """
     if not (folder / INDEX).is_file():
         return [SINGLE]
-    listed = json_object((folder / INDEX).read_bytes(), f"{reference}/{INDEX}").get("weight_map")
+    listed = json_object(read_small(folder / INDEX, JSON_BYTES), f"{reference}/{INDEX}").get("weight_map")
     names = sorted(set(map(str, listed.values()))) if isinstance(listed, dict) else []
     if not names or not all(_PLAIN.fullmatch(name) and name.endswith(".safetensors") for name in names):
         raise CheckpointError(f"{reference}/{INDEX} does not list safetensors files beside it", _OTHER)

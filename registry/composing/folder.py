@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from registry.checkpoint.documents import read_json
 from registry.dtypes import SAFETENSORS
 from registry.errors import OutputError, StorageError
 from registry.progress import Advance
@@ -106,9 +107,9 @@ def check_output(out: Path, *, replace: bool | None) -> None:
 def composed_of(folder: Path) -> dict[str, str]:
     """Return member name → content digest of a composed folder; empty for any other."""
     try:
-        members = json.loads((folder / MARKER).read_bytes())["members"]
+        members = read_json(folder / MARKER)["members"]
         return {str(member["name"]): str(member["digest"]) for member in members}
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError):
         return {}
 
 
