@@ -45,6 +45,8 @@ def verify(catalog: Catalog, store: ArrayStore, progress: Progress) -> Verificat
     """
     check_owner(catalog, store)
     problems: list[str] = []
+    if store.owner_file.exists() and store.owner() is None:
+        problems.append(f"{store.owner_file} is not as it was written; the next registration writes it again")
     needed: dict[str, tuple[str, tuple[str, tuple[int, ...], int]]] = {}
     chain = catalog.chain()
     problems += catalog.discrepancies(log=chain.broken is None)

@@ -105,9 +105,14 @@ class ArrayStore:
             raise DamagedError(f"{digest[:80]!r} is no digest of an array", "run: reg verify")
         return self.root / digest[:2] / digest
 
+    @property
+    def owner_file(self) -> Path:
+        """Where the id of the catalog is written down."""
+        return self.root / "registry"
+
     def owner(self) -> str | None:
         """Return the id of the catalog whose arrays these are; None where it was never written down, or not whole."""
-        file = self.root / "registry"
+        file = self.owner_file
         try:
             data = file.read_bytes() if regular_size(file) <= _OWNER_BYTES else b""
         except (FileNotFoundError, ValueError):
@@ -116,7 +121,7 @@ class ArrayStore:
 
     def set_owner(self, owner: str) -> None:
         """Write down the id of the catalog whose arrays these are."""
-        file = self.root / "registry"
+        file = self.owner_file
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             file.write_bytes(f"{owner}\n".encode())
