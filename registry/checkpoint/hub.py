@@ -15,7 +15,7 @@ from pathlib import Path
 from registry.checkpoint.documents import read_small, some
 from registry.checkpoint.weights import INDEX, SINGLE
 from registry.errors import CheckpointError, InvalidInputError, NotFoundError, RegError, StorageError
-from registry.limits import JSON_BYTES
+from registry.limits import JSON_BYTES, TOKENIZER_BYTES
 from registry.untrusted_json import json_object
 
 HUB_PREFIX = "hf://"
@@ -29,6 +29,7 @@ SMALL_FILES = (
 """Patterns of what is fetched beside the weights, and before them."""
 
 _AGAIN = "type the command again: it fetches what is missing"
+_BOUNDED = (".json", ".model", ".txt", ".jinja")
 _ONLINE = "unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE, then type the command again"
 _OTHER = "name another repository or revision, one that save_pretrained wrote"
 _PLAIN = re.compile(r"[\w.-]+")
@@ -120,9 +121,17 @@ def _download(reference: HubReference) -> Path:
         return Path(found)
 
     timeout = constants.HF_HUB_ETAG_TIMEOUT
-    info = HfApi().model_info(reference.repo_id, revision=reference.revision, timeout=timeout)
-    names = {sibling.rfilename for sibling in info.siblings or ()}
+    info = HfApi().model_info(
+        reference.repo_id, revision=reference.revision, timeout=timeout, files_metadata=True
+    )  # with sizes
+    sizes = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or ()}
+    names = set(sizes)
     _check(reference, names, [INDEX if INDEX in names else SINGLE])  # before anything is fetched
+    for name in _small(names):
+        if name.endswith(_BOUNDED) and not name.startswith("calibration.") and sizes[name] > TOKENIZER_BYTES:
+            raise CheckpointError(
+                f"{reference}: {name} has {sizes[name]:,} bytes, the limit is {TOKENIZER_BYTES:,}", _OTHER
+            )
     folder = fetch(reference.revision, _small(names))
     if folder.name != info.sha:  # it moved, or the Hub failed and an older one was in the cache
         raise StorageError(f"{reference}: expected commit {info.sha}, got {folder.name}", _AGAIN)
