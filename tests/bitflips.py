@@ -8,8 +8,9 @@ three composed folders), then a bit of it. `reg verify`, or for a folder `reg re
 traceback. A flip that is not told must lie in unused space: no row of any table, no key, index or column of the schema,
 and no element of an array is another than before.
 
-While the bit is flipped, M of the compositions that there can be (default: all) are made of the registry. Each must be
-refused, leaving nothing, or be byte for byte what it was before.
+While the bit is flipped, the registry is composed: of the compositions that the damaged array is needed for, or of all
+where the database is damaged, M (default: every one). Each must be refused, leaving nothing, or be byte for byte what
+it was before.
 
 Prints one line of JSON.
 """
@@ -76,6 +77,10 @@ class Place:
         self.folders = [root / name for name in ("mixture", "dense", "ensemble")]
         self._make(root)
         self.database = self.home / "catalog.sqlite"
+        with Registry(self.home) as registry:
+            needed = [(v.name, link.digest) for v in registry.versions() for link in registry.arrays_of(v)]
+        self.users = {digest: {name for name, other in needed if other == digest} for _, digest in needed}
+        self._fold_in()
         self.backup = self.database.read_bytes()
         self.rows, self.schema = dump(self.database)
         self.arrays = sorted(path for path in (self.home / "arrays").rglob("*") if path.is_file())
@@ -120,6 +125,13 @@ class Place:
         if area == "folders":
             return [path for folder in self.folders for path in sorted(folder.iterdir())]
         return self.arrays if area == "arrays" else [self.database]
+
+    def jobs(self, area: str, path: Path) -> list[Job]:
+        """Return the compositions that a damaged file can have a part in."""
+        if area == "folders":
+            return []
+        users = self.users.get(path.parent.name, {*EXPERTS, "base"})
+        return [job for job in JOBS if users & {*job[0], *(["base"] if job[1] == "base" else [])}]
 
     def cli(self, *words: object) -> int:
         """Run `reg --home HOME WORDS` and return its exit code; a traceback or a fault of the program raises."""
@@ -187,7 +199,7 @@ def dump(database: Path) -> tuple[dict[str, list[tuple[object, ...]]], list[obje
         return rows, schema
 
 
-def flip(place: Place, draw: random.Random, found: Found, subsets: int) -> None:
+def flip(place: Place, draw: random.Random, found: Found, subsets: int | None) -> None:
     """Flip one bit, look, and flip it back."""
     area = draw.choice(AREAS)
     path = draw.choice(place.files(area))
@@ -205,7 +217,8 @@ def flip(place: Place, draw: random.Random, found: Found, subsets: int) -> None:
             found.unused[area] += 1
         else:
             found.wrong.append(f"{where}: not told")
-        for job in draw.sample(JOBS, subsets) if area != "folders" else ():
+        jobs = place.jobs(area, path)
+        for job in jobs if subsets is None else draw.sample(jobs, min(subsets, len(jobs))):
             if area == "database":
                 _forget_log(place, bytes(changed))
             refused = place.compose(job)
@@ -234,7 +247,7 @@ def run(root: Path, flips: int, seed: int, subsets: int | None = None) -> Found:
     """Flip `flips` bits, one at a time."""
     place, draw, found = Place(root), random.Random(seed), Found()
     for _ in range(flips):
-        flip(place, draw, found, len(JOBS) if subsets is None else subsets)
+        flip(place, draw, found, subsets)
     return found
 
 

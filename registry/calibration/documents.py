@@ -137,21 +137,26 @@ def _lines(path: Path, file: Any, most: int) -> Iterator[bytes]:
 
 def _read_parquet(path: Path) -> Iterator[tuple[int, Any]]:
     try:
-        from pyarrow import ArrowException, parquet
+        import pyarrow
+        from pyarrow import parquet
     except ImportError as error:
         raise CalibrationError(f"{path}: reading parquet needs pyarrow", "run: pip install pyarrow") from error
     try:
         limits = {"thrift_string_size_limit": FOOTER_BYTES, "thrift_container_size_limit": FOOTER_BYTES}
         with parquet.ParquetFile(path, **limits) as file:
-            columns = [name for name in ("text", "messages") if name in file.schema_arrow.names]
+            kinds = {field.name: field.type for field in file.schema_arrow}
+            kind = kinds.get("text")
+            kind = kind.value_type if isinstance(kind, pyarrow.DictionaryType) else kind
+            texts = ["text"] if kind in (pyarrow.string(), pyarrow.large_string()) else []
+            columns = texts + [name for name in ("messages",) if name in kinds]
         # Texts stay a dictionary: one that comes a million times is in memory once.
-        with parquet.ParquetFile(path, read_dictionary=[name for name in columns if name == "text"], **limits) as file:
+        with parquet.ParquetFile(path, read_dictionary=texts, **limits) as file:
             number = 0
             for batch in file.iter_batches(batch_size=64, columns=columns):
                 for row in range(batch.num_rows):
                     number += 1
                     yield number, {name: _cell(path, number, batch.column(name)[row]) for name in columns}
-    except (ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError) as error:
         if isinstance(error, PermissionError):
             raise
         raise CalibrationError(f"{path} is not parquet: {first_line(error)}", "give --data an intact file") from error

@@ -58,14 +58,19 @@ def one(header: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def pipe(name: str) -> Change:
-    """Return a change that puts a pipe, which nobody writes to, in a file's place."""
+def emptied(name: str, make: Change) -> Change:
+    """Return a change that puts something else in a file's place."""
 
     def change(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
-        os.mkfifo(folder / name)
+        make(folder / name)
 
     return change
+
+
+def pipe(name: str) -> Change:
+    """Return a change that puts a pipe, which nobody writes to, in a file's place."""
+    return emptied(name, os.mkfifo)
 
 
 def linked(name: str, target: str) -> Change:
@@ -128,7 +133,7 @@ BAD: dict[str, tuple[Change, str]] = {
     "config with half a character": (text("config.json", '{"a": "\\ud800"}'), "is not JSON"),
     "config a pipe": (pipe("config.json"), "has no config.json"),
     "weights a pipe": (pipe(WEIGHTS), "has no weights"),
-    "weights a folder": (lambda f: ((f / WEIGHTS).unlink(), (f / WEIGHTS).mkdir()), "has no weights"),
+    "weights a folder": (emptied(WEIGHTS, Path.mkdir), "has no weights"),
     "config a device": (linked("config.json", "/dev/zero"), "has no config.json"),
     "config a link out": (linked("config.json", "../secret"), "is a symbolic link out of the folder, to"),
     "weights a link out": (linked(WEIGHTS, "../secret"), "is a symbolic link out of the folder, to"),
@@ -158,7 +163,7 @@ BAD: dict[str, tuple[Change, str]] = {
         "has more than 67,108,864 bytes",
     ),
     "generation config too large": (
-        lambda f: ((f / "generation_config.json").touch(), os.truncate(f / "generation_config.json", JSON_BYTES + 1)),
+        emptied("generation_config.json", lambda path: path.write_bytes(b" " * (JSON_BYTES + 1))),
         "generation_config.json has more than 16,777,216 bytes",
     ),
     "special tokens deep": (text("special_tokens_map.json", "[" * 9999), f"nested deeper than {JSON_DEPTH} levels"),
