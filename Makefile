@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint fix reference quality wheel clean
+.PHONY: demo test lint fix reference quality trust wheel clean
 
 demo: .venv/installed
 	$(BIN)/reg demo --force  # deletes only what an earlier demo made
@@ -26,6 +26,10 @@ reference: .venv/installed  ## write the CLI reference into the README
 
 quality: .venv/installed  ## measure every method on real experts; FAR=folder adds far ones
 	$(BIN)/python -m benchmarks.quality $(if $(FAR),--far $(FAR))
+
+trust: .venv/installed  ## the long runs behind docs/guarantees.md; each prints a line of JSON
+	$(BIN)/python -m tests.fuzz --inputs 5000 --seed 0
+	$(BIN)/python -m tests.bitflips --flips 500 --seed 0
 
 wheel: .venv/installed
 	$(BIN)/python -m build --wheel
