@@ -34,6 +34,8 @@ trust: .venv/installed  ## the long runs behind docs/guarantees.md; each prints 
 	$(BIN)/python -m tests.crash mount --tries 8
 	$(BIN)/python -m tests.machine --examples 500 --steps 30
 	$(BIN)/python -m tests.concurrency --processes 8 --operations 200 --creations 20
+	$(BIN)/python -m tests.fuzz --inputs 5000 --seed 0
+	$(BIN)/python -m tests.bitflips --flips 500 --seed 0
 
 wheel: .venv/installed
 	$(BIN)/python -m build --wheel

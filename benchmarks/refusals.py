@@ -165,7 +165,7 @@ def main() -> None:
         for name, spoil in CASES.items():
             folder = Path(scratch) / name.replace(" ", "-")
             folder.mkdir()
-            (folder / "model.safetensors").symlink_to(Path(scratch) / "whole" / "model.safetensors")
+            (folder / "model.safetensors").hardlink_to(Path(scratch) / "whole" / "model.safetensors")
             config = dict(CONFIG)
             spoil(config, header, folder)
             (folder / "config.json").write_text(json.dumps(config))

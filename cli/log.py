@@ -32,6 +32,7 @@ def log(session: Session, subject: str | None, limit: int, as_json: bool) -> Non
 
 
 def _short(details: dict[str, Any]) -> str:
-    """Return details as JSON, the arrays that a purge deleted, and left, being only counted."""
-    counted = {key: len(details[key]) for key in ("deleted", "shared") if isinstance(details.get(key), (dict, list))}
-    return json.dumps(details | counted) if details else ""
+    """Return details as a person reads them: without the digests of rows, and of a purge's arrays only how many."""
+    shown = {key: value for key, value in details.items() if key != "rows"}
+    shown |= {key: len(shown[key]) for key in ("deleted", "shared") if isinstance(shown.get(key), (dict, list))}
+    return json.dumps(shown) if shown else ""

@@ -14,6 +14,7 @@ from registry.calibration import Calibration, Corpus, random_places, sample_from
 from registry.calibration.documents import find_calibration
 from registry.calibration.windows import start_token
 from registry.checkpoint import Checkpoint, HashedCheckpoint, hash_checkpoint
+from registry.checkpoint.documents import own_file
 from registry.errors import CalibrationError, CheckpointError, StorageError
 from registry.loading import load_model, load_tokenizer
 from registry.opening import opened
@@ -57,11 +58,12 @@ def carried_statistics(hashed: HashedCheckpoint) -> Collected | None:
     """Return the statistics that a checkpoint carries in its folder, checked, or None where it carries none.
 
     Raises:
-        CheckpointError: they are of other weights, or their layers, scales, counts or tokens cannot be this model's.
+        CheckpointError: they are of other weights, or their layers, scales, counts or tokens cannot be this model's, or
+            contradict one another.
     """
     checkpoint, weights = hashed.checkpoint, hashed.weights
-    where = checkpoint.folder / statistics_file.FILE_NAME
-    if not where.is_file():
+    where = own_file(checkpoint.folder, statistics_file.FILE_NAME)
+    if where is None:
         return None
     collected = statistics_file.load(where)
     redo = "make them again: reg collect CKPT --data FILE --out DIR"
@@ -84,6 +86,11 @@ def carried_statistics(hashed: HashedCheckpoint) -> Collected | None:
         or int(counts.sum()) != collected.sites[MLP_INPUT][0].count
     ):
         raise CheckpointError(f"{where}: its token counts are not those of {vocabulary:,} tokens", redo)
+    if kept is not None:
+        count = collected.sites[MLP_INPUT][0].count
+        same = counts is None or torch.equal(counts, kept.counts(vocabulary))
+        if (kept.digest, kept.tokens, same) != (collected.calibration_digest, count, True):
+            raise CheckpointError(f"{where}: its statistics were not taken on the calibration tokens it holds", redo)
     return collected
 
 
@@ -98,7 +105,10 @@ def _check_site(checkpoint: Checkpoint, collected: Collected, site: str, where: 
             raise CheckpointError(
                 f"{where}: the scales of {site}, layer {number}, are not those that the weights give", redo
             )
-        folds = collected.all_folds(site, number)
+        try:
+            folds = collected.all_folds(site, number)
+        except (ValueError, LookupError) as error:
+            raise CheckpointError(f"{where}: the folds of {site}, layer {number}: {error}", redo) from error
         parts = [layer, *folds]
         if layer.count != tokens or any(p.count < 1 or bool((p.matrix.diagonal() < 0).any()) for p in parts):
             raise CheckpointError(f"{where}: {site}, layer {number}, holds no sum over {tokens} tokens", redo)

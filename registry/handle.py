@@ -7,9 +7,10 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
+from registry.content import intact_arrays
 from registry.errors import ConflictError, StorageError
 from registry.home import Home
-from registry.meanwhile import opted_out_meanwhile
+from registry.meanwhile import unless_purged
 from registry.progress import Progress, silent
 from registry.resolving import ALL_STATES, resolve
 from store.arrays import ArrayStore
@@ -77,13 +78,12 @@ class Handle:
 
         Raises:
             ConflictError: it was purged meanwhile.
+            DamagedError: what the catalog says of it is not what was written.
         """
         from registry.composing import Member
 
-        arrays = self.catalog.arrays_of(version)
-        if not arrays and version.state != "purged":
-            raise opted_out_meanwhile(self.catalog.reread([version])[0])
-        return Member(version, tuple(arrays), self.arrays)
+        with unless_purged(self.catalog, [version]):
+            return Member(version, intact_arrays(self.catalog, version), self.arrays)
 
     def members(self, versions: Iterable[VersionRecord]) -> "list[Member]":
         """Return those of `versions` that were not purged meanwhile, with their arrays."""

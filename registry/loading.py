@@ -1,6 +1,5 @@
 """Loading with transformers: safetensors only, no code but our own, nothing printed."""
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,11 +7,13 @@ from typing import Any
 
 import torch
 
-from registry.checkpoint.documents import few
+from registry.checkpoint.documents import few, read_json, read_small
 from registry.errors import CheckpointError, InvalidInputError, first_line
 from registry.families import FAMILIES
 from registry.hosts.remote_code import ENSEMBLE, ROUTED, ensemble_code, remote_code_host
 from registry.tensors import DTYPES
+
+_CODE_BYTES = 2**20
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -71,10 +72,10 @@ def load_model(folder: Path, dtype: str, device: str | None) -> Any:
 def has_our_code(folder: Path) -> bool:
     """Tell whether the code in a model folder is, byte by byte, a modelling file that this program writes."""
     try:
-        model_type = str(json.loads((folder / "config.json").read_bytes()).get("model_type"))
-        code = {path.name: path.read_bytes() for path in folder.rglob("*.py")}
+        model_type = str(read_json(folder / "config.json").get("model_type"))
+        code = {path.name: read_small(path, _CODE_BYTES) for path in folder.rglob("*.py")}
         return bool(code) and code == _our_code(model_type)
-    except (OSError, ValueError, KeyError, AttributeError, RecursionError):
+    except (OSError, ValueError, KeyError):
         return False
 
 

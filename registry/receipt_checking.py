@@ -10,7 +10,7 @@ from registry.composing.description import Description
 from registry.composing.folder import MARKER
 from registry.errors import ConflictError, NotFoundError, RegError
 from registry.receipts import Affected, Receipt, recompose
-from registry.reproducing import CHUNK, read_composed
+from registry.reproducing import CHUNK, everything_in, read_composed
 from store.catalog import CompositionRecord, VersionRecord
 from store.digest import json_digest
 from store.ownership import check_owner
@@ -155,7 +155,7 @@ def _folder(registry: "Composer", folder: Path, withdrawn: dict[str, str]) -> It
     if not isinstance(files, dict) or json_digest(said) != digest:
         yield f"{folder / MARKER} was changed since it was written"
         return
-    found = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if not path.is_dir()}
+    found = everything_in(folder)
     total = sum(path.stat().st_size for path in found.values() if path.is_file())
     with registry.progress("checking", total, "B") as advance:
         for name in sorted({*files, *found} - {MARKER}):

@@ -18,6 +18,7 @@ from registry.calibration.sampling import self_sampled_label
 from registry.checkpoint import Checkpoint, HashedCheckpoint, hash_checkpoint
 from registry.collecting import carried_statistics, collect, text_calibration
 from registry.composing import Member
+from registry.content import content_digest
 from registry.home import Home
 from registry.maths.statistics import Statistics
 from registry.meanwhile import is_purged
@@ -31,7 +32,6 @@ from registry.tensors import to_block
 from store.arrays import ArraySource, ArrayStore, digest_of
 from store.catalog import ArrayLink, Catalog, NewVersion, StatisticsRecord, VersionRecord
 from store.catalog.records import Kind, Role
-from store.digest import json_digest
 from store.lock import exclusive
 from store.ownership import claim
 
@@ -151,11 +151,6 @@ def content_of(
         "calibration_kept": kept,
         "computed": computed,
     }
-
-
-def content_digest(content: dict[str, Any], arrays: list[ArrayLink] | tuple[ArrayLink, ...]) -> str:
-    """Return the digest of a version: of what it says, and of the digest of every array by role and name."""
-    return json_digest([content, sorted([link.role, link.name, link.digest] for link in arrays)])
 
 
 def write_arrays(

@@ -120,7 +120,7 @@ def reproduce(registry: "Composer", folder: Path, out: Path | None) -> Reproduct
 
 def compare(registry: "Composer", folder: Path, again: Path) -> tuple[tuple[Compared, ...], int]:
     """Return every file of either folder, and how many bytes were compared."""
-    found, made = _files(folder), _files(again)
+    found, made = everything_in(folder), everything_in(again)
     total = sum(path.stat().st_size for path in made.values())
     compared = []
     with registry.progress("comparing", total, "B") as advance:
@@ -135,9 +135,10 @@ def compare(registry: "Composer", folder: Path, again: Path) -> tuple[tuple[Comp
     return tuple(compared), total
 
 
-def _files(folder: Path) -> dict[str, Path]:
-    """Return everything below a folder that is no folder, by its path there."""
-    return {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if not path.is_dir()}
+def everything_in(folder: Path) -> dict[str, Path]:
+    """Return everything below a folder that is no folder, links included, by its path there."""
+    found = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
+    return {path.relative_to(folder).as_posix(): path for path in found}
 
 
 def _first_difference(one: Path, other: Path, advance: Advance) -> int | None:

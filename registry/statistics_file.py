@@ -7,6 +7,8 @@ belong to, by digest.
 """
 
 import json
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,15 +16,41 @@ from typing import Any
 import torch
 
 from registry.calibration import Calibration
+from registry.checkpoint.header import read_header
 from registry.errors import CheckpointError, first_line
 from registry.maths.folds import complete
 from registry.maths.statistics import Statistics
 from registry.tensor_file import Stream, replace_shard
 from registry.tensors import to_block
+from registry.untrusted import COUNT, DIGEST, LABEL, OBJECT, TEXT, WHOLE, Kind, fields, list_of, maybe
+from registry.untrusted_json import json_object
 
 FILE_NAME = "statistics.safetensors"
 _FORMAT = "expert-registry statistics 1"
-_COMPUTED = {"dtype": str, "batch_size": int, "device": str, "sites": str, "folds": int}
+_COMPUTED = {"dtype": LABEL, "batch_size": WHOLE, "device": LABEL, "sites": LABEL, "folds": WHOLE}
+_REDO = "make it again: reg collect CKPT --data FILE --out DIR"
+_TENSORS = {
+    re.compile(r"[a-z_]{1,40}\.exponents"): ("I16", 2),
+    re.compile(r"[a-z_]{1,40}\.gram\.\d{1,6}"): ("I64", 1),
+    re.compile(r"[a-z_]{1,40}\.fold\.\d{1,6}\.\d{1,6}"): ("I64", 1),
+    re.compile(r"token_counts"): ("I64", 1),
+    re.compile(r"calibration\.ids"): ("I32", 2),
+    re.compile(r"calibration\.lengths"): ("I32", 1),
+}
+"""How a tensor may be called → its dtype and number of axes."""
+_LISTS = Kind(
+    "an object of lists of counts",
+    lambda value: isinstance(value, dict) and all(map(list_of(COUNT).holds, value.values())),
+)
+_KINDS = {
+    "format": TEXT,
+    "weights": DIGEST,
+    "saturated": _LISTS,
+    "calibration_digest": DIGEST,
+    "calibration_label": LABEL,
+    "computed": OBJECT,
+    "done": maybe(_LISTS),
+}
 _ADDED = {"sites", "folds"}
 """What a file from before these were there leaves out."""
 
@@ -108,60 +136,47 @@ def load(path: Path) -> Collected:
     """
     from safetensors import SafetensorError, safe_open
 
-    try:
-        path.open("rb").close()  # safetensors does not tell why it cannot read a file
-    except OSError as error:
-        raise CheckpointError(
-            f"{path} cannot be read: {(error.strerror or str(error)).lower()}", f"make it readable: chmod u+r {path}"
-        ) from error
+    header = read_header(path)
+    for name, tensor in header.tensors.items():
+        kind = next((kind for pattern, kind in _TENSORS.items() if pattern.fullmatch(name)), None)
+        if kind != (tensor.dtype, len(tensor.shape)) or min(tensor.shape) < 1:
+            raise CheckpointError(f"{path} has a tensor {name[:100]!r} that is none of statistics", _REDO)
+    document = json_object(header.metadata.get("expert-registry", "{}").encode(), f"the metadata of {path}")
+    if document.get("format") != _FORMAT:
+        raise CheckpointError(f"{path} was not written by reg collect", _REDO)
+    document = fields(document, _KINDS, f"the metadata of {path}")
+    fields(document["computed"], _COMPUTED, f"the metadata of {path}, computed", optional=_ADDED)
     try:
         with safe_open(path, framework="pt") as file:
-            document = json.loads((file.metadata() or {}).get("expert-registry", "{}"))
-            if not isinstance(document, dict) or document.get("format") != _FORMAT:
-                raise CheckpointError(
-                    f"{path} was not written by reg collect",
-                    "make it again: reg collect CKPT --data FILE --out DIR",
-                )
-            sites = {
-                str(site): _layers(file, str(site), saturated) for site, saturated in document["saturated"].items()
-            }
+            sites = {site: _layers(file, site, saturated) for site, saturated in document["saturated"].items()}
             folds = {
                 site: tuple(folds_of(file, site, number, layer.exponents) for number, layer in enumerate(layers))
                 for site, layers in sites.items()
                 if f"{site}.fold.0.0" in file.keys()  # noqa: SIM118 - it is no dict
             }
             calibration = None
-            label = str(document["calibration_label"])
+            label = document["calibration_label"]
             if "calibration.ids" in file.keys():  # noqa: SIM118 - it is no dict
-                calibration = Calibration(
-                    file.get_tensor("calibration.ids"), file.get_tensor("calibration.lengths"), label
-                )
+                ids, lengths = file.get_tensor("calibration.ids"), file.get_tensor("calibration.lengths")
+                if len(lengths) != len(ids) or not 1 <= int(lengths.min()) <= int(lengths.max()) <= ids.shape[1]:
+                    raise ValueError("the lengths of its windows are not theirs")
+                calibration = Calibration(ids, lengths, label)
             return Collected(
-                str(document["weights"]),
+                document["weights"],
                 sites,
-                str(document["calibration_digest"]),
+                document["calibration_digest"],
                 label,
-                {
-                    key: kind(document["computed"][key])
-                    for key, kind in _COMPUTED.items()
-                    if key not in _ADDED or key in document["computed"]
-                },
+                document["computed"],
                 calibration,
                 folds,
                 file.get_tensor("token_counts") if "token_counts" in file.keys() else None,  # noqa: SIM118
-                None
-                if document["done"] is None
-                else {str(site): tuple(int(n) for n in done) for site, done in document["done"].items()},
+                None if document["done"] is None else {site: tuple(done) for site, done in document["done"].items()},
             )
-    except CheckpointError:
-        raise
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-        raise CheckpointError(
-            f"{path} is damaged: {first_line(error)}", "make it again: reg collect CKPT --data FILE --out DIR"
-        ) from error
+    except (OSError, SafetensorError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
+        raise CheckpointError(f"{path} is damaged: {first_line(error)}", _REDO) from error
 
 
-def _layers(file: Any, site: str, saturated: list[int]) -> tuple[Statistics, ...]:
+def _layers(file: Any, site: str, saturated: Sequence[int]) -> tuple[Statistics, ...]:
     exponents = file.get_tensor(f"{site}.exponents")
     return tuple(
         Statistics.unpack(file.get_tensor(f"{site}.gram.{layer}"), exponents[layer].clone(), int(held))

@@ -11,6 +11,7 @@ from store.digest import canonical_json
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _MOST = 1e308
 _LARGEST = 2**53
+_LABEL = 10_000
 _HINT = "copy the file again from where it was written"
 
 
@@ -38,7 +39,12 @@ def is_digest(value: object) -> bool:
 TEXT = Kind("a text", lambda value: isinstance(value, str))
 SWITCH = Kind("true or false", lambda value: isinstance(value, bool))
 NUMBER = Kind("a finite number with a decimal point", _is_number)
+LABEL = Kind(
+    f"a printable text of at most {_LABEL} characters",
+    lambda value: isinstance(value, str) and value.isprintable() and len(value) <= _LABEL,
+)
 WHOLE = Kind("a whole number", _is_whole)
+COUNT = Kind("a count", lambda value: _is_whole(value) and value >= 0)
 DIGEST = Kind("a digest of 64 hexadecimal digits", is_digest)
 OBJECT = Kind("an object", lambda value: isinstance(value, dict))
 LIST = Kind("a list", lambda value: isinstance(value, list))

@@ -9,7 +9,6 @@ an incomplete directory that no catalog row names; the next `put` of the same co
 """
 
 import hashlib
-import json
 import math
 import os
 import re
@@ -20,6 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from store.access import SPACE
+from store.description import CARRIERS as CARRIERS
+from store.description import CHUNK_ELEMENTS as CHUNK_ELEMENTS
+from store.description import ROW_ELEMENTS, Layout, check_chunks, read_layout, regular_size
 from store.digest import canonical_json
 from store.errors import DamagedError, InvalidInputError, NotFoundError, StorageError
 
@@ -31,21 +33,9 @@ if TYPE_CHECKING:
 else:
     Block = Any  # numpy is imported only where arrays are read or written
 
-# True dtype → (the dtype zarr stores, bytes an element). zarr has no bfloat16: its bits travel as uint16.
-CARRIERS = {
-    "bfloat16": ("uint16", 2),
-    "float16": ("float16", 2),
-    "float32": ("float32", 4),
-    "float64": ("float64", 8),
-    "int16": ("int16", 2),
-    "int32": ("int32", 4),
-    "int64": ("int64", 8),
-    "uint8": ("uint8", 1),
-}
 _DIGEST = re.compile("[0-9a-f]{64}")
 _OWNER = re.compile(rb"[0-9a-f]{32}\n")
-CHUNK_ELEMENTS = 1 << 22
-"""Elements in one chunk at most: 8 MiB of bfloat16. Few large chunks, yet a bounded workspace."""
+_OWNER_BYTES = 100
 
 
 def rows_per_block(shape: tuple[int, ...]) -> int:
@@ -107,20 +97,32 @@ class ArrayStore:
         self.root = root
 
     def path(self, digest: str) -> Path:
-        """Return the folder that holds `digest`, whether or not it exists."""
+        """Return the folder that holds `digest`, whether or not it exists.
+
+        Raises:
+            DamagedError: it is no digest, which a path must not be made of.
+        """
+        if not _DIGEST.fullmatch(digest):
+            raise DamagedError(f"{digest[:80]!r} is no digest of an array", "run: reg verify")
         return self.root / digest[:2] / digest
+
+    @property
+    def owner_file(self) -> Path:
+        """Where the id of the catalog is written down."""
+        return self.root / "registry"
 
     def owner(self) -> str | None:
         """Return the id of the catalog whose arrays these are; None where it was never written down, or not whole."""
+        file = self.owner_file
         try:
-            data = (self.root / "registry").read_bytes()
-        except FileNotFoundError:
+            data = file.read_bytes() if regular_size(file) <= _OWNER_BYTES else b""
+        except (FileNotFoundError, ValueError):
             return None
         return data.decode().strip() if _OWNER.fullmatch(data) else None
 
     def set_owner(self, owner: str) -> None:
         """Write down the id of the catalog whose arrays these are."""
-        file = self.root / "registry"
+        file = self.owner_file
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             file.write_bytes(f"{owner}\n".encode())
@@ -140,11 +142,12 @@ class ArrayStore:
             digest: the digest of `source`, where the caller has computed it already.
 
         Raises:
-            InvalidInputError: a dtype the store cannot hold, or an empty array.
+            InvalidInputError: a dtype the store cannot hold, an empty array, or rows of more than `ROW_ELEMENTS`.
             StorageError: the disk refused.
             DamagedError: what was read back is not what was written.
         """
-        if source.dtype not in CARRIERS or not source.shape or min(source.shape) < 1:
+        sound = source.dtype in CARRIERS and bool(source.shape) and min(source.shape) >= 1
+        if not sound or math.prod(source.shape[1:]) > ROW_ELEMENTS:
             raise InvalidInputError(f"cannot store an array of dtype {source.dtype} and shape {list(source.shape)}")
         digest = digest or digest_of(source)
         if self.is_intact(digest):
@@ -167,16 +170,20 @@ class ArrayStore:
 
         Raises:
             NotFoundError: there is no such array.
-            DamagedError: its description is unreadable; during a pass: its bytes are not those of the digest.
+            DamagedError: its description is not one of this program's; during a pass: its bytes are not those of the
+                digest.
         """
-        array = self._open(digest)
-        dtype, shape = str(array.attrs["dtype"]), tuple(int(n) for n in array.shape)
+        layout, path = self._layout(digest), self.path(digest)
+        dtype, shape = layout.dtype, layout.shape
 
         def blocks() -> Iterator[Block]:
+            array = self._array(digest)
             state, rows = new_hash(dtype, shape), rows_per_block(shape)
             for start in range(0, shape[0], rows):
                 try:
-                    block = array[start : start + rows]
+                    end = min(start + rows, shape[0])
+                    check_chunks(layout, path, range(start // layout.height, (end - 1) // layout.height + 1))
+                    block = array[start:end]
                 except Exception as error:  # whatever a codec makes of damaged bytes
                     raise _damaged(digest, f"unreadable ({error})") from error
                 state.update(_little_endian(block).data)
@@ -206,17 +213,19 @@ class ArrayStore:
         """
         import numpy as np
 
-        path = self.path(digest)
+        layout, path, parts = self._layout(digest), self.path(digest), []
         try:
-            described = json.loads((path / "zarr.json").read_bytes())
-            shape, (height, *_) = described["shape"], described["chunk_grid"]["configuration"]["chunk_shape"]
-            dtype = np.dtype(described["data_type"])
-            parts = []
-            for chunk in np.unique(rows // height):
-                name = ".".join(["c", str(chunk), *["0"] * (len(shape) - 1)])
-                block = np.memmap(path / name, dtype=dtype, mode="r", shape=(height, *shape[1:]))
-                parts.append(np.array(block[rows[rows // height == chunk] - chunk * height]))
-        except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
+            if layout.compressed:
+                raise ValueError("it is compressed")
+            numbers = np.unique(rows // layout.height)
+            check_chunks(layout, path, numbers.tolist())
+            for chunk in numbers:
+                shape = (layout.height, *layout.shape[1:])
+                block = np.memmap(
+                    layout.chunk(path, int(chunk)), dtype=CARRIERS[layout.dtype][0], mode="r", shape=shape
+                )
+                parts.append(np.array(block[rows[rows // layout.height == chunk] - chunk * layout.height]))
+        except (OSError, ValueError, OverflowError, IndexError) as error:
             raise _damaged(digest, f"it cannot be sampled ({error})") from error
         return np.concatenate(parts)
 
@@ -235,9 +244,11 @@ class ArrayStore:
 
     def delete(self, digest: str) -> int:
         """Delete `digest` and return the bytes freed on disk; 0 where it was absent."""
-        freed = self.disk_bytes(digest)
-        if self.has(digest):
-            shutil.rmtree(self.path(digest))
+        freed, path = self.disk_bytes(digest), self.path(digest)
+        if path.is_symlink() or path.is_file():
+            path.unlink()
+        elif path.exists():
+            shutil.rmtree(path)
         return freed
 
     def disk_bytes(self, digest: str) -> int:
@@ -253,6 +264,7 @@ class ArrayStore:
     def _write(self, source: ArraySource, digest: str, compress: bool) -> None:
         import numpy as np
         import zarr
+        from zarr.codecs import ZstdCodec
         from zarr.storage import LocalStore
 
         path = self.path(digest)
@@ -264,7 +276,7 @@ class ArrayStore:
             chunks=(rows_per_block(source.shape), *source.shape[1:]),
             dtype=np.dtype(CARRIERS[source.dtype][0]),
             filters=None,
-            compressors="auto" if compress else None,
+            compressors=ZstdCodec(level=0, checksum=False) if compress else None,
             chunk_key_encoding={
                 "name": "default",
                 "separator": ".",
@@ -278,22 +290,23 @@ class ArrayStore:
             start += len(block)
         _flush(path)
 
-    def _open(self, digest: str) -> Any:
-        import zarr
-        from zarr.storage import LocalStore
-
+    def _layout(self, digest: str) -> Layout:
         path = self.path(digest)
         if not path.is_dir():
             raise NotFoundError(f"array {digest[:12]} is not below {self.root}", "run: reg verify")
         try:
-            array = zarr.open_array(LocalStore(path, read_only=True), mode="r")
-            carrier = CARRIERS.get(str(array.attrs.get("dtype")), ("", 0))[0]
-            sound = str(array.dtype) == carrier and array.ndim > 0 and min(array.shape) > 0
+            return read_layout(path)
+        except (OSError, ValueError) as error:
+            raise _damaged(digest, f"zarr.json is unreadable ({error})") from error
+
+    def _array(self, digest: str) -> Any:
+        import zarr
+        from zarr.storage import LocalStore
+
+        try:
+            return zarr.open_array(LocalStore(self.path(digest), read_only=True), mode="r")
         except Exception as error:  # zarr raises many kinds for a description it cannot read
             raise _damaged(digest, f"zarr.json is unreadable ({error})") from error
-        if not sound:
-            raise _damaged(digest, "zarr.json does not describe an array of this store")
-        return array
 
 
 def _damaged(digest: str, why: str) -> DamagedError:

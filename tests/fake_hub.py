@@ -146,7 +146,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _list(self, repo_id: str, commit: str, files: dict[str, bytes], *, tree: bool) -> None:
         if self.hub.page is not None:
             return self._send(200, self.hub.page, {"Content-Type": "text/html"})
-        document: Any = {"id": repo_id, "sha": commit, "siblings": [{"rfilename": name} for name in files]}
+        sized = "blobs=true" in urlsplit(self.path).query.lower()
+        siblings = [{"rfilename": name} | ({"size": len(data)} if sized else {}) for name, data in files.items()]
+        document: Any = {"id": repo_id, "sha": commit, "siblings": siblings}
         if tree:
             document = [
                 {"type": "file", "path": name, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from registry.checkpoint.adapter_config import CONFIG, SAVE, Settings
-from registry.checkpoint.documents import TOKENIZER_FILES, json_object, read_files, read_json, some
+from registry.checkpoint.documents import TOKENIZER_FILES, own_file, read_files, read_json, some
 from registry.checkpoint.weights import INDEX, SINGLE, Stored, read_headers, weight_source
 from registry.dtypes import NAMES, WEIGHT_DTYPES
 from registry.errors import CheckpointError
 from registry.progress import Progress
+from registry.untrusted_json import json_object
 from store.arrays import ArraySource, Block
 
 if TYPE_CHECKING:
@@ -92,9 +93,9 @@ class Adapter:
         """
         self.folder = folder
         self.label = label or str(folder)
-        if not (folder / CONFIG).is_file():
+        if (config := own_file(folder, CONFIG)) is None:
             raise CheckpointError(f"{self.label} is no adapter: it has no {CONFIG}", SAVE)
-        self._settings = Settings(read_json(folder / CONFIG), self.label)
+        self._settings = Settings(read_json(config), self.label)
         self.base_name, self.revision = self._settings.base_name, self._settings.revision
         self._stored = self._read_header()
         self._parts = self._group()
@@ -172,14 +173,14 @@ class Adapter:
         return weight + (delta.to(weight.dtype) if kind else delta)
 
     def _read_header(self) -> dict[str, Stored]:
-        if not (self.folder / WEIGHTS).is_file():
+        if (weights := own_file(self.folder, WEIGHTS)) is None:
             if (self.folder / PICKLE).is_file():
                 raise CheckpointError(
                     f"{self.label} has its weights in a pickle file, which runs code when opened and so is never read",
                     "convert it where you trust it: PeftModel.from_pretrained(...).save_pretrained(...)",
                 )
             raise CheckpointError(f"{self.label} has no weights: no {WEIGHTS}", SAVE)
-        stored = read_headers([self.folder / WEIGHTS])
+        stored = read_headers([weights])
         for name, tensor in stored.items():
             if not name.startswith(_PREFIX):
                 raise CheckpointError(f"{self.label}: tensor {name} does not begin with {_PREFIX}", SAVE)
@@ -282,8 +283,9 @@ def merge_adapter(adapter: Adapter, base: DenseWeights, out: Path, progress: Pro
     with fresh_folder(out, replace=False, nbytes=nbytes) as folder, progress("merging", nbytes, "B") as advance:
         write_weights(folder, streams, advance)
         write_files(folder, _files(adapter, base, {stream.name: stream.shape for stream in streams}))
-        for path in (path for pattern in _CARRIED for path in sorted(adapter.folder.glob(pattern)) if path.is_file()):
-            shutil.copyfile(path, folder / path.name)
+        for name in (path.name for pattern in _CARRIED for path in sorted(adapter.folder.glob(pattern))):
+            if (carried := own_file(adapter.folder, name)) is not None:
+                shutil.copyfile(carried, folder / name)
 
 
 def _files(adapter: Adapter, base: DenseWeights, shapes: dict[str, tuple[int, ...]]) -> dict[str, bytes]:

@@ -109,11 +109,12 @@ class Checkpoint:
 
     def tensor(self, name: str) -> "torch.Tensor":
         """Return one small tensor whole (a norm's weight)."""
-        from safetensors import safe_open
+        import torch
 
-        with safe_open(self._stored[name].file, framework="pt") as file:
-            tensor: torch.Tensor = file.get_tensor(name)
-        return tensor
+        from registry.tensors import to_tensor
+
+        source = self.source(name)
+        return torch.cat([to_tensor(block, source.dtype) for block in source.blocks()])
 
     def sample(self, name: str, rows: "npt.NDArray[np.int64]") -> Block:
         """Return some rows of one tensor, in its carrier dtype, reading these alone."""

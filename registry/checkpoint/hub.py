@@ -12,9 +12,11 @@ from fnmatch import fnmatchcase
 from functools import partialmethod
 from pathlib import Path
 
-from registry.checkpoint.documents import json_object, some
+from registry.checkpoint.documents import read_small, some
 from registry.checkpoint.weights import INDEX, SINGLE
 from registry.errors import CheckpointError, InvalidInputError, NotFoundError, RegError, StorageError
+from registry.limits import JSON_BYTES, TOKENIZER_BYTES
+from registry.untrusted_json import json_object
 
 HUB_PREFIX = "hf://"
 CONFIG, ADAPTER_CONFIG, ADAPTER = "config.json", "adapter_config.json", "adapter_model.safetensors"
@@ -27,6 +29,7 @@ SMALL_FILES = (
 """Patterns of what is fetched beside the weights, and before them."""
 
 _AGAIN = "type the command again: it fetches what is missing"
+_BOUNDED = (".json", ".model", ".txt", ".jinja")
 _ONLINE = "unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE, then type the command again"
 _OTHER = "name another repository or revision, one that save_pretrained wrote"
 _PLAIN = re.compile(r"[\w.-]+")
@@ -118,9 +121,17 @@ def _download(reference: HubReference) -> Path:
         return Path(found)
 
     timeout = constants.HF_HUB_ETAG_TIMEOUT
-    info = HfApi().model_info(reference.repo_id, revision=reference.revision, timeout=timeout)
-    names = {sibling.rfilename for sibling in info.siblings or ()}
+    info = HfApi().model_info(
+        reference.repo_id, revision=reference.revision, timeout=timeout, files_metadata=True
+    )  # with sizes
+    sizes = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or ()}
+    names = set(sizes)
     _check(reference, names, [INDEX if INDEX in names else SINGLE])  # before anything is fetched
+    for name in _small(names):
+        if name.endswith(_BOUNDED) and not name.startswith("calibration.") and sizes[name] > TOKENIZER_BYTES:
+            raise CheckpointError(
+                f"{reference}: {name} has {sizes[name]:,} bytes, the limit is {TOKENIZER_BYTES:,}", _OTHER
+            )
     folder = fetch(reference.revision, _small(names))
     if folder.name != info.sha:  # it moved, or the Hub failed and an older one was in the cache
         raise StorageError(f"{reference}: expected commit {info.sha}, got {folder.name}", _AGAIN)
@@ -172,7 +183,7 @@ def _weights(reference: HubReference, folder: Path) -> list[str]:
     """
     if not (folder / INDEX).is_file():
         return [SINGLE]
-    listed = json_object((folder / INDEX).read_bytes(), f"{reference}/{INDEX}").get("weight_map")
+    listed = json_object(read_small(folder / INDEX, JSON_BYTES), f"{reference}/{INDEX}").get("weight_map")
     names = sorted(set(map(str, listed.values()))) if isinstance(listed, dict) else []
     if not names or not all(_PLAIN.fullmatch(name) and name.endswith(".safetensors") for name in names):
         raise CheckpointError(f"{reference}/{INDEX} does not list safetensors files beside it", _OTHER)

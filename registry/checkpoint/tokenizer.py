@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from registry.checkpoint.documents import json_object
 from registry.errors import CheckpointError
+from registry.limits import TOKENIZER_VALUES
+from registry.untrusted_json import json_object
 from store.digest import json_digest
 
 _SETTINGS = ("padding", "truncation")
@@ -21,7 +22,7 @@ def tokenizer_digest(files: Mapping[str, bytes]) -> str | None:
         CheckpointError: tokenizer.json is no JSON object.
     """
     if (data := files.get("tokenizer.json")) is not None:
-        document = json_object(data, "tokenizer.json")
+        document = json_object(data, "tokenizer.json", values=TOKENIZER_VALUES)
         return json_digest({key: value for key, value in document.items() if key not in _SETTINGS})
     parts = {name: files[name].hex() for name in ("tokenizer.model", "vocab.json", "merges.txt") if name in files}
     return json_digest(parts) if parts else None
@@ -35,7 +36,7 @@ def token_count(files: Mapping[str, bytes]) -> int | None:
     """
     if (data := files.get("tokenizer.json")) is None:
         return None
-    return len(_tokens(json_object(data, "tokenizer.json")))
+    return len(_tokens(json_object(data, "tokenizer.json", values=TOKENIZER_VALUES)))
 
 
 def tokenizer_conflict(first: bytes, second: bytes) -> str | None:
@@ -46,7 +47,7 @@ def tokenizer_conflict(first: bytes, second: bytes) -> str | None:
     Raises:
         CheckpointError: one is no JSON object.
     """
-    mine, theirs = (json_object(data, "tokenizer.json") for data in (first, second))
+    mine, theirs = (json_object(data, "tokenizer.json", values=TOKENIZER_VALUES) for data in (first, second))
     mine_ids, their_ids = _tokens(mine), _tokens(theirs)
     for number in sorted(mine_ids.keys() & their_ids.keys()):
         if mine_ids[number] != their_ids[number]:

@@ -1,12 +1,12 @@
 """Weights in safetensors files: what their headers say, and the weights themselves block by block."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from registry.checkpoint.documents import json_object, some
+from registry.checkpoint.documents import is_plain, own_file, read_json, some
+from registry.checkpoint.header import read_header
 from registry.dtypes import NAMES
 from registry.errors import CheckpointError
 from store.arrays import CARRIERS, ArraySource, Block, rows_per_block
@@ -33,26 +33,16 @@ def read_headers(files: list[Path]) -> dict[str, Stored]:
     """Return tensor name → where it is, for all tensors of some safetensors files.
 
     Raises:
-        CheckpointError: a file is no safetensors file.
+        CheckpointError: a file is no safetensors file, or a tensor is in two of them.
     """
-    from safetensors import SafetensorError, safe_open
-
     found: dict[str, Stored] = {}
     for path in files:
-        try:
-            with path.open("rb") as file, safe_open(path, framework="np"):  # which checks the header
-                length = int.from_bytes(file.read(8), "little")
-                header = json.loads(file.read(length))
-        except PermissionError as error:
-            raise CheckpointError(
-                f"{path} cannot be read: permission denied", f"make it readable: chmod u+r {path}"
-            ) from error
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"{path} is no safetensors file: {error}", "copy or save the file again") from error
-        for name, tensor in header.items():
-            if name != "__metadata__":
-                begin = 8 + length + int(tensor["data_offsets"][0])
-                found[name] = Stored(path, str(tensor["dtype"]), tuple(map(int, tensor["shape"])), begin)
+        for name, entry in read_header(path).tensors.items():
+            if name in found:
+                raise CheckpointError(
+                    f"tensor {name} is in {found[name].file.name} and in {path}", "save the checkpoint again, whole"
+                )
+            found[name] = Stored(path, entry.dtype, entry.shape, entry.begin)
     return found
 
 
@@ -62,20 +52,22 @@ def weight_files(folder: Path) -> list[Path]:
     Raises:
         CheckpointError: it has none, or they are not all there, or its weights are in pickle files.
     """
-    index = folder / INDEX
-    if index.is_file():
-        listed = json_object(index.read_bytes(), str(index)).get("weight_map")
+    if (index := own_file(folder, INDEX)) is not None:
+        listed = read_json(index).get("weight_map")
         names = sorted(set(map(str, listed.values()))) if isinstance(listed, dict) else []
-        if outside := [name for name in names if Path(name).name != name]:
-            raise CheckpointError(f"{index} names files outside the folder: {outside[0]!r}", "use a genuine checkpoint")
+        if outside := [name for name in names if not is_plain(name)]:
+            raise CheckpointError(
+                f"{index} names files outside the folder: {outside[0][:200]!r}", "use a genuine checkpoint"
+            )
         if not names:
             raise CheckpointError(f"{index} lists no weights", "copy the file again")
-        if absent := [name for name in names if not (folder / name).is_file()]:
+        paths = {name: own_file(folder, name) for name in names}
+        if absent := [name for name, path in paths.items() if path is None]:
             raise CheckpointError(
                 f"{folder}: {some(absent)} missing, though {index.name} lists them", "copy them again"
             )
-        return [folder / name for name in names]
-    if (single := folder / SINGLE).is_file():
+        return [path for path in paths.values() if path is not None]
+    if (single := own_file(folder, SINGLE)) is not None:
         return [single]
     if any(path for pattern in _PICKLES for path in folder.glob(pattern)):
         raise CheckpointError(

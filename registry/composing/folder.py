@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from registry.checkpoint.documents import read_json
 from registry.errors import OutputError, StorageError
 from registry.progress import Advance
 from registry.tensor_file import Stream, write_shard
@@ -91,9 +92,9 @@ def check_output(out: Path, *, replace: bool | None) -> None:
 def composed_of(folder: Path) -> dict[str, str]:
     """Return member name → content digest of a composed folder; empty for any other."""
     try:
-        members = json.loads((folder / MARKER).read_bytes())["members"]
+        members = read_json(folder / MARKER)["members"]
         return {str(member["name"]): str(member["digest"]) for member in members}
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError):
         return {}
 
 

@@ -14,7 +14,7 @@ from registry.maths.folds import complete
 from registry.maths.statistics import Statistics
 from registry.sites import MLP_INPUT, TOKEN_COUNTS
 from registry.tensors import to_tensor
-from store.arrays import ArraySource, ArrayStore
+from store.arrays import ArraySource, ArrayStore, Block
 from store.catalog import ArrayLink, VersionRecord
 from store.catalog.records import Role
 
@@ -79,15 +79,15 @@ class Member:
 
     def open_weight(self, name: str) -> ArraySource:
         """Return one tensor as blocks, checked while it is read."""
-        return self.store.open(self.weight(name).digest)
+        return self._source(self.weight(name))
 
     def open(self, role: Role, name: str) -> ArraySource:
         """Return one array as blocks, checked while it is read."""
-        return self.store.open(self.link(role, name).digest)
+        return self._source(self.link(role, name))
 
     def file(self, name: str) -> bytes:
         """Return the content of one of the version's files."""
-        return self.store.read(self.link("file", name).digest).tobytes()
+        return self._read(self.link("file", name)).tobytes()
 
     def statistics(self, site: str, layer: int) -> Statistics:
         """Return the statistics of one site and layer.
@@ -152,7 +152,21 @@ class Member:
 
     def _tensor(self, role: Role, name: str) -> torch.Tensor:
         link = self.link(role, name)
-        return to_tensor(self.store.read(link.digest), link.dtype)
+        return to_tensor(self._read(link), link.dtype)
+
+    def _read(self, link: ArrayLink) -> Block:
+        self._source(link)
+        return self.store.read(link.digest)
+
+    def _source(self, link: ArrayLink) -> ArraySource:
+        source = self.store.open(link.digest)
+        if (source.dtype, source.shape) != (link.dtype, link.shape):
+            raise DamagedError(
+                f"{self.version.ref}: its {link.role} array {link.name} is {source.dtype} {list(source.shape)}, "
+                f"the catalog says {link.dtype} {list(link.shape)}",
+                "run: reg verify",
+            )
+        return source
 
 
 @dataclass(frozen=True)

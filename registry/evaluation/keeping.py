@@ -71,7 +71,7 @@ def _changed(folder: Path) -> str | None:
     present = {path.name for path in folder.iterdir() if path.is_file()} - {MARKER}
     for name in sorted(present.symmetric_difference(files)):
         return name
-    for name, digest in files.items():
+    for name, digest in files.items():  # each a regular file of the folder, by now
         with (folder / name).open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != digest:
                 return str(name)

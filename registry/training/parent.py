@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from registry.checkpoint.documents import read_json, some
+from registry.checkpoint.documents import is_plain, read_json, some
 from registry.checkpoint.weights import Stored, read_headers
 from registry.composing.folder import MARKER
 from registry.composing.member import Member
+from registry.content import intact_arrays
 from registry.dtypes import NAMES, WEIGHT_DTYPES
 from registry.errors import CheckpointError
-from registry.meanwhile import opted_out_meanwhile
+from registry.meanwhile import unless_purged
 from registry.progress import Progress
 from registry.resolving import by_digest
 from registry.routed import GATE
@@ -66,7 +67,7 @@ def read_parent(folder: Path, progress: Progress) -> Parent:
     if not is_digest(digest) or not isinstance(files, dict) or json_digest(document) != digest:
         raise CheckpointError(f"{marker} was changed since it was written: it does not have its digest", _AGAIN)
     files = {str(name): str(sha) for name, sha in files.items()}
-    if outside := [name for name in files if Path(name).name != name or name in ("", ".", "..", MARKER)]:
+    if outside := [name for name in files if not is_plain(name) or name == MARKER]:
         raise CheckpointError(f"{marker} names files outside the folder: {outside[0]!r}", _AGAIN)
     if absent := [name for name in files if not (folder / name).is_file()]:
         raise CheckpointError(f"{folder}: {some(absent)} missing", _AGAIN)
@@ -101,8 +102,6 @@ def members_of(parent: Parent, catalog: Catalog, arrays: ArrayStore) -> tuple[li
     if not everyone or not all(isinstance(one, dict) and {"name", "digest"} <= one.keys() for one in everyone):
         raise CheckpointError(f"{parent.folder / MARKER} names no members", _AGAIN)
     used = [by_digest(catalog, str(one["name"]), str(one["digest"]), str(parent.folder)) for one in everyone]
-    members = [Member(version, tuple(catalog.arrays_of(version)), arrays) for version in used[: len(named or ())]]
-    for member in members:
-        if not member.arrays:
-            raise opted_out_meanwhile(catalog.reread([member.version])[0])
+    with unless_purged(catalog, used):
+        members = [Member(version, intact_arrays(catalog, version), arrays) for version in used[: len(named or ())]]
     return members, used

@@ -1,6 +1,5 @@
 """The catalog: every method is one transaction, every answer a detached record."""
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -8,8 +7,9 @@ from typing import cast
 
 from sqlalchemy import delete, func, select
 
-from store.catalog import schema
+from store.catalog import schema, seals
 from store.catalog.backup import backups
+from store.catalog.checks import Checks
 from store.catalog.compositions import Compositions
 from store.catalog.engine import make_engine, place_of
 from store.catalog.erasing import erase
@@ -34,13 +34,13 @@ from store.catalog.tables import (
     Version,
     VersionArray,
 )
-from store.catalog.transactions import log, now
+from store.catalog.transactions import log, now, read_document
 from store.digest import canonical_json
-from store.errors import ConflictError
+from store.errors import ConflictError, DamagedError
 from store.lock import exclusive
 
 
-class Catalog(Compositions, Events):
+class Catalog(Compositions, Events, Checks):
     """Names, versions, aliases, tags, statistics, compositions and the event log of one registry.
 
     Rows are added, and their state changes; no version or event is ever deleted. Each writing method writes its own
@@ -123,6 +123,7 @@ class Catalog(Compositions, Events):
             ConflictError: the name belongs to the other kind.
         """
         with self._writing() as session:
+            seals.check_name(session, new.name)
             expert = session.scalar(select(Expert).where(Expert.name == new.name))
             if expert is None:
                 expert = Expert(name=new.name, kind=new.kind, created_at=now())
@@ -163,7 +164,9 @@ class Catalog(Compositions, Events):
                 session.add(Statistics(version_id=version.id, **vars(item)))
             for key, value in new.tags.items():
                 session.add(Tag(version_id=version.id, key=key, value=value))
-            log(session, f"add-{new.kind}", f"{new.name}@{version.number}", digest=new.digest)
+            ref = f"{new.name}@{version.number}"
+            rows = seals.seals_of(session, names={new.name: expert.id}, versions={ref: version.id})
+            log(session, f"add-{new.kind}", ref, digest=new.digest, rows=rows)
             session.flush()
             session.refresh(version)
             return _version(version), True
@@ -175,10 +178,11 @@ class Catalog(Compositions, Events):
             ConflictError: the version was withdrawn meanwhile.
         """
         with self._writing() as session:
+            seals.check_name(session, version.name)
             row = self._active(session, version)
             for key, value in tags.items():
                 session.merge(Tag(version_id=row.id, key=key, value=value))
-            log(session, "tag", version.ref)
+            log(session, "tag", version.ref, rows=seals.seals_of(session, versions={version.ref: row.id}))
 
     def set_alias(self, version: VersionRecord, alias: str) -> str | None:
         """Point `alias` at an active `version` and return the version it pointed at before (`math@1`), if any.
@@ -187,6 +191,7 @@ class Catalog(Compositions, Events):
             ConflictError: the version was withdrawn meanwhile.
         """
         with self._writing() as session:
+            seals.check_name(session, version.name)
             row = self._active(session, version)
             found = session.get(Alias, (row.expert_id, alias))
             before = None
@@ -196,7 +201,8 @@ class Catalog(Compositions, Events):
                 number = session.scalar(select(Version.number).where(Version.id == found.version_id))
                 before = f"{version.name}@{number}"
                 found.version_id = row.id
-            log(session, "alias", version.ref, alias=alias, before=before)
+            rows = seals.seals_of(session, names={version.name: row.expert_id})
+            log(session, "alias", version.ref, alias=alias, before=before, rows=rows)
             return before
 
     def delete_alias(self, name: str, alias: str) -> None:
@@ -206,8 +212,10 @@ class Catalog(Compositions, Events):
                 select(Alias).join(Expert, Expert.id == Alias.expert_id).where(Expert.name == name, Alias.name == alias)
             )
             if found is not None:
+                expert = found.expert_id
                 session.delete(found)
-                log(session, "alias", name, alias=alias, deleted=True)
+                rows = seals.seals_of(session, names={name: expert})
+                log(session, "alias", name, alias=alias, deleted=True, rows=rows)
 
     # -- opting out --------------------------------------------------------------------------------------------------
 
@@ -233,7 +241,8 @@ class Catalog(Compositions, Events):
                 row = session.get_one(Version, version.id)
                 if row.state == "active":
                     row.state, row.withdrawn_at = "withdrawn", now()
-                    log(session, "opt-out", version.ref, digest=version.digest)
+                    rows = seals.seals_of(session, versions={version.ref: row.id})
+                    log(session, "opt-out", version.ref, digest=version.digest, rows=rows)
 
     def purge(self, versions: Sequence[VersionRecord], nbytes: Mapping[str, int] | None = None) -> None:
         """Forget everything of `versions` but name, number, digest and times; their arrays become unreferenced.
@@ -244,7 +253,7 @@ class Catalog(Compositions, Events):
         be accounted for.
         """
         with self._writing() as session:
-            self._forget_evaluations(session, versions)
+            gone = self._forget_evaluations(session, versions)
             purged: list[tuple[VersionRecord, set[str]]] = []
             for version in versions:
                 row = session.get_one(Version, version.id)
@@ -260,7 +269,11 @@ class Catalog(Compositions, Events):
             for version, digests in purged:
                 deleted = {digest: (nbytes or {}).get(digest, 0) for digest in sorted(digests - needed)}
                 shared = sorted(digests & needed)
-                log(session, "purge", version.ref, digest=version.digest, deleted=deleted, shared=shared)
+                row = session.get_one(Version, version.id)
+                rows = seals.seals_of(session, names={version.name: row.expert_id}, versions={version.ref: row.id})
+                log(session, "purge", version.ref, digest=version.digest, deleted=deleted, shared=shared, rows=rows)
+            if gone:
+                log(session, "forget", versions[0].ref, rows=dict.fromkeys(gone, seals.GONE))
 
     def erase(self) -> str | None:
         """Take what was deleted out of the database's files too; return what keeps it there, if anything does."""
@@ -282,7 +295,7 @@ class Catalog(Compositions, Events):
         )
         with self._reading() as session:
             return [
-                ArrayLink(cast(Role, role), name, row.digest, row.dtype, tuple(json.loads(row.shape)), row.nbytes)
+                ArrayLink(cast(Role, role), name, row.digest, row.dtype, _shape(row), row.nbytes)
                 for role, name, row in session.execute(query)
             ]
 
@@ -317,6 +330,13 @@ class Catalog(Compositions, Events):
             log(session, "gc", "arrays", arrays=deleted, bytes=freed)
 
 
+def _shape(row: Array) -> tuple[int, ...]:
+    shape = read_document(row.shape, f"the shape of array {row.digest[:12]}")
+    if not isinstance(shape, list) or not all(isinstance(size, int) for size in shape):
+        raise DamagedError(f"the catalog's shape of array {row.digest[:12]} is none", "run: reg verify")
+    return tuple(shape)
+
+
 def _version(row: Version) -> VersionRecord:
     return VersionRecord(
         id=row.id,
@@ -324,7 +344,7 @@ def _version(row: Version) -> VersionRecord:
         kind=cast(Kind, row.expert.kind),
         number=row.number,
         digest=row.digest,
-        content=None if row.content is None else json.loads(row.content),
+        content=None if row.content is None else read_document(row.content, f"version {row.expert.name}@{row.number}"),
         parameters=row.parameters,
         state=cast(State, row.state),
         created_at=row.created_at,

@@ -1,15 +1,15 @@
 """The catalog's compositions, and what evaluations found of them."""
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import delete, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from store.catalog.records import CompositionRecord, EvaluationRecord, VersionRecord
+from store.catalog.seals import composition_seal, evaluation_group, evaluation_seal
 from store.catalog.tables import Composition, CompositionMember, Evaluation, Event, Expert, Version
-from store.catalog.transactions import Transactions, log, now
+from store.catalog.transactions import Transactions, log, now, read_document
 from store.digest import canonical_json
 
 
@@ -33,7 +33,9 @@ class Compositions(Transactions):
             for member in members:
                 if session.get(CompositionMember, (digest, member.id)) is None:
                     session.add(CompositionMember(composition_digest=digest, version_id=member.id))
-            log(session, "compose", digest, members=[member.ref for member in members], out=out)
+            session.flush()
+            rows = {f"composition {digest}": composition_seal(session, digest)}
+            log(session, "compose", digest, members=[member.ref for member in members], out=out, rows=rows)
 
     def compositions(self, containing: Sequence[VersionRecord] | None = None) -> list[CompositionRecord]:
         """Return the compositions made, oldest first, narrowed to those made from any of some versions."""
@@ -56,11 +58,12 @@ class Compositions(Transactions):
                 members.setdefault(digest, []).append(f"{name}@{number}")
             folders: dict[str, dict[str, None]] = {}
             for digest, details in session.execute(writings):
-                folders.setdefault(digest, {})[json.loads(details)["out"]] = None
+                told = read_document(details, "the log")
+                folders.setdefault(digest, {})[str(told.get("out"))] = None
             return [
                 CompositionRecord(
                     row.digest,
-                    json.loads(row.document),
+                    read_document(row.document, f"composition {row.digest}"),
                     row.created_at,
                     tuple(members.get(row.digest, ())),
                     tuple(folders.get(row.digest, ())),
@@ -87,19 +90,25 @@ class Compositions(Transactions):
                     composition_digest=composition, asked=asked, evaluated_at=now(), document=canonical_json(document)
                 )
             )
-            log(session, "evaluate", composition, asked=asked)
+            session.flush()
+            rows = {evaluation_group(composition, asked): evaluation_seal(session, composition, asked)}
+            log(session, "evaluate", composition, asked=asked, rows=rows)
 
     @staticmethod
-    def _forget_evaluations(session: Session, versions: Sequence[VersionRecord]) -> None:
-        """Delete what was measured of compositions made from `versions`, or measured against one of them."""
+    def _forget_evaluations(session: Session, versions: Sequence[VersionRecord]) -> list[str]:
+        """Delete what was measured of compositions made from `versions`, or against one of them; return their seals."""
         made_from = select(CompositionMember.composition_digest).where(
             CompositionMember.version_id.in_([version.id for version in versions])
         )
-        session.execute(delete(Evaluation).where(Evaluation.composition_digest.in_(made_from)))
+        concerned = set(session.scalars(made_from))
         digests = {version.digest for version in versions}
+        gone = []
         for row in session.scalars(select(Evaluation)).all():
-            if digests & set((json.loads(row.document).get("experts") or {}).values()):
+            measured_against = set((read_document(row.document).get("experts") or {}).values())
+            if row.composition_digest in concerned or digests & measured_against:
+                gone.append(evaluation_group(row.composition_digest, row.asked))
                 session.delete(row)
+        return gone
 
     def evaluations(self, composition: str) -> list[EvaluationRecord]:
         """Return what evaluations found of the composition with a digest, the latest first."""
@@ -110,6 +119,11 @@ class Compositions(Transactions):
         )
         with self._reading() as session:
             return [
-                EvaluationRecord(row.composition_digest, row.asked, row.evaluated_at, json.loads(row.document))
+                EvaluationRecord(
+                    row.composition_digest,
+                    row.asked,
+                    row.evaluated_at,
+                    read_document(row.document, f"an evaluation of {row.composition_digest}"),
+                )
                 for row in session.scalars(query)
             ]

@@ -21,6 +21,9 @@ BUSY_SECONDS = 60
 _BUSY, _LOCKED, _PROTOCOL = 5, 6, 15
 """SQLite's codes for a database that another process holds."""
 
+_DAMAGE = ("malformed", "not a database", "no such column", "no such table", "Could not decode")
+"""Of what SQLite says where its file is not what it wrote; the schema's revision has been checked by then."""
+
 
 def make_engine(url: str) -> Engine:
     """Return an engine for `url` (any SQLAlchemy URL). On SQLite a writing transaction takes its lock at its start.
@@ -77,7 +80,7 @@ def translated(engine: Engine) -> Iterator[None]:
         file = file_of(engine)
         if file is not None and ("readonly" in cause or "unable to open" in cause) and (why := _why_read_only(file)):
             raise not_writable(file.parent, why) from error
-        if "malformed" in cause or "not a database" in cause:
+        if any(words in cause for words in _DAMAGE):
             raise DamagedError(f"the catalog {where} is damaged: {cause}", "restore it from a backup") from error
         full = "is full" in cause or "disk I/O" in cause
         if "unable to open" in cause and file is not None and file.is_file():

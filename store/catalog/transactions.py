@@ -1,5 +1,6 @@
 """Transactions of the catalog, and the log that each of them writes to."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -12,7 +13,7 @@ from store.catalog.engine import translated
 from store.catalog.records import VersionRecord
 from store.catalog.tables import Event, Identity, Version
 from store.digest import canonical_json, json_digest
-from store.errors import ConflictError
+from store.errors import ConflictError, DamagedError
 
 
 def now() -> str:
@@ -36,6 +37,20 @@ def log(session: Session, action: str, subject: str, **details: Any) -> None:
     before, at = last or session.scalars(select(Identity.id)).one(), now()
     digest = event_digest(before, at, action, subject, details)
     session.add(Event(at=at, action=action, subject=subject, details=canonical_json(details), digest=digest))
+
+
+def read_document(text: object, where: str) -> Any:
+    """Return what a column with JSON holds.
+
+    Raises:
+        DamagedError: it is no JSON.
+    """
+    try:
+        if isinstance(text, str):
+            return json.loads(text)
+    except (ValueError, RecursionError):
+        pass
+    raise DamagedError(f"the catalog is damaged: {where} is no JSON", "run: reg verify")
 
 
 class Transactions:

@@ -263,7 +263,7 @@ FORGED: dict[str, tuple[Callable[[dict[str, Any], dict[str, torch.Tensor]], obje
     ),
     "no site": (lambda d, t: d.update(saturated={}), "has 0 layers of mlp_input, the checkpoint has 2"),
     "strange site": (
-        lambda d, t: (d["saturated"].update(x=[]), t.update({"x.exponents": torch.zeros(0, 1, dtype=torch.int16)})),
+        lambda d, t: (d["saturated"].update(x=[]), t.update({"x.exponents": torch.zeros(1, 1, dtype=torch.int16)})),
         "has statistics of x, which is no site",
     ),
     "other layers of another site": (
@@ -284,7 +284,7 @@ FORGED: dict[str, tuple[Callable[[dict[str, Any], dict[str, torch.Tensor]], obje
     "other count": (lambda d, t: t["mlp_input.gram.1"][-1].add_(1), "mlp_input, layer 1, holds no sum over"),
     "wrong length": (lambda d, t: t.update({"mlp_input.gram.0": torch.zeros(5, dtype=torch.int64)}), "is damaged"),
     "no tensor": (lambda d, t: t.pop("mlp_input.gram.0"), "is damaged"),
-    "strange document": (lambda d, t: d.update(saturated=7), "is damaged"),
+    "strange document": (lambda d, t: d.update(saturated=7), "saturated is 7, it must be an object of lists of counts"),
     "foreign token": (
         lambda d, t: t.update(
             {

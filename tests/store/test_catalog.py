@@ -273,7 +273,7 @@ def test_chain_breaks_where_an_event_was_changed_or_removed(catalog: Catalog, ch
     assert broken.startswith(f"event {first} (alias ")
     assert catalog.chain().events == 1
     if change == "no JSON":
-        with pytest.raises(DamagedError, match=f"event {first} of the log is damaged"):
+        with pytest.raises(DamagedError, match=f"event {first} of the log is no JSON"):
             catalog.events()
 
 

@@ -71,13 +71,13 @@ BAD: dict[str, tuple[Change, str]] = {
     "rank no integer": wrong(4.0, "a positive integer", r=4.0),
     "rank a boolean": wrong(True, "a positive integer", r=True),
     "no alpha": wrong("None", "a finite number", lora_alpha=...),
-    "alpha NaN": wrong("nan", "a finite number", lora_alpha=float("nan")),
-    "alpha infinite": wrong("inf", "a finite number", lora_alpha=float("inf")),
+    "alpha NaN": (config(lora_alpha=float("nan")), "is not JSON: NaN is no number of JSON"),
+    "alpha infinite": (config(lora_alpha=float("inf")), "is not JSON: Infinity is no number of JSON"),
     "alpha too large": wrong("1e[+]300", "a finite number", lora_alpha=1e300),
     "alpha text": wrong("'6'", "a finite number", lora_alpha="6"),
     "rank pattern no object": wrong(r"\['q_proj'\]", "an object", rank_pattern=["q_proj"]),
     "rank pattern zero": wrong(0, "a positive integer", rank_pattern={"q_proj": 0}),
-    "alpha pattern NaN": wrong("nan", "a finite number", alpha_pattern={"q_proj": float("nan")}),
+    "alpha pattern NaN": (config(alpha_pattern={"q_proj": float("nan")}), "is not JSON: NaN is no number of JSON"),
     "pattern damaged": wrong(r"'\('", "a pattern of module names", rank_pattern={"(": 4}),
     "pattern for ever": wrong(
         r"'\(a\+\)\+b'", "a pattern of module names: it repeats too much", alpha_pattern={"(a+)+b": 4}

@@ -228,6 +228,15 @@ def test_a_bad_index_is_refused_before_any_weight_is_fetched(
     assert not [name for name in hub.fetched() if name.endswith(".safetensors")]
 
 
+def test_a_small_file_that_is_large_is_refused_before_anything_is_fetched(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("registry.checkpoint.hub.TOKENIZER_BYTES", 100)
+    hub.add("org/model", MODEL | {"tokenizer.json": b" " * 101, "calibration.txt": b" " * 101})
+    refusal(CheckpointError, "hf://org/model", "tokenizer.json has 101 bytes, the limit is 100", "name another")
+    assert hub.fetched() == []
+
+
 def test_the_token_is_sent(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.tokens = {"hf_secret"}
     hub.add("org/mine", MODEL, private=True)

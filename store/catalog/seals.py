@@ -1,0 +1,150 @@
+"""Seals: what the log says that the other tables hold, so that a changed row is told like a changed event.
+
+The rows that are written together make a group: a name with its aliases; a version with its arrays, statistics and
+tags; a composition with its members; an evaluation. Each event carries, under `rows` of its details, the digest of
+every group that its transaction changed. The last one that the log has for a group is what the group must have now. Of
+what is purged only digests stay.
+
+Events from before there were seals have none: their groups are held to the log from the next change on.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from sqlalchemy import Table, select
+from sqlalchemy.orm import Session
+
+from store.catalog.tables import (
+    Alias,
+    Array,
+    Base,
+    Composition,
+    CompositionMember,
+    Evaluation,
+    Event,
+    Expert,
+    Statistics,
+    Tag,
+    Version,
+    VersionArray,
+)
+from store.digest import json_digest
+from store.errors import DamagedError
+
+_NONE: Mapping[str, int] = {}
+RESTORE = "restore the catalog from a backup"
+GONE = "gone"
+"""What stands for the digest of rows that were deleted."""
+
+UNREADABLE = "unreadable"
+"""What stands for the digest of rows that hold what no program wrote there."""
+
+
+def name_seal(session: Session, expert: int) -> str:
+    """Return the digest of a name and its aliases."""
+    return _digest(session, (Expert, Expert.id == expert), (Alias, Alias.expert_id == expert))
+
+
+def version_seal(session: Session, version: int) -> str:
+    """Return the digest of a version, its arrays, statistics and tags."""
+    arrays = select(VersionArray.digest).where(VersionArray.version_id == version)
+    return _digest(
+        session,
+        (Version, Version.id == version),
+        (VersionArray, VersionArray.version_id == version),
+        (Array, Array.digest.in_(arrays)),
+        (Statistics, Statistics.version_id == version),
+        (Tag, Tag.version_id == version),
+    )
+
+
+def composition_seal(session: Session, digest: str) -> str:
+    """Return the digest of a composition and its members."""
+    return _digest(
+        session,
+        (Composition, Composition.digest == digest),
+        (CompositionMember, CompositionMember.composition_digest == digest),
+    )
+
+
+def evaluation_seal(session: Session, digest: str, asked: str) -> str:
+    """Return the digest of an evaluation."""
+    return _digest(session, (Evaluation, (Evaluation.composition_digest == digest) & (Evaluation.asked == asked)))
+
+
+def evaluation_group(digest: str, asked: str) -> str:
+    """Return what the log calls an evaluation of a composition."""
+    return f"evaluation {digest} {asked}"
+
+
+def seals_of(
+    session: Session, *, names: Mapping[str, int] = _NONE, versions: Mapping[str, int] = _NONE
+) -> dict[str, str]:
+    """Return group → digest of names and versions, each with its row's number, for the details of an event."""
+    session.flush()
+    found = {f"name {name}": name_seal(session, number) for name, number in names.items()}
+    return found | {f"version {ref}": version_seal(session, number) for ref, number in versions.items()}
+
+
+def check_name(session: Session, name: str) -> None:
+    """Hold the rows of a name, its aliases and all of its versions to the log.
+
+    Raises:
+        DamagedError: they are not what was written.
+    """
+    found = dict(_now_of_name(session, name))
+    query = (
+        select(Event.details)
+        .where((Event.subject == name) | Event.subject.startswith(f"{name}@", autoescape=True))
+        .order_by(Event.id)
+    )
+    written: dict[str, str] = {}
+    for details in session.scalars(query):
+        written |= rows_in(details)
+    for group, digest in written.items():
+        if group.startswith(("name ", "version ")) and found.get(group) != digest:
+            raise DamagedError(
+                f"the catalog's rows of {group} are not those that were written",
+                f"run: reg verify (it tells what else is not); then {RESTORE}",
+            )
+
+
+def rows_in(details: object) -> dict[str, str]:
+    """Return group → digest that the details of an event hold, as they are stored."""
+    try:
+        rows = json.loads(details)["rows"]  # type: ignore[arg-type]
+        return {str(group): str(digest) for group, digest in rows.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return {}
+
+
+def now(session: Session) -> Iterator[tuple[str, str]]:
+    """Yield (group, digest) of everything in the tables."""
+    for name in session.scalars(select(Expert.name).order_by(Expert.id)).all():
+        yield from _now_of_name(session, name)
+    for digest in session.scalars(select(Composition.digest)).all():
+        yield f"composition {digest}", composition_seal(session, digest)
+    for digest, asked in session.execute(select(Evaluation.composition_digest, Evaluation.asked)).all():
+        yield evaluation_group(digest, asked), evaluation_seal(session, digest, asked)
+
+
+def _now_of_name(session: Session, name: str) -> Iterator[tuple[str, str]]:
+    for expert in session.scalars(select(Expert.id).where(Expert.name == name)).all():
+        yield f"name {name}", name_seal(session, expert)
+        numbers = select(Version.id, Version.number).where(Version.expert_id == expert)
+        for version, number in session.execute(numbers).all():
+            yield f"version {name}@{number}", version_seal(session, version)
+
+
+def _digest(session: Session, *parts: tuple[type[Base], Any]) -> str:
+    rows = []
+    for model, condition in parts:
+        table = model.__table__
+        assert isinstance(table, Table)
+        query = select(*table.columns).where(condition).order_by(*table.primary_key.columns)
+        rows.append([table.name, [list(row) for row in session.execute(query)]])
+    try:
+        return json_digest(rows)
+    except (TypeError, ValueError):  # bytes, or a number that none is
+        return UNREADABLE

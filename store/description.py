@@ -1,0 +1,179 @@
+"""What zarr.json may say: only what this program writes, so that no other codec, object type or size is ever tried.
+
+An array of somebody else's may describe anything. It is read as JSON here, compared key by key with what `ArrayStore`
+writes, and its chunks are held against it before zarr opens them: a chunk is a regular file of exactly the bytes that
+its rows take, or a zstd frame that says it expands to just these.
+"""
+
+import json
+import math
+import os
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from store.digest import canonical_json
+
+DESCRIPTION_BYTES = 2**16
+"""More than zarr.json ever has."""
+
+CHUNK_ELEMENTS = 2**22
+"""Elements in one chunk at most: 8 MiB of bfloat16. Few large chunks, yet a bounded workspace."""
+
+ROW_ELEMENTS = 2**24
+"""Elements of one row (one index of the first axis) at most, where that is more than a chunk may have."""
+
+CARRIERS = {
+    "bfloat16": ("uint16", 2),
+    "float16": ("float16", 2),
+    "float32": ("float32", 4),
+    "float64": ("float64", 8),
+    "int16": ("int16", 2),
+    "int32": ("int32", 4),
+    "int64": ("int64", 8),
+    "uint8": ("uint8", 1),
+}
+"""True dtype → (the dtype zarr stores, bytes an element). zarr has no bfloat16: its bits travel as uint16."""
+
+_ZSTD = b"\x28\xb5\x2f\xfd"
+_HEAD_BYTES = 18
+"""The most that the head of a zstd frame takes (RFC 8878, 3.1.1)."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How an array lies in its folder.
+
+    Attributes:
+        dtype: true dtype, a key of `CARRIERS`.
+        shape: at least one axis, every axis ≥ 1.
+        height: rows in a chunk; the last is filled up with zeros.
+        compressed: chunks are zstd frames.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    height: int
+    compressed: bool
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return math.prod(self.shape[1:]) * CARRIERS[self.dtype][1]
+
+    def chunk(self, folder: Path, number: int) -> Path:
+        """Return the file of one chunk."""
+        return folder / ".".join(["c", str(number), *["0"] * (len(self.shape) - 1)])
+
+    def document(self) -> dict[str, Any]:
+        """Return what zarr.json says of it."""
+        carrier, width = CARRIERS[self.dtype]
+        codecs: list[dict[str, Any]] = [
+            {"name": "bytes"} | ({"configuration": {"endian": "little"}} if width > 1 else {})
+        ]
+        if self.compressed:
+            codecs.append({"name": "zstd", "configuration": {"level": 0, "checksum": False}})
+        return {
+            "shape": list(self.shape),
+            "data_type": carrier,
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [self.height, *self.shape[1:]]}},
+            "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
+            "fill_value": 0.0 if carrier.startswith("float") else 0,
+            "codecs": codecs,
+            "attributes": {"dtype": self.dtype},
+            "zarr_format": 3,
+            "node_type": "array",
+            "storage_transformers": [],
+        }
+
+
+def read_layout(folder: Path) -> Layout:
+    """Return what the zarr.json of an array's folder says.
+
+    Raises:
+        ValueError: it is not what this program writes.
+        OSError: it cannot be read.
+    """
+    file = folder / "zarr.json"
+    if stat.S_ISLNK(folder.lstat().st_mode):
+        raise ValueError("its folder is a symbolic link")
+    if regular_size(file) > DESCRIPTION_BYTES:
+        raise ValueError(f"zarr.json has more than {DESCRIPTION_BYTES:,} bytes")
+    try:
+        document = json.loads(file.read_bytes(), object_pairs_hook=_unique)
+        shape, dtype = document["shape"], document["attributes"]["dtype"]
+        height, compressed = document["chunk_grid"]["configuration"]["chunk_shape"][0], len(document["codecs"]) > 1
+    except (KeyError, TypeError, IndexError, RecursionError) as error:
+        raise ValueError(f"zarr.json describes no array: {type(error).__name__} {error}") from error
+    if dtype not in CARRIERS or not isinstance(shape, list) or not shape or not all(map(_is_size, (height, *shape))):
+        raise ValueError(f"zarr.json describes no array of this store: {str(dtype)[:40]!r}, {str(shape)[:80]}")
+    layout = Layout(dtype, tuple(shape), height, compressed)
+    row = math.prod(shape[1:])
+    if height > shape[0] or row > ROW_ELEMENTS or height * row > max(CHUNK_ELEMENTS, row):
+        raise ValueError(f"zarr.json describes chunks of {height:,} rows of {row:,} elements")
+    for key in {**document, **(written := layout.document())}:
+        if key not in document or key not in written or canonical_json(document[key]) != canonical_json(written[key]):
+            raise ValueError(f"zarr.json has another {key} than this program writes")
+    return layout
+
+
+def check_chunks(layout: Layout, folder: Path, numbers: Sequence[int]) -> None:
+    """Check that chunks are regular files that expand to what `layout` says, before any is read.
+
+    Raises:
+        ValueError: one is not.
+        OSError: one is not there.
+    """
+    expected = layout.height * layout.row_bytes
+    for number in numbers:
+        file = layout.chunk(folder, number)
+        size = regular_size(file)
+        if layout.compressed:
+            with file.open("rb") as chunk:
+                size = _expanded(chunk.read(_HEAD_BYTES))
+        if size != expected:
+            raise ValueError(f"{file.name} holds {size:,} bytes, {expected:,} were expected")
+        if not layout.compressed and (padding := (number + 1) * layout.height - layout.shape[0]) > 0:
+            with file.open("rb") as chunk:
+                chunk.seek(expected - padding * layout.row_bytes)
+                if any(chunk.read()):
+                    raise ValueError(f"{file.name} does not end in zeros")
+
+
+def regular_size(file: Path) -> int:
+    """Return the size of a file that is a regular one, neither a link nor a device.
+
+    Raises:
+        ValueError: it is something else.
+        OSError: it is not there.
+    """
+    found = os.lstat(file)
+    if not stat.S_ISREG(found.st_mode):
+        raise ValueError(f"{file.name} is no regular file")
+    return found.st_size
+
+
+def _expanded(head: bytes) -> int:
+    """Return the size that the head of a zstd frame says it expands to (RFC 8878, 3.1.1.1)."""
+    if head[:4] != _ZSTD or len(head) < 6:
+        raise ValueError("a chunk is no zstd frame")
+    flags = head[4]
+    single, width = flags & 32, (1 if flags & 32 else 0, 2, 4, 8)[flags >> 6]
+    start = 5 + (0 if single else 1) + (0, 1, 2, 4)[flags & 3]
+    field = head[start : start + width]
+    if width == 0 or len(field) < width or flags & 8:
+        raise ValueError("a chunk does not say what it expands to")
+    return int.from_bytes(field, "little") + (256 if width == 2 else 0)
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value < 2**48
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("zarr.json names a key twice")
+    return found

@@ -1,0 +1,400 @@
+"""What is fuzzed: for each parser valid inputs, how they are changed, and the public entry that reads them.
+
+A target's `make` writes an input to a scratch folder and returns what reads it. What reads it may succeed or raise a
+RegError; anything else is a fault.
+"""
+
+import gzip
+import io
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+from click.testing import CliRunner
+from pyarrow import parquet
+
+from cli.main import main as reg
+from registry import PassSettings, Recipe, Registry
+from registry.checkpoint import Checkpoint
+from registry.checkpoint.hub import HubReference
+from registry.collecting import text_calibration
+from registry.composing.folder import MARKER
+from registry.errors import RegError
+from registry.reference import Reference
+from registry.statistics_file import FILE_NAME
+from tests.conftest import files_of
+from tests.models import make_model, save_checkpoint, sentences, train_tokenizer, write_jsonl
+from tests.mutations import Draw, changed_bytes, changed_json, changed_safetensors, spam, text
+
+SETTINGS = PassSettings(tokens=64, seq_len=16, batch_size=4)
+EXPERTS = ("code", "math")
+CLI_SHARE = 0.15
+"""Of the inputs, how many go through the command line: its exit code is looked at, and that no traceback is shown."""
+
+Act = Callable[[], object]
+SMALL = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"),
+    *("added_tokens.json", "vocab.json", "chat_template.json"),
+)
+
+
+@dataclass
+class World:
+    """Valid inputs of every kind, made once.
+
+    Attributes:
+        home: a registry of a base model and two experts, which nothing may change.
+        bare: a checkpoint without statistics, in one file; `sharded` in several; `carried` with statistics.
+        adapter: an adapter of the base model.
+        composed: a composed folder.
+        receipt: of an expert that was opted out.
+        scratch: where an input is written; emptied after each.
+    """
+
+    home: Path
+    bare: Path
+    sharded: Path
+    carried: Path
+    adapter: Path
+    composed: Path
+    receipt: Path
+    text: Path
+    scratch: Path
+
+    @classmethod
+    def make(cls, root: Path) -> "World":
+        """Make all of it below `root`."""
+        from registry.collecting import collect_to
+        from tests.registry.checkpoint.test_adapter import LINEAR, train
+
+        tokenizer = train_tokenizer()
+        base = save_checkpoint(make_model("llama", 100), root / "base", tokenizer)
+        bare = save_checkpoint(make_model("llama", 103), root / "bare", tokenizer)
+        sharded = save_checkpoint(make_model("llama", 103), root / "sharded", tokenizer, max_shard_size="60KB")
+        carried = shutil.copytree(bare, root / "carried")
+        data = write_jsonl(root / "text.jsonl", sentences("law", 20))
+        collect_to(bare, carried, data=[data], settings=SETTINGS, keep_calibration=True)
+        adapter = train(base, root / "adapter", target_modules=LINEAR)
+        home = root / "home"
+        with Registry(home) as registry:
+            registry.add_base("base", base)
+            for number, name in enumerate((*EXPERTS, "german"), start=1):
+                folder = save_checkpoint(make_model("llama", 100 + number), root / name, tokenizer)
+                text = write_jsonl(root / f"{name}.jsonl", sentences(name, 20))
+                registry.add_expert(name, folder, data=[text], settings=SETTINGS, tags={"team": "a"}, alias="stable")
+            registry.compose([*EXPERTS, "german"], root / "former")
+            registry.compose(EXPERTS, root / "composed")
+            registry.opt_out("german", purge=True, receipt=root / "receipt.json")
+        (root / "scratch").mkdir()
+        return cls(
+            home, bare, sharded, carried, adapter, root / "composed", root / "receipt.json", data, root / "scratch"
+        )
+
+    def copy(self, folder: Path) -> Path:
+        """Return a copy of a folder that may be changed: files are linked until they are written anew."""
+        target = self.scratch / "input"
+        target.mkdir()
+        for path in folder.iterdir():
+            (target / path.name).hardlink_to(path)
+        return target
+
+
+def put(path: Path, data: bytes) -> Path:
+    """Write a file in place of the link that may be there."""
+    path.unlink(missing_ok=True)
+    path.write_bytes(data)
+    return path
+
+
+def cli(world: World, *words: object) -> None:
+    """Run a command, which must end well or tell an error.
+
+    Raises:
+        RegError: it told one.
+        AssertionError: it showed anything else.
+    """
+    result = CliRunner().invoke(reg, ["--home", str(world.home), *map(str, words)])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    shown = result.output
+    if result.exit_code not in (0, 1, 2) or "Traceback" in shown or "fault of the program" in shown:
+        raise AssertionError(f"exit code {result.exit_code}: {shown[-500:]}")
+    if result.exit_code and not shown.strip():
+        raise AssertionError(f"exit code {result.exit_code} without a word")
+    if result.exit_code:
+        raise RegError(shown)
+
+
+def checked(world: World, draw: Draw, folder: Path, *words: object) -> Act:
+    """Return what checks a checkpoint, and where it is refused tries to register it all the same."""
+    by_hand, as_base = draw.random() < CLI_SHARE, draw.random() < 0.5 and not (folder / FILE_NAME).is_file()
+
+    def act() -> None:
+        if by_hand:
+            cli(world, "check", folder, *words)
+            return
+        with Registry(world.home, create=False) as registry:
+            base = words[1] if words else None
+            try:
+                registry.check(folder, base=None if base is None else str(base))
+            except RegError:
+                if as_base and base is None:
+                    registry.add_base("fuzz", folder)
+                else:
+                    registry.add_expert("fuzz", folder, base=None if base is None else str(base))
+                raise
+
+    return act
+
+
+def safetensors(world: World, draw: Draw) -> Act:
+    """Return a look at weights whose file was changed."""
+    folder = world.copy(world.bare)
+    put(folder / "model.safetensors", changed_safetensors(draw, (world.bare / "model.safetensors").read_bytes()))
+    return checked(world, draw, folder)
+
+
+def index(world: World, draw: Draw) -> Act:
+    """Return a look at an index of shards that was changed, or at a shard that is another."""
+    folder = world.copy(world.sharded)
+    name = "model.safetensors.index.json"
+    put(folder / name, changed_json(draw, (world.sharded / name).read_bytes()))
+    if draw.random() < 0.2:
+        shard = draw.choice(sorted(folder.glob("*.safetensors")))
+        data = shard.read_bytes()
+        put(shard, changed_safetensors(draw, data))
+    return checked(world, draw, folder)
+
+
+def config(world: World, draw: Draw) -> Act:
+    """Return a look at a config.json that was changed."""
+    folder = world.copy(draw.choice((world.bare, world.carried)))
+    put(folder / "config.json", changed_json(draw, (world.bare / "config.json").read_bytes()))
+    return checked(world, draw, folder)
+
+
+def adapter(world: World, draw: Draw) -> Act:
+    """Return a look at an adapter whose configuration or weights were changed."""
+    folder = world.copy(world.adapter)
+    if draw.random() < 0.7:
+        put(folder / "adapter_config.json", changed_json(draw, (world.adapter / "adapter_config.json").read_bytes()))
+    else:
+        name = "adapter_model.safetensors"
+        put(folder / name, changed_safetensors(draw, (world.adapter / name).read_bytes()))
+    return checked(world, draw, folder, "--base", "base")
+
+
+def tokenizer(world: World, draw: Draw) -> Act:
+    """Return a look at the tokenizer's files, of which one was changed, and a tokenizing by it."""
+    folder = world.copy(world.bare)
+    name = draw.choice(SMALL)
+    known = (world.bare / name).read_bytes() if (world.bare / name).is_file() else b'{"a": 1}'
+    put(folder / name, changed_json(draw, known))
+
+    def act() -> None:
+        checkpoint = Checkpoint(folder)
+        with Registry(world.home, create=False) as registry:
+            registry.check(folder)
+        text_calibration(checkpoint, [world.text], SETTINGS)
+
+    return act
+
+
+def data(world: World, draw: Draw) -> Act:
+    """Return a reading of calibration data that was changed."""
+    suffix = draw.choice((".txt", ".jsonl", ".jsonl.gz", ".parquet"))
+    path = put(world.scratch / f"data{suffix}", _data(draw, suffix))
+    by_hand, whole = draw.random() < CLI_SHARE / 2, draw.random() < 0.05
+
+    def act() -> None:
+        words = ("--tokens", 64, "--seq-len", 16, "--data", path)
+        if by_hand:
+            cli(world, "check", world.bare, *words)
+        elif whole:
+            with Registry(world.home, create=False) as registry:
+                registry.check(world.bare, data=[path], settings=SETTINGS)
+        else:
+            text_calibration(Checkpoint(world.bare), [path], SETTINGS)
+
+    return act
+
+
+def _data(draw: Draw, suffix: str) -> bytes:
+    rows = [{"text": line} for line in sentences("code", 20)]
+    lines = [json.dumps(row).encode() for row in rows]
+    if suffix == ".txt":
+        return changed_bytes(draw, b"\n".join(line for line in lines))
+    if suffix == ".parquet":
+        table = draw.choice(
+            (
+                lambda: pa.table({"text": [row["text"] for row in rows]}),
+                lambda: pa.table({"text": [row["text"] for row in rows] * draw.choice((1, 500))}),
+                lambda: pa.table({"text": list(range(20))}),
+                lambda: pa.table({"text": [["a"], None]}),
+                lambda: pa.table({"other": ["a"]}),
+                lambda: pa.table({"messages": [[{"role": "user", "content": "hi"}]]}),
+                lambda: pa.table({"text": ["x" * 10**7] * 2}),
+                lambda: pa.table({"text": pa.array([b"\xff\xfe"], type=pa.binary())}),
+            )
+        )()
+        file = io.BytesIO()
+        parquet.write_table(table, file, compression=draw.choice(("snappy", "zstd", "none", "gzip")))
+        return changed_bytes(draw, file.getvalue()) if draw.random() < 0.8 else file.getvalue()
+    way = draw.random()
+    if way < 0.5:
+        at = draw.randrange(len(lines))
+        lines[at] = changed_json(draw, lines[at])
+    elif way < 0.6:
+        lines = [b'{"text": "' + b"x" * draw.choice((2**20, 2**25)) + b'"}']
+    elif way < 0.7:
+        lines = [b"\n" * draw.choice((10, 2**23))]
+    elif way < 0.8:
+        lines = [json.dumps({"messages": json.loads(json.dumps(draw.choice(([], [7], [{"role": 1}]))))}).encode()]
+    joined = draw.choice((b"\n", b"\r\n", b"\r", b"")).join(lines)
+    if suffix == ".jsonl":
+        return changed_bytes(draw, joined) if way >= 0.8 else joined
+    if draw.random() < 0.1:
+        joined = b"\x00" * draw.choice((10**6, 5 * 10**7))
+    packed = gzip.compress(joined, compresslevel=draw.choice((1, 9)))
+    return changed_bytes(draw, packed) if draw.random() < 0.5 else packed * draw.choice((1, 1, 2))
+
+
+def names(world: World, draw: Draw) -> Act:
+    """Return uses of a name, reference, tag, alias, license or repository that nobody gave."""
+    word = text(
+        draw, draw.choice(("code", "code@1", "math@stable", "team=a", "hf://org/name@main", "apache-2.0", "0" * 12))
+    )
+    by_hand, absent = draw.random() < 0.5, world.scratch / "absent"
+    safe = word.replace("\x00", "").encode("utf-8", "replace").decode()
+
+    def shown() -> None:
+        what = draw.choice(("show", "log", "compositions", "overlap", "export", "alias"))
+        if what == "export":
+            cli(world, "export", "--out", world.scratch / "out", "--", safe)
+        elif what == "alias":
+            cli(world, "alias", "--", f"{safe}@9", safe)
+        else:
+            cli(world, what, "--", safe)
+
+    def written() -> None:
+        options = draw.choice((("--tag", safe), ("--alias", safe), ("--license", safe), ()))
+        cli(world, "add-expert", *options, "--", draw.choice((safe, "fuzz")), absent)
+
+    def called() -> None:
+        with Registry(world.home, create=False) as registry:
+            what = draw.randrange(6)
+            if what == 0:
+                registry.resolve(word)
+            elif what == 1:
+                registry.log(word)
+            elif what == 2:
+                Reference.parse(word)
+                registry.affected_by_opt_out(word)
+            elif what == 3:
+                registry.add_expert(word, absent, tags={word: word}, license=word, alias=word)
+            elif what == 4:
+                registry.plan([word, "math"])
+            else:
+                HubReference.parse(word)
+
+    return draw.choice((shown, written)) if by_hand else called
+
+
+def receipts(world: World, draw: Draw) -> Act:
+    """Return a check of a receipt that was changed."""
+    path = put(world.scratch / "receipt.json", changed_json(draw, world.receipt.read_bytes()))
+    by_hand, folders = draw.random() < CLI_SHARE, [world.composed] * draw.randrange(2)
+
+    def act() -> None:
+        if by_hand:
+            cli(world, "receipt", "verify", path)
+            return
+        with Registry(world.home, create=False) as registry:
+            registry.verify_receipt(path, folders)
+
+    return act
+
+
+def composition(world: World, draw: Draw) -> Act:
+    """Return what is done with a composed folder whose composition.json was changed."""
+    folder = world.copy(world.composed)
+    put(folder / MARKER, changed_json(draw, (world.composed / MARKER).read_bytes()))
+    by_hand, receipt = draw.random() < CLI_SHARE, draw.random() < 0.4
+
+    def act() -> None:
+        if by_hand:
+            cli(world, "reproduce", folder)
+            return
+        with Registry(world.home, create=False) as registry:
+            if receipt:
+                registry.verify_receipt(world.receipt, [folder])
+            else:
+                registry.reproduce(folder)
+
+    return act
+
+
+def statistics(world: World, draw: Draw) -> Act:
+    """Return a look at a checkpoint whose statistics.safetensors was changed."""
+    folder = world.copy(world.carried)
+    name = "statistics.safetensors"
+    put(folder / name, changed_safetensors(draw, (world.carried / name).read_bytes()))
+    return checked(world, draw, folder)
+
+
+def arrays(world: World, draw: Draw) -> Act:
+    """Return a verification and a composition of a registry of which an array was changed."""
+    home = shutil.copytree(world.home, world.scratch / "home")
+    folder = draw.choice(sorted((home / "arrays").glob("??/*")))
+    file = draw.choice(sorted(folder.iterdir()))
+    if file.name == "zarr.json" or draw.random() < 0.5:
+        file = folder / "zarr.json"
+        put(file, changed_json(draw, file.read_bytes()))
+    elif draw.random() < 0.1:
+        put(file, spam(draw))
+    else:
+        put(file, changed_bytes(draw, file.read_bytes()))
+    return _opened(world, draw, home)
+
+
+def database(world: World, draw: Draw) -> Act:
+    """Return the same of a registry whose database was changed."""
+    home = shutil.copytree(world.home, world.scratch / "home")
+    file = home / "catalog.sqlite"
+    file.write_bytes(changed_bytes(draw, file.read_bytes()))
+    return _opened(world, draw, home)
+
+
+def _opened(world: World, draw: Draw, home: Path) -> Act:
+    def act() -> None:
+        out = world.scratch / "out"
+        with Registry(home, create=False) as registry:
+            problems = registry.verify().problems
+            plan = registry.plan(EXPERTS, Recipe())
+            registry.write(plan, out)
+            if problems and files_of(out) != files_of(world.composed):
+                raise AssertionError(f"composed of what is damaged: {problems[0]}")
+        if problems:
+            raise RegError(problems[0])
+
+    return act
+
+
+TARGETS: dict[str, tuple[int, Callable[[World, Draw], Act]]] = {
+    "safetensors": (14, safetensors),
+    "index": (8, index),
+    "config": (10, config),
+    "adapter": (8, adapter),
+    "tokenizer": (8, tokenizer),
+    "data": (12, data),
+    "names": (12, names),
+    "receipts": (8, receipts),
+    "composition": (8, composition),
+    "statistics": (8, statistics),
+    "arrays": (6, arrays),
+    "database": (2, database),
+}
+"""Name → (how often of a hundred or so, what makes an input)."""

@@ -1,0 +1,162 @@
+"""Proves: a row, key or column that changed by itself is told, and nobody composes of it or writes on top of it."""
+
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from store.catalog import Catalog
+from store.catalog.tables import Base, Event, Identity
+from store.errors import DamagedError
+from tests.store.test_catalog import new
+from tests.store.test_schema import GOLDEN, url
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Iterator[Catalog]:
+    """A catalog with something in every table."""
+    opened = Catalog(f"sqlite:///{tmp_path / 'catalog.sqlite'}", tmp_path / "lock")
+    opened.add_version(new("base", "0", "9", kind="base", statistics=()))
+    first, _ = opened.add_version(new("math", "1", "12"))
+    second, _ = opened.add_version(new("math", "2", "23"))
+    opened.set_tags(second, {"run": "7"})
+    opened.set_alias(first, "stable")
+    opened.set_alias(second, "stable")
+    opened.record_composition("d" * 64, {"recipe": {"lam": 0.01}}, [second], "moe")
+    opened.record_evaluation("d" * 64, "e" * 64, {"figures": {"average": 88.7}})
+    third, _ = opened.add_version(new("law", "4", "4"))
+    opened.withdraw([third])
+    opened.purge([third])
+    opened.forget_unreferenced(1, 24)
+    yield opened
+    opened.close()
+
+
+def change(catalog: Catalog, statement: str) -> None:
+    """Change the database as no program of ours does."""
+    with closing(sqlite3.connect(str(catalog.engine.url.database))) as connection:
+        connection.execute("PRAGMA writable_schema = ON")
+        connection.execute(statement)
+        connection.commit()
+
+
+@contextmanager
+def restored(catalog: Catalog) -> Iterator[None]:
+    """Put the database back afterwards as it was."""
+    database = str(catalog.engine.url.database)
+    with closing(sqlite3.connect(":memory:")) as good, closing(sqlite3.connect(database)) as connection:
+        connection.backup(good)
+        yield
+        catalog.engine.dispose()
+        good.backup(connection)
+
+
+def columns() -> Iterator[tuple[str, str]]:
+    """Yield (table, column) of everything but the log and the id, which the chain holds."""
+    for table in Base.metadata.sorted_tables:
+        if table not in (Event.__table__, Identity.__table__):
+            yield from ((table.name, column.name) for column in table.columns)
+
+
+def test_catalog_as_it_was_written_has_no_discrepancy(catalog: Catalog) -> None:
+    assert catalog.discrepancies(log=True) == []
+    assert catalog.chain().broken is None
+
+
+@pytest.mark.parametrize(("table", "column"), list(columns()))
+def test_every_column_of_every_row_is_held_to_the_log(catalog: Catalog, table: str, column: str) -> None:
+    database = str(catalog.engine.url.database)
+    with closing(sqlite3.connect(database)) as connection:
+        rows = connection.execute(f"SELECT rowid, {column} FROM {table}").fetchall()
+    assert rows
+    for row, value in rows[-1:]:
+        other = value + 100 if isinstance(value, int) else f"{value or ''}x"
+        with restored(catalog):
+            change(catalog, f"UPDATE {table} SET {column} = '{other}' WHERE rowid = {row}")
+            assert catalog.discrepancies(log=True), (table, column, row, value)
+    assert catalog.discrepancies(log=True) == []
+
+
+@pytest.mark.parametrize("table", sorted({table for table, _ in columns()}))
+def test_row_that_vanished_is_told(catalog: Catalog, table: str) -> None:
+    change(catalog, f"DELETE FROM {table} WHERE rowid = (SELECT min(rowid) FROM {table})")
+    assert catalog.discrepancies(log=True)
+
+
+ADDED = {
+    "version": "INSERT INTO versions VALUES (9, 2, 3, 'x', '{}', 1, 'active', 'now', NULL, NULL)",
+    "alias": "INSERT INTO aliases VALUES (2, 'new', 2)",
+    "tag": "INSERT INTO tags VALUES (2, 'new', 'x')",
+    "member": f"INSERT INTO composition_members VALUES ('{'d' * 64}', 1)",
+}
+
+
+@pytest.mark.parametrize("what", sorted(ADDED))
+def test_row_that_nobody_wrote_is_told(catalog: Catalog, what: str) -> None:
+    change(catalog, ADDED[what])
+    assert catalog.discrepancies(log=True)
+
+
+def test_nothing_is_written_on_top_of_a_changed_row_but_its_withdrawal(catalog: Catalog) -> None:
+    change(catalog, "UPDATE tags SET value = 'stolen' WHERE key = 'run'")
+    version = catalog.versions("math")[1]
+    for call in (
+        lambda: catalog.check_name("math"),
+        lambda: catalog.set_tags(version, {"a": "b"}),
+        lambda: catalog.set_alias(version, "new"),
+        lambda: catalog.add_version(new("math", "7", "7")),
+    ):
+        with pytest.raises(DamagedError, match="rows of version math@2 are not those that were written"):
+            call()
+    catalog.check_name("base")
+    catalog.withdraw([version])
+    assert catalog.versions("math")[1].state == "withdrawn"
+
+
+def test_schema_that_was_changed_is_told(catalog: Catalog) -> None:
+    statement = "UPDATE sqlite_master SET sql = replace(sql, '{}', '{}') WHERE name = 'tags'"
+    for before, after in (("value TEXT", "valuf TEXT"), ("value TEXT", "value TEXS"), (" NOT NULL", " ")):
+        with restored(catalog):
+            change(catalog, statement.format(before, after))
+            catalog.engine.dispose()
+            problems: list[str] | str
+            try:
+                problems = catalog.discrepancies(log=True)
+            except DamagedError as error:
+                problems = error.message
+            assert problems
+    assert catalog.discrepancies(log=True) == []
+
+
+def test_event_is_held_to_its_text_and_its_number(catalog: Catalog) -> None:
+    with closing(sqlite3.connect(str(catalog.engine.url.database))) as connection:
+        (last,) = connection.execute("SELECT max(id) FROM events").fetchone()
+    change(catalog, f"UPDATE events SET id = {last + 4} WHERE id = {last}")
+    assert str(catalog.chain().broken).startswith(f"event {last + 4} ")
+    change(catalog, f"UPDATE events SET id = {last}, details = ' ' || details WHERE id = {last + 4}")
+    assert str(catalog.chain().broken).startswith(f"event {last} ")
+
+
+@pytest.mark.parametrize("revision", sorted(path.stem for path in GOLDEN.glob("*.sqlite")))
+def test_older_catalog_is_held_to_the_log_from_its_next_change_on(tmp_path: Path, revision: str) -> None:
+    from store.catalog import schema
+    from store.catalog.engine import make_engine
+
+    shutil.copy(GOLDEN / f"{revision}.sqlite", tmp_path / "catalog.sqlite")
+    engine = make_engine(url(tmp_path))
+    schema.upgrade(engine)
+    engine.dispose()
+    catalog = Catalog(url(tmp_path), tmp_path / "lock")
+    assert catalog.discrepancies(log=True) == []
+    (code,) = catalog.versions("code")
+    change(catalog, "UPDATE versions SET parameters = parameters + 1 WHERE id = 2")
+    assert catalog.discrepancies(log=True) == []
+    catalog.set_tags(code, {"a": "b"})
+    change(catalog, "UPDATE versions SET parameters = parameters + 1 WHERE id = 2")
+    assert catalog.discrepancies(log=True) == [
+        "version code@1: the catalog's rows are not those that the log says were written"
+    ]
+    catalog.close()

@@ -1,0 +1,43 @@
+"""Proves: nothing that is fed to a parser shows a traceback, hangs, takes much memory or leaves a trace.
+
+A few hundred inputs here; `make trust` feeds thousands (`tests.fuzz`).
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+
+
+def figures(*words: str) -> dict[str, Any]:
+    """Run a module of the tests and return the line of JSON that it prints last."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("COV", "PYTEST"))}
+    done = subprocess.run(
+        [sys.executable, "-m", *words], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_inputs_that_nobody_should_write_are_taken_or_refused() -> None:
+    found = figures("tests.fuzz", "--inputs", "200", "--seed", "1")
+    assert found["wrong"] == 0
+    assert found["taken"] + found["refused"] == 200
+    assert found["refused"] > 100
+    assert len(found["targets"]) == 12
+    assert found["most_seconds"] < 5
+    assert found["most_MB"] < 500
+
+
+def test_flipped_bits_are_told_and_never_composed_of() -> None:
+    found = figures("tests.bitflips", "--flips", "30", "--seed", "1", "--subsets", "1")
+    assert found["wrong"] == 0
+    assert sum(found["told"].values()) + sum(found["unused"].values()) == 30
+    assert set(found["told"]) == {"arrays", "database", "folders"}
+    assert set(found["unused"]) <= {"database"}
+    assert found["compositions"]["damaged"] > 0
