@@ -6,13 +6,43 @@ It is forked before anything starts a thread, as a process may not be forked saf
 import json
 import os
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.crash import Steps
+import sqlalchemy.event
+from sqlalchemy import Engine
 
 Perform = Callable[[Path, dict[str, Any]], None]
+
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+_CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.truncate", "sqlite3.connect"}
+
+
+class Steps:
+    """Counts steps (files opened for writing, made, moved, deleted; statements; commits), and dies before one."""
+
+    def __init__(self, fatal: int | None) -> None:
+        self.count, self.fatal = 0, fatal
+
+    def step(self) -> None:
+        """Go one step on, or die."""
+        if self.count == self.fatal:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.count += 1
+
+    def watch(self) -> None:
+        """Take every audit event and database statement for a step from now on."""
+
+        def audit(event: str, arguments: tuple[Any, ...]) -> None:
+            opened = event == "open" and isinstance(arguments[2], int) and arguments[2] & _WRITES
+            if opened or event in _CHANGES:
+                self.step()
+
+        sys.addaudithook(audit)
+        sqlalchemy.event.listen(Engine, "before_cursor_execute", lambda *_: self.step())
+        sqlalchemy.event.listen(Engine, "commit", lambda *_: self.step())
 
 
 class Zygote:

@@ -104,7 +104,7 @@ class Compositions(Transactions):
         digests = {version.digest for version in versions}
         gone = []
         for row in session.scalars(select(Evaluation)).all():
-            measured_against = set((read_document(row.document).get("experts") or {}).values())
+            measured_against = set((read_document(row.document, "an evaluation").get("experts") or {}).values())
             if row.composition_digest in concerned or digests & measured_against:
                 gone.append(evaluation_group(row.composition_digest, row.asked))
                 session.delete(row)

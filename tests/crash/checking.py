@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import registry.withdrawing
+import registry.clearing
 from registry import Registry
 from registry.composing.folder import MARKER
 from store.catalog import schema
@@ -139,7 +139,7 @@ def outcome(world: Path) -> dict[str, Any]:
     home = world / "home"
     found: dict[str, Any] = {}
     if _at_head(home) and (home / "arrays").exists():
-        registry.withdrawing.STALE_SECONDS = -1.0  # whoever was killed has ended
+        registry.clearing.STALE_SECONDS = -1.0  # whoever was killed has ended
         with Registry(home) as opened:
             assert not list(opened.verify().problems)
             opened.gc()

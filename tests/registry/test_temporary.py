@@ -17,8 +17,12 @@ def refuse(*_words: Any, **_options: Any) -> Any:
 
 
 def test_goes_when_it_is_no_longer_needed(tmp_path: Path) -> None:
+    def fill(folder: Path) -> None:
+        (folder / "some").write_text("x")
+        (folder / "some").mkdir()
+
     with pytest.raises(FileExistsError), temporary_folder(tmp_path / "new") as folder:
-        (folder / "some").write_text("x") and (folder / "some").mkdir()
+        fill(folder)
     assert list((tmp_path / "new").iterdir()) == []
 
 
