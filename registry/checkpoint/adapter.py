@@ -266,7 +266,8 @@ def merge_adapter(adapter: Adapter, base: DenseWeights, out: Path, progress: Pro
         OutputError: `out` is there already.
         StorageError: the disk is full or refuses.
     """
-    from registry.composing.folder import Stream, fresh_folder, write_files, write_weights
+    from registry.composing.folder import fresh_folder, write_files, write_weights
+    from registry.composing.shards import Stream
 
     changes, streams = adapter.check(base), []
     for name, shape in base.shapes.items():

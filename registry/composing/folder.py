@@ -6,36 +6,20 @@ first and deleted last. A crash leaves hidden folders, which the next writing to
 
 import hashlib
 import json
-import math
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
-from registry.dtypes import SAFETENSORS
+from registry.composing.shards import Shard, Stream, write_shards
 from registry.errors import OutputError, StorageError
 from registry.progress import Advance
-from store.arrays import CARRIERS, Block, flush
+from store.arrays import flush
 
 SHARD_BYTES = 5 * 10**9
+ONE_FILE_BYTES = 10**9
 MARKER = "composition.json"
 """What tells a folder that this program wrote from any other, which it never deletes."""
-
-
-@dataclass(frozen=True)
-class Stream:
-    """A tensor to write: its blocks are asked for when their turn comes."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    blocks: Callable[[], Iterable[Block]]
-
-    @property
-    def nbytes(self) -> int:
-        """Size in bytes."""
-        return math.prod(self.shape) * CARRIERS[self.dtype][1]
 
 
 @contextmanager
@@ -114,16 +98,15 @@ def composed_of(folder: Path) -> dict[str, str]:
 
 def write_weights(folder: Path, streams: Iterable[Stream], advance: Advance) -> dict[str, str]:
     """Write all tensors as safetensors, in one file or in shards with an index, and return file name → SHA-256."""
-    shards = _shards(streams)
+    shards = layout(folder, streams)
+    digests = dict(zip((shard.path.name for shard in shards), write_shards(shards, advance), strict=True))
     if len(shards) == 1:
-        return {"model.safetensors": write_shard(folder / "model.safetensors", shards[0], advance)}
-    digests, weight_map = {}, {}
-    for number, shard in enumerate(shards, start=1):
-        name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        digests[name] = write_shard(folder / name, shard, advance)
-        weight_map.update({stream.name: name for stream in shard})
-    total = sum(stream.nbytes for shard in shards for stream in shard)
-    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+        return digests
+    weight_map = {stream.name: shard.path.name for shard in shards for stream in shard.streams}
+    index = {
+        "metadata": {"total_size": sum(shard.nbytes for shard in shards)},
+        "weight_map": dict(sorted(weight_map.items())),
+    }
     return digests | write_files(folder, {"model.safetensors.index.json": json_file(index)})
 
 
@@ -139,50 +122,34 @@ def json_file(document: object) -> bytes:
     return (json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
 
 
-def _shards(streams: Iterable[Stream]) -> list[list[Stream]]:
-    shards: list[list[Stream]] = [[]]
+def layout(folder: Path, streams: Iterable[Stream]) -> list[Shard]:
+    """Return the files that tensors go to.
+
+    A model of at most `ONE_FILE_BYTES` is one file, as people like it, and is written anew in a second. In a larger
+    one tensors of different parts (experts, routers, trunk) do not share a file, so that a recomposition can take over
+    those files in which nothing changes; no file has more than `SHARD_BYTES` unless one tensor does.
+    """
+    streams = list(streams)
+    parts = sorted({stream.part for stream in streams})
+    if sum(stream.nbytes for stream in streams) <= ONE_FILE_BYTES:
+        parts = []
+    runs = [run for part in parts for run in _runs([s for s in streams if s.part == part])] or _runs(streams)
+    names = [f"model-{number:05d}-of-{len(runs):05d}.safetensors" for number in range(1, len(runs) + 1)]
+    if len(runs) == 1:
+        names = ["model.safetensors"]
+    return [Shard(folder / name, tuple(run)) for name, run in zip(names, runs, strict=True)]
+
+
+def _runs(streams: Iterable[Stream]) -> list[list[Stream]]:
+    runs: list[list[Stream]] = [[]]
     size = 0
     for stream in streams:
-        if shards[-1] and size + stream.nbytes > SHARD_BYTES:
-            shards.append([])
+        if runs[-1] and size + stream.nbytes > SHARD_BYTES:
+            runs.append([])
             size = 0
-        shards[-1].append(stream)
+        runs[-1].append(stream)
         size += stream.nbytes
-    return shards
-
-
-def write_shard(path: Path, streams: list[Stream], advance: Advance) -> str:
-    """Write one safetensors file: 8 bytes for the length of the header, the header (JSON), the tensors back to back."""
-    # Wider elements first, so that every tensor begins at a multiple of its element's size.
-    streams = sorted(streams, key=lambda stream: (-CARRIERS[stream.dtype][1], stream.name))
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for stream in streams:
-        offsets = [end, end + stream.nbytes]
-        header[stream.name] = {
-            "dtype": SAFETENSORS[stream.dtype],
-            "shape": list(stream.shape),
-            "data_offsets": offsets,
-        }
-        end += stream.nbytes
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    state = hashlib.sha256()
-    with path.open("wb") as file:
-        for part in (len(text).to_bytes(8, "little"), text):
-            file.write(part)
-            state.update(part)
-        for stream in streams:
-            written = 0
-            for block in stream.blocks():
-                data = block.data.cast("B")
-                file.write(data)
-                state.update(data)
-                written += block.nbytes
-                advance(block.nbytes)
-            if written != stream.nbytes:
-                raise StorageError(f"tensor {stream.name} came to {written:,} bytes, {stream.nbytes:,} were expected")
-    return state.hexdigest()
+    return runs
 
 
 def _swap(hidden: Path, out: Path) -> None:

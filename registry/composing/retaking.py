@@ -21,13 +21,14 @@ from torch import Tensor
 
 from registry.calibration import Calibration
 from registry.checkpoint import Checkpoint
-from registry.composing.folder import Stream, json_file, write_files, write_shard
+from registry.composing.folder import json_file, write_files
 from registry.composing.materials import Materials
 from registry.composing.member import Member
 from registry.composing.plan import Plan, dense_plan
-from registry.composing.produce import copied, produce
+from registry.composing.produce import copied, produce, span
 from registry.composing.recipe import Recipe
 from registry.composing.refitting import refit
+from registry.composing.shards import Shard, Span, Stream, write_shards
 from registry.composing.writing import host_config, write_model
 from registry.errors import DamagedError, IncompatibleError
 from registry.home import Home
@@ -329,9 +330,13 @@ def forced_folder(materials: Materials, member: int, trunk: Path, place: Workpla
     streams = [Stream(t.name, t.dtype, t.shape, partial(produce, materials, t)) for t in plan.tensors]
     mlps = set(plan.members[member].names("mlp"))
     if not trunk.exists():
-        write_shard(trunk, [stream for stream in streams if stream.name not in mlps], lambda amount: None)
+        _write(trunk, [stream for stream in streams if stream.name not in mlps])
     own = [
-        replace(stream, blocks=partial(_own_mlp, materials, member, stream))
+        replace(
+            stream,
+            blocks=partial(_own_mlp, materials, member, stream),
+            spans=partial(_own_spans, materials, member, stream),
+        )
         for stream in streams
         if stream.name in mlps
     ]
@@ -339,7 +344,7 @@ def forced_folder(materials: Materials, member: int, trunk: Path, place: Workpla
         folder = Path(above)
         files = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
         os.link(trunk, folder / files[0])
-        write_shard(folder / files[1], own, lambda amount: None)
+        _write(folder / files[1], own)
         weight_map = {stream.name: files[stream.name in mlps] for stream in streams}
         index = {"metadata": {"total_size": plan.nbytes}, "weight_map": weight_map}
         write_files(
@@ -358,6 +363,15 @@ def trunk_digest(plan: Plan) -> str:
         keys = ("trunk", "trunk_options", "weights", "balance", "dtype")
         recipe = {key: recipe[key] for key in keys}
     return json_digest([recipe, document["members"], document["base"], plan.dtype])
+
+
+def _write(path: Path, streams: list[Stream]) -> None:
+    write_shards([Shard(path, tuple(streams))], lambda amount: None, flush=False)
+
+
+def _own_spans(materials: Materials, member: int, stream: Stream) -> list[Span] | None:
+    found = span(materials.mlp(member, stream.name), Rows(stream.name), stream.dtype)
+    return None if found is None else [found]
 
 
 def _own_mlp(materials: Materials, member: int, stream: Stream) -> Iterator[Any]:

@@ -6,11 +6,16 @@ from pathlib import Path
 from typing import Any
 
 from registry.checkpoint import COPIED_FILES
-from registry.composing.folder import Stream, json_file, write_files, write_weights
+from registry.composing.folder import json_file, write_files, write_weights
 from registry.composing.materials import Materials
-from registry.composing.plan import Plan
-from registry.composing.produce import produce
+from registry.composing.plan import Plan, Router
+from registry.composing.produce import produce, spans
+from registry.composing.shards import Stream
+from registry.hosts import Experts
 from registry.progress import Progress
+
+_PARTS: dict[type, str] = {Experts: "experts", Router: "routers"}
+"""How a tensor is made → which files of a large model it goes to."""
 
 
 def write_model(materials: Materials, folder: Path, progress: Progress) -> dict[str, str]:
@@ -24,8 +29,17 @@ def write_model(materials: Materials, folder: Path, progress: Progress) -> dict[
 
 def streams_of(materials: Materials) -> list[Stream]:
     """Return every tensor of a plan as a stream."""
-    tensors = materials.plan.tensors
-    return [Stream(t.name, t.dtype, t.shape, partial(produce, materials, t)) for t in tensors]
+    return [
+        Stream(
+            tensor.name,
+            tensor.dtype,
+            tensor.shape,
+            partial(produce, materials, tensor),
+            partial(spans, materials, tensor),
+            _PARTS.get(type(tensor.made), "trunk"),
+        )
+        for tensor in materials.plan.tensors
+    ]
 
 
 def host_config(plan: Plan) -> dict[str, Any]:
