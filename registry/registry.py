@@ -192,6 +192,7 @@ class Registry(Composer):
                 write = stack.enter_context(receipt_file(Path(receipt), ref))
             stack.enter_context(exclusive(self.home.lock, f"opting {ref} out"))
             shutil.rmtree(self.home.cache, ignore_errors=True)  # statistics of compositions that it was in
+            shutil.rmtree(self.home.folders, ignore_errors=True)  # and which files of theirs are whole
             done = opt_out(self.catalog, self.arrays, versions, purge=purge)
             if receipt is not None:
                 write(make_receipt(self, done))

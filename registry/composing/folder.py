@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from registry.composing.earlier import Earlier
 from registry.composing.shards import Shard, Stream, write_shards
 from registry.errors import OutputError, StorageError
 from registry.progress import Advance
@@ -96,10 +97,28 @@ def composed_of(folder: Path) -> dict[str, str]:
         return {}
 
 
-def write_weights(folder: Path, streams: Iterable[Stream], advance: Advance) -> dict[str, str]:
-    """Write all tensors as safetensors, in one file or in shards with an index, and return file name → SHA-256."""
-    shards = layout(folder, streams)
-    digests = dict(zip((shard.path.name for shard in shards), write_shards(shards, advance), strict=True))
+def write_weights(
+    folder: Path, streams: Iterable[Stream], advance: Advance, earlier: Earlier | None = None
+) -> dict[str, str]:
+    """Write all tensors as safetensors, in one file or in shards with an index, and return file name → SHA-256.
+
+    Args:
+        folder: where.
+        streams: the tensors.
+        advance: told of the bytes written or taken over.
+        earlier: the folder that this one replaces; files in which nothing changes are linked to it.
+    """
+    shards, digests = layout(folder, streams), dict[str, str]()
+    if len(shards) == 1:  # that one has the routers too
+        earlier = None
+    for shard in shards:
+        if earlier is not None and (digest := earlier.take(shard)) is not None:
+            digests[shard.path.name] = digest
+            advance(shard.nbytes)
+    fresh = [shard for shard in shards if shard.path.name not in digests]
+    digests |= dict(zip((shard.path.name for shard in fresh), write_shards(fresh, advance), strict=True))
+    if earlier is not None:
+        earlier.note(shards, [digests[shard.path.name] for shard in shards])
     if len(shards) == 1:
         return digests
     weight_map = {stream.name: shard.path.name for shard in shards for stream in shard.streams}

@@ -24,6 +24,7 @@ from registry.checkpoint import Checkpoint
 from registry.composing.folder import json_file, write_files
 from registry.composing.materials import Materials
 from registry.composing.member import Member
+from registry.composing.origin import trunk_digest
 from registry.composing.plan import Plan, dense_plan
 from registry.composing.produce import copied, produce, span
 from registry.composing.recipe import Recipe
@@ -53,19 +54,21 @@ class Workplace:
     Attributes:
         work: a folder for models that a pass needs, each deleted when it has run.
         cache: what passes gave.
+        home: the registry's.
         progress: told of passes.
     """
 
     work: Path
     cache: Cache
     progress: Progress
+    home: Home
 
 
 @contextmanager
 def workplace(home: Home, progress: Progress) -> Iterator[Workplace]:
     """Give a place in a registry's home, whose models go when the context ends."""
     with _temporary(home.work) as work:
-        yield Workplace(Path(work), Cache(home.cache), progress)
+        yield Workplace(Path(work), Cache(home.cache), progress, home)
 
 
 def _temporary(where: Path) -> TemporaryDirectory[str]:
@@ -351,18 +354,6 @@ def forced_folder(materials: Materials, member: int, trunk: Path, place: Workpla
             folder, {"model.safetensors.index.json": json_file(index), "config.json": json_file(host_config(plan))}
         )
         yield folder
-
-
-def trunk_digest(plan: Plan) -> str:
-    """Return the digest of what the composed trunk, and the MLPs where they are refitted, are a function of."""
-    document = plan.document
-    recipe = document["recipe"]
-    if recipe["refine_mlp"]:  # the routers have a part in the refit, the passes after it have none
-        recipe = {key: value for key, value in recipe.items() if key not in ("refine", "token_weight", "top_k")}
-    else:
-        keys = ("trunk", "trunk_options", "weights", "balance", "dtype")
-        recipe = {key: recipe[key] for key in keys}
-    return json_digest([recipe, document["members"], document["base"], plan.dtype])
 
 
 def _write(path: Path, streams: list[Stream]) -> None:
