@@ -30,7 +30,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import registry.collecting
 import registry.composing.compose
 import registry.withdrawing
-from registry import PassSettings, Registry
+from registry import PassSettings, Recipe, Registry
+from registry.composing import folder
 from tests.conftest import files_of
 
 PRELOADED = (alembic.command, zarr, transformers.models.llama.modeling_llama, AutoModelForCausalLM, AutoTokenizer)
@@ -78,6 +79,13 @@ def compose(home: Path, checkpoints: Path) -> None:
         opened.compose(["math", "code"], home / "moe", force=True)
 
 
+def recompose(home: Path, checkpoints: Path) -> None:
+    """Compose two experts where they were composed by another recipe, taking over what stays the same."""
+    folder.ONE_FILE_BYTES = 0
+    with Registry(home) as opened:
+        opened.compose(["math", "code"], home / "moe", Recipe(lam=3.0), force=True)
+
+
 def opt_out(home: Path, checkpoints: Path) -> None:
     """Withdraw and purge an expert."""
     with Registry(home) as opened:
@@ -91,7 +99,8 @@ def prepare(home: Path, checkpoints: Path, command: str) -> None:
     if command != "add":
         add(home, checkpoints)
         with Registry(home) as opened:
-            opened.compose(["code"], home / "moe")
+            folder.ONE_FILE_BYTES = 0 if command == "recompose" else folder.ONE_FILE_BYTES
+            opened.compose(["code", "math"] if command == "recompose" else ["code"], home / "moe")
 
 
 def outcome(home: Path, command: str) -> Any:
@@ -102,7 +111,7 @@ def outcome(home: Path, command: str) -> Any:
         opened.gc()
         assert opened.verify().orphans == 0
         states = [(v.ref, v.digest, v.state, v.aliases, v.tags) for v in opened.versions(everything=True)]
-        moe = files_of(home / "moe") if command == "compose" else None
+        moe = files_of(home / "moe") if command in ("compose", "recompose") else None
         if command == "add":
             opened.compose(["code", "math"], home / "after")
             moe = files_of(home / "after")
@@ -128,7 +137,7 @@ def main(command: str, checkpoints: Path, scratch: Path, stride: int) -> None:
     """Do all of it."""
     torch.set_num_threads(1)  # no thread pool may exist when a process forks
     registry.statistics_pass.SAVE_SECONDS = 0.0
-    act = {"add": add, "compose": compose, "opt-out": opt_out}[command]
+    act = {"add": add, "compose": compose, "recompose": recompose, "opt-out": opt_out}[command]
     start, undisturbed = scratch / "start", scratch / "undisturbed"
     assert forked(lambda: prepare(start, checkpoints, command)) == 0
     shutil.copytree(start, undisturbed)

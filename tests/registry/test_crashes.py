@@ -31,7 +31,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> Pat
     return folder
 
 
-@pytest.mark.parametrize("command", ["add", "compose", "opt-out"])
+@pytest.mark.parametrize("command", ["add", "compose", "recompose", "opt-out"])
 def test_killed_at_any_step(checkpoints: Path, tmp_path: Path, command: str) -> None:
     stride = os.environ.get("REG_TEST_STRIDE", "24")
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("COV", "PYTEST"))}
