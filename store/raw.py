@@ -85,7 +85,7 @@ def describe(folder: Path, digest: str, carriers: Mapping[str, tuple[str, int]])
         dtype, shape = found["attributes"]["dtype"], found["shape"]
         carrier, size = carriers[dtype]
         height = found["chunk_grid"]["configuration"]["chunk_shape"][0]
-        if not all(isinstance(n, int) and n > 0 for n in (*shape, height)):
+        if not shape or not all(isinstance(n, int) and n > 0 for n in (*shape, height)):
             return None
         expected = {
             "zarr_format": 3,
