@@ -28,7 +28,7 @@ def trunk_digest(plan: Plan) -> str:
     """Return the digest of what the composed trunk, and the MLPs where they are refitted, are a function of."""
     document = plan.document
     recipe = document["recipe"]
-    if recipe["refine_mlp"]:  # the routers have a part in the refit, the passes after it have none
+    if recipe.get("refine_mlp"):  # the routers have a part in the refit, the passes after it have none
         recipe = {key: value for key, value in recipe.items() if key not in ("refine", "token_weight", "top_k")}
     else:
         keys = ("trunk", "trunk_options", "weights", "balance", "dtype")
