@@ -44,13 +44,14 @@ class Garbage:
 
 
 def empty_cache(home: Home) -> None:
-    """Delete the statistics that compositions took, of whichever versions.
+    """Delete the statistics that compositions took, of whichever versions, and the records of where they stand.
 
     Raises:
         StorageError: they cannot be deleted.
     """
     with exclusive(home.cache_lock, "emptying the cache of statistics"):
         remove(home.cache)
+        remove(home.folders)
 
 
 def clear(home: Home, versions: Sequence[VersionRecord]) -> tuple[list[Path], list[str]]:

@@ -10,24 +10,48 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from registry.dtypes import SAFETENSORS
 from registry.errors import StorageError
 from registry.progress import Advance
 from store.arrays import CARRIERS, Block, flush
+from store.raw import RawArray
 
 PYTORCH = {"format": "pt"}
 """What a model's file says of itself."""
 
 
 @dataclass(frozen=True)
+class Span:
+    """Bytes of a stored array that stand in a tensor as they are, from `begin` up to `end`."""
+
+    raw: RawArray
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True)
 class Stream:
-    """A tensor to write: its blocks are asked for when their turn comes."""
+    """A tensor to write: its blocks are asked for when their turn comes.
+
+    Attributes:
+        name: its name in the file.
+        dtype: its dtype.
+        shape: its shape.
+        blocks: starts a pass over its blocks.
+        spans: the same bytes as parts of stored arrays, one after the other, or None where there are no such.
+        part: what kind of tensor it is; kinds do not share a file where there are several.
+        origin: what its bytes are a function of, as JSON has it; None where that is not known.
+    """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     blocks: Callable[[], Iterable[Block]]
+    spans: Callable[[], Sequence[Span] | None] = lambda: None
+    part: str = ""
+    origin: Any = None
 
     @property
     def nbytes(self) -> int:
@@ -38,6 +62,27 @@ class Stream:
     def of(cls, name: str, block: Block, dtype: str) -> "Stream":
         """Return an array in memory, `block` being in the carrier dtype of `dtype`."""
         return cls(name, dtype, block.shape, lambda: [block])
+
+
+def in_order(streams: Iterable[Stream]) -> tuple[Stream, ...]:
+    """Return tensors as they stand in a file: wider elements first, so that each begins at a multiple of its element."""
+    return tuple(sorted(streams, key=lambda stream: (-CARRIERS[stream.dtype][1], stream.name)))
+
+
+def head(streams: Iterable[Stream], metadata: Mapping[str, str] = PYTORCH) -> bytes:
+    """Return what comes before the tensors, which are in order: 8 bytes for the length of the header, the header."""
+    header: dict[str, object] = {"__metadata__": dict(metadata)}
+    end = 0
+    for stream in streams:
+        header[stream.name] = {
+            "dtype": SAFETENSORS[stream.dtype],
+            "shape": list(stream.shape),
+            "data_offsets": [end, end + stream.nbytes],
+        }
+        end += stream.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
 
 
 def write_shard(
@@ -54,25 +99,11 @@ def write_shard(
     Returns:
         SHA-256 of the file.
     """
-    # Wider elements first, so that every tensor begins at a multiple of its element's size.
-    streams = sorted(streams, key=lambda stream: (-CARRIERS[stream.dtype][1], stream.name))
-    header: dict[str, object] = {"__metadata__": dict(metadata)}
-    end = 0
-    for stream in streams:
-        offsets = [end, end + stream.nbytes]
-        header[stream.name] = {
-            "dtype": SAFETENSORS[stream.dtype],
-            "shape": list(stream.shape),
-            "data_offsets": offsets,
-        }
-        end += stream.nbytes
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    state = hashlib.sha256()
+    streams = in_order(streams)
+    begin = head(streams, metadata)
+    state = hashlib.sha256(begin)
     with path.open("wb") as file:
-        for part in (len(text).to_bytes(8, "little"), text):
-            file.write(part)
-            state.update(part)
+        file.write(begin)
         for stream in streams:
             written = 0
             for block in stream.blocks():

@@ -24,6 +24,7 @@ from store.description import CHUNK_ELEMENTS as CHUNK_ELEMENTS
 from store.description import ROW_ELEMENTS, Layout, check_chunks, read_layout, regular_size
 from store.digest import canonical_json
 from store.errors import DamagedError, InvalidInputError, NotFoundError, StorageError
+from store.raw import RawArray, raw_form
 
 if TYPE_CHECKING:
     import numpy as np
@@ -51,11 +52,13 @@ class ArraySource:
         dtype: true dtype, a key of `CARRIERS`.
         shape: at least one axis, every axis ≥ 1.
         blocks: starts a new pass; yields `rows_per_block(shape)` rows at a time, in the carrier dtype.
+        raw: the same bytes as files, where they are stored so; reading them checks nothing (`check_digest`).
     """
 
     dtype: str
     shape: tuple[int, ...]
     blocks: Callable[[], Iterator[Block]]
+    raw: RawArray | None = None
 
     @property
     def nbytes(self) -> int:
@@ -175,21 +178,19 @@ class ArrayStore:
         """
         layout, path = self._layout(digest), self.path(digest)
         dtype, shape = layout.dtype, layout.shape
+        raw = raw_form(layout, path, digest)
+        if raw is not None and layout.height == rows_per_block(shape):
+            return ArraySource(dtype, shape, lambda: _checked(digest, dtype, shape, _raw_blocks(raw)), raw)
+
+        def read() -> Iterator[Block]:
+            array, rows = self._array(digest), rows_per_block(shape)
+            for start in range(0, shape[0], rows):
+                end = min(start + rows, shape[0])
+                check_chunks(layout, path, range(start // layout.height, (end - 1) // layout.height + 1))
+                yield array[start:end]
 
         def blocks() -> Iterator[Block]:
-            array = self._array(digest)
-            state, rows = new_hash(dtype, shape), rows_per_block(shape)
-            for start in range(0, shape[0], rows):
-                try:
-                    end = min(start + rows, shape[0])
-                    check_chunks(layout, path, range(start // layout.height, (end - 1) // layout.height + 1))
-                    block = array[start:end]
-                except Exception as error:  # whatever a codec makes of damaged bytes
-                    raise _damaged(digest, f"unreadable ({error})") from error
-                state.update(_little_endian(block).data)
-                yield block
-            if state.hexdigest() != digest:
-                raise _damaged(digest, f"its content has digest {state.hexdigest()[:12]}")
+            return _checked(digest, dtype, shape, read())
 
         return ArraySource(dtype, shape, blocks)
 
@@ -307,6 +308,46 @@ class ArrayStore:
             return zarr.open_array(LocalStore(self.path(digest), read_only=True), mode="r")
         except Exception as error:  # zarr raises many kinds for a description it cannot read
             raise _damaged(digest, f"zarr.json is unreadable ({error})") from error
+
+
+def check_digest(digest: str, state: "hashlib._Hash") -> None:
+    """Check that what was hashed, begun by `new_hash`, is the array of a digest.
+
+    Raises:
+        DamagedError: it is not.
+    """
+    if state.hexdigest() != digest:
+        raise _damaged(digest, f"its content has digest {state.hexdigest()[:12]}")
+
+
+def unreadable(digest: str, error: Exception) -> DamagedError:
+    """Return the error of an array whose bytes cannot be had."""
+    return _damaged(digest, f"unreadable ({error})")
+
+
+def _checked(digest: str, dtype: str, shape: tuple[int, ...], blocks: Iterator[Block]) -> Iterator[Block]:
+    """Yield blocks, and check them all against the digest when the last one was taken."""
+    state = new_hash(dtype, shape)
+    while True:
+        try:
+            block = next(blocks, None)
+        except Exception as error:  # whatever a codec makes of damaged bytes
+            raise unreadable(digest, error) from error
+        if block is None:
+            break
+        state.update(_little_endian(block).data)
+        yield block
+    check_digest(digest, state)
+
+
+def _raw_blocks(raw: RawArray) -> Iterator[Block]:
+    import numpy as np
+
+    carrier = CARRIERS[raw.dtype][0]
+    for number in range(raw.count):
+        block = np.empty((raw.rows(number), *raw.shape[1:]), carrier)
+        raw.read(number, block.data.cast("B"))
+        yield block
 
 
 def _damaged(digest: str, why: str) -> DamagedError:

@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from registry.composing.card import model_card
-from registry.composing.folder import MARKER, check_output, fresh_folder, json_file, write_files
+from registry.composing.earlier import Earlier
+from registry.composing.folder import MARKER, check_output, fresh_folder, json_file, layout, write_files
 from registry.composing.materials import Materials
 from registry.composing.plan import Plan
 from registry.composing.recipe import AUTO
 from registry.composing.retaking import Workplace, materials_of
-from registry.composing.writing import write_model
+from registry.composing.writing import streams_of, write_model
 
 
 def write_composition(plan: Plan, out: Path, *, replace: bool, record: Callable[[], None], place: Workplace) -> None:
@@ -31,13 +32,16 @@ def write_composition(plan: Plan, out: Path, *, replace: bool, record: Callable[
     """
     check_output(out, replace=replace)
     materials = materials_of(plan, place)
-    with fresh_folder(out, replace=replace, nbytes=plan.nbytes) as folder:
-        digests = write_model(materials, folder, place.progress)
+    earlier = Earlier.of(place.home, out)
+    kept = sum(shard.nbytes for shard in layout(out, streams_of(materials)) if earlier.has(shard))
+    with fresh_folder(out, replace=replace, nbytes=plan.nbytes - kept) as folder:
+        digests = write_model(materials, folder, place.progress, earlier)
         digests |= write_files(folder, {"README.md": model_card(plan)})
         chosen = {"lam": lam_document(materials)} if plan.recipe.to == "moe" and plan.recipe.lam == AUTO else {}
         document = plan.document | chosen | {"digest": plan.digest, "files": digests}
         write_files(folder, {MARKER: json_file(document)})
         record()
+    earlier.remember()
 
 
 def lam_document(materials: Materials) -> list[dict[str, Any]]:

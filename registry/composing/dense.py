@@ -6,9 +6,11 @@ from pathlib import Path
 
 from registry.composing.folder import fresh_folder, write_files, write_weights
 from registry.composing.member import Member
+from registry.composing.produce import span
+from registry.hosts import Rows as HostRows
 from registry.maths.trunk.tensor import Rows, average
 from registry.progress import Progress
-from registry.tensor_file import Stream
+from registry.tensor_file import Span, Stream
 from registry.tensors import DTYPES, to_block, to_tensor
 from store.arrays import Block
 from store.catalog.records import Role
@@ -30,7 +32,13 @@ def write_dense(members: Sequence[Member], out: Path, progress: Progress) -> Non
     first = members[0]
     links = [link for link in first.arrays if link.role in ("trunk", "mlp")]
     streams = [
-        Stream(link.name, link.dtype, link.shape, partial(_average, members, link.role, link.name, link.dtype))
+        Stream(
+            link.name,
+            link.dtype,
+            link.shape,
+            partial(_average, members, link.role, link.name, link.dtype),
+            partial(_spans, members, link.role, link.name, link.dtype),
+        )
         for link in links
     ]
     nbytes = sum(stream.nbytes for stream in streams)
@@ -38,6 +46,11 @@ def write_dense(members: Sequence[Member], out: Path, progress: Progress) -> Non
         with progress("writing", nbytes, "B") as advance:
             write_weights(folder, streams, advance)
         write_files(folder, {name: first.file(name) for name in first.names("file")})
+
+
+def _spans(members: Sequence[Member], role: Role, name: str, dtype: str) -> list[Span] | None:
+    found = span(members[0].open(role, name), HostRows(name), dtype) if len(members) == 1 else None
+    return None if found is None else [found]
 
 
 def _average(members: Sequence[Member], role: Role, name: str, dtype: str) -> Iterable[Block]:

@@ -13,12 +13,13 @@ from registry.composing.compatibility import check_compatible, leading
 from registry.composing.ensemble_card import ensemble_card
 from registry.composing.folder import MARKER, fresh_folder, json_file, write_files, write_weights
 from registry.composing.member import Member
+from registry.composing.produce import copied, span
 from registry.dtypes import WEIGHT_DTYPES
 from registry.errors import IncompatibleError, InvalidInputError
+from registry.hosts import Rows
 from registry.hosts.remote_code import ENSEMBLE, ENSEMBLE_MODULE, dense_config, ensemble_code
 from registry.progress import Progress
-from registry.tensor_file import Stream
-from registry.tensors import DTYPES, to_block, to_tensor
+from registry.tensor_file import Span, Stream
 from registry.untrusted import NUMBER, NUMBERS, TEXT, WHOLE, check_written, fields, maybe
 from store.arrays import CHUNK_ELEMENTS, Block
 from store.catalog.records import Role
@@ -153,7 +154,8 @@ class EnsembleTensor:
     def stream(self) -> Stream:
         """Return it as it is written."""
         shape = self.owner.link(self.role, self.array).shape
-        return Stream(self.name, self.dtype, shape, partial(_blocks, self.owner, self.role, self.array, self.dtype))
+        own = (self.owner, self.role, self.array, self.dtype)
+        return Stream(self.name, self.dtype, shape, partial(_blocks, *own), partial(_spans, *own))
 
 
 @dataclass(frozen=True)
@@ -369,11 +371,12 @@ def _tensors(
 
 def _blocks(member: Member, role: Role, name: str, dtype: str) -> Iterator[Block]:
     """Yield an array's own bytes, cast only where another dtype is wanted."""
-    source = member.open(role, name)
-    if source.dtype == dtype:
-        yield from source.blocks()
-    else:
-        yield from (to_block(to_tensor(block, source.dtype).to(DTYPES[dtype])) for block in source.blocks())
+    return copied(member.open(role, name), Rows(name), dtype)
+
+
+def _spans(member: Member, role: Role, name: str, dtype: str) -> list[Span] | None:
+    found = span(member.open(role, name), Rows(name), dtype)
+    return None if found is None else [found]
 
 
 def _check_vocabularies(lead: Member, everyone: Sequence[Member]) -> None:

@@ -15,12 +15,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from registry.checkpoint.documents import read_json
+from registry.composing.earlier import Earlier
+from registry.composing.shards import Shard, write_shards
 from registry.errors import OutputError, StorageError
 from registry.progress import Advance
-from registry.tensor_file import Stream, write_shard
+from registry.tensor_file import Stream
 from store.arrays import flush
 
 SHARD_BYTES = 5 * 10**9
+ONE_FILE_BYTES = 10**9
 MARKER = "composition.json"
 """What tells a folder that this program wrote from any other, which it never deletes."""
 
@@ -98,18 +101,35 @@ def composed_of(folder: Path) -> dict[str, str]:
         return {}
 
 
-def write_weights(folder: Path, streams: Iterable[Stream], advance: Advance) -> dict[str, str]:
-    """Write all tensors as safetensors, in one file or in shards with an index, and return file name → SHA-256."""
-    shards = _shards(streams)
+def write_weights(
+    folder: Path, streams: Iterable[Stream], advance: Advance, earlier: Earlier | None = None
+) -> dict[str, str]:
+    """Write all tensors as safetensors, in one file or in shards with an index, and return file name → SHA-256.
+
+    Args:
+        folder: where.
+        streams: the tensors.
+        advance: told of the bytes written or taken over.
+        earlier: the folder that this one replaces; files in which nothing changes are linked to it.
+    """
+    shards, digests = layout(folder, streams), dict[str, str]()
+    if len(shards) == 1:  # that one has the routers too
+        earlier = None
+    for shard in shards:
+        if earlier is not None and (digest := earlier.take(shard)) is not None:
+            digests[shard.path.name] = digest
+            advance(shard.nbytes)
+    fresh = [shard for shard in shards if shard.path.name not in digests]
+    digests |= dict(zip((shard.path.name for shard in fresh), write_shards(fresh, advance), strict=True))
+    if earlier is not None:
+        earlier.note(shards, [digests[shard.path.name] for shard in shards])
     if len(shards) == 1:
-        return {"model.safetensors": write_shard(folder / "model.safetensors", shards[0], advance)}
-    digests, weight_map = {}, {}
-    for number, shard in enumerate(shards, start=1):
-        name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        digests[name] = write_shard(folder / name, shard, advance)
-        weight_map.update({stream.name: name for stream in shard})
-    total = sum(stream.nbytes for shard in shards for stream in shard)
-    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+        return digests
+    weight_map = {stream.name: shard.path.name for shard in shards for stream in shard.streams}
+    index = {
+        "metadata": {"total_size": sum(shard.nbytes for shard in shards)},
+        "weight_map": dict(sorted(weight_map.items())),
+    }
     return digests | write_files(folder, {"model.safetensors.index.json": json_file(index)})
 
 
@@ -125,16 +145,34 @@ def json_file(document: object) -> bytes:
     return (json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
 
 
-def _shards(streams: Iterable[Stream]) -> list[list[Stream]]:
-    shards: list[list[Stream]] = [[]]
+def layout(folder: Path, streams: Iterable[Stream]) -> list[Shard]:
+    """Return the files that tensors go to.
+
+    A model of at most `ONE_FILE_BYTES` is one file, as people like it, and is written anew in a second. In a larger
+    one tensors of different parts (experts, routers, trunk) do not share a file, so that a recomposition can take over
+    those files in which nothing changes; no file has more than `SHARD_BYTES` unless one tensor does.
+    """
+    streams = list(streams)
+    parts = sorted({stream.part for stream in streams})
+    if sum(stream.nbytes for stream in streams) <= ONE_FILE_BYTES:
+        parts = []
+    runs = [run for part in parts for run in _runs([s for s in streams if s.part == part])] or _runs(streams)
+    names = [f"model-{number:05d}-of-{len(runs):05d}.safetensors" for number in range(1, len(runs) + 1)]
+    if len(runs) == 1:
+        names = ["model.safetensors"]
+    return [Shard(folder / name, tuple(run)) for name, run in zip(names, runs, strict=True)]
+
+
+def _runs(streams: Iterable[Stream]) -> list[list[Stream]]:
+    runs: list[list[Stream]] = [[]]
     size = 0
     for stream in streams:
-        if shards[-1] and size + stream.nbytes > SHARD_BYTES:
-            shards.append([])
+        if runs[-1] and size + stream.nbytes > SHARD_BYTES:
+            runs.append([])
             size = 0
-        shards[-1].append(stream)
+        runs[-1].append(stream)
         size += stream.nbytes
-    return shards
+    return runs
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import torch
 from registry.composing.materials import Materials
 from registry.composing.plan import OutputTensor, Router
 from registry.hosts import Constant, Experts, Rows, Trunk
+from registry.tensor_file import Span
 from registry.tensors import DTYPES, to_block, to_tensor
 from store.arrays import ArraySource, Block, rows_per_block
 
@@ -34,6 +35,26 @@ def produce(materials: Materials, tensor: OutputTensor) -> Iterator[Block]:
         case Router(layer=layer):
             gate = materials.gate(layer) / materials.plan.recipe.temperature
             yield to_block(gate.to(dtype))
+
+
+def spans(materials: Materials, tensor: OutputTensor) -> list[Span] | None:
+    """Return the stored bytes that an expert tensor is made of, or None where it is made otherwise."""
+    if not isinstance(tensor.made, Experts):
+        return None
+    found = [span(materials.mlp(member, rows.name), rows, tensor.dtype) for member, rows in tensor.made.parts]
+    return [one for one in found if one is not None] if None not in found else None
+
+
+def span(source: ArraySource, rows: Rows, dtype: str) -> Span | None:
+    """Return the bytes of some rows in their array's files; None where they are cast, reordered or not stored so."""
+    raw = source.raw
+    if raw is None or source.dtype != dtype:
+        return None
+    if rows.rows is None:
+        return Span(raw, 0, raw.nbytes)
+    if isinstance(rows.rows, range) and rows.rows.step == 1:
+        return Span(raw, rows.rows.start * raw.row_bytes, rows.rows.stop * raw.row_bytes)
+    return None
 
 
 def copied(source: ArraySource, rows: Rows, dtype: str) -> Iterator[Block]:

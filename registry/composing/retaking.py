@@ -24,10 +24,12 @@ from registry.checkpoint import Checkpoint
 from registry.composing.folder import json_file, write_files
 from registry.composing.materials import Materials
 from registry.composing.member import Member
+from registry.composing.origin import trunk_digest
 from registry.composing.plan import Plan, dense_plan
-from registry.composing.produce import copied, produce
+from registry.composing.produce import copied, produce, span
 from registry.composing.recipe import Recipe
 from registry.composing.refitting import refit
+from registry.composing.shards import Shard, write_shards
 from registry.composing.writing import host_config, write_model
 from registry.errors import DamagedError, IncompatibleError
 from registry.home import Home
@@ -43,7 +45,7 @@ from registry.scratch import temporary
 from registry.sites import MLP_INPUT
 from registry.statistics_cache import Cache, Cached
 from registry.statistics_pass import Tap, batch, dense_taps, take_statistics
-from registry.tensor_file import Stream, write_shard
+from registry.tensor_file import Span, Stream
 from store.access import writing
 from store.digest import json_digest
 from store.lock import exclusive
@@ -56,12 +58,14 @@ class Workplace:
     Attributes:
         work: a folder for models that a pass needs, each deleted when it has run.
         cache: what passes gave.
+        home: the registry's.
         progress: told of passes.
     """
 
     work: Path
     cache: Cache
     progress: Progress
+    home: Home
 
 
 @contextmanager
@@ -84,7 +88,7 @@ def workplace(
             yield
 
     with working_folder(home.work, [member.version.digest for member in members]) as work:
-        yield Workplace(work, Cache(home.cache, work, putting), progress)
+        yield Workplace(work, Cache(home.cache, work, putting), progress, home)
 
 
 @contextmanager
@@ -358,9 +362,13 @@ def forced_folder(materials: Materials, member: int, trunk: Path, place: Workpla
     streams = [Stream(t.name, t.dtype, t.shape, partial(produce, materials, t)) for t in plan.tensors]
     mlps = set(plan.members[member].names("mlp"))
     if not trunk.exists():
-        write_shard(trunk, [stream for stream in streams if stream.name not in mlps])
+        _write(trunk, [stream for stream in streams if stream.name not in mlps])
     own = [
-        replace(stream, blocks=partial(_own_mlp, materials, member, stream))
+        replace(
+            stream,
+            blocks=partial(_own_mlp, materials, member, stream),
+            spans=partial(_own_spans, materials, member, stream),
+        )
         for stream in streams
         if stream.name in mlps
     ]
@@ -368,7 +376,7 @@ def forced_folder(materials: Materials, member: int, trunk: Path, place: Workpla
         folder = Path(above)
         files = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
         os.link(trunk, folder / files[0])
-        write_shard(folder / files[1], own)
+        _write(folder / files[1], own)
         weight_map = {stream.name: files[stream.name in mlps] for stream in streams}
         index = {"metadata": {"total_size": plan.nbytes}, "weight_map": weight_map}
         write_files(
@@ -377,16 +385,13 @@ def forced_folder(materials: Materials, member: int, trunk: Path, place: Workpla
         yield folder
 
 
-def trunk_digest(plan: Plan) -> str:
-    """Return the digest of what the composed trunk, and the MLPs where they are refitted, are a function of."""
-    document = plan.document
-    recipe = document["recipe"]
-    if recipe["refine_mlp"]:  # the routers have a part in the refit, the passes after it have none
-        recipe = {key: value for key, value in recipe.items() if key not in ("refine", "token_weight", "top_k")}
-    else:
-        keys = ("trunk", "trunk_options", "weights", "balance", "dtype")
-        recipe = {key: recipe[key] for key in keys}
-    return json_digest([recipe, document["members"], document["base"], plan.dtype])
+def _write(path: Path, streams: list[Stream]) -> None:
+    write_shards([Shard(path, tuple(streams))], lambda amount: None, flush=False)
+
+
+def _own_spans(materials: Materials, member: int, stream: Stream) -> list[Span] | None:
+    found = span(materials.mlp(member, stream.name), Rows(stream.name), stream.dtype)
+    return None if found is None else [found]
 
 
 def _own_mlp(materials: Materials, member: int, stream: Stream) -> Iterator[Any]:

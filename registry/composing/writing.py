@@ -6,27 +6,52 @@ from pathlib import Path
 from typing import Any
 
 from registry.checkpoint import COPIED_FILES
+from registry.composing.earlier import Earlier
 from registry.composing.folder import json_file, write_files, write_weights
 from registry.composing.materials import Materials
-from registry.composing.plan import Plan
-from registry.composing.produce import produce
+from registry.composing.origin import origin
+from registry.composing.plan import Plan, Router
+from registry.composing.produce import produce, spans
+from registry.hosts import Experts
 from registry.progress import Progress
 from registry.tensor_file import Stream
 
+_PARTS: dict[type, str] = {Experts: "experts", Router: "routers"}
+"""How a tensor is made → which files of a large model it goes to."""
 
-def write_model(materials: Materials, folder: Path, progress: Progress) -> dict[str, str]:
-    """Write weights, config.json, tokenizer and code of a plan into a folder, and return file name → SHA-256."""
+
+def write_model(
+    materials: Materials, folder: Path, progress: Progress, earlier: Earlier | None = None
+) -> dict[str, str]:
+    """Write weights, config.json, tokenizer and code of a plan into a folder, and return file name → SHA-256.
+
+    Args:
+        materials: what to write.
+        folder: an empty folder.
+        progress: told of the bytes written.
+        earlier: the folder that this one replaces.
+    """
     plan = materials.plan
     with progress("composing", plan.nbytes, "B") as advance:
-        digests = write_weights(folder, streams_of(materials), advance)
+        digests = write_weights(folder, streams_of(materials), advance, earlier)
     copied = {name: plan.lead.file(name) for name in plan.lead.names("file") if name in COPIED_FILES}
     return digests | write_files(folder, copied | dict(plan.host.files) | {"config.json": json_file(host_config(plan))})
 
 
 def streams_of(materials: Materials) -> list[Stream]:
     """Return every tensor of a plan as a stream."""
-    tensors = materials.plan.tensors
-    return [Stream(t.name, t.dtype, t.shape, partial(produce, materials, t)) for t in tensors]
+    return [
+        Stream(
+            tensor.name,
+            tensor.dtype,
+            tensor.shape,
+            partial(produce, materials, tensor),
+            partial(spans, materials, tensor),
+            _PARTS.get(type(tensor.made), "trunk"),
+            origin(materials.plan, tensor),
+        )
+        for tensor in materials.plan.tensors
+    ]
 
 
 def host_config(plan: Plan) -> dict[str, Any]:

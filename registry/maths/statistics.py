@@ -24,6 +24,9 @@ EXACT_BITS = 53
 OVERFLOW = 2.0**62
 """No entry of G may reach this; the diagonal tells, since it is where a Gram is largest."""
 
+_TILE = 64
+"""Rows that are added at once, few enough to stay in the cache."""
+
 WEIGHT_LIMIT = 255
 """The largest weight of a token."""
 
@@ -135,6 +138,21 @@ class Statistics:
     def gram(self) -> Float[Tensor, "H H"]:
         """A in real units, float64."""
         return real_value(self.matrix[:-1, :-1], self.exponents)
+
+    def add_lower_gram_to(self, total: Float[Tensor, "H H"], weight: float, *, first: bool) -> None:
+        """Add the lower triangle of `weight` · A to that of `total`, or with `first` put it there.
+
+        The bits are those of adding `gram`. Most of what is above the diagonal is left out, and nothing of the size of
+        A is made beside the two: rows go in tiles.
+        """
+        scale = power_of_two(-self.exponents)
+        for start in range(0, len(total), _TILE):
+            stop = min(start + _TILE, len(total))
+            part = self.matrix[start:stop, :stop].double().mul_(scale[start:stop, None]).mul_(scale[None, :stop])
+            if first:
+                torch.mul(part, weight, out=total[start:stop, :stop])
+            else:
+                total[start:stop, :stop].add_(part, alpha=weight)
 
     @property
     def moment(self) -> Float[Tensor, "H"]:

@@ -38,6 +38,46 @@ def test_many_chunks_come_back_and_have_the_digest_of_one(store: ArrayStore, mon
     assert content(store.open(digest)) == content(source)
 
 
+@pytest.mark.parametrize("dtype", sorted(CARRIERS))
+@pytest.mark.parametrize("shape", [(1,), (200,), (33, 5), (9, 2, 4)])
+def test_files_read_directly_are_what_zarr_reads(
+    store: ArrayStore, dtype: str, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CHUNK_ELEMENTS", 64)
+    digest = store.put(array(dtype, shape))
+    source = store.open(digest)
+    assert source.raw is not None
+    direct = [block.copy() for block in source.blocks()]
+    monkeypatch.setattr(module, "raw_form", lambda *_: None)
+    plain = store.open(digest)
+    assert plain.raw is None
+    for ours, theirs in zip(direct, plain.blocks(), strict=True):
+        assert (ours.dtype, ours.shape, ours.tobytes()) == (theirs.dtype, theirs.shape, theirs.tobytes())
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("shape", []),
+        ("shape", [5, 4]),
+        ("shape", [True, 3]),
+        ("codecs", [{"name": "bytes", "configuration": {"endian": "big"}}]),
+        ("codecs", []),
+        ("data_type", "float64"),
+        ("chunk_grid", {"name": "regular", "configuration": {"chunk_shape": [5, 2]}}),
+        ("chunk_grid", {"name": "regular", "configuration": {"chunk_shape": [2, 3]}}),
+        ("chunk_grid", None),
+        ("attributes", {"dtype": []}),
+        ("storage_transformers", [{"name": "x"}]),
+    ],
+)
+def test_description_of_another_layout_never_gives_other_bytes(store: ArrayStore, key: str, value: object) -> None:
+    digest = store.put(array())
+    path = store.path(digest) / "zarr.json"
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | {key: value}))
+    assert not store.is_intact(digest)
+
+
 def test_equal_content_is_stored_once_and_not_written_again(store: ArrayStore) -> None:
     digest = store.put(array())
     before = {path: path.stat().st_mtime_ns for path in store.path(digest).rglob("*")}

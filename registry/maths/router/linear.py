@@ -8,7 +8,9 @@ from registry.maths.threads import one_thread
 
 
 def solve(gram: Float[Tensor, "H H"], moments: Float[Tensor, "H E"], lam: float) -> Float[Tensor, "H E"]:
-    """Return (gram + lam·I)⁻¹ moments, float64, the same whatever the number of threads. Adds to `gram`.
+    """Return (gram + lam·I)⁻¹ moments, float64, the same whatever the number of threads.
+
+    Adds to `gram`, of which it reads the lower triangle alone.
 
     Raises:
         ValueError: the regularised Gram is not positive definite.

@@ -33,7 +33,10 @@ def ridge(
     """
     gram, moments = None, []
     for item, weight in zip(statistics, weights, strict=True):
-        gram = item.gram.mul_(weight) if gram is None else gram.add_(item.gram, alpha=weight)
+        first = gram is None
+        if gram is None:
+            gram = torch.zeros((item.exponents.numel(),) * 2, dtype=torch.float64)
+        item.add_lower_gram_to(gram, weight, first=first)  # Cholesky reads no more
         moments.append(item.moment * weight)
     if gram is None:
         raise ValueError("a router needs at least one expert")

@@ -91,3 +91,19 @@ def test_default_is_what_it_always_was() -> None:
         assert torch.equal(ridge(statistics, [1.0, 3.0], 0.1), (columns / columns.norm(dim=0)).T)
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("size", [1, 63, 64, 101, 200])
+def test_lower_triangle_of_the_sum_is_that_of_whole_grams(size: int) -> None:
+    draw = torch.Generator().manual_seed(size)
+    total, sums = torch.zeros((size, size), dtype=torch.float64), None
+    for number, weight in enumerate((0.3, 1.0, 1.7)):
+        rows = torch.randint(-30_000, 30_000, (50, size + 1), generator=draw)
+        exponents = torch.randint(-3, 9, (size,), generator=draw).to(torch.int16)
+        item = Statistics(rows.T @ rows * 2**21 + 1, exponents)  # beyond 53 bits
+        item.add_lower_gram_to(total, weight, first=number == 0)
+        sums = item.gram.mul_(weight) if sums is None else sums.add_(item.gram, alpha=weight)
+    assert sums is not None
+    assert torch.equal(total.tril(), sums.tril())
+    factors = torch.linalg.cholesky_ex(total)[0], torch.linalg.cholesky_ex(sums)[0]
+    assert torch.equal(torch.nan_to_num(factors[0]), torch.nan_to_num(factors[1]))
