@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint fix reference quality wheel clean
+.PHONY: demo test lint fix reference quality bench wheel clean
 
 demo: .venv/installed
 	$(BIN)/reg demo --force  # deletes only what an earlier demo made
@@ -26,6 +26,9 @@ reference: .venv/installed  ## write the CLI reference into the README
 
 quality: .venv/installed  ## measure every method on real experts; FAR=folder adds far ones
 	$(BIN)/python -m benchmarks.quality $(if $(FAR),--far $(FAR))
+
+bench: .venv/installed  ## measure every claim of speed and write benchmarks/RESULTS.md
+	$(BIN)/python -m benchmarks.bench
 
 wheel: .venv/installed
 	$(BIN)/python -m build --wheel
