@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks.alternating import HEADER, Comparison
 
-BENCHMARKS: tuple[str, ...] = ()
+BENCHMARKS: tuple[str, ...] = ("gram",)
 """The modules of this folder that have a `measure`, in the order of the table."""
 
 FOLDER = Path(__file__).parent
