@@ -7,6 +7,7 @@ belong to, by digest.
 """
 
 import json
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -58,8 +59,17 @@ class Collected:
         return complete(self.sites[site][layer], self.folds[site][layer] if site in self.folds else ())
 
 
-def save(path: Path, collected: Collected) -> None:
+Part = tuple[str, int, Statistics, Sequence[Statistics]]
+"""Of one site and layer: the statistics of the whole, and of every fold but the last."""
+
+
+def save(path: Path, collected: Collected, parts: Iterable[Part] | None = None) -> None:
     """Write `path`, which appears whole or not at all.
+
+    Args:
+        path: the file.
+        collected: what is written.
+        parts: in place of its sites, layer by layer in order, so that they need not all be there at once.
 
     Raises:
         StorageError: the disk is full or refuses.
@@ -68,14 +78,16 @@ def save(path: Path, collected: Collected) -> None:
     from safetensors.torch import save_file
 
     tensors: dict[str, torch.Tensor] = {}
-    for site, layers in collected.sites.items():
-        tensors[f"{site}.exponents"] = torch.stack([layer.exponents for layer in layers])
-        for number, layer in enumerate(layers):
-            tensors[f"{site}.gram.{number}"] = layer.packed()
-    for site, folded in collected.folds.items():
-        for number, folds in enumerate(folded):
-            for fold, part in enumerate(folds):
-                tensors[f"{site}.fold.{number}.{fold}"] = part.packed()
+    exponents: dict[str, list[torch.Tensor]] = {site: [] for site in collected.sites}
+    saturated: dict[str, list[int]] = {site: [] for site in collected.sites}
+    for site, number, layer, folds in _parts(collected) if parts is None else parts:
+        exponents.setdefault(site, []).append(layer.exponents)
+        saturated.setdefault(site, []).append(layer.saturated)
+        tensors[f"{site}.gram.{number}"] = layer.packed()
+        for fold, part in enumerate(folds):
+            tensors[f"{site}.fold.{number}.{fold}"] = part.packed()
+    for site, of in exponents.items():
+        tensors[f"{site}.exponents"] = torch.stack(of)
     if collected.token_counts is not None:
         tensors["token_counts"] = collected.token_counts
     if collected.calibration is not None:
@@ -84,7 +96,7 @@ def save(path: Path, collected: Collected) -> None:
     document = {
         "format": _FORMAT,
         "weights": collected.weights,
-        "saturated": {site: [layer.saturated for layer in layers] for site, layers in collected.sites.items()},
+        "saturated": saturated,
         "calibration_digest": collected.calibration_digest,
         "calibration_label": collected.calibration_label,
         "computed": collected.computed,
@@ -101,6 +113,12 @@ def save(path: Path, collected: Collected) -> None:
     except (OSError, SafetensorError) as error:
         partial.unlink(missing_ok=True)
         raise StorageError(f"{path} cannot be written: {error}", "free some space, or choose another folder") from error
+
+
+def _parts(collected: Collected) -> Iterator[Part]:
+    for site, layers in collected.sites.items():
+        for number, layer in enumerate(layers):
+            yield site, number, layer, collected.folds[site][number] if site in collected.folds else ()
 
 
 def load(path: Path) -> Collected:

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int, Int8, Int16, Int64
 from torch import Tensor
 
 from registry.maths.fixed_point import NORM_BITS, quantise
-from registry.maths.limbs import Planes, Scheme, padded, scheme
+from registry.maths.limbs import Planes, Scheme, scheme
 
 EXACT_BITS = 53
 """A float64 product of matrices is exact while its sums stay below 2^53."""
@@ -42,9 +42,6 @@ class GramSum:
         exponents: Int16[Tensor, "H"],
         bits: int = NORM_BITS,
         planes: Planes | None = None,
-        *,
-        total: Int64[Tensor, "H1 H1"] | None = None,
-        saturated: int = 0,
     ) -> None:
         """Begin a sum.
 
@@ -52,12 +49,11 @@ class GramSum:
             exponents: p.
             bits: of the integers.
             planes: room that several sums may share, one at a time.
-            total: the sum so far; None for zero. It is changed.
-            saturated: how many activations had to be held so far.
         """
-        self.exponents, self.bits, self.saturated = exponents, bits, saturated
+        self.exponents, self.bits, self.saturated = exponents, bits, 0
         self._planes = planes or Planes()
-        self._total, self._folded = total, 0 if total is None else int(total[-1, -1])
+        self._total: Tensor | None = None
+        self._folded = 0
         split = scheme(bits)
         self._split: Scheme | None = split if split and has_int8(exponents.device.type) else None
         self._panels: list[list[Tensor]] = []
@@ -77,8 +73,7 @@ class GramSum:
         for pieces in _pieces(parts):
             if self._split is None:
                 q, held = quantise(torch.cat(pieces), self.exponents, self.bits)
-                self._add_total(float64_gram(q, self.bits), int(q.shape[0]))
-                self.saturated += int(held.sum())
+                self.include(float64_gram(q, self.bits), int(held.sum()))
                 continue
             planes, held_here = self._planes.of_activations(pieces, self.exponents, self.bits)
             self._add(planes, sum(map(len, pieces)))
@@ -92,9 +87,23 @@ class GramSum:
         """
         for piece in q.split(AT_ONCE):
             if self._split is None:
-                self._add_total(float64_gram(piece.double(), self.bits), len(piece))
+                self.include(float64_gram(piece.double(), self.bits))
             else:
                 self._add(self._planes.of_integers(piece, self.bits), len(piece))
+
+    def include(self, matrix: Int64[Tensor, "H1 H1"], saturated: int = 0) -> None:
+        """Add the sum over tokens that were counted elsewhere, which is taken over, and how many had to be held there.
+
+        Raises:
+            ValueError: the sums leave 64-bit integers.
+        """
+        if self._total is None:
+            self._total = matrix
+        else:
+            require_room(self._total, matrix)
+            self._total += matrix
+        self._folded += int(matrix[-1, -1])
+        self.saturated += saturated
 
     def matrix(self) -> Int64[Tensor, "H1 H1"]:
         """Return G so far, as a matrix of its own.
@@ -138,14 +147,6 @@ class GramSum:
                 product = torch._int_mm(*factors, out=room.view(rows, width - first))
                 self._panels[number][panel].add_(product)
         self._pending += tokens
-
-    def _add_total(self, added: Tensor, tokens: int) -> None:
-        if self._total is None:
-            self._total = added
-        else:
-            require_room(self._total, added)
-            self._total += added
-        self._folded += tokens
 
     def _fold(self) -> Tensor:
         """Return what is pending as G: Σ r rᵀ + o sᵀ + s oᵀ + n o oᵀ, with s the sums of r = q - o."""
@@ -232,9 +233,7 @@ def has_int8(device: str) -> bool:
     try:
         given = extremes.to(torch.int8).to(device)
         left = given.T.contiguous()
-        return all(
-            torch.equal(torch._int_mm(left, right).cpu().to(torch.int64), wanted) for right in (given, left.T)
-        )
+        return all(torch.equal(torch._int_mm(left, right).cpu().to(torch.int64), wanted) for right in (given, left.T))
     except (RuntimeError, AssertionError):
         return False
 
@@ -251,4 +250,3 @@ def _pieces(parts: Sequence[Tensor]) -> list[list[Tensor]]:
                 groups.append([])
                 room = AT_ONCE
     return [group for group in groups if group]
-

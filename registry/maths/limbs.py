@@ -80,7 +80,7 @@ class Planes:
     def of_activations(
         self, parts: Sequence[Float[Tensor, "_ H"]], exponents: Int16[Tensor, "H"], bits: int
     ) -> tuple[Int8[Tensor, "planes T C"], int]:
-        """Return the planes of q = round(y · 2^p) for activations of one device, and how many had to be held (`quantise`).
+        """Return the planes of q = round(y · 2^p) for activations, and how many had to be held (as in `quantise`).
 
         The planes are overwritten by the next call.
 
