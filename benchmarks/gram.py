@@ -5,13 +5,15 @@ asked for; the same from float32 activations, quantising included; and from floa
 running sum, which is what a registration pass pays.
 """
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from benchmarks.alternating import Comparison, alternate, run
 from registry.maths.gram import GramSum, float64_gram
-from registry.maths.limbs import Planes
+from registry.maths.limbs import Splitter
 
 WIDTHS = (1024, 2048, 4096)
 TOKENS = 4096
@@ -25,19 +27,20 @@ def measure(scratch: Path) -> list[Comparison]:
     for width in WIDTHS:
         draw = torch.Generator().manual_seed(width)
         q = torch.randint(-32767, 32768, (TOKENS, width), generator=draw, dtype=torch.int32).to(torch.int16)
-        x, exponents, planes = q.float() / 2**13, torch.full((width,), 13, dtype=torch.int16), Planes()
-        running = GramSum(exponents, 16, planes)
+        x = q.float() / 2**13
+        new = partial(GramSum, torch.full((width,), 13, dtype=torch.int16), 16, Splitter())
+        running = new()
 
         def other(x: torch.Tensor = x) -> object:
             return x.T @ x
 
-        def integers(q: torch.Tensor = q, p: torch.Tensor = exponents, planes: Planes = planes) -> torch.Tensor:
-            sums = GramSum(p, 16, planes)
+        def integers(q: torch.Tensor = q, new: Callable[[], GramSum] = new) -> torch.Tensor:
+            sums = new()
             sums.add_integers(q)
             return sums.matrix()
 
-        def activations(x: torch.Tensor = x, p: torch.Tensor = exponents, planes: Planes = planes) -> torch.Tensor:
-            sums = GramSum(p, 16, planes)
+        def activations(x: torch.Tensor = x, new: Callable[[], GramSum] = new) -> torch.Tensor:
+            sums = new()
             sums.add([x])
             return sums.matrix()
 

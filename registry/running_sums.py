@@ -8,7 +8,7 @@ from torch import Tensor
 from registry.interruption import undivided
 from registry.maths.folds import complete
 from registry.maths.gram import GramSum
-from registry.maths.limbs import Planes
+from registry.maths.limbs import Splitter
 from registry.maths.statistics import Statistics
 
 
@@ -23,9 +23,9 @@ class RunningSums:
         broken: an addition did not come to its end.
     """
 
-    def __init__(self, exponents: Tensor, bits: int, folds: int, planes: Planes) -> None:
-        self._exponents, self._bits, self._planes = exponents, bits, planes
-        self._sums = [GramSum(exponents, bits, planes) for _ in range(folds)]
+    def __init__(self, exponents: Tensor, bits: int, folds: int, splitter: Splitter) -> None:
+        self._exponents, self._bits = exponents, bits
+        self._sums = [GramSum(exponents, bits, splitter) for _ in range(folds)]
         self.done, self.broken = 0, False
 
     def restore(self, total: Statistics, folds: Sequence[Statistics], done: int) -> None:

@@ -16,7 +16,7 @@ from registry.checkpoint import Checkpoint
 from registry.errors import CalibrationError, CheckpointError
 from registry.families import NormOutput
 from registry.loading import device_name
-from registry.maths.limbs import Planes
+from registry.maths.limbs import Splitter
 from registry.maths.statistics import Statistics
 from registry.pass_settings import PassSettings
 from registry.progress import Progress, remark
@@ -158,9 +158,9 @@ class _Collector:
         self._taps = [tap for tap in taps if tap.site not in same]
         self._scales: dict[str, Scales] = {site: scales(checkpoint, site) for site in SITES[settings.sites]}
         self._fold_of = fold_of_window(len(calibration.ids), settings.folds)
-        planes = Planes()
+        splitter = Splitter()
         self._sums = {
-            (site, layer): RunningSums(exponents.to(self._device), of.bits, self._fold_count(site), planes)
+            (site, layer): RunningSums(exponents.to(self._device), of.bits, self._fold_count(site), splitter)
             for site, of in self._scales.items()
             if site not in same
             for layer, exponents in enumerate(of.exponents)

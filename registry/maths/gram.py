@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from functools import cache
 
 import torch
-from jaxtyping import Float, Int, Int8, Int16, Int64
+from jaxtyping import Float, Int, Int16, Int64
 from torch import Tensor
 
 from registry.maths.fixed_point import NORM_BITS, quantise
-from registry.maths.limbs import Planes, Scheme, scheme
+from registry.maths.limbs import FACTORS, MOST_BITS, OFFSET, Limbs, Splitter, in_groups, padded
 
 EXACT_BITS = 53
 """A float64 product of matrices is exact while its sums stay below 2^53."""
@@ -27,8 +27,8 @@ PENDING = 2**16 - 1
 AT_ONCE = 2**13
 """Tokens that are split at a time."""
 
-PANEL = {"cpu": 256, "cuda": 2048}
-"""Rows of a panel: fewer save work at the diagonal, more use the device better."""
+PANEL = {"cpu": (96, 256), "cuda": (2048, 2048)}
+"""Rows of a panel, at least and at most: fewer save work at the diagonal, more use the device better."""
 
 
 class GramSum:
@@ -41,23 +41,22 @@ class GramSum:
         self,
         exponents: Int16[Tensor, "H"],
         bits: int = NORM_BITS,
-        planes: Planes | None = None,
+        splitter: Splitter | None = None,
     ) -> None:
         """Begin a sum.
 
         Args:
             exponents: p.
             bits: of the integers.
-            planes: room that several sums may share, one at a time.
+            splitter: its room may be shared by several sums, one at a time.
         """
         self.exponents, self.bits, self.saturated = exponents, bits, 0
-        self._planes = planes or Planes()
+        self._splitter = splitter or Splitter()
+        self._int8 = bits <= MOST_BITS and has_int8(exponents.device.type)
+        self._panels: dict[int, list[Tensor]] = {}
+        self._pending = 0
         self._total: Tensor | None = None
         self._folded = 0
-        split = scheme(bits)
-        self._split: Scheme | None = split if split and has_int8(exponents.device.type) else None
-        self._panels: list[list[Tensor]] = []
-        self._pending = 0
 
     @property
     def count(self) -> int:
@@ -70,14 +69,14 @@ class GramSum:
         Raises:
             ValueError: an activation is NaN or infinite, or the sums leave 64-bit integers.
         """
-        for pieces in _pieces(parts):
-            if self._split is None:
-                q, held = quantise(torch.cat(pieces), self.exponents, self.bits)
-                self.include(float64_gram(q, self.bits), int(held.sum()))
-                continue
-            planes, held_here = self._planes.of_activations(pieces, self.exponents, self.bits)
-            self._add(planes, sum(map(len, pieces)))
-            self.saturated += held_here
+        for pieces in in_groups(parts, AT_ONCE):
+            if self._int8:
+                limbs, held = self._splitter.of_activations(pieces, self.exponents, self.bits)
+                self._add(limbs)
+                self.saturated += held
+            else:
+                q, beyond = quantise(torch.cat(pieces), self.exponents, self.bits)
+                self.include(float64_gram(q, self.bits), int(beyond.sum()))
 
     def add_integers(self, q: Int[Tensor, "T H"]) -> None:
         """Add integers within ±`limit(bits)`, one row a token.
@@ -86,10 +85,10 @@ class GramSum:
             ValueError: the sums leave 64-bit integers.
         """
         for piece in q.split(AT_ONCE):
-            if self._split is None:
-                self.include(float64_gram(piece.double(), self.bits))
+            if self._int8:
+                self._add(self._splitter.of_integers(piece, self.bits))
             else:
-                self._add(self._planes.of_integers(piece, self.bits), len(piece))
+                self.include(float64_gram(piece.double(), self.bits))
 
     def include(self, matrix: Int64[Tensor, "H1 H1"], saturated: int = 0) -> None:
         """Add the sum over tokens that were counted elsewhere, which is taken over, and how many had to be held there.
@@ -122,57 +121,56 @@ class GramSum:
             return torch.zeros((size, size), dtype=torch.int64, device=self.exponents.device)
         return self._total.clone()
 
-    def _add(self, planes: Int8[Tensor, "planes T C"], tokens: int) -> None:
-        if self._split is None or tokens == 0:
+    def _add(self, limbs: Limbs) -> None:
+        if limbs.tokens == 0:
             return
-        if self._pending + tokens > PENDING:
+        if self._pending + limbs.tokens > PENDING:
             self._total, self._folded = self.matrix(), self.count
-            self._panels, self._pending = [], 0
-        width = planes.shape[2]
-        step = PANEL.get(planes.device.type, PANEL["cpu"])
-        fresh = not self._panels
-        for number, (left, right, _) in enumerate(self._split.products):
-            one, other = planes[left].flatten(0, 1), planes[right].flatten(0, 1)
-            if planes.device.type == "cuda":  # its products want rows of both factors to run along the sum
-                one, other = one.T.contiguous().T, other.T.contiguous().T
-            if fresh:
-                self._panels.append([])
-            for panel, first in enumerate(range(0, width, step)):
-                rows = min(step, width - first)
-                factors = one[:, first : first + rows].T, other[:, first:]
+            self._panels, self._pending = {}, 0
+        device, blocks = self.exponents.device, self._blocks()
+        for left, right, number in limbs.products():
+            fresh = number not in self._panels
+            if device.type == "cuda":  # its products want the rows of both factors to run along the sum
+                left, right = left.T.contiguous().T, right.T.contiguous().T
+            panels = self._panels.setdefault(number, [])
+            for panel, block in enumerate(blocks):
+                factors = left[:, block].T, right[:, block.start :]
                 if fresh:
-                    self._panels[number].append(torch._int_mm(*factors))
+                    panels.append(torch._int_mm(*factors))
                     continue
-                room = self._planes.take("product", rows * (width - first), torch.int32, planes.device)
-                product = torch._int_mm(*factors, out=room.view(rows, width - first))
-                self._panels[number][panel].add_(product)
-        self._pending += tokens
+                shape = len(factors[0]), factors[1].shape[1]
+                room = self._splitter.take("product", shape, torch.int32, device)
+                panels[panel].add_(torch._int_mm(*factors, out=room))
+        self._pending += limbs.tokens
+
+    def _blocks(self) -> list[slice]:
+        """Return the rows of each panel; CUDA's products need 17 or more."""
+        width = padded(self.exponents.numel())
+        least, most = PANEL.get(self.exponents.device.type, PANEL["cpu"])
+        step = min(max(width // 6 // 32 * 32, least), most)
+        starts = [start for start in range(0, width, step) if start == 0 or width - start > 16]
+        return [slice(start, end) for start, end in zip(starts, [*starts[1:], width], strict=True)]
 
     def _fold(self) -> Tensor:
-        """Return what is pending as G: Σ r rᵀ + o sᵀ + s oᵀ + n o oᵀ, with s the sums of r = q - o."""
-        if self._split is None:
-            raise ValueError("nothing is pending")
+        """Return what is pending as G: Σ r rᵀ + o sᵀ + s oᵀ + n o oᵀ, with o = q - r and s the sums of r."""
         size = self.exponents.numel() + 1
         total = torch.empty((size, size), dtype=torch.int64, device=self.exponents.device)
-        factors = [factor for _, _, factor in self._split.products]
-        blocks = []
-        for panels in zip(*self._panels, strict=True):
-            first = blocks[-1].stop if blocks else 0
-            blocks.append(slice(first, min(first + len(panels[0]), size)))
-            rows = total[blocks[-1], first:]
-            parts = [panel[: rows.shape[0], : rows.shape[1]] for panel in panels]
-            torch.mul(parts[0].to(torch.int64), factors[0], out=rows)
-            for part, factor in zip(parts[1:], factors[1:], strict=True):
-                rows.add_(part, alpha=factor)
-        if offset := self._split.offset:
-            # With u = o s + o² n / 2 the correction is u_i + u_j; for the channel of ones o = 0.
-            u = offset * total[:, -1] + offset * offset // 2 * self._pending
-            ones = total[:, -1] + offset * self._pending
-            ones[-1] = self._pending
-            for block in blocks:
-                total[block, block.start :] += u[block, None] + u[None, block.start :]
-            total[:, -1] = ones
-            total[-1] = ones
+        blocks = [slice(block.start, min(block.stop, size)) for block in self._blocks()]
+        for panel, block in enumerate(blocks):
+            rows = total[block, block.start :]
+            for number, panels in self._panels.items():
+                part = panels[panel][: rows.shape[0], : rows.shape[1]]
+                if number == 0:
+                    rows.copy_(part)
+                else:
+                    rows.add_(part, alpha=FACTORS[number])
+        # With u = o s + o² n / 2 the correction is u_i + u_j; the channel of ones has o = 0.
+        u = OFFSET * total[:, -1] + OFFSET**2 // 2 * self._pending
+        ones = total[:, -1] + OFFSET * self._pending
+        ones[-1] = self._pending
+        for block in blocks:
+            total[block, block.start :] += u[block, None] + u[None, block.start :]
+        total[:, -1] = total[-1] = ones
         for block in blocks:
             total[block.stop :, block] = total[block, block.stop :].T
         require_room(total)
@@ -236,17 +234,3 @@ def has_int8(device: str) -> bool:
         return all(torch.equal(torch._int_mm(left, right).cpu().to(torch.int64), wanted) for right in (given, left.T))
     except (RuntimeError, AssertionError):
         return False
-
-
-def _pieces(parts: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Return the parts in groups of no more than `AT_ONCE` rows."""
-    groups: list[list[Tensor]] = [[]]
-    room = AT_ONCE
-    for part in parts:
-        while len(part):
-            groups[-1].append(part[:room])
-            part, room = part[room:], room - len(part[:room])
-            if room == 0:
-                groups.append([])
-                room = AT_ONCE
-    return [group for group in groups if group]
