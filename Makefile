@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test trust lint fix reference quality wheel clean
+.PHONY: demo test trust lint fix reference quality bench wheel clean
 
 demo: .venv/installed
 	$(BIN)/reg demo --force  # deletes only what an earlier demo made
@@ -36,6 +36,9 @@ trust: .venv/installed  ## the long runs behind docs/guarantees.md; each prints 
 	$(BIN)/python -m tests.concurrency --processes 8 --operations 200 --creations 20
 	$(BIN)/python -m tests.fuzz --inputs 5000 --seed 0
 	$(BIN)/python -m tests.bitflips --flips 500 --seed 0
+
+bench: .venv/installed  ## measure every claim of speed and write benchmarks/RESULTS.md
+	$(BIN)/python -m benchmarks.bench
 
 wheel: .venv/installed
 	$(BIN)/python -m build --wheel

@@ -8,7 +8,7 @@ belong to, by digest.
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -87,8 +87,17 @@ class Collected:
         return complete(self.sites[site][layer], self.folds[site][layer] if site in self.folds else ())
 
 
-def save(path: Path, collected: Collected) -> None:
+Part = tuple[str, int, Statistics, Sequence[Statistics]]
+"""Of one site and layer: the statistics of the whole, and of every fold but the last."""
+
+
+def save(path: Path, collected: Collected, parts: Iterable[Part] | None = None) -> None:
     """Write `path`, which appears whole or not at all.
+
+    Args:
+        path: the file.
+        collected: what is written.
+        parts: in place of its sites, layer by layer in order, so that they need not all be there at once.
 
     Raises:
         StorageError: the disk is full or refuses.
@@ -99,18 +108,23 @@ def save(path: Path, collected: Collected) -> None:
         streams.append(Stream.of(name, to_block(tensor), str(tensor.dtype).removeprefix("torch.")))
 
     def add_packed(name: str, item: Statistics) -> None:
+        if parts is not None:  # made for this alone: its packed half is all that stays of it
+            add(name, item.packed())
+            return
         size = len(item.matrix)  # packed only while it is written: all layers at once would double the memory
         shape = (size * (size + 1) // 2,)
         streams.append(Stream(name, "int64", shape, lambda: [to_block(item.packed())]))
 
-    for site, layers in collected.sites.items():
-        add(f"{site}.exponents", torch.stack([layer.exponents for layer in layers]))
-        for number, layer in enumerate(layers):
-            add_packed(f"{site}.gram.{number}", layer)
-    for site, folded in collected.folds.items():
-        for number, folds in enumerate(folded):
-            for fold, part in enumerate(folds):
-                add_packed(f"{site}.fold.{number}.{fold}", part)
+    exponents: dict[str, list[torch.Tensor]] = {site: [] for site in collected.sites}
+    saturated: dict[str, list[int]] = {site: [] for site in collected.sites}
+    for site, number, layer, folds in _parts(collected) if parts is None else parts:
+        exponents.setdefault(site, []).append(layer.exponents)
+        saturated.setdefault(site, []).append(layer.saturated)
+        add_packed(f"{site}.gram.{number}", layer)
+        for fold, part in enumerate(folds):
+            add_packed(f"{site}.fold.{number}.{fold}", part)
+    for site, of in exponents.items():
+        add(f"{site}.exponents", torch.stack(of))
     if collected.token_counts is not None:
         add("token_counts", collected.token_counts)
     if collected.calibration is not None:
@@ -119,13 +133,19 @@ def save(path: Path, collected: Collected) -> None:
     document = {
         "format": _FORMAT,
         "weights": collected.weights,
-        "saturated": {site: [layer.saturated for layer in layers] for site, layers in collected.sites.items()},
+        "saturated": saturated,
         "calibration_digest": collected.calibration_digest,
         "calibration_label": collected.calibration_label,
         "computed": collected.computed,
         "done": collected.done,
     }
     replace_shard(path, streams, {"expert-registry": json.dumps(document)})
+
+
+def _parts(collected: Collected) -> Iterator[Part]:
+    for site, layers in collected.sites.items():
+        for number, layer in enumerate(layers):
+            yield site, number, layer, collected.folds[site][number] if site in collected.folds else ()
 
 
 def load(path: Path) -> Collected:

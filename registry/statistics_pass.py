@@ -1,7 +1,7 @@
 """The forward pass that takes statistics: exact at every site, and resumable at any batch."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +14,13 @@ from registry import statistics_file
 from registry.calibration import Calibration
 from registry.checkpoint import Checkpoint
 from registry.errors import CalibrationError, CheckpointError, StorageError
+from registry.families import NormOutput
 from registry.loading import device_name
+from registry.maths.limbs import Splitter
 from registry.maths.statistics import Statistics
 from registry.pass_settings import PassSettings
 from registry.progress import Progress, remark
+from registry.running_sums import RunningSums
 from registry.scales import Scales, scales
 from registry.scratch import resumable
 from registry.sites import ATTENTION_INPUT, ATTENTION_OUTPUT, HEAD_INPUT, MLP_INPUT, SITES
@@ -78,7 +81,10 @@ def take_statistics(
     """
     computed = computed_by(checkpoint, settings)
     places = [tap for tap in (taps or dense_taps(checkpoint))(model) if tap.site in SITES[settings.sites]]
-    collector = _Collector(checkpoint, weights, calibration, settings, computed, places, model.device, token_weights)
+    same = _same_inputs(checkpoint) if taps is None and settings.sites == "all" else {}
+    collector = _Collector(
+        checkpoint, weights, calibration, settings, computed, places, same, model.device, token_weights
+    )
     key = json_digest([weights, calibration.digest, computed])
     with resumable(partial, key, [weights]) as way:
         if way is not None:
@@ -127,20 +133,11 @@ def dense_taps(checkpoint: Checkpoint) -> Taps:
     return taps
 
 
-@dataclass(frozen=True)
-class _Sums:
-    """One site of one layer: the sum over all windows so far, those of all folds but the last, how many windows."""
-
-    total: Statistics
-    folds: tuple[Statistics, ...]
-    done: int
-
-
 class _Collector:
     """The running sums of one pass, fed by hooks.
 
-    A layer's sums and the number of windows in them change together, so that an interruption at any moment, also in the
-    middle of a batch, leaves sums that can be gone on from: layers ahead of others wait for them.
+    Each layer has its own number of windows, so that an interruption in the middle of a batch leaves sums that can be
+    gone on from: layers ahead of others wait for them.
     """
 
     def __init__(
@@ -151,21 +148,27 @@ class _Collector:
         settings: PassSettings,
         computed: dict[str, Any],
         taps: Sequence[Tap],
+        same: Mapping[str, str],
         device: torch.device,
         token_weights: Tensor | None,
     ) -> None:
         self._device = torch.device("cpu") if device.type == "mps" else device  # which has no float64
-        self._computed, self._taps = computed, taps
+        self._computed, self._same = computed, same
+        self._taps = [tap for tap in taps if tap.site not in same]
         self._scales: dict[str, Scales] = {site: scales(checkpoint, site) for site in SITES[settings.sites]}
         self._fold_of = fold_of_window(len(calibration.ids), settings.folds)
+        splitter = Splitter()
         self._sums = {
-            (site, layer): self._zero(site, exponents)
+            (site, layer): RunningSums(exponents.to(self._device), of.bits, self._fold_count(site), splitter)
             for site, of in self._scales.items()
+            if site not in same
             for layer, exponents in enumerate(of.exponents)
         }
         self._label, self._vocabulary = checkpoint.label, checkpoint.architecture.vocab_size
         self._weights, self._calibration = weights, calibration
-        self._first, self._end, self._keep, self._folds = 0, 0, torch.empty(0), torch.empty(0)
+        self._first, self._end = 0, 0
+        self._runs: tuple[tuple[slice, ...], ...] = ()
+        self._whole: tuple[tuple[slice, ...], ...] = ()
         self._token_weights, self._times = token_weights, _NO_TIMES
 
     @property
@@ -175,11 +178,15 @@ class _Collector:
 
     def next_batch(self, first: int, size: int, keep: Tensor) -> None:
         """Tell which windows the model will see next; `keep` of shape (size, S) is True where a token counts."""
-        self._first, self._end, self._keep = first, first + size, keep.flatten().to(self._device)
-        folds = torch.zeros(size, dtype=torch.int64)
-        known = self._fold_of[first : first + size]
-        folds[: len(known)] = known
-        self._folds = folds[:, None].expand(keep.shape).flatten().to(self._device)
+        self._first, self._end = first, first + size
+        lengths, length = keep.sum(dim=1).tolist(), keep.shape[1]
+        rows = [slice(number * length, number * length + n) for number, n in enumerate(lengths)]
+        folds = self._fold_of[first : first + size].tolist()
+        counting = list(zip(rows, folds, strict=False))
+        self._runs = tuple(
+            _joined(run for run, of in counting if of == fold) for fold in range(self._fold_count(MLP_INPUT))
+        )
+        self._whole = (_joined(run for run, _ in counting),)
         if self._token_weights is not None:
             times = torch.zeros(keep.shape, dtype=torch.int64)
             given = self._token_weights[first : first + size]
@@ -201,27 +208,39 @@ class _Collector:
             for handle in handles:
                 handle.remove()
 
-    def collected(self, *, under_way: bool = False) -> Collected:
-        """Return the sums, on the CPU."""
-        layers = {site: range(len(of.exponents)) for site, of in self._scales.items()}
-        folded = {site: [self._sums[site, layer].folds for layer in numbers] for site, numbers in layers.items()}
+    def collected(self) -> Collected:
+        """Return the sums, on the CPU, and let go of them."""
+        sites: dict[str, tuple[Statistics, ...]] = {}
+        folded: dict[str, tuple[tuple[Statistics, ...], ...]] = {}
+        for site in self._scales:
+            if site not in self._same:
+                sites[site], folded[site] = zip(*self._finished(site), strict=True)
         return Collected(
             self._weights,
-            {site: tuple(_on_cpu(self._sums[site, layer].total) for layer in layers[site]) for site in layers},
+            {site: sites[self._same.get(site, site)] for site in self._scales},
             self._calibration.digest,
             self._calibration.label,
             self._computed,
-            folds={site: tuple(tuple(map(_on_cpu, f)) for f in of) for site, of in folded.items() if any(of)},
-            token_counts=None if under_way else self._calibration.counts(self._vocabulary),
-            done={site: tuple(self._sums[site, layer].done for layer in layers[site]) for site in layers}
-            if under_way
-            else None,
+            folds={site: of for site, of in folded.items() if any(of)},
+            token_counts=self._calibration.counts(self._vocabulary),
         )
 
     def save(self, way: Path) -> None:
-        """Write the pass under way to `way`, if its folder is still there: an opt-out deletes it."""
+        """Write the pass under way to `way`; where an addition broke off, what was written before stands.
+
+        Where its folder is gone, nothing is written: an opt-out deleted it.
+        """
+        if any(sums.broken for sums in self._sums.values()):
+            return
+        done: dict[str, tuple[int, ...]] = {}
+        for (site, _), sums in self._sums.items():
+            done[site] = (*done.get(site, ()), sums.done)
+        header = Collected(
+            self._weights, {}, self._calibration.digest, self._calibration.label, self._computed, done=done
+        )
+        parts = ((site, layer, *sums.statistics()) for (site, layer), sums in self._sums.items())
         try:
-            statistics_file.save(way, self.collected(under_way=True))
+            statistics_file.save(way, header, parts)
         except StorageError:
             if way.parent.is_dir():
                 raise
@@ -236,20 +255,19 @@ class _Collector:
             return  # damaged: the pass begins anew
         if found.done is None or found.calibration_digest != self._calibration.digest:
             return
-        for site, layers in found.sites.items():
-            for layer, total in enumerate(layers):
-                folds = found.folds[site][layer] if site in found.folds else ()
-                self._sums[site, layer] = _Sums(
-                    self._placed(total), tuple(map(self._placed, folds)), found.done[site][layer]
-                )
+        places = {(site, layer) for site, layers in found.sites.items() for layer in range(len(layers))}
+        if places != set(self._sums):
+            return
+        for (site, layer), sums in self._sums.items():
+            folds = found.folds[site][layer] if site in found.folds else ()
+            sums.restore(found.sites[site][layer], folds, found.done[site][layer])
 
-    def _zero(self, site: str, exponents: Tensor) -> _Sums:
-        zero = Statistics.zero(exponents.to(self._device))
-        folds = int(self._fold_of.max()) if site == MLP_INPUT else 0
-        return _Sums(zero, (zero,) * folds, 0)
+    def _finished(self, site: str) -> Iterator[tuple[Statistics, tuple[Statistics, ...]]]:
+        for layer in range(len(self._scales[site].exponents)):
+            yield self._sums.pop((site, layer)).statistics()
 
-    def _placed(self, item: Statistics) -> Statistics:
-        return Statistics(item.matrix.to(self._device), item.exponents.to(self._device), item.saturated)
+    def _fold_count(self, site: str) -> int:
+        return int(self._fold_of.max()) + 1 if site == MLP_INPUT else 1
 
     def _before(self, tap: Tap) -> Callable[[Any, tuple[Tensor, ...]], None]:
         return lambda _module, inputs: self._count(tap, inputs[0])
@@ -262,21 +280,33 @@ class _Collector:
         if sums.done > self._first:
             return  # counted before an interruption
         x = activations.reshape(-1, activations.shape[-1]).to(self._device)
-        bits = self._scales[tap.site].bits
-        count = len(sums.folds) + 1
-        masks = [self._keep & (self._folds == fold) for fold in range(count)] if count > 1 else [self._keep]
         try:
-            parts = [Statistics.of(x, sums.total.exponents, mask, bits, self._times) for mask in masks]
+            sums.add(x, self._runs if tap.site == MLP_INPUT else self._whole, self._end, self._times)
         except ValueError as error:
             raise CalibrationError(
                 f"{self._label}: {error} (site {tap.site}, layer {tap.layer})",
                 "register a checkpoint whose activations are finite, or compute with --dtype float32",
             ) from error
-        total = sums.total
-        for part in parts:
-            total = total + part
-        folds = tuple(fold + part for fold, part in zip(sums.folds, parts, strict=False))
-        self._sums[tap.site, tap.layer] = _Sums(total, folds, self._end)
+
+
+def _joined(runs: Iterable[slice]) -> tuple[slice, ...]:
+    """Return runs of rows without empty ones, neighbours as one."""
+    joined: list[slice] = []
+    for run in runs:
+        if joined and joined[-1].stop == run.start and run.stop > run.start:
+            joined[-1] = slice(joined[-1].start, run.stop)
+        elif run.stop > run.start:
+            joined.append(run)
+    return tuple(joined)
+
+
+def _same_inputs(checkpoint: Checkpoint) -> dict[str, str]:
+    """Return site → the site of the same layer that sees the very same activations, so that one sum is enough."""
+    family, architecture = checkpoint.family, checkpoint.architecture
+    seen = family.attention_input(architecture)
+    if isinstance(seen, NormOutput) and seen == family.mlp_input(architecture):
+        return {ATTENTION_INPUT: MLP_INPUT}
+    return {}
 
 
 def fold_of_window(windows: int, folds: int) -> Tensor:
@@ -309,7 +339,3 @@ def computed_by(checkpoint: Checkpoint, settings: PassSettings) -> dict[str, Any
 def window_size(checkpoint: Checkpoint, settings: PassSettings) -> int:
     """Return the tokens in a window: what was asked for, or what the model can take."""
     return min(settings.seq_len, checkpoint.architecture.max_position_embeddings)
-
-
-def _on_cpu(item: Statistics) -> Statistics:
-    return Statistics(item.matrix.cpu(), item.exponents.cpu(), item.saturated)

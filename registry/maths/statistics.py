@@ -17,12 +17,7 @@ from jaxtyping import Bool, Float, Int16, Int64
 from torch import Tensor
 
 from registry.maths.fixed_point import NORM_BITS, power_of_two, quantise, real_value
-
-EXACT_BITS = 53
-"""A float64 product of matrices is exact while its sums stay below 2^53."""
-
-OVERFLOW = 2.0**62
-"""No entry of G may reach this; the diagonal tells, since it is where a Gram is largest."""
+from registry.maths.gram import OVERFLOW, GramSum, float64_gram, require_room
 
 _TILE = 64
 """Rows that are added at once, few enough to stay in the cache."""
@@ -91,24 +86,25 @@ class Statistics:
         largest = _largest(weights)
         if len(rows) * largest * 4 ** (bits - 1) >= OVERFLOW:
             raise ValueError(f"{len(rows):,} tokens of weights up to {largest} at once are too many: take fewer")
-        q, held = quantise(rows, exponents, bits)
-        q = torch.cat([q.double(), q.new_ones((len(q), 1), dtype=torch.float64)], dim=1)
-        total = torch.zeros((q.shape[1], q.shape[1]), dtype=torch.int64, device=q.device)
-        # rows · w · 2^(2 bits - 2) ≤ 2^52 in every product; w q is exact as well.
-        at_once = 2 ** (EXACT_BITS - 2 * (bits - 1) - 1 - (largest - 1).bit_length())
         if weights is None:
-            for part in q.split(at_once):
-                total += (part.T @ part).to(torch.int64)
-            return cls(total, exponents, int(held.sum()))
-        for part, by in zip(q.split(at_once), weights.split(at_once), strict=True):
-            total += ((part * by[:, None]).T @ part).to(torch.int64)
-        return cls(total, exponents, int((held.sum(dim=1) * weights).sum()))
+            sums = GramSum(exponents, bits)
+            sums.add([rows])
+            return cls.taken(sums)
+        q, held = quantise(rows, exponents, bits)
+        return cls(float64_gram(q, bits, weights, largest), exponents, int((held.sum(dim=1) * weights).sum()))
+
+    @classmethod
+    def taken(cls, sums: GramSum) -> "Statistics":
+        """Return what a running sum holds so far.
+
+        Raises:
+            ValueError: it leaves 64-bit integers.
+        """
+        return cls(sums.matrix(), sums.exponents, sums.saturated)
 
     def __add__(self, other: "Statistics") -> "Statistics":
         self._require_same_scales(other)
-        diagonal = self.matrix.diagonal().double() + other.matrix.diagonal().double()
-        if bool((diagonal.abs() >= OVERFLOW).any()):
-            raise ValueError(f"{self.count + other.count:,} tokens are too many: their sums leave 64-bit integers")
+        require_room(self.matrix, other.matrix)
         return Statistics(self.matrix + other.matrix, self.exponents, self.saturated + other.saturated)
 
     def __neg__(self) -> "Statistics":

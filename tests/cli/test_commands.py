@@ -105,19 +105,19 @@ def test_collect_then_register_elsewhere(run: Run, bare: Path, zoo: Zoo, tmp_pat
 def test_collect_says_that_it_goes_on(
     run: Run, bare: Path, zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from registry.maths.statistics import Statistics
+    from registry.running_sums import RunningSums
 
     words = ("collect", bare, "--data", zoo.train["code"], "--tokens", 128, "--seq-len", 32, "--batch-size", 1)
-    of, calls = Statistics.of, 0
+    add, calls = RunningSums.add, 0
 
     def interrupted(*arguments: Any) -> Any:
         nonlocal calls
         calls += 1
-        if calls == 19:  # the third window, first layer: of each window 2 layers × 2 folds and 5 of other sites
+        if calls == 15:  # the third window, first layer: of each window 2 layers × 3 sites, and the head's
             raise KeyboardInterrupt
-        return of(*arguments)
+        return add(*arguments)
 
-    monkeypatch.setattr(Statistics, "of", interrupted)
+    monkeypatch.setattr(RunningSums, "add", interrupted)
     run(*words, "--out", tmp_path, code=1)
     assert run(*words, "--out", tmp_path).stderr == (
         "an interrupted pass goes on: 64 of 128 tokens were counted before\n"

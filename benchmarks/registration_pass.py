@@ -1,0 +1,127 @@
+"""The registration pass against a bare forward pass of the same model: python -m benchmarks.registration_pass
+
+Both sides read the same batches of the same text in the same dtype. The bare pass is what `transformers` does, logits
+included; ours takes the exact statistics of all sites and folds, and finishes them. Models are random weights of real
+shapes in bfloat16, on a processor that has products of bfloat16.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from benchmarks.alternating import Comparison, alternate, run
+from registry.calibration import Calibration
+from registry.checkpoint import Checkpoint
+from registry.loading import load_model
+from registry.pass_settings import PassSettings
+from registry.progress import silent
+from registry.statistics_pass import batch, take_statistics
+
+TARGET = 1.15
+ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A model, the tokens that it reads, and of what length its windows are."""
+
+    name: str
+    model_type: str
+    tokens: int
+    config: Mapping[str, Any]
+
+
+SHAPES = (
+    Shape(
+        "135M parameters, as SmolLM2",
+        "llama",
+        4096,
+        {
+            "vocab_size": 49_152,
+            "hidden_size": 576,
+            "intermediate_size": 1536,
+            "num_hidden_layers": 30,
+            "num_attention_heads": 9,
+            "num_key_value_heads": 3,
+            "tie_word_embeddings": True,
+        },
+    ),
+    Shape(
+        "494M parameters, as Qwen2.5",
+        "qwen2",
+        4096,
+        {
+            "vocab_size": 151_936,
+            "hidden_size": 896,
+            "intermediate_size": 4864,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 14,
+            "num_key_value_heads": 2,
+            "tie_word_embeddings": True,
+        },
+    ),
+    Shape(
+        "1.2B parameters, as Llama 3.2",
+        "llama",
+        4096,
+        {
+            "vocab_size": 128_256,
+            "hidden_size": 2048,
+            "intermediate_size": 8192,
+            "num_hidden_layers": 16,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "tie_word_embeddings": True,
+        },
+    ),
+)
+
+
+def make_checkpoint(shape: Shape, folder: Path) -> Path:
+    """Write random weights of a shape in bfloat16."""
+    config = AutoConfig.for_model(shape.model_type, max_position_embeddings=4096, **shape.config)
+    config.dtype = torch.bfloat16
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "norm" in name:
+                weight.uniform_(0.5, 2.0)  # channels of different scales
+    model.save_pretrained(folder)
+    return folder
+
+
+def measure(scratch: Path) -> list[Comparison]:
+    """Return a comparison for each shape."""
+    found = []
+    settings = PassSettings(device="cpu")
+    for shape in SHAPES:
+        folder = make_checkpoint(shape, scratch / shape.model_type)
+        checkpoint = Checkpoint(folder)
+        model = load_model(folder, "bfloat16", "cpu")
+        windows = shape.tokens // settings.seq_len
+        ids = torch.randint(0, shape.config["vocab_size"], (windows, settings.seq_len), dtype=torch.int32)
+        calibration = Calibration(ids, torch.full((windows,), settings.seq_len, dtype=torch.int32), "random")
+
+        def ours(
+            checkpoint: Checkpoint = checkpoint, model: Any = model, calibration: Calibration = calibration
+        ) -> object:
+            return take_statistics(checkpoint, "", model, calibration, settings, progress=silent)
+
+        def bare(model: Any = model, calibration: Calibration = calibration) -> None:
+            with torch.no_grad():
+                for first in range(0, len(calibration.ids), settings.batch_size):
+                    model(input_ids=batch(calibration, first, settings.batch_size)[0], use_cache=False)
+
+        claim = f"registration pass against a bare forward pass, {shape.name}"
+        found.append(alternate(claim, ours, bare, ROUNDS, target=TARGET, note=f"bfloat16, {shape.tokens:,} tokens"))
+        del model, ours, bare
+    return found
+
+
+if __name__ == "__main__":
+    run(measure)

@@ -1,0 +1,236 @@
+"""Running sums Σ_t q̃_t q̃_tᵀ of integers, exact on every path: by int8 limbs where a device has them, else in float64.
+
+int32 holds the sums of products of limbs (`limbs`) for `PENDING` tokens. They are kept apart and folded into 64-bit
+integers when that many are reached, or when the sum is asked for, so that a batch costs little beyond its products.
+All are symmetric, and only what is on and above the diagonal is computed, in panels of rows.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+from jaxtyping import Float, Int, Int16, Int64
+from torch import Tensor
+
+from registry.maths.fixed_point import NORM_BITS, quantise
+from registry.maths.limbs import FACTORS, MOST_BITS, OFFSET, Limbs, Splitter, in_groups, padded
+
+EXACT_BITS = 53
+"""A float64 product of matrices is exact while its sums stay below 2^53."""
+
+OVERFLOW = 2.0**62
+"""No entry of G may reach this; the diagonal tells, since it is where a Gram is largest."""
+
+PENDING = 2**16 - 1
+"""Tokens whose products of limbs int32 can hold: each adds up to 2 · 2^14 in magnitude."""
+
+AT_ONCE = 2**13
+"""Tokens that are split at a time."""
+
+PANEL = {"cpu": (96, 256), "cuda": (2048, 2048)}
+"""Rows of a panel, at least and at most: fewer save work at the diagonal, more use the device better."""
+
+
+class GramSum:
+    """G of one site and layer while tokens are still being added; a mutable `Statistics`.
+
+    An addition that does not return leaves a sum that must not be used.
+    """
+
+    def __init__(
+        self,
+        exponents: Int16[Tensor, "H"],
+        bits: int = NORM_BITS,
+        splitter: Splitter | None = None,
+    ) -> None:
+        """Begin a sum.
+
+        Args:
+            exponents: p.
+            bits: of the integers.
+            splitter: its room may be shared by several sums, one at a time.
+        """
+        self.exponents, self.bits, self.saturated = exponents, bits, 0
+        self._splitter = splitter or Splitter()
+        self._int8 = bits <= MOST_BITS and has_int8(exponents.device.type)
+        self._panels: dict[int, list[Tensor]] = {}
+        self._pending = 0
+        self._total: Tensor | None = None
+        self._folded = 0
+
+    @property
+    def count(self) -> int:
+        """The tokens that were counted, or the sum of their weights."""
+        return self._folded + self._pending
+
+    def add(self, parts: Sequence[Float[Tensor, "_ H"]]) -> None:
+        """Add tokens, one row each.
+
+        Raises:
+            ValueError: an activation is NaN or infinite, or the sums leave 64-bit integers.
+        """
+        for pieces in in_groups(parts, AT_ONCE):
+            if self._int8:
+                limbs, held = self._splitter.of_activations(pieces, self.exponents, self.bits)
+                self._add(limbs)
+                self.saturated += held
+            else:
+                q, beyond = quantise(torch.cat(pieces), self.exponents, self.bits)
+                self.include(float64_gram(q, self.bits), int(beyond.sum()))
+
+    def add_integers(self, q: Int[Tensor, "T H"]) -> None:
+        """Add integers within ±`limit(bits)`, one row a token.
+
+        Raises:
+            ValueError: the sums leave 64-bit integers.
+        """
+        for piece in q.split(AT_ONCE):
+            if self._int8:
+                self._add(self._splitter.of_integers(piece, self.bits))
+            else:
+                self.include(float64_gram(piece.double(), self.bits))
+
+    def include(self, matrix: Int64[Tensor, "H1 H1"], saturated: int = 0) -> None:
+        """Add the sum over tokens that were counted elsewhere, which is taken over, and how many had to be held there.
+
+        Raises:
+            ValueError: the sums leave 64-bit integers.
+        """
+        if self._total is None:
+            self._total = matrix
+        else:
+            require_room(self._total, matrix)
+            self._total += matrix
+        self._folded += int(matrix[-1, -1])
+        self.saturated += saturated
+
+    def matrix(self) -> Int64[Tensor, "H1 H1"]:
+        """Return G so far, as a matrix of its own.
+
+        Raises:
+            ValueError: the sums leave 64-bit integers.
+        """
+        size = self.exponents.numel() + 1
+        if self._pending:
+            folded = self._fold()
+            if self._total is not None:
+                require_room(self._total, folded)
+                folded += self._total
+            return folded
+        if self._total is None:
+            return torch.zeros((size, size), dtype=torch.int64, device=self.exponents.device)
+        return self._total.clone()
+
+    def _add(self, limbs: Limbs) -> None:
+        if limbs.tokens == 0:
+            return
+        if self._pending + limbs.tokens > PENDING:
+            self._total, self._folded = self.matrix(), self.count
+            self._panels, self._pending = {}, 0
+        device, blocks = self.exponents.device, self._blocks()
+        for left, right, number in limbs.products():
+            fresh = number not in self._panels
+            if device.type == "cuda":  # its products want the rows of both factors to run along the sum
+                left, right = left.T.contiguous().T, right.T.contiguous().T
+            panels = self._panels.setdefault(number, [])
+            for panel, block in enumerate(blocks):
+                factors = left[:, block].T, right[:, block.start :]
+                if fresh:
+                    panels.append(torch._int_mm(*factors))
+                    continue
+                shape = len(factors[0]), factors[1].shape[1]
+                room = self._splitter.take("product", shape, torch.int32, device)
+                panels[panel].add_(torch._int_mm(*factors, out=room))
+        self._pending += limbs.tokens
+
+    def _blocks(self) -> list[slice]:
+        """Return the rows of each panel; CUDA's products need 17 or more."""
+        width = padded(self.exponents.numel())
+        least, most = PANEL.get(self.exponents.device.type, PANEL["cpu"])
+        step = min(max(width // 6 // 32 * 32, least), most)
+        starts = [start for start in range(0, width, step) if start == 0 or width - start > 16]
+        return [slice(start, end) for start, end in zip(starts, [*starts[1:], width], strict=True)]
+
+    def _fold(self) -> Tensor:
+        """Return what is pending as G: Σ r rᵀ + o sᵀ + s oᵀ + n o oᵀ, with o = q - r and s the sums of r."""
+        size = self.exponents.numel() + 1
+        total = torch.empty((size, size), dtype=torch.int64, device=self.exponents.device)
+        blocks = [slice(block.start, min(block.stop, size)) for block in self._blocks()]
+        for panel, block in enumerate(blocks):
+            rows = total[block, block.start :]
+            for number, panels in self._panels.items():
+                part = panels[panel][: rows.shape[0], : rows.shape[1]]
+                if number == 0:
+                    rows.copy_(part)
+                else:
+                    rows.add_(part, alpha=FACTORS[number])
+        # With u = o s + o² n / 2 the correction is u_i + u_j; the channel of ones has o = 0.
+        u = OFFSET * total[:, -1] + OFFSET**2 // 2 * self._pending
+        ones = total[:, -1] + OFFSET * self._pending
+        ones[-1] = self._pending
+        for block in blocks:
+            total[block, block.start :] += u[block, None] + u[None, block.start :]
+        total[:, -1] = total[-1] = ones
+        for block in blocks:
+            total[block.stop :, block] = total[block, block.stop :].T
+        require_room(total)
+        return total
+
+
+def float64_gram(
+    q: Float[Tensor, "T H"], bits: int, weights: Int64[Tensor, "T"] | None = None, largest: int = 1
+) -> Int64[Tensor, "H1 H1"]:
+    """Return Σ_t w_t q̃_t q̃_tᵀ of integers by products in float64, so few tokens at a time that each is exact.
+
+    Args:
+        q: the integers, of any float dtype.
+        bits: of the integers.
+        weights: w_t; None for 1 each.
+        largest: a bound of the weights.
+    """
+    q = torch.cat([q.double(), q.new_ones((len(q), 1), dtype=torch.float64)], dim=1)
+    total = torch.zeros((q.shape[1], q.shape[1]), dtype=torch.int64, device=q.device)
+    # rows · w · 2^(2 bits - 2) ≤ 2^52 in every product; w q is exact as well.
+    at_once = 2 ** (EXACT_BITS - 2 * (bits - 1) - 1 - (largest - 1).bit_length())
+    if weights is None:
+        for part in q.split(at_once):
+            total += (part.T @ part).to(torch.int64)
+        return total
+    for part, by in zip(q.split(at_once), weights.split(at_once), strict=True):
+        total += ((part * by[:, None]).T @ part).to(torch.int64)
+    return total
+
+
+def require_room(*matrices: Int64[Tensor, "H1 H1"]) -> None:
+    """Check that the sum of such matrices stays within 64-bit integers.
+
+    Raises:
+        ValueError: it does not.
+    """
+    diagonals = [matrix.diagonal() for matrix in matrices]
+    if bool((sum(diagonal.double() for diagonal in diagonals).abs() >= OVERFLOW).any()):
+        count = sum(int(diagonal[-1]) for diagonal in diagonals)
+        raise ValueError(f"{count:,} tokens are too many: their sums leave 64-bit integers")
+
+
+@cache
+def has_int8(device: str) -> bool:
+    """Tell whether a kind of device multiplies int8 matrices fast and exactly.
+
+    Processors without VNNI add pairs of products in 16 bits, where they overflow, or have no fast product at all.
+    """
+    supported = getattr(torch.cpu, "_is_vnni_supported", None)
+    if device == "cpu":
+        if not torch.backends.mkldnn.is_available() or supported is None or not supported():
+            return False
+    elif device != "cuda":
+        return False
+    extremes = torch.tensor([[-128, 127], [127, -128]]).repeat(64, 32)
+    extremes[:64] = -128
+    wanted = extremes.T @ extremes
+    try:
+        given = extremes.to(torch.int8).to(device)
+        left = given.T.contiguous()
+        return all(torch.equal(torch._int_mm(left, right).cpu().to(torch.int64), wanted) for right in (given, left.T))
+    except (RuntimeError, AssertionError):
+        return False
