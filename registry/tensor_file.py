@@ -65,7 +65,7 @@ class Stream:
 
 
 def in_order(streams: Iterable[Stream]) -> tuple[Stream, ...]:
-    """Return tensors as they stand in a file: wider elements first, so that each begins at a multiple of its element."""
+    """Return tensors as they stand in a file: wider elements first, each at a multiple of its element."""
     return tuple(sorted(streams, key=lambda stream: (-CARRIERS[stream.dtype][1], stream.name)))
 
 
