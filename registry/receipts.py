@@ -20,15 +20,15 @@ from registry.resolving import by_digest
 from registry.untrusted import DIGEST, LIST, OBJECT, TEXT, WHOLE, fields, list_of, maybe
 from registry.withdrawing import OptOut
 from store.arrays import flush
-from store.catalog import CompositionRecord, VersionRecord
+from store.catalog import CompositionRecord, PushRecord, VersionRecord
 
 if TYPE_CHECKING:
     from registry.composer import Composer
 
 FORMAT = 1
 NOT_ERASED = (
-    "copies that were made of these folders, folders that reg export wrote, and backups: the registry does not know of "
-    "them. The log keeps names, version numbers, digests and times"
+    "copies that were made of these folders, of what was pushed, folders that reg export wrote, and backups: the "
+    "registry does not know of them. The log keeps names, version numbers, digests and times"
 )
 
 
@@ -87,6 +87,7 @@ class Receipt:
         nbytes: what they took on disk.
         shared: arrays of theirs that stay.
         head: the digest of the last event of the log.
+        pushes: where any of it was pushed to on the Hub.
     """
 
     registry: str
@@ -96,6 +97,7 @@ class Receipt:
     nbytes: int
     shared: tuple[Shared, ...]
     head: str
+    pushes: tuple[PushRecord, ...] = ()
 
     @property
     def folders(self) -> list[str]:
@@ -111,7 +113,7 @@ class Receipt:
             "compositions": [_composition_document(composition) for composition in self.compositions],
             "deleted": {"arrays": list(self.arrays), "bytes": self.nbytes},
             "shared": [{"digest": one.digest, "versions": list(one.versions)} for one in self.shared],
-            "not_erased": {"folders": self.folders, "copies": NOT_ERASED},
+            "not_erased": {"folders": self.folders, "pushed": [*map(vars, self.pushes)], "copies": NOT_ERASED},
             "head": self.head,
         }
 
@@ -131,7 +133,8 @@ class Receipt:
                 "use the program that it was made with",
             )
         deleted = fields(given["deleted"], {"arrays": list_of(DIGEST), "bytes": WHOLE}, f"{where}, deleted")
-        fields(given["not_erased"], {"folders": list_of(TEXT), "copies": TEXT}, f"{where}, not_erased")
+        kinds = {"folders": list_of(TEXT), "pushed": LIST, "copies": TEXT}
+        kept = fields(given["not_erased"], kinds, f"{where}, not_erased", optional=["pushed"])
         shared = [
             fields(one, {"digest": DIGEST, "versions": list_of(TEXT)}, f"{where}, shared") for one in given["shared"]
         ]
@@ -143,6 +146,7 @@ class Receipt:
             deleted["bytes"],
             tuple(Shared(one["digest"], tuple(one["versions"])) for one in shared),
             given["head"],
+            tuple(_push(one, f"{where}, pushed") for one in kept.get("pushed", ())),
         )
 
 
@@ -157,6 +161,7 @@ def make_receipt(registry: "Composer", done: OptOut) -> Receipt:
         done.deleted_bytes,
         tuple(Shared(digest, tuple(catalog.users_of(digest))) for digest in done.shared_digests),
         catalog.chain().head,
+        done.pushes,
     )
 
 
@@ -268,6 +273,11 @@ def _withdrawn(document: object, where: str) -> Withdrawn:
     if Reference.parse(given["ref"]).number is None:
         raise CheckpointError(f"{where}: {given['ref']} is not of the form NAME@NUMBER", "copy the file again")
     return Withdrawn(**given)
+
+
+def _push(document: object, where: str) -> PushRecord:
+    kinds = {"repo": TEXT, "revision": TEXT, "endpoint": TEXT, "commit": maybe(TEXT)}
+    return PushRecord(**fields(document, kinds, where))
 
 
 def _affected(document: object, where: str) -> Affected:

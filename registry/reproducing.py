@@ -10,7 +10,9 @@ from registry.composing.description import Description
 from registry.composing.folder import MARKER, check_output
 from registry.composing.recipe import Recipe
 from registry.errors import CheckpointError, InvalidInputError, OutputError
+from registry.intact import CHUNK, is_of_hub
 from registry.progress import Advance
+from registry.pushed_card import CARD, without_additions
 from registry.resolving import by_digest
 from store.catalog import VersionRecord
 from store.ownership import check_owner
@@ -18,8 +20,7 @@ from store.ownership import check_owner
 if TYPE_CHECKING:
     from registry.composer import Composer
 
-CHUNK = 2**22
-State = Literal["same", "differs", "missing", "added"]
+State = Literal["same", "differs", "missing", "added", "pushed"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Compared:
     Attributes:
         name: its path in the folder.
         state: `same`; `differs`; `missing`: composed now, and not in the folder; `added`: in the folder, and not
-            composed.
+            composed; `pushed`: the model card, the same but for what reg push added between its marks.
         at: the first byte that differs, counted from 0.
     """
 
@@ -61,11 +62,11 @@ class Reproduction:
     @property
     def differing(self) -> tuple[Compared, ...]:
         """The files that are not the same."""
-        return tuple(file for file in self.files if file.state != "same")
+        return tuple(file for file in self.files if file.state not in ("same", "pushed"))
 
     @property
     def is_same(self) -> bool:
-        """Every byte of every file is the same."""
+        """Every byte of every file is the same, but for what a push added to the card."""
         return not self.differing
 
 
@@ -133,12 +134,15 @@ def compare(registry: "Composer", folder: Path, again: Path) -> tuple[tuple[Comp
             else:
                 at = _first_difference(found[name], made[name], advance)
                 compared.append(Compared(name, "same" if at is None else "differs", at))
+                if at is not None and name == CARD and _is_pushed(found[name], made[name]):
+                    compared[-1] = Compared(name, "pushed")
     return tuple(compared), total
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    """Return everything below a folder that is no folder, by its path there."""
-    return {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if not path.is_dir()}
+    """Return every file below a folder, by its path there, but for what fetching it from the Hub left."""
+    found = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if not path.is_dir()}
+    return {name: path for name, path in found.items() if not is_of_hub(name)}
 
 
 def _first_difference(one: Path, other: Path, advance: Advance) -> int | None:
@@ -153,6 +157,10 @@ def _first_difference(one: Path, other: Path, advance: Advance) -> int | None:
                 return None
             place += len(a)
             advance(len(b))
+
+
+def _is_pushed(card: Path, made: Path) -> bool:
+    return without_additions(card.read_bytes()) == made.read_bytes()
 
 
 def _check_device(described: Description) -> None:

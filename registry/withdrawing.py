@@ -2,13 +2,13 @@
 
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from registry.home import Home
 from store.arrays import ArrayStore
-from store.catalog import Catalog, CompositionRecord, VersionRecord
+from store.catalog import Catalog, CompositionRecord, PushRecord, VersionRecord
 from store.ownership import check_owner, claim
 
 STALE_SECONDS = 24 * 3600.0
@@ -25,6 +25,7 @@ class OptOut:
         deleted: those of them that were not purged until now.
         compositions: those ever made from any of them: their folders still hold it, wherever they are.
         purged: its arrays are deleted.
+        pushes: where they, and compositions made from them, were pushed to on the Hub.
         deleted_digests: arrays that went, those of earlier crashes included.
         deleted_bytes: what they took on disk.
         shared_digests: arrays that stay because another version needs them.
@@ -35,6 +36,7 @@ class OptOut:
     deleted: tuple[str, ...]
     compositions: tuple[CompositionRecord, ...]
     purged: bool
+    pushes: tuple[PushRecord, ...] = ()
     deleted_digests: tuple[str, ...] = ()
     deleted_bytes: int = 0
     shared_digests: tuple[str, ...] = ()
@@ -93,15 +95,21 @@ def opt_out(catalog: Catalog, store: ArrayStore, versions: Sequence[VersionRecor
     withdrew = tuple(version.ref for version in before if version.state == "active")
     catalog.withdraw(versions)
     compositions = tuple(catalog.compositions(versions))  # after withdrawal none is added
+    pushes = tuple(catalog.pushes(pushable(versions, compositions)))
     if not purge:
-        return OptOut(tuple(catalog.reread(versions)), withdrew, (), compositions, purged=False)
+        return OptOut(tuple(catalog.reread(versions)), withdrew, (), compositions, purged=False, pushes=pushes)
     deleted = tuple(version.ref for version in before if version.state != "purged")
     own = {link.digest for version in versions for link in catalog.arrays_of(version)}
     catalog.purge(versions)
     shared = tuple(sorted(own & catalog.referenced()))
     garbage = collect_garbage(catalog, store, dry_run=False)
     now = tuple(catalog.reread(versions))
-    return OptOut(now, withdrew, deleted, compositions, True, garbage.digests, garbage.nbytes, shared)
+    return OptOut(now, withdrew, deleted, compositions, True, pushes, garbage.digests, garbage.nbytes, shared)
+
+
+def pushable(versions: Iterable[VersionRecord], compositions: Iterable[CompositionRecord]) -> set[str]:
+    """Return what pushes of versions, and of compositions made from them, are logged under."""
+    return {version.ref for version in versions} | {composition.digest for composition in compositions}
 
 
 def collect_garbage(catalog: Catalog, store: ArrayStore, *, dry_run: bool) -> Garbage:
