@@ -40,7 +40,11 @@ _NOT_SHOWN = ("weights", "dtype")
 @click.option("--private", is_flag=True, help="With --push: make the repository private.")
 @click.option("--license", "license_id", metavar="ID", help="With --push: what the whole is under.")
 @click.option("--plan", "plan_only", is_flag=True, help="Print what would be written, and stop.")
-@click.option("--force", is_flag=True, help="Replace --out if it is an earlier composition.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Replace --out if it is an earlier composition, and with --push what an earlier push put there.",
+)
 @as_json
 @pass_session
 @click.pass_context

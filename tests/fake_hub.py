@@ -72,6 +72,10 @@ class FakeHub:
         self._thread.join()
         self._server.server_close()
 
+    def join(self) -> None:
+        """Wait until the server is shut down."""
+        self._thread.join()
+
     def add(
         self,
         repo_id: str,

@@ -79,7 +79,7 @@ def model_card(plan: Plan) -> bytes:
         license=license_note(rolled),
         use=use(trust=bool(plan.host.files), architecture=plan.host.class_name),
         reproduce=reproduce(plan.document["members"], plan.document["base"]),
-        limits=limits(plan.translation.notes),
+        limits=limits(plan.translation.notes, routed=recipe["to"] == "moe"),
         citation=citation(recipe),
     )
     return page.encode()

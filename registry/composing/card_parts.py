@@ -18,12 +18,21 @@ tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder"{trust})
 ```
 {vllm}"""
 _VLLM = """
-With vLLM, which chooses its class by `architectures` in config.json ({architecture}):
+With vLLM, which has a class of the name in config.json ({architecture}); not tested with this model:
 
 ```console
 $ vllm serve path/to/this/folder
 ```
 """
+_IN_VLLM = {
+    f"{name}ForCausalLM"
+    for name in (
+        *("Mixtral", "Qwen2Moe", "Qwen3Moe", "GraniteMoe", "FlexOlmo"),
+        *("Llama", "Mistral", "Phi3", "Qwen2", "Qwen3", "Olmo2", "Olmo3", "Granite", "Gemma", "Gemma2", "Gemma3"),
+        *("Cohere", "Cohere2", "SmolLM3", "GPTNeoX", "StableLm"),
+    )
+}
+"""Classes of transformers that vLLM's table of supported models has."""
 _REPRODUCE = """\
 ## How to reproduce it
 
@@ -78,7 +87,7 @@ def use(*, trust: bool, architecture: str) -> str:
         trust: the folder carries code of its own.
         architecture: the class of transformers that it names.
     """
-    vllm = "" if trust else _VLLM.format(architecture=architecture)
+    vllm = "" if trust or architecture not in _IN_VLLM else _VLLM.format(architecture=architecture)
     return _USE.format(trust=", trust_remote_code=True" if trust else "", vllm=vllm)
 
 
@@ -94,15 +103,17 @@ def reproduce(members: Sequence[Mapping[str, Any]], base: Mapping[str, Any] | No
     return _REPRODUCE.format(commands=commands)
 
 
-def limits(notes: Sequence[str]) -> str:
+def limits(notes: Sequence[str], *, routed: bool = True) -> str:
     """Return what a user should beware of.
 
     Args:
         notes: what the host changes.
+        routed: text is told apart.
     """
+    apart = "Text is told apart by what its tokens look like, not by what is asked: members with like text share it."
     lines = [
         "Nobody tuned the whole: in a domain that none of its members knows it is no better than they are.",
-        "Text is told apart by what its tokens look like, not by what is asked: members with like text share it.",
+        *([apart] if routed else []),
         "Biases and gaps of every member are in it; what their own cards say of use and of harm holds here too.",
         *notes,
     ]

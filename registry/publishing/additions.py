@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from registry.annotations import HUB_TAG, LANGUAGE_TAG
+from registry.publishing.refusals import endpoint
 from store.catalog import Catalog, EvaluationRecord, VersionRecord
 
 _HUB = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", re.ASCII)
@@ -96,7 +97,7 @@ def _members(sources: Sequence[Source]) -> str:
 
 def _link(place: str) -> str:
     repo_id, _, commit = place.partition("@")
-    return f"[{repo_id}](https://huggingface.co/{repo_id})" + (f" at `{commit[:12]}`" if commit else "")
+    return f"[{repo_id}]({endpoint()}/{repo_id})" + (f" at `{commit[:12]}`" if commit else "")
 
 
 def _scores(evaluation: EvaluationRecord) -> str:

@@ -88,7 +88,7 @@ def upload(
         judge: asked about the marker in the repository, where it holds anything.
         message: the first line of the commit's message.
         description: the rest of it.
-        begun: called when everything was checked, just before something is made or sent.
+        begun: called when everything was checked and the repository is there, just before files are sent.
         progress: told what goes on.
 
     Raises:
@@ -111,8 +111,8 @@ def upload(
             return _pushed(target, target.branch, place.head, files, added=False)
         if CARD in files:
             _check_card(files[CARD], place)
-        begun()
         _prepare(api, target, place)
+        begun()
         total = sum(file.size for file in files.values())
         with progress(f"pushing to {target}", total, "B") as advance:
             commit, revision = _commit(api, target, place, files, message, description, progress)
