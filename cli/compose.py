@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cli.options import file_path
+from cli.push import print_pushed
 from cli.recipe import recipe_of, recipe_options
 from cli.session import Session, as_json, pass_session, print_json, print_table, size, split
 
@@ -35,8 +36,15 @@ _NOT_SHOWN = ("weights", "dtype")
     help="With --to dense: weigh the members by how many documents of FILE are nearest to their text, in the base "
     "model; those of none are left out (repeatable).",
 )
+@click.option("--push", "repo", metavar="REPO", help="Then push it to the Hub, ORG/NAME, as reg push does.")
+@click.option("--private", is_flag=True, help="With --push: make the repository private.")
+@click.option("--license", "license_id", metavar="ID", help="With --push: what the whole is under.")
 @click.option("--plan", "plan_only", is_flag=True, help="Print what would be written, and stop.")
-@click.option("--force", is_flag=True, help="Replace --out if it is an earlier composition.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Replace --out if it is an earlier composition, and with --push what an earlier push put there.",
+)
 @as_json
 @pass_session
 @click.pass_context
@@ -48,6 +56,9 @@ def compose(
     out: Path | None,
     base: str | None,
     like: tuple[Path, ...],
+    repo: str | None,
+    private: bool,
+    license_id: str | None,
     plan_only: bool,
     force: bool,
     as_json: bool,
@@ -56,9 +67,12 @@ def compose(
     """Compose registered experts into one model that transformers loads: a sparse mixture, unless --to says more."""
     if out is None and not plan_only:
         raise click.UsageError("Missing option '--out' (or '--plan').")
+    if repo is None and (private or license_id):
+        raise click.UsageError("--private and --license are for --push.")
     recipe = recipe_of(context, **settings)
     if like and (settings["to"] != "dense" or recipe.weights):
         raise click.UsageError("--like needs --to dense, and makes the weights itself.")
+    pushed = None
     with session.registry() as registry:
         if like:
             weights = registry.likeness(split(experts), like, base=base)
@@ -70,9 +84,16 @@ def compose(
         if out is None or plan_only:
             plan = registry.plan(split(experts), recipe, base=base)
         else:
+            if repo is not None:
+                from registry.publishing.target import Target
+
+                target = Target.parse(repo, private=private, force=force)
+                registry.check_push(registry.plan(split(experts), recipe, base=base), target, license=license_id)
             plan = registry.compose(split(experts), out, recipe, base=base, force=force)
+            if repo is not None:
+                pushed = registry.push(out, target, license=license_id)
     if as_json:
-        print_json(_document(plan) | {"out": None if plan_only else out})
+        print_json(_document(plan) | {"out": None if plan_only else out, "pushed": pushed})
     elif plan_only:
         _print_plan(plan)
     else:
@@ -80,6 +101,8 @@ def compose(
         for note in plan.notes:
             click.echo(f"  note: {note}")
         click.echo(f"  {plan.model_type}, {plan.parameters:,} parameters, {plan.active_parameters:,} active per token")
+        if pushed is not None:
+            print_pushed(pushed)
 
 
 def _document(plan: "Plan | Ensemble") -> dict[str, Any]:

@@ -28,6 +28,8 @@ from cli.lam_curve import lam_curve
 from cli.list import list_
 from cli.log import log
 from cli.opt_out import opt_out
+from cli.push import push
+from cli.push_expert import push_expert
 from cli.receipt import receipt
 from cli.reproduce import reproduce
 from cli.session import Session
@@ -160,6 +162,8 @@ for command in (
     log,
     alias,
     export,
+    push,
+    push_expert,
     reproduce,
     verify,
     gc,

@@ -53,6 +53,7 @@ def opt_out(session: Session, ref: str, purge: bool, receipt: Path | None, yes: 
                 "withdrew": done.withdrew,
                 "deleted": done.deleted,
                 "compositions": done.compositions,
+                "pushes": done.pushes,
                 "purged": done.purged,
                 "deleted_arrays": done.deleted_arrays,
                 "deleted_bytes": done.deleted_bytes,
@@ -122,3 +123,8 @@ def _print(done: "OptOut") -> None:
         click.echo("  they were written to these folders, which hold it until you delete them:")
     for folder in dict.fromkeys(folder for composition in done.compositions for folder in composition.folders):
         click.echo(f"    {folder}")
+    if done.pushes:
+        click.echo("  they were pushed to these repositories, which hold it until you delete them there:")
+    for push in done.pushes:
+        at = "begun, and not known to have ended" if push.commit is None else f"commit {push.commit[:12]}"
+        click.echo(f"    {push.endpoint}/{push.repo}  {push.revision}  {at}")

@@ -138,6 +138,19 @@ def calibration(command: Command) -> Command:
     return command
 
 
+def hub_target(command: Command) -> Command:
+    """Add the argument REPO and what a push to it may do."""
+    for option in (
+        click.option("--force", is_flag=True, help="Replace what an earlier push put there, by a new commit."),
+        click.option("--create-pr", is_flag=True, help="Propose it as a pull request."),
+        click.option("--private", is_flag=True, help="Make the repository private; one that is public is refused."),
+        click.option("--revision", metavar="BRANCH", help="The branch, made where there is none. [default: main]"),
+        click.argument("repo", metavar="REPO"),
+    ):
+        command = option(command)
+    return command
+
+
 def pass_settings(**settings: Any) -> "PassSettings":
     """Return the settings that `calibration` parsed."""
     from registry import PassSettings

@@ -37,6 +37,9 @@ def reproduce(context: click.Context, session: Session, folder: Path, out: Path 
     else:
         for file in result.differing:
             click.echo(f"{file.state}: {file.name}" + ("" if file.at is None else f", from byte {file.at:,} on"))
+        for file in result.files:
+            if file.state == "pushed":
+                click.echo(f"note: {file.name} is the same but for what reg push added to it")
         count, wrong = len(result.files), len(result.differing)
         verdict = f"not reproduced: {wrong} of {count} files differ from" if wrong else f"reproduced: {count} files are"
         click.echo(f"{verdict} what {', '.join(refs)} give ({size(result.nbytes)})  {result.digest}")

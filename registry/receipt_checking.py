@@ -1,6 +1,5 @@
 """Checking a receipt: whether the registry still is what the receipt says, and folders hold nothing withdrawn."""
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,10 +8,11 @@ from typing import TYPE_CHECKING
 from registry.composing.description import Description
 from registry.composing.folder import MARKER
 from registry.errors import ConflictError, NotFoundError, RegError
+from registry.intact import problems_of
 from registry.receipts import Affected, Receipt, recompose
-from registry.reproducing import CHUNK, everything_in, read_composed
+from registry.reproducing import read_composed
+from registry.withdrawing import pushable
 from store.catalog import CompositionRecord, VersionRecord
-from store.digest import json_digest
 from store.ownership import check_owner
 
 if TYPE_CHECKING:
@@ -54,7 +54,9 @@ def check_receipt(registry: "Composer", receipt: Receipt, folders: Sequence[Path
     check.problems += _versions(receipt, known)
     check.problems += _log(registry, receipt)
     _arrays(registry, check, known)
-    _compositions(registry, check, [known[one.ref] for one in receipt.versions if one.ref in known])
+    withdrawn = [known[one.ref] for one in receipt.versions if one.ref in known]
+    _compositions(registry, check, withdrawn)
+    check.problems += _pushes(registry, receipt, withdrawn)
     for folder in folders:
         check.problems += _folder(registry, folder, {one.digest: one.ref for one in receipt.versions})
     return check
@@ -122,6 +124,13 @@ def _compositions(registry: "Composer", check: ReceiptCheck, withdrawn: list[Ver
         _recomposed(registry, check, one, made[digest])
 
 
+def _pushes(registry: "Composer", receipt: Receipt, withdrawn: list[VersionRecord]) -> Iterator[str]:
+    known = registry.catalog.pushes(pushable(withdrawn, registry.catalog.compositions(withdrawn)))
+    for push in known:
+        if push not in receipt.pushes:
+            yield f"{push.repo}, {push.revision}, was pushed to with what was withdrawn, and is not in the receipt"
+
+
 def _recomposed(registry: "Composer", check: ReceiptCheck, one: Affected, made: CompositionRecord) -> None:
     if one.recomposed is None:
         return
@@ -150,24 +159,4 @@ def _folder(registry: "Composer", folder: Path, withdrawn: dict[str, str]) -> It
     for one in (*described.members, *([described.base] if described.base else [])):
         if one.digest in withdrawn:
             yield f"{folder} holds {withdrawn[one.digest]}: its {MARKER} names {one.name} {one.digest[:12]}"
-    files, digest = document.get("files"), document.get("digest")
-    said = {key: value for key, value in document.items() if key not in ("digest", "files", "lam")}
-    if not isinstance(files, dict) or json_digest(said) != digest:
-        yield f"{folder / MARKER} was changed since it was written"
-        return
-    found = everything_in(folder)
-    total = sum(path.stat().st_size for path in found.values() if path.is_file())
-    with registry.progress("checking", total, "B") as advance:
-        for name in sorted({*files, *found} - {MARKER}):
-            if name not in files:
-                yield f"{folder / name} is no file of the composition"
-            elif name not in found or not found[name].is_file():
-                yield f"{folder / name} is missing"
-            else:
-                state = hashlib.sha256()
-                with found[name].open("rb") as file:
-                    while data := file.read(CHUNK):
-                        state.update(data)
-                        advance(len(data))
-                if state.hexdigest() != files[name]:
-                    yield f"{folder / name} was changed since it was written"
+    yield from problems_of(folder, document, registry.progress)

@@ -20,16 +20,16 @@ from registry.resolving import by_digest
 from registry.untrusted import DIGEST, LIST, OBJECT, TEXT, WHOLE, fields, list_of, maybe
 from registry.withdrawing import OptOut
 from store.arrays import flush
-from store.catalog import CompositionRecord, VersionRecord
+from store.catalog import CompositionRecord, PushRecord, VersionRecord
 
 if TYPE_CHECKING:
     from registry.composer import Composer
 
 FORMAT = 1
 NOT_ERASED = (
-    "copies that were made of these folders, folders that reg export wrote, and backups: the registry does not know of "
-    "them. The log keeps names (also those of aliases and of these folders), version numbers, digests and times; "
-    "compositions keep their recipes"
+    "copies that were made of these folders, of what was pushed, folders that reg export wrote, and backups: the "
+    "registry does not know of them. The log keeps names (also those of aliases and of these folders), version "
+    "numbers, digests and times; compositions keep their recipes"
 )
 
 
@@ -89,6 +89,7 @@ class Receipt:
         shared: arrays of theirs that stay.
         head: the digest of the last event of the log.
         remains: what could not be deleted yet, one line each: what other processes held.
+        pushes: where any of it was pushed to on the Hub.
     """
 
     registry: str
@@ -99,6 +100,7 @@ class Receipt:
     shared: tuple[Shared, ...]
     head: str
     remains: tuple[str, ...] = ()
+    pushes: tuple[PushRecord, ...] = ()
 
     @property
     def folders(self) -> list[str]:
@@ -114,7 +116,12 @@ class Receipt:
             "compositions": [_composition_document(composition) for composition in self.compositions],
             "deleted": {"arrays": list(self.arrays), "bytes": self.nbytes},
             "shared": [{"digest": one.digest, "versions": list(one.versions)} for one in self.shared],
-            "not_erased": {"folders": self.folders, "copies": NOT_ERASED, "remains": list(self.remains)},
+            "not_erased": {
+                "folders": self.folders,
+                "pushed": [*map(vars, self.pushes)],
+                "copies": NOT_ERASED,
+                "remains": list(self.remains),
+            },
             "head": self.head,
         }
 
@@ -134,8 +141,8 @@ class Receipt:
                 "use the program that it was made with",
             )
         deleted = fields(given["deleted"], {"arrays": list_of(DIGEST), "bytes": WHOLE}, f"{where}, deleted")
-        kinds = {"folders": list_of(TEXT), "copies": TEXT, "remains": list_of(TEXT)}
-        not_erased = fields(given["not_erased"], kinds, f"{where}, not_erased", optional=("remains",))
+        kinds = {"folders": list_of(TEXT), "pushed": LIST, "copies": TEXT, "remains": list_of(TEXT)}
+        kept = fields(given["not_erased"], kinds, f"{where}, not_erased", optional=("pushed", "remains"))
         shared = [
             fields(one, {"digest": DIGEST, "versions": list_of(TEXT)}, f"{where}, shared") for one in given["shared"]
         ]
@@ -147,7 +154,8 @@ class Receipt:
             deleted["bytes"],
             tuple(Shared(one["digest"], tuple(one["versions"])) for one in shared),
             given["head"],
-            tuple(not_erased.get("remains", ())),
+            tuple(kept.get("remains", ())),
+            tuple(_push(one, f"{where}, pushed") for one in kept.get("pushed", ())),
         )
 
 
@@ -167,6 +175,7 @@ def make_receipt(registry: "Composer", done: OptOut) -> Receipt:
         tuple(Shared(digest, tuple(catalog.users_of(digest))) for digest in sorted({*shared, *done.shared_digests})),
         catalog.chain().head,
         done.remains,
+        done.pushes,
     )
 
 
@@ -291,6 +300,11 @@ def _withdrawn(document: object, where: str) -> Withdrawn:
     if Reference.parse(given["ref"]).number is None:
         raise CheckpointError(f"{where}: {given['ref']} is not of the form NAME@NUMBER", "copy the file again")
     return Withdrawn(**given)
+
+
+def _push(document: object, where: str) -> PushRecord:
+    kinds = {"repo": TEXT, "revision": TEXT, "endpoint": TEXT, "commit": maybe(TEXT)}
+    return PushRecord(**fields(document, kinds, where))
 
 
 def _affected(document: object, where: str) -> Affected:

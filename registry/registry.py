@@ -1,5 +1,6 @@
 """The registry: what the commands of `reg` do with a home is a method here, and does here what it does there."""
 
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
@@ -15,14 +16,16 @@ from registry.ancestry import (
     weights_of_checkpoint,
     weights_of_version,
 )
-from registry.annotations import Annotations
+from registry.annotations import Annotations, as_announced
+from registry.announced import read_announced
 from registry.checkpoint import Checkpoint
-from registry.composer import Composer
 from registry.errors import ConflictError, InvalidInputError, NotFoundError
 from registry.handle import PathLike
 from registry.meanwhile import is_purged, unless_purged
 from registry.opening import opened
 from registry.pass_settings import PassSettings
+from registry.progress import remark
+from registry.publisher import Publisher
 from registry.reference import check_alias, several
 from registry.resolving import (
     affected,
@@ -46,7 +49,7 @@ if TYPE_CHECKING:
     from registry.withdrawing import OptOut
 
 
-class Registry(Composer):
+class Registry(Publisher):
     """Experts registered once, composed in any subset, withdrawn exactly.
 
     Args:
@@ -85,8 +88,9 @@ class Registry(Composer):
             checkpoint: a Hugging Face folder with safetensors weights, `hf://ORG/NAME[@REVISION]`, or a PEFT adapter.
             data: calibration files (.txt, .jsonl, .jsonl.gz, .parquet).
             settings: how the forward pass runs.
-            tags: keys and values to find it by.
-            license: its license, as the Hub writes it (`apache-2.0`).
+            tags: keys and values to find it by. `language` (`de` or `de,en`) and `hub` (`ORG/NAME@COMMIT`) are for the
+                cards of its compositions; of `hf://…` the latter is set.
+            license: its license, as the Hub writes it (`apache-2.0`); default what the checkpoint's `expert.json` says.
             alias: a movable name to point at it.
             keep_calibration: store the calibration tokens too.
             base: an adapter's base model, if its configuration does not name it: a registered name, a folder, `hf://…`.
@@ -98,6 +102,8 @@ class Registry(Composer):
         annotations = Annotations(dict(tags or {}), license, alias)
         files = [Path(file) for file in several(data, "data")]
         with self._opened(checkpoint, base, remote_code) as opened:
+            announced = read_announced(opened.folder)
+            annotations = as_announced(annotations, announced, os.fspath(checkpoint), opened.folder)
             relations = self._relations(opened, allow_unrelated)
 
             from registry.registering import register_expert
@@ -115,6 +121,10 @@ class Registry(Composer):
                 others=self._experts(but=name),
                 progress=self.progress,
             )
+        if announced is not None and announced.digest != registration.version.digest:
+            digest = registration.version.digest[:12]
+            said = f"{checkpoint} announces {announced.digest[:12]}"
+            remark(self.progress, f"{said}, and is {digest} here: license, statistics or files differ")
         return replace(registration, relations=relations, newest=self._newest(registration.version))
 
     def add_base(

@@ -10,7 +10,9 @@ from registry.composing.folder import MARKER, check_output
 from registry.composing.recipe import Recipe
 from registry.composing.retaking import working_folder
 from registry.errors import CheckpointError, InvalidInputError, OutputError
+from registry.intact import CHUNK, everything_in, is_of_hub
 from registry.progress import Advance
+from registry.pushed_card import CARD, without_additions
 from registry.resolving import by_digest
 from store.catalog import VersionRecord
 from store.ownership import check_owner
@@ -18,8 +20,7 @@ from store.ownership import check_owner
 if TYPE_CHECKING:
     from registry.composer import Composer
 
-CHUNK = 2**22
-State = Literal["same", "differs", "missing", "added"]
+State = Literal["same", "differs", "missing", "added", "pushed"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Compared:
     Attributes:
         name: its path in the folder.
         state: `same`; `differs`; `missing`: composed now, and not in the folder; `added`: in the folder, and not
-            composed.
+            composed; `pushed`: the model card, the same but for what reg push added between its marks.
         at: the first byte that differs, counted from 0.
     """
 
@@ -61,11 +62,11 @@ class Reproduction:
     @property
     def differing(self) -> tuple[Compared, ...]:
         """The files that are not the same."""
-        return tuple(file for file in self.files if file.state != "same")
+        return tuple(file for file in self.files if file.state not in ("same", "pushed"))
 
     @property
     def is_same(self) -> bool:
-        """Every byte of every file is the same."""
+        """Every byte of every file is the same, but for what a push added to the card."""
         return not self.differing
 
 
@@ -120,7 +121,7 @@ def reproduce(registry: "Composer", folder: Path, out: Path | None) -> Reproduct
 
 def compare(registry: "Composer", folder: Path, again: Path) -> tuple[tuple[Compared, ...], int]:
     """Return every file of either folder, and how many bytes were compared."""
-    found, made = everything_in(folder), everything_in(again)
+    found, made = _files(folder), _files(again)
     total = sum(path.stat().st_size for path in made.values())
     compared = []
     with registry.progress("comparing", total, "B") as advance:
@@ -132,13 +133,14 @@ def compare(registry: "Composer", folder: Path, again: Path) -> tuple[tuple[Comp
             else:
                 at = _first_difference(found[name], made[name], advance)
                 compared.append(Compared(name, "same" if at is None else "differs", at))
+                if at is not None and name == CARD and _is_pushed(found[name], made[name]):
+                    compared[-1] = Compared(name, "pushed")
     return tuple(compared), total
 
 
-def everything_in(folder: Path) -> dict[str, Path]:
-    """Return everything below a folder that is no folder, links included, by its path there."""
-    found = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
-    return {path.relative_to(folder).as_posix(): path for path in found}
+def _files(folder: Path) -> dict[str, Path]:
+    """Return everything below a folder that is no folder, links included, but for what fetching from the Hub left."""
+    return {name: path for name, path in everything_in(folder).items() if not is_of_hub(name)}
 
 
 def _first_difference(one: Path, other: Path, advance: Advance) -> int | None:
@@ -153,6 +155,10 @@ def _first_difference(one: Path, other: Path, advance: Advance) -> int | None:
                 return None
             place += len(a)
             advance(len(b))
+
+
+def _is_pushed(card: Path, made: Path) -> bool:
+    return without_additions(card.read_bytes()) == made.read_bytes()
 
 
 def _check_device(described: Description) -> None:

@@ -1,13 +1,13 @@
 """Opting out: withdrawal, purge, and arrays that no version needs."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from registry.clearing import Garbage, clear, empty_cache
 from registry.home import Home
 from registry.scratch import remove
 from store.arrays import ArrayStore
-from store.catalog import Catalog, CompositionRecord, VersionRecord
+from store.catalog import Catalog, CompositionRecord, PushRecord, VersionRecord
 from store.ownership import check_owner, claim
 
 
@@ -21,6 +21,7 @@ class OptOut:
         deleted: those of them that were not purged until now.
         compositions: those ever made from any of them: their folders still hold it, wherever they are.
         purged: its arrays are deleted.
+        pushes: where they, and compositions made from them, were pushed to on the Hub.
         deleted_digests: arrays that went, those of earlier crashes included.
         deleted_bytes: what they took on disk.
         shared_digests: arrays that stay because another version needs them.
@@ -34,6 +35,7 @@ class OptOut:
     deleted: tuple[str, ...]
     compositions: tuple[CompositionRecord, ...]
     purged: bool
+    pushes: tuple[PushRecord, ...] = ()
     deleted_digests: tuple[str, ...] = ()
     deleted_bytes: int = 0
     shared_digests: tuple[str, ...] = ()
@@ -68,8 +70,9 @@ def opt_out(
     catalog.withdraw(versions)
     empty_cache(home)  # after withdrawal nothing of theirs is put there
     compositions = tuple(catalog.compositions(versions))  # after withdrawal none is added
+    pushes = tuple(catalog.pushes(pushable(versions, compositions)))
     if not purge:
-        return OptOut(tuple(catalog.reread(versions)), withdrew, (), compositions, purged=False)
+        return OptOut(tuple(catalog.reread(versions)), withdrew, (), compositions, purged=False, pushes=pushes)
     deleted = tuple(version.ref for version in before if version.state != "purged")
     own = {link.digest for version in versions for link in catalog.arrays_of(version)}
     cleared, remains = clear(home, before)  # by their weights, whose digest the catalog is about to forget
@@ -88,12 +91,18 @@ def opt_out(
         deleted,
         compositions,
         True,
+        pushes,
         garbage.digests,
         garbage.nbytes,
         shared,
         tuple(map(str, cleared)),
         tuple(remains),
     )
+
+
+def pushable(versions: Iterable[VersionRecord], compositions: Iterable[CompositionRecord]) -> set[str]:
+    """Return what pushes of versions, and of compositions made from them, are logged under."""
+    return {version.ref for version in versions} | {composition.digest for composition in compositions}
 
 
 def collect_garbage(catalog: Catalog, store: ArrayStore, *, dry_run: bool) -> Garbage:

@@ -46,6 +46,8 @@ class FakeHub:
         page: if set, the body that every list of files is answered with.
     """
 
+    handler: "ClassVar[type[Handler]]"
+
     def __init__(self) -> None:
         self.repositories: dict[str, Repository] = {}
         self.requests: list[Request] = []
@@ -54,7 +56,7 @@ class FakeHub:
         self.failing: dict[str, int] = {}
         self.cut: set[str] = set()
         self.page: bytes | None = None
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": self}))
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (self.handler,), {"hub": self}))
         self._server.daemon_threads = False  # server_close waits for them
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         self._thread = Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
@@ -69,6 +71,10 @@ class FakeHub:
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
+
+    def join(self) -> None:
+        """Wait until the server is shut down."""
+        self._thread.join()
 
     def add(
         self,
@@ -99,7 +105,9 @@ class FakeHub:
         return sorted(files)
 
 
-class _Handler(BaseHTTPRequestHandler):
+class Handler(BaseHTTPRequestHandler):
+    """Answers what downloads ask for."""
+
     hub: ClassVar[FakeHub]
     protocol_version = "HTTP/1.1"
     timeout = 10
@@ -146,14 +154,12 @@ class _Handler(BaseHTTPRequestHandler):
     def _list(self, repo_id: str, commit: str, files: dict[str, bytes], *, tree: bool) -> None:
         if self.hub.page is not None:
             return self._send(200, self.hub.page, {"Content-Type": "text/html"})
+        private = self.hub.repositories[repo_id].private
         sized = "blobs=true" in urlsplit(self.path).query.lower()
         siblings = [{"rfilename": name} | ({"size": len(data)} if sized else {}) for name, data in files.items()]
-        document: Any = {"id": repo_id, "sha": commit, "siblings": siblings}
+        document: Any = {"id": repo_id, "sha": commit, "private": private, "siblings": siblings}
         if tree:
-            document = [
-                {"type": "file", "path": name, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
-                for name, data in files.items()
-            ]
+            document = [entry(name, data) for name, data in sorted(files.items())]
         return self._send(200, json.dumps(document).encode(), {"Content-Type": "application/json"})
 
     def _file(self, name: str, data: bytes, commit: str) -> None:
@@ -185,8 +191,28 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in ({"Content-Length": str(len(body))} | dict(headers or {})).items():
             self.send_header(name, value)
         self.end_headers()
-        if self.command == "GET":
+        if self.command != "HEAD":
             self.wfile.write(body)
+
+
+FakeHub.handler = Handler
+LFS = (".safetensors",)
+"""Names of what the Hub keeps as large files end so."""
+
+
+def entry(name: str, data: bytes) -> dict[str, Any]:
+    """Return what a list of files says of one: git's name for it, and of a large file its SHA-256."""
+    found: dict[str, Any] = {"type": "file", "path": name, "size": len(data), "oid": git_oid(data)}
+    if name.endswith(LFS) and data:
+        oid = hashlib.sha256(data).hexdigest()
+        pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{oid}\nsize {len(data)}\n".encode()
+        found |= {"oid": git_oid(pointer), "lfs": {"oid": oid, "size": len(data), "pointerSize": len(pointer)}}
+    return found
+
+
+def git_oid(data: bytes) -> str:
+    """Return what git calls a file's content."""
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
 
 
 def use_hub(monkeypatch: pytest.MonkeyPatch, hub: FakeHub, home: Path) -> None:

@@ -10,11 +10,17 @@ from registry.progress import Advance, Progress, remark
 
 SEED = 0
 _ATTEMPTS = 64
+_OWN = "sampled by the expert itself"
 
 
 def self_sampled_label(tokens: int, seq_len: int) -> str:
     """Return the label of what `sample_from_expert` makes: its settings, which with the weights decide the text."""
-    return f"sampled by the expert itself ({tokens} tokens, windows of {seq_len}, temperature 1, seed {SEED})"
+    return f"{_OWN} ({tokens} tokens, windows of {seq_len}, temperature 1, seed {SEED})"
+
+
+def is_self_sampled(label: str) -> bool:
+    """Tell whether a label is that of text which an expert wrote itself, and which tells no more than its weights."""
+    return label.startswith(f"{_OWN} (")
 
 
 @torch.no_grad()

@@ -21,7 +21,7 @@ from registry.untrusted_json import json_object
 HUB_PREFIX = "hf://"
 CONFIG, ADAPTER_CONFIG, ADAPTER = "config.json", "adapter_config.json", "adapter_model.safetensors"
 SMALL_FILES = (
-    *(CONFIG, ADAPTER_CONFIG, INDEX, "generation_config.json", "statistics.safetensors"),
+    *(CONFIG, ADAPTER_CONFIG, INDEX, "generation_config.json", "statistics.safetensors", "expert.json"),
     *("tokenizer*.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
     *("chat_template.jinja", "chat_template.json"),
     *("calibration.txt", "calibration.jsonl", "calibration.jsonl.gz", "calibration.parquet"),
@@ -251,12 +251,12 @@ def _told(reference: HubReference, error: Exception) -> RegError:
     if full or (isinstance(error, OSError) and error.errno is not None):
         place = getattr(error, "filename", None) or cache
         hint = f"make room in {cache}, make it writable, or set HF_HUB_CACHE to another folder"
-        return StorageError(f"{reference} cannot be stored: {'disk full' if full else _reason(error)}: {place}", hint)
+        return StorageError(f"{reference} cannot be stored: {'disk full' if full else reason(error)}: {place}", hint)
     hint = "check the connection, HF_ENDPOINT and HF_TOKEN; HF_HUB_OFFLINE=1 before the command uses the cache alone"
-    return StorageError(f"{reference} cannot be fetched from {endpoint}: {_reason(error)}", hint)
+    return StorageError(f"{reference} cannot be fetched from {endpoint}: {reason(error)}", hint)
 
 
-def _reason(error: BaseException | None) -> str:
+def reason(error: BaseException | None) -> str:
     """Return what the operating system said at the bottom of an error, or else the error's kind."""
     kind = type(error).__name__
     while error is not None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from registry.composing.card_parts import citation, license_note, licenses_of, limits, metadata, reproduce, use
 from registry.composing.plan import Plan
 
 _PAGE = """\
@@ -24,18 +25,18 @@ _PAGE = """\
 | parameters | {parameters:,}, of which {active:,} are active per token |
 | dtype | {dtype} |
 | composition | `{digest}` |
-{notes}
+
 `composition.json` holds the recipe, the members' digests and the SHA-256 of every other file.
 
-```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-model = AutoModelForCausalLM.from_pretrained("path/to/this/folder"{trust})
-tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder"{trust})
-```
+{license}
+{use}
+{reproduce}
+{limits}
+## Methods
 
 {sources}
-"""
+
+{citation}"""
 
 _SOURCES = {
     "ridge": 'The routers are the closed-form ridge solution of "Training-Free Dynamic Upcycling of Expert Language '
@@ -52,15 +53,7 @@ _SOURCES = {
 
 def model_card(plan: Plan) -> bytes:
     """Return README.md of a composed folder: metadata the Hub reads, and a page a person reads."""
-    from huggingface_hub import ModelCardData
-
-    licenses = {member.content["license"] for member in plan.members}
-    metadata = ModelCardData(
-        library_name="transformers",
-        pipeline_tag="text-generation",
-        tags=["expert-registry", "merge", "mixture-of-experts", "moe", plan.host.model_type],
-        license=licenses.pop() if len(licenses) == 1 else None,
-    )
+    rolled = licenses_of(plan.members, plan.base)
     recipe = plan.recipe.document(plan.names)
     weights = recipe["weights"]
     base = f", base model {plan.base.version.name} `{plan.base.version.digest}`" if plan.base else ""
@@ -69,23 +62,40 @@ def model_card(plan: Plan) -> bytes:
         f"| {weights[member.version.name]:g} |"
         for index, member in enumerate(plan.members)
     ]
+    tags = [*(["mixture-of-experts", "moe"] if recipe["to"] == "moe" else []), plan.host.model_type]
     sparse = f"A sparse mixture of {len(plan.members)} experts ({plan.host.model_type}),"
     dense = f"One dense model ({plan.host.model_type}) made of {len(plan.members)} experts,"
     page = _PAGE.format(
-        metadata=metadata.to_yaml(line_break="\n"),
+        metadata=metadata(rolled.license, tags),
         title=" + ".join(plan.names),
         what=sparse if recipe["to"] == "moe" else dense,
         members="\n".join(members),
         settings="\n".join(f"| {key} | {value} |" for key, value in _settings(recipe, base)),
-        sources="\n".join(_SOURCES[name] for name in (recipe.get("router"), recipe["trunk"]) if name in _SOURCES),
+        sources="\n".join(_sources(recipe)),
         parameters=plan.parameters,
         active=plan.active_parameters,
         dtype=plan.dtype,
         digest=plan.digest,
-        notes="".join(f"| note | {note} |\n" for note in plan.translation.notes),
-        trust=", trust_remote_code=True" if plan.host.files else "",
+        license=license_note(rolled),
+        use=use(trust=bool(plan.host.files), architecture=plan.host.class_name),
+        reproduce=reproduce(plan.document["members"], plan.document["base"]),
+        limits=limits(plan.translation.notes, routed=recipe["to"] == "moe"),
+        citation=citation(recipe),
     )
     return page.encode()
+
+
+def _sources(recipe: dict[str, Any]) -> Iterator[str]:
+    """Yield a sentence on each method that the recipe used."""
+    for name in (recipe.get("router"), recipe["trunk"]):
+        if name in _SOURCES:
+            yield _SOURCES[name]
+    if recipe["to"] == "dense":
+        yield 'All weights were combined alike, as in "Model soups".'
+    elif recipe["refine"]:
+        yield "The routers' statistics were taken anew through the composed model (DUME, equation 7)."
+    if recipe.get("refine_mlp"):
+        yield "The trunk's linear maps and the experts' down projections were refitted in closed form to the whole."
 
 
 def _settings(recipe: dict[str, Any], base: str) -> Iterator[tuple[str, str]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from registry.checkpoint import COPIED_FILES
+from registry.composing.card_parts import licenses_of
 from registry.composing.compatibility import check_compatible, leading
 from registry.composing.ensemble_card import ensemble_card
 from registry.composing.folder import MARKER, fresh_folder, json_file, write_files, write_weights
@@ -274,6 +275,7 @@ class Ensemble:
         card = ensemble_card(
             self.document | {"digest": self.digest},
             licenses=[member.content["license"] for member in self.members],
+            rolled=licenses_of(self.members, self.base),
             routing=ROUTINGS[self.recipe.routing],
             parameters=self.parameters,
             dtype=self.dtype,

@@ -3,6 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from registry.composing.card_parts import citation, license_note, limits, metadata, reproduce, use
+from registry.licenses import RollUp
+
 _PAGE = """\
 ---
 {metadata}
@@ -29,36 +32,33 @@ expert-registry.
 `composition.json` holds the recipe, the members' digests and the SHA-256 of every other file. The logits are log
 probabilities of the mixture; the weights at a token depend on the tokens before it alone.
 
-```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-model = AutoModelForCausalLM.from_pretrained("path/to/this/folder", trust_remote_code=True)
-tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder", trust_remote_code=True)
-```
-"""
+{license}
+{use}
+{reproduce}
+{limits}
+{citation}"""
 
 
 def ensemble_card(
-    document: Mapping[str, Any], *, licenses: Sequence[str | None], routing: str, parameters: int, dtype: str
+    document: Mapping[str, Any],
+    *,
+    licenses: Sequence[str | None],
+    rolled: RollUp,
+    routing: str,
+    parameters: int,
+    dtype: str,
 ) -> bytes:
     """Return README.md of an ensemble's folder: metadata the Hub reads, and a page a person reads.
 
     Args:
         document: the ensemble's document with its digest.
         licenses: the members', in order.
+        rolled: what all licenses come to.
         routing: what the routing method does, in words.
         parameters: weights that are stored.
         dtype: of the weights.
     """
-    from huggingface_hub import ModelCardData
-
     recipe, members, base = document["recipe"], document["members"], document["base"]
-    metadata = ModelCardData(
-        library_name="transformers",
-        pipeline_tag="text-generation",
-        tags=["expert-registry", "merge", "ensemble", document["host"]],
-        license=licenses[0] if len(set(licenses)) == 1 else None,
-    )
     weights = recipe["weights"]
     rows = [
         f"| {index} | {member['name']} | `{member['digest']}` | {own or 'not given'} |"
@@ -72,7 +72,7 @@ def ensemble_card(
             f"a gradient of the base model {base['name']} `{base['digest']}`"
         )
     page = _PAGE.format(
-        metadata=metadata.to_yaml(line_break="\n"),
+        metadata=metadata(rolled.license, ["ensemble", document["host"]]),
         title=" + ".join(member["name"] for member in members),
         count=len(members),
         host=document["host"],
@@ -87,5 +87,10 @@ def ensemble_card(
         parameters=parameters,
         dtype=dtype,
         digest=document["digest"],
+        license=license_note(rolled),
+        use=use(trust=True, architecture="EnsembleForCausalLM"),
+        reproduce=reproduce(members, base),
+        limits=limits(()),
+        citation=citation(recipe),
     )
     return page.encode()

@@ -8,6 +8,7 @@ from store.catalog.records import (
     EvaluationRecord,
     EventRecord,
     NewVersion,
+    PushRecord,
     StatisticsRecord,
     VersionRecord,
 )
@@ -20,6 +21,7 @@ __all__ = [
     "EvaluationRecord",
     "EventRecord",
     "NewVersion",
+    "PushRecord",
     "StatisticsRecord",
     "VersionRecord",
 ]

@@ -1,12 +1,12 @@
 """The catalog's compositions, and what evaluations found of them."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from store.catalog.records import CompositionRecord, EvaluationRecord, VersionRecord
+from store.catalog.records import CompositionRecord, EvaluationRecord, PushRecord, VersionRecord
 from store.catalog.seals import composition_seal, evaluation_group, evaluation_seal
 from store.catalog.tables import Composition, CompositionMember, Evaluation, Event, Expert, Version
 from store.catalog.transactions import Transactions, log, now, read_document
@@ -70,6 +70,30 @@ class Compositions(Transactions):
                 )
                 for row in session.scalars(query)
             ]
+
+    def record_push(self, subject: str, push: PushRecord) -> None:
+        """Log that a composition (by its digest) or a version (`math@1`) is being pushed, or was, with its commit."""
+        with self._writing() as session:
+            log(session, "push", subject, **vars(push))
+
+    def pushes(self, subjects: Collection[str]) -> list[PushRecord]:
+        """Return where compositions (digests) and versions (`math@1`) were pushed to, each place once, oldest first.
+
+        A push that was begun, and of which no end is known, has no commit.
+        """
+        query = select(Event.subject, Event.details).where(Event.action == "push").order_by(Event.id)
+        found: dict[tuple[str, str, str], dict[str | None, None]] = {}
+        with self._reading() as session:
+            for subject, details in session.execute(query):
+                if subject in subjects:
+                    push = PushRecord(**read_document(details, f"a push of {subject}"))
+                    found.setdefault((push.repo, push.revision, push.endpoint), {})[push.commit] = None
+        return [
+            PushRecord(*place, commit)
+            for place, commits in found.items()
+            for commit in commits
+            if commit is not None or len(commits) == 1
+        ]
 
     def has_composition(self, digest: str) -> bool:
         """Tell whether a composition was made here."""

@@ -97,6 +97,16 @@ class EvaluationRecord:
 
 
 @dataclass(frozen=True)
+class PushRecord:
+    """A push that was begun: repository, branch or pull request, the Hub, and the commit, None where none is known."""
+
+    repo: str
+    revision: str
+    endpoint: str
+    commit: str | None
+
+
+@dataclass(frozen=True)
 class EventRecord:
     """One line of the log; `digest` is over it and the digest of the line before."""
 

@@ -74,7 +74,7 @@ def test_receipt_says_what_was_done(withdrawn: Registry, made: dict[str, Any], p
     assert not any(withdrawn.arrays.path(digest).exists() for digest in made["deleted"]["arrays"])
     assert all(withdrawn.arrays.path(one["digest"]).exists() and one["versions"] for one in made["shared"])
     folders = [str(place / name) for name in ("moe", "biased", "dense", "ensemble", "alone", "trained")]
-    assert made["not_erased"] == {"folders": folders, "copies": NOT_ERASED, "remains": []}
+    assert made["not_erased"] == {"folders": folders, "pushed": [], "copies": NOT_ERASED, "remains": []}
     expected: dict[str, Any] = {  # the same recipes without it, as anybody would ask for them
         "moe": withdrawn.plan(["code", "law"], Recipe(top_k=2, weights={"code": 2.0}, balance="tokens")),
         "biased": withdrawn.plan(["code"], Recipe(router="domain-embedding")),

@@ -114,14 +114,18 @@ def test_card_has_metadata_and_members(registry: Registry, zoo: Zoo, tmp_path: P
     registry.add_expert("code", zoo.experts["code"], license="apache-2.0")
     registry.add_expert("math", zoo.experts["math"], license="apache-2.0")
     registry.add_expert("law", zoo.experts["law"], license="mit")
+    registry.add_expert("german", zoo.experts["german"], license="gpl-2.0")
     registry.compose(["code", "math"], tmp_path / "same")
-    registry.compose(["code", "law"], tmp_path / "mixed")
+    registry.compose(["code", "law"], tmp_path / "both")
+    registry.compose(["code", "german"], tmp_path / "mixed")
     page = (tmp_path / "same" / "README.md").read_text()
     metadata: Any = ModelCard(page).data
     assert metadata.license == "apache-2.0"
     assert metadata.library_name == "transformers"
     assert "mixtral" in metadata.tags
     assert f"| 0 | code | `{registry.resolve('code').digest}` | apache-2.0 | 1 |" in page
+    both: Any = ModelCard.load(tmp_path / "both" / "README.md").data
+    assert both.license == "apache-2.0"  # the more restrictive one
     assert ModelCard.load(tmp_path / "mixed" / "README.md").data.to_dict().get("license") is None
 
 
