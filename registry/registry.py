@@ -7,20 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from registry.ancestry import (
-    Relation,
-    Weights,
-    check_related,
-    relations_of,
-    weights_of_checkpoint,
-    weights_of_version,
-)
 from registry.annotations import Annotations
-from registry.checkpoint import Checkpoint
 from registry.composer import Composer
 from registry.errors import InvalidInputError, NotFoundError
 from registry.handle import PathLike
-from registry.opening import opened
 from registry.pass_settings import PassSettings
 from registry.reference import check_alias, several
 from registry.resolving import (
@@ -35,7 +25,9 @@ from store.lock import exclusive
 from store.ownership import check_owner
 
 if TYPE_CHECKING:
+    from registry.ancestry import Relation, Weights
     from registry.checking import Check
+    from registry.checkpoint import Checkpoint
     from registry.composing import Member
     from registry.composing.member import StoredWeights
     from registry.receipt_checking import ReceiptCheck
@@ -250,8 +242,10 @@ class Registry(Composer):
         """Return what was found of a composition, the latest first."""
         return self.catalog.evaluations(composition.digest)
 
-    def relations(self, ref: str) -> tuple[Relation, ...]:
+    def relations(self, ref: str) -> "tuple[Relation, ...]":
         """Return the distance of a version to every other active version of its shape, the nearest first."""
+        from registry.ancestry import weights_of_version
+
         version = self.resolve(ref)
         mine = weights_of_version(self.arrays_of(version), self.arrays)
         return self._related(mine, [other for other in self.versions() if other.id != version.id])
@@ -276,7 +270,9 @@ class Registry(Composer):
 
     def _opened(
         self, checkpoint: PathLike, base: PathLike | None, remote_code: bool
-    ) -> AbstractContextManager[Checkpoint]:
+    ) -> "AbstractContextManager[Checkpoint]":
+        from registry.opening import opened
+
         return opened(
             checkpoint,
             self.home.merged,
@@ -296,13 +292,17 @@ class Registry(Composer):
 
         return StoredWeights(self.member(version))
 
-    def _relations(self, checkpoint: Checkpoint, allow_unrelated: bool) -> tuple[Relation, ...]:
+    def _relations(self, checkpoint: "Checkpoint", allow_unrelated: bool) -> "tuple[Relation, ...]":
+        from registry.ancestry import check_related, weights_of_checkpoint
+
         relations = self._related(weights_of_checkpoint(checkpoint), self.versions())
         if not allow_unrelated:
             check_related(checkpoint.label, relations)
         return relations
 
-    def _related(self, mine: Weights, versions: Sequence[VersionRecord]) -> tuple[Relation, ...]:
+    def _related(self, mine: "Weights", versions: Sequence[VersionRecord]) -> "tuple[Relation, ...]":
+        from registry.ancestry import relations_of
+
         described = ((version, self.arrays_of(version)) for version in versions)
         return relations_of(mine, described, self.arrays, self.progress)
 
