@@ -1,6 +1,5 @@
 """What evaluate and continual share: their options, and tables as text, Markdown or CSV."""
 
-import csv
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -99,6 +98,8 @@ def print_tables(tables: Sequence[Table], *, as_markdown: bool = False) -> None:
 
 def print_csv(table: Table) -> None:
     """Print one table on stdout as CSV (RFC 4180, but with newlines alone)."""
+    import csv
+
     writer = csv.writer(_Echo(), lineterminator="\n")
     writer.writerows((table.header, *table.rows))
 

@@ -1,12 +1,20 @@
 """reg list."""
 
-from typing import Literal
+import shlex
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
 
 import click
 
-from cli.options import unique_pairs
+from cli.options import Integer, unique_pairs
 from cli.registered import version_document
 from cli.session import Session, as_json, pass_session, print_json, print_table
+
+if TYPE_CHECKING:
+    from store.catalog import VersionRecord
+
+SCREENFUL = 50
+"""Lines at most, where nothing else is asked for."""
 
 
 @click.command("list")
@@ -20,6 +28,12 @@ from cli.session import Session, as_json, pass_session, print_json, print_table
     callback=unique_pairs("K=V"),
 )
 @click.option("--all", "everything", is_flag=True, help="Those opted out too.")
+@click.option(
+    "--limit", type=Integer(1), metavar="N", help=f"Versions at most. [default: {SCREENFUL}; with --json all]"
+)
+@click.option(
+    "--offset", type=Integer(0), metavar="N", default=0, show_default=True, help="Pass over the first N versions."
+)
 @as_json
 @pass_session
 def list_(
@@ -27,14 +41,34 @@ def list_(
     kind: Literal["expert", "base"] | None,
     tags: dict[str, str],
     everything: bool,
+    limit: int | None,
+    offset: int,
     as_json: bool,
 ) -> None:
-    """List what is registered."""
+    """List what is registered, by name and number.
+
+    Where there are more versions than are shown, a line on stderr tells how many, and the command that shows the next.
+    """
+    shown = limit if as_json else limit or SCREENFUL
     with session.registry() as registry:
-        versions = registry.versions(kind=kind, everything=everything, tags=tags)
+        versions = registry.versions(kind=kind, everything=everything, tags=tags, limit=shown, offset=offset)
+        full = shown is not None and len(versions) == shown
+        total = registry.count_versions(kind=kind, everything=everything, tags=tags) if full else 0
     if as_json:
         print_json([version_document(version) for version in versions])
-        return
+    else:
+        _print(versions)
+    if (more := total - offset - len(versions)) > 0:
+        words = ["reg", "list"]
+        words += ["--kind", kind] if kind else []
+        words += [word for key, value in tags.items() for word in ("--tag", f"{key}={value}")]
+        words += ["--all"] if everything else []
+        words += ["--limit", str(limit)] if limit else []
+        words += ["--offset", str(offset + len(versions)), *(["--json"] if as_json else [])]
+        click.echo(f"{more:,} more: {shlex.join(words)}", err=True)
+
+
+def _print(versions: "Sequence[VersionRecord]") -> None:
     print_table(
         ("version", "kind", "digest", "parameters", "tokens", "aliases", "tags", "state"),
         [

@@ -1,42 +1,46 @@
 """The command group: shared options, the one place where errors become messages, the list of commands."""
 
 import errno
+import importlib
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from traceback import walk_tb
 from typing import IO, Any
 
 import click
 
-from cli.add_base import add_base
-from cli.add_expert import add_expert
-from cli.alias import alias
-from cli.check import check
-from cli.collect import collect
-from cli.compose import compose
-from cli.compositions import compositions
-from cli.continual import continual
-from cli.db import db
-from cli.demo import demo
-from cli.evaluate import evaluate
-from cli.export import export
-from cli.gc import gc
-from cli.lam_curve import lam_curve
-from cli.list import list_
-from cli.log import log
-from cli.opt_out import opt_out
-from cli.push import push
-from cli.push_expert import push_expert
-from cli.receipt import receipt
-from cli.reproduce import reproduce
 from cli.session import Session
-from cli.show import show
-from cli.train_router import train_router
-from cli.verify import verify
 from registry.errors import RegError
+
+COMMANDS = {
+    "add-expert": "add_expert",
+    "add-base": "add_base",
+    "check": "check",
+    "collect": "collect",
+    "compose": "compose",
+    "lam-curve": "lam_curve",
+    "train-router": "train_router",
+    "evaluate": "evaluate",
+    "continual": "continual",
+    "opt-out": "opt_out",
+    "receipt": "receipt",
+    "list": "list_",
+    "show": "show",
+    "compositions": "compositions",
+    "log": "log",
+    "alias": "alias",
+    "export": "export",
+    "push": "push",
+    "push-expert": "push_expert",
+    "reproduce": "reproduce",
+    "verify": "verify",
+    "gc": "gc",
+    "db": "db",
+    "demo": "demo",
+}
+"""Command → its function, in the file of that name (without a `_` at the end, which only avoids a built-in name)."""
 
 DEBUG_VARIABLE = "REG_DEBUG"
 _RIGHTS = "repeat as a user who may write there, or name another place"
@@ -68,7 +72,19 @@ class _Told(click.ClickException):
 
 
 class _Group(click.Group):
-    """Turns every exception of the library and of the system into a message; a traceback only with REG_DEBUG."""
+    """Turns every exception of the library and of the system into a message; a traceback only with REG_DEBUG.
+
+    A command's file is imported when the command is asked for.
+    """
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in COMMANDS and cmd_name not in self.commands:
+            function = COMMANDS[cmd_name]
+            self.add_command(getattr(importlib.import_module(f"cli.{function.rstrip('_')}"), function))
+        return super().get_command(ctx, cmd_name)
 
     def make_context(self, *arguments: Any, **options: Any) -> click.Context:
         with _told():
@@ -107,6 +123,8 @@ def _message(error: Exception) -> _Told:
 
 
 def _is_of_output(error: OSError) -> bool:
+    from traceback import walk_tb
+
     return any(frame.f_code is click.echo.__code__ for frame, _ in walk_tb(error.__traceback__))
 
 
@@ -142,32 +160,3 @@ def _not_empty(_context: click.Context, _option: click.Parameter, value: str | N
 def main(ctx: click.Context, home: str | None, database: str | None) -> None:
     """A registry of expert language models: register once, compose any subset into a sparse MoE, opt out exactly."""
     ctx.obj = Session(None if home is None else Path(home), database)
-
-
-for command in (
-    add_expert,
-    add_base,
-    check,
-    collect,
-    compose,
-    lam_curve,
-    train_router,
-    evaluate,
-    continual,
-    opt_out,
-    receipt,
-    list_,
-    show,
-    compositions,
-    log,
-    alias,
-    export,
-    push,
-    push_expert,
-    reproduce,
-    verify,
-    gc,
-    db,
-    demo,
-):
-    main.add_command(command)

@@ -2,7 +2,7 @@
 
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import click
@@ -13,11 +13,11 @@ END = "<!-- end of the CLI reference -->\n"
 
 def reference() -> str:
     """Return the reference as Markdown: a line of usage, what it does, and its options, for each command."""
-    from cli.main import main
+    from cli.main import COMMANDS, main
 
     context = click.Context(main, info_name="reg")
     parts = [_options("Before any command:", main, context)]
-    for command, own in _commands(main, context):
+    for command, own in _commands(main, context, COMMANDS):
         pieces = [piece for piece in command.collect_usage_pieces(own) if piece != "[OPTIONS]"]
         usage = " ".join([own.command_path, *pieces])
         parts.append(f"#### `{usage}`\n\n{inspect.cleandoc(command.help or '')}\n\n{_options('', command, own)}")
@@ -37,11 +37,15 @@ def written(page: str) -> str:
     return f"{before}{BEGIN}\n{reference()}\n{END}{after}"
 
 
-def _commands(group: click.Group, context: click.Context) -> Iterator[tuple[click.Command, click.Context]]:
-    for name, command in group.commands.items():
+def _commands(
+    group: click.Group, context: click.Context, names: Iterable[str]
+) -> Iterator[tuple[click.Command, click.Context]]:
+    for name in names:
+        command = group.get_command(context, name)
+        assert command is not None
         own = click.Context(command, info_name=name, parent=context)
         if isinstance(command, click.Group):
-            yield from _commands(command, own)
+            yield from _commands(command, own, command.commands)
         else:
             yield command, own
 

@@ -1,6 +1,5 @@
 """What every command shares: the registry it opens, and how it prints."""
 
-import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -56,6 +55,8 @@ def bar(label: str, total: int, unit: str) -> Iterator[Advance]:
 
 def print_json(value: Any) -> None:
     """Print one JSON document on stdout: dataclasses as objects, paths as strings."""
+    import json
+
     click.echo(json.dumps(value, indent=2, default=_plain))
 
 

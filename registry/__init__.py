@@ -8,20 +8,21 @@
         registry.compose(["code", "math"], "moe", Recipe(lam="auto"))
         registry.opt_out("math", purge=True)
 
-Importing this package loads neither torch nor transformers; the methods that need them do.
+Importing this package loads nothing that takes time; what is taken from it loads what it needs, and neither torch nor
+transformers before a method needs them.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 from registry.errors import RegError
-from registry.registry import Registry
 
 if TYPE_CHECKING:
     from registry.composing import EnsembleRecipe, Plan, Recipe
     from registry.evaluation import TestSettings
     from registry.maths.statistics import Statistics
     from registry.pass_settings import PassSettings
+    from registry.registry import Registry
     from registry.training.settings import TrainSettings
 
 _LAZY = {
@@ -29,6 +30,7 @@ _LAZY = {
     "PassSettings": "registry.pass_settings",
     "Plan": "registry.composing",
     "Recipe": "registry.composing",
+    "Registry": "registry.registry",
     "Statistics": "registry.maths.statistics",
     "TestSettings": "registry.evaluation",
     "TrainSettings": "registry.training.settings",

@@ -3,11 +3,13 @@
 Who registers the expert from there gets its license and languages, and can tell whether it has the digest it had.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from registry.annotations import HUB_TAG, LANGUAGE_TAG, Annotations
 from registry.checkpoint.documents import read_json
+from registry.checkpoint.hub import HubReference, commit_of, is_hub_reference
 from registry.errors import CheckpointError
 from registry.reference import check_license, check_name
 from registry.untrusted import DIGEST, TEXT, WHOLE, fields, list_of, maybe
@@ -60,3 +62,22 @@ def read_announced(folder: Path) -> Announced | None:
     """Return what the folder of a checkpoint says of it, or None where it says nothing (errors as above)."""
     path = folder / FILE_NAME
     return Announced.from_document(read_json(path), str(path)) if path.is_file() else None
+
+
+def as_announced(given: Annotations, announced: Announced | None, checkpoint: str, folder: Path) -> Annotations:
+    """Return annotations with what was not given, and where the checkpoint comes from tells.
+
+    Args:
+        given: what a user says, which counts first.
+        announced: what the checkpoint's folder says of it.
+        checkpoint: what a user named.
+        folder: where it is on this disk.
+    """
+    tags: dict[str, str] = {}
+    if announced is not None and announced.languages:
+        tags[LANGUAGE_TAG] = ",".join(announced.languages)
+    if is_hub_reference(checkpoint):
+        repo_id, commit = HubReference.parse(checkpoint).repo_id, commit_of(folder)
+        tags[HUB_TAG] = f"{repo_id}@{commit}" if commit else repo_id
+    license_id = given.license if given.license is not None or announced is None else announced.license
+    return replace(given, tags=tags | given.tags, license=license_id)

@@ -62,12 +62,31 @@ class Handle:
         self.catalog.close()
 
     def versions(
-        self, *, kind: Kind | None = None, everything: bool = False, tags: Mapping[str, str] | None = None
+        self,
+        *,
+        kind: Kind | None = None,
+        everything: bool = False,
+        tags: Mapping[str, str] | None = None,
+        limit: int | None = None,
+        offset: int = 0,
     ) -> list[VersionRecord]:
-        """Return active versions (`everything`: those opted out too) by name and number, narrowed by kind and tags."""
+        """Return active versions by name and number, narrowed by kind and tags.
+
+        Args:
+            kind: expert or base.
+            everything: those opted out too.
+            tags: only versions that have all of these.
+            limit: versions at most.
+            offset: how many of the first are passed over.
+        """
         states = ALL_STATES if everything else ("active",)
-        wanted = dict(tags or {})
-        return [v for v in self.catalog.versions(kind=kind, states=states) if wanted.items() <= v.tags.items()]
+        return self.catalog.versions(kind=kind, states=states, tags=tags, limit=limit, offset=offset)
+
+    def count_versions(
+        self, *, kind: Kind | None = None, everything: bool = False, tags: Mapping[str, str] | None = None
+    ) -> int:
+        """Return how many versions `versions` would give without a limit (arguments as there)."""
+        return self.catalog.count_versions(kind=kind, states=ALL_STATES if everything else ("active",), tags=tags)
 
     def resolve(self, ref: str, *, kind: Kind | None = None, states: Sequence[State] = ("active",)) -> VersionRecord:
         """Return the version that `NAME`, `NAME@NUMBER` or `NAME@ALIAS` stands for (`resolving.resolve`)."""

@@ -8,21 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from registry.ancestry import (
-    Relation,
-    Weights,
-    check_related,
-    relations_of,
-    weights_of_checkpoint,
-    weights_of_version,
-)
-from registry.annotations import Annotations, as_announced
-from registry.announced import read_announced
-from registry.checkpoint import Checkpoint
+from registry.annotations import Annotations
 from registry.errors import ConflictError, InvalidInputError, NotFoundError
 from registry.handle import PathLike
 from registry.meanwhile import is_purged, unless_purged
-from registry.opening import opened
 from registry.pass_settings import PassSettings
 from registry.progress import remark
 from registry.publisher import Publisher
@@ -39,7 +28,9 @@ from store.lock import exclusive
 from store.ownership import check_owner
 
 if TYPE_CHECKING:
+    from registry.ancestry import Relation, Weights
     from registry.checking import Check
+    from registry.checkpoint import Checkpoint
     from registry.clearing import Garbage
     from registry.composing import Member
     from registry.composing.member import StoredWeights
@@ -102,6 +93,8 @@ class Registry(Publisher):
         annotations = Annotations(dict(tags or {}), license, alias)
         files = [Path(file) for file in several(data, "data")]
         with self._opened(checkpoint, base, remote_code) as opened:
+            from registry.announced import as_announced, read_announced
+
             announced = read_announced(opened.folder)
             annotations = as_announced(annotations, announced, os.fspath(checkpoint), opened.folder)
             relations = self._relations(opened, allow_unrelated)
@@ -262,8 +255,10 @@ class Registry(Publisher):
         """Return what was found of a composition, the latest first."""
         return self.catalog.evaluations(composition.digest)
 
-    def relations(self, ref: str) -> tuple[Relation, ...]:
+    def relations(self, ref: str) -> "tuple[Relation, ...]":
         """Return the distance of a version to every other active version of its shape, the nearest first."""
+        from registry.ancestry import weights_of_version
+
         version = self.resolve(ref)
         mine = weights_of_version(self.member(version).arrays, self.arrays)
         with unless_purged(self.catalog, [version]):
@@ -290,7 +285,9 @@ class Registry(Publisher):
 
     def _opened(
         self, checkpoint: PathLike, base: PathLike | None, remote_code: bool
-    ) -> AbstractContextManager[Checkpoint]:
+    ) -> "AbstractContextManager[Checkpoint]":
+        from registry.opening import opened
+
         return opened(
             checkpoint,
             self.home.merged,
@@ -316,13 +313,17 @@ class Registry(Publisher):
 
         return StoredWeights(self.member(version))
 
-    def _relations(self, checkpoint: Checkpoint, allow_unrelated: bool) -> tuple[Relation, ...]:
+    def _relations(self, checkpoint: "Checkpoint", allow_unrelated: bool) -> "tuple[Relation, ...]":
+        from registry.ancestry import check_related, weights_of_checkpoint
+
         relations = self._related(weights_of_checkpoint(checkpoint), self.versions())
         if not allow_unrelated:
             check_related(checkpoint.label, relations)
         return relations
 
-    def _related(self, mine: Weights, versions: Sequence[VersionRecord]) -> tuple[Relation, ...]:
+    def _related(self, mine: "Weights", versions: Sequence[VersionRecord]) -> "tuple[Relation, ...]":
+        from registry.ancestry import relations_of
+
         described = ((version, self.arrays_of(version)) for version in versions)
         return relations_of(mine, described, self.arrays, self.progress, partial(is_purged, self.catalog))
 

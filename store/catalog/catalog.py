@@ -5,7 +5,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import cast
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import ColumnElement, delete, func, select
 
 from store.catalog import schema, seals
 from store.catalog.backup import backups
@@ -89,18 +89,41 @@ class Catalog(Compositions, Events, Checks):
             return list(session.scalars(select(Expert.name).order_by(Expert.name)))
 
     def versions(
-        self, name: str | None = None, *, kind: Kind | None = None, states: Iterable[State] | None = None
+        self,
+        name: str | None = None,
+        *,
+        kind: Kind | None = None,
+        states: Iterable[State] | None = None,
+        tags: Mapping[str, str] | None = None,
+        limit: int | None = None,
+        offset: int = 0,
     ) -> list[VersionRecord]:
-        """Return versions by name and number, narrowed to one name, kind or some states."""
-        query = select(Version).join(Version.expert).order_by(Expert.name, Version.number)
-        if name is not None:
-            query = query.where(Expert.name == name)
-        if kind is not None:
-            query = query.where(Expert.kind == kind)
-        if states is not None:
-            query = query.where(Version.state.in_(list(states)))
+        """Return versions by name and number, narrowed to one name, kind, some states or those with all of `tags`.
+
+        Args:
+            name: see above.
+            kind: see above.
+            states: see above.
+            tags: see above.
+            limit: versions at most.
+            offset: how many of the first are passed over.
+        """
+        query = select(Version).join(Version.expert).where(*_wanted(name, kind, states, tags))
+        query = query.order_by(Expert.name, Version.number).limit(limit).offset(offset or None)
         with self._reading() as session:
             return [_version(row) for row in session.scalars(query)]
+
+    def count_versions(
+        self,
+        *,
+        kind: Kind | None = None,
+        states: Iterable[State] | None = None,
+        tags: Mapping[str, str] | None = None,
+    ) -> int:
+        """Return how many versions there are, narrowed as by `versions`."""
+        query = select(func.count()).select_from(Version).join(Version.expert)
+        with self._reading() as session:
+            return session.scalars(query.where(*_wanted(None, kind, states, tags))).one()
 
     def alias_target(self, name: str, alias: str) -> int | None:
         """Return the version number that `name@alias` stands for, or None."""
@@ -335,6 +358,15 @@ def _shape(row: Array) -> tuple[int, ...]:
     if not isinstance(shape, list) or not all(isinstance(size, int) for size in shape):
         raise DamagedError(f"the catalog's shape of array {row.digest[:12]} is none", "run: reg verify")
     return tuple(shape)
+
+
+def _wanted(
+    name: str | None, kind: Kind | None, states: Iterable[State] | None, tags: Mapping[str, str] | None
+) -> list[ColumnElement[bool]]:
+    wanted = [] if name is None else [Expert.name == name]
+    wanted += [] if kind is None else [Expert.kind == kind]
+    wanted += [] if states is None else [Version.state.in_(list(states))]
+    return wanted + [Version.tags.any((Tag.key == key) & (Tag.value == value)) for key, value in (tags or {}).items()]
 
 
 def _version(row: Version) -> VersionRecord:

@@ -394,7 +394,10 @@ def test_demo_prints_tables_and_promises(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 def commands(group: click.Group, *path: str) -> list[tuple[tuple[str, ...], click.Command]]:
     found: list[tuple[tuple[str, ...], click.Command]] = []
-    for name, command in group.commands.items():
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
         found += commands(command, *path, name) if isinstance(command, click.Group) else [((*path, name), command)]
     return found
 

@@ -1,4 +1,4 @@
-"""Proves: asking for help, a list or a version loads neither torch nor transformers nor zarr."""
+"""Proves: asking for help, a list or a version loads neither torch nor transformers nor zarr, and help no database."""
 
 import subprocess
 import sys
@@ -8,22 +8,33 @@ import pytest
 
 from registry import Registry
 
-HEAVY = ("torch", "transformers", "zarr", "numpy", "safetensors", "huggingface_hub")
+HEAVY = ("torch", "transformers", "zarr", "numpy", "safetensors", "huggingface_hub", "alembic")
+DATABASE = ("sqlalchemy", "filelock", "asyncio", "registry.registry")
 
 
 @pytest.mark.parametrize(
     "words",
-    [["--help"], ["compose", "--help"], ["list"], ["list", "--json"], ["log"], ["compositions"], ["show", "x"]],
+    [
+        ["--help"],
+        ["compose", "--help"],
+        ["list"],
+        ["list", "--limit", "2"],
+        ["list", "--json"],
+        ["log"],
+        ["compositions"],
+        ["show", "x"],
+    ],
     ids=" ".join,
 )
 def test_light_commands_stay_light(tmp_path: Path, words: list[str]) -> None:
     Registry(tmp_path / "home").close()
+    unwanted = HEAVY + (DATABASE if "--help" in words else ())
     script = (
         "import sys\n"
         "from cli.main import main\n"
         f"try: main(['--home', {str(tmp_path / 'home')!r}, *{words!r}])\n"
         "except SystemExit: pass\n"
-        f"print('loaded', [name for name in {HEAVY!r} if name in sys.modules])"
+        f"print('loaded', [name for name in {unwanted!r} if name in sys.modules])"
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert result.stdout.splitlines()[-1] == "loaded []", result.stdout
