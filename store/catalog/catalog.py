@@ -276,7 +276,8 @@ class Catalog(Compositions, Events, Checks):
         be accounted for.
         """
         with self._writing() as session:
-            gone = self._forget_evaluations(session, versions)
+            if gone := self._forget_evaluations(session, versions):
+                log(session, "forget", versions[0].ref, rows=dict.fromkeys(gone, seals.GONE))
             purged: list[tuple[VersionRecord, set[str]]] = []
             for version in versions:
                 row = session.get_one(Version, version.id)
@@ -295,8 +296,6 @@ class Catalog(Compositions, Events, Checks):
                 row = session.get_one(Version, version.id)
                 rows = seals.seals_of(session, names={version.name: row.expert_id}, versions={version.ref: row.id})
                 log(session, "purge", version.ref, digest=version.digest, deleted=deleted, shared=shared, rows=rows)
-            if gone:
-                log(session, "forget", versions[0].ref, rows=dict.fromkeys(gone, seals.GONE))
 
     def erase(self) -> str | None:
         """Take what was deleted out of the database's files too; return what keeps it there, if anything does."""

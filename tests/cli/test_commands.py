@@ -128,7 +128,7 @@ def test_collect_says_that_it_goes_on(
 def test_base_model_is_no_member_in_the_table(ready: Run, tmp_path: Path) -> None:
     ready("compose", "--experts", "math,code", "--trunk", "base", "--out", tmp_path / "moe")
     header, row = ready("compositions").stdout.splitlines()
-    assert header.split() == ["composition", "made", "members", "base", "trunk", "top-k"]
+    assert header.split() == ["composition", "made", "members", "base", "trunk", "router", "top-k"]
     assert row.split()[2:5] == ["code@1,math@1", "base@1", "base"]
     assert "code@1,math@1  base base@1\n" in ready("show", "math").stdout
 
@@ -368,7 +368,11 @@ def test_db(run: Run, tmp_path: Path) -> None:
     assert run("db", "upgrade").stdout == f"the catalog is at {schema.HEAD} (was at nothing)\n"
     assert run("db", "upgrade").stdout == f"the catalog is at {schema.HEAD}\n"
     assert document(run("db", "current", "--json")) == {"current": schema.HEAD, "head": schema.HEAD}
-    assert document(run("db", "upgrade", "--json")) == {"before": schema.HEAD, "after": schema.HEAD}
+    assert document(run("db", "upgrade", "--json")) == {
+        "before": schema.HEAD,
+        "after": schema.HEAD,
+        "backup": None,
+    }
 
 
 def test_demo_prints_tables_and_promises(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -205,11 +205,12 @@ def test_catalog_keeps_name_number_digests_and_times(lived_in: Registry) -> None
     assert rows["evaluations"] == []
     mine = [json.loads(row["details"]) | {"action": row["action"]} for row in rows["events"] if "code" in str(row)]
     assert [sorted(one) for one in mine] == [
-        ["action", "digest"],  # registered
-        ["action", "alias", "before"],
-        ["action", "members", "out"],  # composed
-        ["action", "digest"],  # opted out
-        ["action", "digest"],  # purged
+        ["action", "digest", "rows"],  # registered
+        ["action", "alias", "before", "rows"],
+        ["action", "members", "out", "rows"],  # composed
+        ["action", "digest", "rows"],  # opted out
+        ["action", "rows"],  # what was measured with it is forgotten
+        ["action", "deleted", "digest", "rows", "shared"],  # purged
     ]
     for row in rows["compositions"]:
         assert set(json.loads(row["document"])) <= {"base", "format", "host", "members", "recipe"}
