@@ -33,6 +33,7 @@ __all__ = [
     "StorageError",
     "UnsupportedFamilyError",
     "first_line",
+    "is_foreign",
 ]
 
 
@@ -60,3 +61,8 @@ def first_line(error: BaseException) -> str:
     """Return the first line of what another library says, or the kind of error where it says nothing."""
     lines = str(error).strip().splitlines()
     return lines[0].strip() if lines else type(error).__name__
+
+
+def is_foreign(error: BaseException) -> bool:
+    """Tell whether another library failed, and nobody stopped the program. Rust's panics are no Exception."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"

@@ -10,17 +10,23 @@ JSON_BYTES = 16 * 2**20
 JSON_VALUES = 2**20
 """Values in one JSON document: a bound on the memory that it takes, which its bytes are not."""
 
+JSON_KEYS = 2**19
+"""Keys of all its objects together; so many tokens a vocabulary may have."""
+
 JSON_DEPTH = 100
 """Objects and lists within one another."""
 
 JSON_DIGITS = 40
 """Digits of a whole number in JSON. Tokenizers write 10^30 for "no limit"."""
 
-TOKENIZER_BYTES = 64 * 2**20
+TOKENIZER_BYTES = 48 * 2**20
 """Each file of a tokenizer. The largest known has 34 MB."""
 
-TOKENIZER_VALUES = 2**22
-"""Values in a tokenizer.json."""
+SMALL_BYTES = 64 * 2**20
+"""config.json, the tokenizer's files and generation_config.json together."""
+
+TOKENIZER_VALUES = 3 * 2**20
+"""Values in a tokenizer.json. The largest known has 1.9 million."""
 
 HEADER_BYTES = 8 * 2**20
 """The header of a safetensors file: some 60,000 tensors."""

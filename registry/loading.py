@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from registry.checkpoint.documents import few, read_json, read_small
-from registry.errors import CheckpointError, InvalidInputError, first_line
+from registry.errors import CheckpointError, InvalidInputError, first_line, is_foreign
 from registry.families import FAMILIES
 from registry.hosts.remote_code import ENSEMBLE, ROUTED, ensemble_code, remote_code_host
 from registry.tensors import DTYPES
@@ -26,7 +26,9 @@ def load_tokenizer(folder: Path) -> Any:
 
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # transformers raises many kinds
+    except BaseException as error:  # transformers and tokenizers raise many kinds
+        if not is_foreign(error):
+            raise
         raise CheckpointError(
             f"{folder} has no tokenizer that can be loaded: {first_line(error)}",
             "put the tokenizer's files into the folder",

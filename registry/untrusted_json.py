@@ -5,10 +5,10 @@ import re
 from typing import Any
 
 from registry.errors import CheckpointError
-from registry.limits import JSON_DEPTH, JSON_DIGITS, JSON_VALUES
+from registry.limits import JSON_DEPTH, JSON_DIGITS, JSON_KEYS, JSON_VALUES
 
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
-_BRACKETS = re.compile(rb"[\[{]+|[\]}]+")
+_NO_BRACKETS = bytes(sorted(set(range(256)) - set(b"[]{}")))
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -20,7 +20,7 @@ def parse_json(data: bytes, *, values: int = JSON_VALUES) -> Any:
         values: how many values it may hold.
 
     Raises:
-        ValueError: it is none, or nested deeper than `JSON_DEPTH`, or holds more.
+        ValueError: it is none, or nested deeper than `JSON_DEPTH`, or holds more, or more keys than `JSON_KEYS`.
     """
     text = data.decode("utf-8")
     _check_structure(data, values)
@@ -49,16 +49,18 @@ def json_object(data: bytes, where: str, *, values: int = JSON_VALUES) -> dict[s
 
 
 def _check_structure(data: bytes, values: int) -> None:
-    if data.count(b"[") + data.count(b"{") <= JSON_DEPTH and data.count(b",") < values - JSON_DEPTH:
+    if data.count(b"[") + data.count(b"{") <= JSON_DEPTH and data.count(b",") < JSON_KEYS:
         return  # as nearly all rows of text
     bare = _STRING.sub(b"", data)
     if (found := bare.count(b",") + bare.count(b"[") + bare.count(b"{")) > values:
         raise ValueError(f"it holds {found:,} values, the limit is {values:,}")
-    depth = 0
-    for match in _BRACKETS.finditer(bare):
-        depth += len(match[0]) if match[0][0] in b"[{" else -len(match[0])
-        if depth > JSON_DEPTH:
-            raise ValueError(f"it is nested deeper than {JSON_DEPTH} levels")
+    if (found := bare.count(b":")) > JSON_KEYS:
+        raise ValueError(f"it holds {found:,} keys, the limit is {JSON_KEYS:,}")
+    brackets = bare.translate(None, _NO_BRACKETS)
+    for _ in range(JSON_DEPTH):  # each round takes away the innermost pairs
+        brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")
+    if brackets:
+        raise ValueError(f"it is nested deeper than {JSON_DEPTH} levels, or not closed")
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

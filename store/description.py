@@ -107,7 +107,8 @@ def read_layout(folder: Path) -> Layout:
         height, compressed = document["chunk_grid"]["configuration"]["chunk_shape"][0], len(document["codecs"]) > 1
     except (KeyError, TypeError, IndexError, RecursionError) as error:
         raise ValueError(f"zarr.json describes no array: {type(error).__name__} {error}") from error
-    if dtype not in CARRIERS or not isinstance(shape, list) or not shape or not all(map(_is_size, (height, *shape))):
+    sized = isinstance(shape, list) and bool(shape) and all(map(_is_size, (height, *shape)))
+    if not isinstance(dtype, str) or dtype not in CARRIERS or not sized:
         raise ValueError(f"zarr.json describes no array of this store: {str(dtype)[:40]!r}, {str(shape)[:80]}")
     layout = Layout(dtype, tuple(shape), height, compressed)
     row = math.prod(shape[1:])

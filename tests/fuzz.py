@@ -35,7 +35,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from registry.errors import RegError
 from tests.conftest import files_of
-from tests.fuzz_targets import TARGETS, Act, World
+from tests.fuzz_targets import TARGETS, Act
+from tests.fuzz_world import World
 
 PRELOADED = (alembic.command, zarr, transformers.models.llama.modeling_llama, AutoModelForCausalLM, AutoTokenizer)
 SECONDS = 5

@@ -9,7 +9,6 @@ import io
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,20 +16,21 @@ from click.testing import CliRunner
 from pyarrow import parquet
 
 from cli.main import main as reg
-from registry import PassSettings, Recipe, Registry
-from registry.checkpoint import Checkpoint
+from registry import Recipe, Registry
+from registry.checkpoint import Checkpoint, hash_checkpoint
 from registry.checkpoint.hub import HubReference
-from registry.collecting import text_calibration
+from registry.collecting import collect_to, text_calibration
 from registry.composing.folder import MARKER
 from registry.errors import RegError
+from registry.limits import HEADER_BYTES, JSON_KEYS, ROW_BYTES, TEXT_BYTES, TOKENIZER_BYTES, TOKENIZER_VALUES
+from registry.progress import silent
 from registry.reference import Reference
 from registry.statistics_file import FILE_NAME
 from tests.conftest import files_of
-from tests.models import make_model, save_checkpoint, sentences, train_tokenizer, write_jsonl
+from tests.fuzz_world import EXPERTS, SETTINGS, World
+from tests.models import sentences
 from tests.mutations import Draw, changed_bytes, changed_json, changed_safetensors, spam, text
 
-SETTINGS = PassSettings(tokens=64, seq_len=16, batch_size=4)
-EXPERTS = ("code", "math")
 CLI_SHARE = 0.15
 """Of the inputs, how many go through the command line: its exit code is looked at, and that no traceback is shown."""
 
@@ -39,67 +39,6 @@ SMALL = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"),
     *("added_tokens.json", "vocab.json", "chat_template.json"),
 )
-
-
-@dataclass
-class World:
-    """Valid inputs of every kind, made once.
-
-    Attributes:
-        home: a registry of a base model and two experts, which nothing may change.
-        bare: a checkpoint without statistics, in one file; `sharded` in several; `carried` with statistics.
-        adapter: an adapter of the base model.
-        composed: a composed folder.
-        receipt: of an expert that was opted out.
-        scratch: where an input is written; emptied after each.
-    """
-
-    home: Path
-    bare: Path
-    sharded: Path
-    carried: Path
-    adapter: Path
-    composed: Path
-    receipt: Path
-    text: Path
-    scratch: Path
-
-    @classmethod
-    def make(cls, root: Path) -> "World":
-        """Make all of it below `root`."""
-        from registry.collecting import collect_to
-        from tests.registry.checkpoint.test_adapter import LINEAR, train
-
-        tokenizer = train_tokenizer()
-        base = save_checkpoint(make_model("llama", 100), root / "base", tokenizer)
-        bare = save_checkpoint(make_model("llama", 103), root / "bare", tokenizer)
-        sharded = save_checkpoint(make_model("llama", 103), root / "sharded", tokenizer, max_shard_size="60KB")
-        carried = shutil.copytree(bare, root / "carried")
-        data = write_jsonl(root / "text.jsonl", sentences("law", 20))
-        collect_to(bare, carried, data=[data], settings=SETTINGS, keep_calibration=True)
-        adapter = train(base, root / "adapter", target_modules=LINEAR)
-        home = root / "home"
-        with Registry(home) as registry:
-            registry.add_base("base", base)
-            for number, name in enumerate((*EXPERTS, "german"), start=1):
-                folder = save_checkpoint(make_model("llama", 100 + number), root / name, tokenizer)
-                text = write_jsonl(root / f"{name}.jsonl", sentences(name, 20))
-                registry.add_expert(name, folder, data=[text], settings=SETTINGS, tags={"team": "a"}, alias="stable")
-            registry.compose([*EXPERTS, "german"], root / "former")
-            registry.compose(EXPERTS, root / "composed")
-            registry.opt_out("german", purge=True, receipt=root / "receipt.json")
-        (root / "scratch").mkdir()
-        return cls(
-            home, bare, sharded, carried, adapter, root / "composed", root / "receipt.json", data, root / "scratch"
-        )
-
-    def copy(self, folder: Path) -> Path:
-        """Return a copy of a folder that may be changed: files are linked until they are written anew."""
-        target = self.scratch / "input"
-        target.mkdir()
-        for path in folder.iterdir():
-            (target / path.name).hardlink_to(path)
-        return target
 
 
 def put(path: Path, data: bytes) -> Path:
@@ -173,7 +112,10 @@ def config(world: World, draw: Draw) -> Act:
     """Return a look at a config.json that was changed."""
     folder = world.copy(draw.choice((world.bare, world.carried)))
     put(folder / "config.json", changed_json(draw, (world.bare / "config.json").read_bytes()))
-    return checked(world, draw, folder)
+    if draw.random() < 0.6:
+        return checked(world, draw, folder)
+    words = [world.text] if draw.random() < 0.5 else []  # without, the expert writes its own text
+    return lambda: collect_to(folder, world.scratch / "out", data=words, settings=SETTINGS)
 
 
 def adapter(world: World, draw: Draw) -> Act:
@@ -383,6 +325,33 @@ def _opened(world: World, draw: Draw, home: Path) -> Act:
     return act
 
 
+def largest(world: World, draw: Draw) -> Act:
+    """Return a reading of what is as large as the limits let it be."""
+    folder, million = world.copy(world.bare), 2**20
+    tokenizers = {
+        "words": b'{"model":{"vocab":{' + b",".join(b'"%015d":%d' % (n, n) for n in range(JSON_KEYS - 9)) + b"}}}",
+        "text": '{"model":{"vocab":{"🙂":0}},"x":"'.encode() + b"x" * (TOKENIZER_BYTES - 99) + b'"}',
+        "lists": b'{"model":{"vocab":{}},"x":[' + b"[]," * (TOKENIZER_VALUES // 2 - 20) + b"0]}",
+        "numbers": b'{"model":{"vocab":{}},"x":[' + b"1.5," * (TOKENIZER_VALUES - 20) + b"0]}",
+    }
+    texts = {
+        "data.txt": "🙂".encode() + b"x " * (TEXT_BYTES // 2 - 9),
+        "data.jsonl": '{"text":"🙂'.encode() + b"x " * (ROW_BYTES // 2 - 9) + b'"}',
+        "data.jsonl.gz": gzip.compress(b'{"text": "a b c"}\n' * million, 1),
+    }
+    entries = (b'"%d":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}' % n for n in range(HEADER_BYTES // 61))
+    what = draw.choice(("header", *tokenizers, *texts))
+    if what == "header":
+        header = b"{" + b",".join(entries) + b"}"
+        put(folder / "model.safetensors", len(header).to_bytes(8, "little") + header)
+    elif what in tokenizers:
+        put(folder / "tokenizer.json", tokenizers[what])
+    else:
+        path = put(world.scratch / what, texts[what])
+        return lambda: text_calibration(Checkpoint(world.bare), [path], SETTINGS)
+    return lambda: hash_checkpoint(Checkpoint(folder), silent)
+
+
 TARGETS: dict[str, tuple[int, Callable[[World, Draw], Act]]] = {
     "safetensors": (14, safetensors),
     "index": (8, index),
@@ -396,5 +365,6 @@ TARGETS: dict[str, tuple[int, Callable[[World, Draw], Act]]] = {
     "statistics": (8, statistics),
     "arrays": (6, arrays),
     "database": (2, database),
+    "largest": (1, largest),
 }
 """Name → (how often of a hundred or so, what makes an input)."""

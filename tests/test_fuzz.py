@@ -29,7 +29,7 @@ def test_inputs_that_nobody_should_write_are_taken_or_refused() -> None:
     assert found["wrong"] == 0
     assert found["taken"] + found["refused"] == 200
     assert found["refused"] > 100
-    assert len(found["targets"]) == 12
+    assert len(found["targets"]) >= 12
     assert found["most_seconds"] < 5
     assert found["most_MB"] < 500
 

@@ -53,7 +53,7 @@ class Corpus:
             try:
                 for number, row in _reader(path)(path):
                     document = self._document(row, f"{path}, row {number}")
-                    if document.text.strip():
+                    if document.text and not document.text.isspace():
                         yield document
             except PermissionError as error:
                 raise CalibrationError(

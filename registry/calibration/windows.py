@@ -16,7 +16,7 @@ import torch
 
 from registry.calibration.calibration import Calibration
 from registry.calibration.documents import Corpus, Document
-from registry.errors import CalibrationError
+from registry.errors import CalibrationError, CheckpointError, first_line, is_foreign
 
 _CHARACTERS_PER_TOKEN = 8
 _WORD_CHARACTERS = 64
@@ -82,9 +82,22 @@ def encode(document: Document, tokenizer: Any, place: int = 0, end: int | None =
     """Return the tokens of `document` between two characters.
 
     Its beginning is led by the start token, unless a chat template wrote its own.
+
+    Raises:
+        CheckpointError: the tokenizer fails on it, or gives what is no token.
     """
-    tokens: list[int] = tokenizer(document.text[place:end], add_special_tokens=False, verbose=False)["input_ids"]
-    start = start_token(tokenizer) if place == 0 and not document.is_chat else None
+    try:
+        tokens: list[int] = tokenizer(document.text[place:end], add_special_tokens=False, verbose=False)["input_ids"]
+        start = start_token(tokenizer) if place == 0 and not document.is_chat else None
+        if not 0 <= min(tokens, default=0) <= max(tokens, default=0) < 2**31 or not 0 <= (start or 0) < 2**31:
+            raise ValueError("it gives numbers that are no tokens")
+    except BaseException as error:
+        if not is_foreign(error):
+            raise
+        raise CheckpointError(
+            f"the tokenizer cannot cut text into tokens: {first_line(error)}",
+            "put the tokenizer that the model was trained with into the folder",
+        ) from error
     return tokens if start is None else [start, *tokens]
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from registry.errors import CheckpointError
-from registry.limits import JSON_BYTES, JSON_VALUES, TOKENIZER_BYTES, TOKENIZER_VALUES
+from registry.limits import JSON_BYTES, JSON_VALUES, SMALL_BYTES, TOKENIZER_BYTES, TOKENIZER_VALUES
 from registry.untrusted_json import json_object
 
 _SNAPSHOT = re.compile(r"models--[^/]+/snapshots/[0-9a-f]{40}")
@@ -119,6 +119,10 @@ def read_files(folder: Path) -> dict[str, bytes]:
             data = read_small(path, TOKENIZER_BYTES if name in TOKENIZER_FILES else JSON_BYTES)
             if data:
                 found[name] = data
+                if (total := sum(map(len, found.values()))) > SMALL_BYTES:
+                    raise CheckpointError(
+                        f"{folder}: its small files have {total:,} bytes, the limit is {SMALL_BYTES:,}", _GENUINE
+                    )
                 if name.endswith(".json") and name not in ("config.json", "tokenizer.json"):  # which are read anyway
                     json_object(data, str(path), values=TOKENIZER_VALUES)
     return found

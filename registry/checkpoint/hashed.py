@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from registry.checkpoint.checkpoint import Checkpoint
-from registry.checkpoint.tokenizer import token_count, tokenizer_digest
+from registry.checkpoint.tokenizer import identify
 from registry.progress import Progress
 from store.arrays import digest_of
 from store.digest import json_digest
@@ -37,7 +37,7 @@ def hash_checkpoint(checkpoint: Checkpoint, progress: Progress) -> HashedCheckpo
         CheckpointError: weights are NaN or infinite, or a file cannot be read.
     """
     files = checkpoint.files()
-    tokenizer, tokens = tokenizer_digest(files), token_count(files)
+    tokenizer, tokens = identify(files)
     sources = {name: checkpoint.source(name) for name in (*checkpoint.trunk, *checkpoint.mlp)}
     tensors = {}
     with progress("hashing", sum(source.nbytes for source in sources.values()), "B") as advance:

@@ -13,30 +13,25 @@ _SETTINGS = ("padding", "truncation")
 
 
 def tokenizer_digest(files: Mapping[str, bytes]) -> str | None:
-    """Return what identifies the tokenizer among `files`, or None where there is none.
+    """Return what identifies the tokenizer among `files` (`identify`)."""
+    return identify(files)[0]
 
-    It is taken over the content of tokenizer.json less its padding and truncation, which are settings of the last use;
-    without tokenizer.json over the vocabulary files.
+
+def identify(files: Mapping[str, bytes]) -> tuple[str | None, int | None]:
+    """Return what identifies the tokenizer among `files`, and how many tokens it knows; None where there is none.
+
+    The first is taken over the content of tokenizer.json less its padding and truncation, which are settings of the
+    last use; without tokenizer.json, where tokens are not counted, over the vocabulary files.
 
     Raises:
-        CheckpointError: tokenizer.json is no JSON object.
+        CheckpointError: tokenizer.json is no JSON object, or damaged.
     """
     if (data := files.get("tokenizer.json")) is not None:
         document = json_object(data, "tokenizer.json", values=TOKENIZER_VALUES)
-        return json_digest({key: value for key, value in document.items() if key not in _SETTINGS})
+        known = len(_tokens(document))
+        return json_digest({key: value for key, value in document.items() if key not in _SETTINGS}), known
     parts = {name: files[name].hex() for name in ("tokenizer.model", "vocab.json", "merges.txt") if name in files}
-    return json_digest(parts) if parts else None
-
-
-def token_count(files: Mapping[str, bytes]) -> int | None:
-    """Return how many tokens the tokenizer among `files` knows, or None where it has no tokenizer.json.
-
-    Raises:
-        CheckpointError: tokenizer.json is damaged.
-    """
-    if (data := files.get("tokenizer.json")) is None:
-        return None
-    return len(_tokens(json_object(data, "tokenizer.json", values=TOKENIZER_VALUES)))
+    return (json_digest(parts) if parts else None), None
 
 
 def tokenizer_conflict(first: bytes, second: bytes) -> str | None:

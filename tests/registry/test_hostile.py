@@ -160,7 +160,7 @@ BAD: dict[str, tuple[Change, str]] = {
     "index of nothing": (text(INDEX, "[" * 10_000), f"nested deeper than {JSON_DEPTH} levels"),
     "tokenizer too large": (
         lambda f: os.truncate(f / "tokenizer.json", TOKENIZER_BYTES + 1),
-        "has more than 67,108,864 bytes",
+        "has more than 50,331,648 bytes",
     ),
     "generation config too large": (
         emptied("generation_config.json", lambda path: path.write_bytes(b" " * (JSON_BYTES + 1))),
