@@ -25,14 +25,7 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, seed, settings
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from registry import Registry
 from registry.errors import ConflictError
@@ -92,15 +85,16 @@ class Machine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.done = -1  # the first registration is no step
+        self.done = -1  # what is looked at before the first step is none
         self.home = self.scratch / "home"
-        shutil.copytree(self.scratch / "empty", self.home)  # making a catalog takes longer than all else
+        shutil.copytree(self.scratch / "start", self.home)  # making a catalog takes longer than all else
         self.registry = Registry(self.home)
-        self.model = Model()
+        self.model = Model().add(self.names[0], "expert", CONTENTS[0], None, {})[-1]
         self.known: list[tuple[tuple[str, ...], str]] = []
         self.folders: dict[str, tuple[frozenset[Member], str] | None] = dict.fromkeys(FOLDERS)
         self.on_disk: frozenset[str] = frozenset()
         self.was_killed = self.changed = False
+        self._learn()
 
     def teardown(self) -> None:
         """Look at all of it once more, and delete it."""
@@ -113,11 +107,6 @@ class Machine(RuleBasedStateMachine):
             shutil.rmtree(self.home)
 
     # -- steps -------------------------------------------------------------------------------------------------------
-
-    @initialize(content=any_content)
-    def first(self, content: str) -> None:
-        """Have something to go on with."""
-        self._add(self.names[0], "expert", content, None, False, None)
 
     @rule(name=any_name, content=any_content, alias=st.none() | any_alias, tagged=st.booleans(), at=killed)
     def add(self, name: str, content: str, alias: str | None, tagged: bool, at: float | None) -> None:
@@ -339,7 +328,8 @@ def drive(examples: int, steps: int, start: int, names: int, scratch: Path) -> d
     began = time.monotonic()
     zygote = Zygote(perform)
     pool = make_pool(scratch / "pool")
-    Registry(scratch / "empty").close()
+    with Registry(scratch / "start") as registry:
+        registry.add_expert(NAMES[0], pool.checkpoints[CONTENTS[0]])
     fresh, counted = Fresh(pool, scratch / "fresh", start), Counter[str]()
 
     class Driven(Machine):
@@ -359,7 +349,7 @@ def drive(examples: int, steps: int, start: int, names: int, scratch: Path) -> d
         setattr(Driven, name, value)
     profile = settings(
         max_examples=examples,
-        stateful_step_count=steps + 1,
+        stateful_step_count=steps,
         deadline=None,
         database=None,
         phases=[Phase.generate],

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.running import figures_of
 
-EXAMPLES, STEPS = 50, 6
+EXAMPLES, STEPS = 50, 4
 
 
 def test_whole_registry_against_a_model(tmp_path: Path) -> None:
@@ -16,6 +16,6 @@ def test_whole_registry_against_a_model(tmp_path: Path) -> None:
     told = figures_of("tests.machine", *words)
     assert told["examples"] >= EXAMPLES
     assert told["steps"] >= EXAMPLES * STEPS
-    assert told["kills"] > 10
+    assert told["kills"] > 3
     assert told["compared"] > 50
     print(told)
