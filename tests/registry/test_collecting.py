@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import signal
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ from registry.errors import CalibrationError, CheckpointError, InvalidInputError
 from registry.families import FAMILIES
 from registry.loading import load_model
 from registry.maths.fixed_point import power_of_two
+from registry.maths.gram import GramSum
 from registry.progress import silent
 from registry.scales import scales
 from registry.sites import MLP_INPUT, SITES
@@ -149,6 +151,61 @@ def test_interrupted_pass_goes_on_where_it_stopped(
     assert (again.sites, again.folds) == (whole.sites, whole.folds)
     assert calls == 11  # one batch of three was left
     assert list(tmp_path.iterdir()) == []
+
+
+def test_interruption_waits_for_an_addition_to_end(
+    expert: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C between two products, in the second of three batches."""
+    calibration = windows(12)
+    whole = taken(expert, calibration)
+    product, calls = GramSum.add, 0
+
+    def interrupted(sums: GramSum, parts: Any) -> None:
+        nonlocal calls
+        calls += 1
+        product(sums, parts)
+        if calls == 11:  # of each batch 9: 2 layers × (1 + 1 + 2 folds), and the head's
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(GramSum, "add", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        taken(expert, calibration, partial=tmp_path)
+    done = statistics_file.load(next(tmp_path.iterdir())).done
+    assert done is not None
+    assert sorted(n for layers in done.values() for n in layers) == [4] * 5 + [8] * 2
+    monkeypatch.undo()
+    again = taken(expert, calibration, partial=tmp_path)
+    assert (again.sites, again.folds) == (whole.sites, whole.folds)
+
+
+def test_sums_that_broke_off_are_not_written_over_whole_ones(
+    expert: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calibration = windows(12)
+    whole = taken(expert, calibration)
+    product, calls = GramSum.add, 0
+
+    def broken(sums: GramSum, parts: Any) -> None:
+        nonlocal calls
+        calls += 1
+        product(sums, parts)
+        if calls == 21:  # the third batch, first layer's MLP: one of two folds
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(GramSum, "add", broken)
+    monkeypatch.setattr("registry.statistics_pass.SAVE_SECONDS", 0.0)
+    with pytest.raises(KeyboardInterrupt):
+        taken(expert, calibration, partial=tmp_path)
+    assert statistics_file.load(next(tmp_path.iterdir())).done == {
+        "mlp_input": (8, 8),
+        "attention_input": (8, 8),
+        "attention_output": (8, 8),
+        "head_input": (8,),
+    }
+    monkeypatch.undo()
+    again = taken(expert, calibration, partial=tmp_path)
+    assert (again.sites, again.folds) == (whole.sites, whole.folds)
 
 
 def test_pass_under_way_is_written_down_now_and_then(

@@ -1,0 +1,183 @@
+"""Proves: every way to an exact Gram gives the same integers: at the extremes, in any shape, however split."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from registry.maths import gram as module
+from registry.maths.fixed_point import limit, quantise
+from registry.maths.gram import GramSum, float64_gram, has_int8
+from registry.maths.limbs import Splitter
+from registry.maths.statistics import Statistics
+
+WIDTHS = (1, 2, 7, 23, 24, 95, 96, 97, 113, 300)
+
+
+def flat(width: int) -> torch.Tensor:
+    return torch.zeros(width, dtype=torch.int16)
+
+
+def reference(q: torch.Tensor) -> torch.Tensor:
+    q = torch.cat([q.to(torch.int64), torch.ones(len(q), 1, dtype=torch.int64)], dim=1)
+    return q.T @ q
+
+
+def integers(tokens: int, width: int, bits: int, kind: str) -> torch.Tensor:
+    most = limit(bits)
+    q = torch.randint(-most, most + 1, (tokens, width), generator=torch.Generator().manual_seed(width + tokens))
+    match kind:
+        case "highest":
+            return torch.full_like(q, most)
+        case "lowest":
+            return torch.full_like(q, -most)
+        case "either":
+            return torch.where(q > 0, most, -most)
+        case "few wide":
+            return torch.where(torch.arange(tokens)[:, None] % 5 == 3, q, q % 1000)
+        case "at the border":
+            return torch.where(q > 0, 32767, -32768).clamp(-most, most)
+    return q
+
+
+@pytest.fixture(autouse=True)
+def _limbs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the way of limbs on every machine: where its products are slow they are exact all the same."""
+    if not has_int8("cpu"):
+        monkeypatch.setattr(module, "has_int8", lambda device: True)
+        monkeypatch.setattr(torch, "_int_mm", _plain)
+
+
+def _plain(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    product = (left.to(torch.int64) @ right.to(torch.int64)).to(torch.int32)
+    return product if out is None else out.copy_(product)
+
+
+@pytest.mark.parametrize("kind", ["any", "highest", "lowest", "either", "few wide", "at the border"])
+@pytest.mark.parametrize("bits", [16, 20])
+def test_all_ways_give_the_same_integers(bits: int, kind: str) -> None:
+    splitter = Splitter()  # shared, so that room of one shape is used for others
+    for width in WIDTHS:
+        for tokens in (1, 7, 8, 21):
+            q = integers(tokens, width, bits, kind)
+            wanted = reference(torch.cat([q, q[:3]]))
+            assert torch.equal(float64_gram(torch.cat([q, q[:3]]).double(), bits), wanted)
+            for given_, rest in ((q.to(torch.int32), q[:3].to(torch.int32)), (q.float(), q[:3].float())):
+                sums = GramSum(flat(width), bits, splitter)
+                for part in (given_, rest):
+                    if part.is_floating_point():
+                        sums.add([part])
+                    else:
+                        sums.add_integers(part)
+                assert torch.equal(sums.matrix(), wanted), (width, tokens, part.dtype)
+                assert (sums.count, sums.saturated) == (len(q) + len(q[:3]), 0)
+
+
+def test_as_cuda_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its products want 17 rows or more, and multiples of 8 of everything else."""
+    taken = torch._int_mm
+
+    def strict(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        assert len(left) > 16
+        assert all(size % 8 == 0 for size in (len(left), *right.shape))
+        return taken(left, right) if out is None else taken(left, right, out=out)
+
+    monkeypatch.setattr(torch, "_int_mm", strict)
+    for bits in (16, 20):
+        for width in (*WIDTHS, *range(100, 140)):
+            q = integers(9, width, bits, "few wide")
+            sums = GramSum(flat(width), bits)
+            sums.add([q.float()])
+            sums.add([q.float()])
+            assert torch.equal(sums.matrix(), 2 * reference(q))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**31), st.sampled_from([16, 20]), st.lists(st.integers(0, 30), max_size=5), st.integers(1, 40))
+def test_folds_chunks_and_parts_change_nothing(seed: int, bits: int, cuts: list[int], chunk: int) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.empty(30, 5).normal_(generator=draw) * limit(bits) / 2
+    exponents = torch.randint(-3, 3, (5,), generator=draw).to(torch.int16)
+    q, held = quantise(x, exponents, bits)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "PENDING", 30 - chunk % 23)
+        patch.setattr(module, "AT_ONCE", chunk)
+        patch.setattr("registry.maths.limbs.CHUNK", 24 * 3)
+        sums = GramSum(exponents, bits)
+        parts: Sequence[torch.Tensor] = torch.tensor_split(x, sorted(cuts))
+        sums.add(parts[:2])
+        assert torch.equal(sums.matrix(), reference(q[: sum(map(len, parts[:2]))]))  # and asking changes nothing
+        sums.add(parts[2:])
+        assert torch.equal(sums.matrix(), reference(q))
+        assert sums.saturated == int(held.sum())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("bits", [16, 20])
+def test_activations_are_rounded_as_ever(dtype: torch.dtype, bits: int) -> None:
+    """Halves to even, tiny and large ones, and those that are held at the limit."""
+    most = limit(bits)
+    values = [0.5, 1.5, 2.5, -0.5, -1.5, 1e-30, -0.0, 3.49, most - 0.5, most + 0.25, -most - 0.5, most + 1.0, -1e4, 6e4]
+    finite = min(torch.finfo(dtype).max, most + 1.0)
+    x = torch.tensor([values, values[::-1]], dtype=torch.float64).clamp(-finite, finite)
+    x = x.to(dtype)
+    for exponents in (flat(14), flat(14) - 2, flat(14) + 3, flat(14) + 100, flat(14) - 100):
+        q, held = quantise(x, exponents, bits)
+        sums = GramSum(exponents, bits)
+        sums.add([x])
+        assert torch.equal(sums.matrix(), reference(q))
+        assert sums.saturated == int(held.sum())
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_activation_that_is_not_finite_is_refused(bad: float) -> None:
+    x = torch.zeros(9, 3)
+    x[8, 2] = bad
+    sums = GramSum(flat(3))
+    with pytest.raises(ValueError, match="an activation is NaN or infinite"):
+        sums.add([x])
+
+
+def test_as_many_tokens_as_int32_holds_at_the_extremes() -> None:
+    """What is not yet folded is as large as it can be: -128 times -128, twice, 65,535 times."""
+    x = torch.full((1, 1), -(2.0**15)).expand(module.PENDING, 1)
+    sums = GramSum(flat(1), 20)
+    sums.add([x])
+    sums.add([x[:9]])
+    count = module.PENDING + 9
+    assert sums.matrix().tolist() == [[count * 2**30, -count * 2**15], [-count * 2**15, count]]
+
+
+def test_devices_without_int8_take_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    q = integers(20, 9, 20, "few wide").float()
+    wanted = Statistics.of(q, flat(9), bits=20)
+    monkeypatch.setattr(module, "has_int8", lambda device: False)
+    monkeypatch.delattr(torch, "_int_mm")
+    assert Statistics.of(q, flat(9), bits=20) == wanted
+    sums = GramSum(flat(9), 20)
+    sums.add_integers(q.to(torch.int32))
+    assert Statistics.taken(sums) == wanted
+    assert not has_int8.__wrapped__("mps")
+
+
+def test_product_that_overflows_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As processors without VNNI do it: pairs of products added in 16 bits."""
+
+    def saturating(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        products = left.long()[:, :, None] * right.long()[None]
+        pairs = products[:, ::2] + products[:, 1::2]
+        return pairs.clamp(-(2**15), 2**15 - 1).sum(1).to(torch.int32)
+
+    monkeypatch.setattr(torch, "_int_mm", saturating)
+    assert not has_int8.__wrapped__("cpu")
+
+
+def test_sums_that_leave_64_bits_are_refused() -> None:
+    matrix = torch.zeros(2, 2, dtype=torch.int64)
+    matrix[-1, -1], matrix[0, 0] = 2**40, 2**62 - 1
+    sums = GramSum(flat(1))
+    sums.include(matrix)
+    with pytest.raises(ValueError, match="2,199,023,255,552 tokens are too many"):
+        sums.include(matrix.clone())
