@@ -4,10 +4,11 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from registry.maths.trunk.tensor import Combination, aligned, average
+from registry.maths.trunk.tensor import Combination, aligned, average, tiles
 
 
 def mean(combination: Combination) -> Iterator[Tensor]:
     """Yield Σ_e ω_e θ_e / Σ_e ω_e by rows, in float64. A single member is returned exactly."""
     for rows in aligned(combination):
-        yield average(rows, combination.weights)
+        for few in tiles(rows):
+            yield average(few, combination.weights)

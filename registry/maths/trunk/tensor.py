@@ -11,6 +11,9 @@ from registry.maths.statistics import Statistics
 Pass = Callable[[], Iterator[Tensor]]
 """Starts a pass over a tensor: blocks of its rows, in order."""
 
+TILE_ELEMENTS = 1 << 18
+"""Elements of a tensor in `tiles`: 2 MiB of float64."""
+
 Options = Mapping[str, float]
 """The parameters of a method, all of them."""
 
@@ -77,6 +80,17 @@ def aligned(combination: Combination) -> Iterator[Rows]:
         for number, part in enumerate(held):
             if part is not None:
                 held[number] = part[shortest:] if len(part) > shortest else next(streams[number], None)
+
+
+def tiles(rows: Rows) -> Iterator[Rows]:
+    """Yield the same rows a few at a time, so that what is made of them stays in the cache."""
+    length = len(next(part for part in (*rows.parts, rows.base) if part is not None))
+    width = max((part[0].numel() for part in (*rows.parts, rows.base) if part is not None), default=1)
+    step = max(1, TILE_ELEMENTS // max(1, width))
+    for start in range(0, length, step):
+        parts = tuple(None if part is None else part[start : start + step] for part in rows.parts)
+        base = None if rows.base is None else rows.base[start : start + step]
+        yield Rows(rows.start + start, parts, base)
 
 
 def average(rows: Rows, weights: Sequence[float]) -> Tensor:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from registry.maths.fixed_point import exponents_for
 from registry.maths.statistics import Statistics
 from registry.maths.trunk import TRUNKS, Combination
+from registry.maths.trunk import tensor as tensor_module
 from registry.maths.trunk.dare import kept
 from registry.maths.trunk.regmean import RIDGE
 
@@ -190,3 +191,17 @@ def test_regmean_without_any_token_has_no_solution() -> None:
     nothing = Statistics.zero(torch.zeros(5, dtype=torch.int16))
     with pytest.raises(ValueError, match="the summed Gram of its input is not positive definite"):
         combined("regmean", tensors(2), inputs=lambda: iter([nothing, nothing]))
+
+
+@pytest.mark.parametrize("shape", [(7,), (31, 5), (9, 101), (3, 2, 7)])
+@pytest.mark.parametrize("elements", [1, 16, 100])
+def test_mean_by_tiles_is_that_of_whole_blocks(
+    shape: tuple[int, ...], elements: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(shape, generator=draw).to(torch.bfloat16) for _ in range(3)]
+    weights = [1.0, 0.3, 1.7]
+    whole = tensor_module.average(tensor_module.Rows(0, tuple(tensors), None), weights)
+    monkeypatch.setattr(tensor_module, "TILE_ELEMENTS", elements)
+    combination = Combination("x", [lambda t=t: iter([t]) for t in tensors], weights)  # type: ignore[misc]
+    assert torch.equal(torch.cat(list(TRUNKS["mean"].combine(combination))), whole)
