@@ -284,8 +284,5 @@ def writable_hub(monkeypatch: pytest.MonkeyPatch, home: Path) -> Iterator[Writab
 
 if __name__ == "__main__":  # to try commands against: PYTHONPATH=. python -m tests.writable_hub
     with WritableHub() as served:
-        print(
-            f"export HF_ENDPOINT={served.url} HF_TOKEN={TOKEN} HF_HUB_DISABLE_XET=1"
-            "  # may write to org/…; Ctrl-C ends it"
-        )
+        print(f"export HF_ENDPOINT={served.url} HF_TOKEN={TOKEN} HF_HUB_DISABLE_XET=1  # org/… may be written to")
         served.join()

@@ -38,7 +38,6 @@ def inodes(folder: Path) -> dict[str, int]:
         ({"trunk": "mean"}, {"experts"}),
         ({"dtype": "bfloat16"}, set()),
     ],
-    ids=str,
 )
 def test_what_changes_is_written_anew(
     filled: Registry, tmp_path: Path, changed: dict[str, Any], kept: set[str]
