@@ -34,7 +34,8 @@ def hashes(data: bytes) -> Hashes:
 def trivial(data: bytes) -> npt.NDArray[np.bool_]:
     """Tell for every window whether it has fewer than `TRIVIAL` distinct byte values."""
     windows = np.sort(np.lib.stride_tricks.sliding_window_view(np.frombuffer(data, dtype=np.uint8), SIZE), axis=1)
-    few: npt.NDArray[np.bool_] = (np.diff(windows, axis=1) != 0).sum(axis=1) + 1 < TRIVIAL
+    distinct: npt.NDArray[np.int64] = (np.diff(windows, axis=1) != 0).sum(axis=1) + 1
+    few: npt.NDArray[np.bool_] = distinct < TRIVIAL
     return few
 
 

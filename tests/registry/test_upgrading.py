@@ -14,8 +14,10 @@ from typing import Any
 
 import pytest
 from alembic.script import ScriptDirectory
+from click.testing import CliRunner
 from sqlalchemy import Engine, event
 
+from cli.main import main
 from registry import Recipe, Registry
 from registry.database import revisions, upgrade
 from registry.errors import NotFoundError, SchemaError, StorageError
@@ -100,6 +102,16 @@ def test_copy_is_the_catalog_as_it_was_and_can_go_back(tmp_path: Path) -> None:
     again = upgrade(home)
     assert again.backup not in (None, done.backup)
     assert done.backup.exists()
+
+
+def test_command_tells_where_the_copy_is(tmp_path: Path) -> None:
+    home = unpacked(OLDER[0], tmp_path)
+    told = CliRunner().invoke(main, ["--home", str(home), "db", "upgrade"]).stdout.splitlines()
+    (copy,) = home.glob("*.backup")
+    assert told == [f"the catalog is at {schema.HEAD} (was at {OLDER[0]})", f"  as it was: {copy}"]
+    told = CliRunner().invoke(main, ["--home", str(home), "opt-out", "code", "--purge", "--yes"]).stdout.splitlines()
+    assert f"  deleted {copy}" in told
+    assert not copy.exists()
 
 
 def test_without_a_copy_nothing_is_upgraded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -215,6 +215,7 @@ def test_purge_forgets_what_was_measured_of_it(catalog: Catalog) -> None:
     assert catalog.evaluations("d" * 64) == []
     assert [e.asked[0] for e in catalog.evaluations("e" * 64)] == ["3"]
     assert [c.digest[0] for c in catalog.compositions([math])] == ["d"]
+    assert (catalog.erase(), catalog.backups()) == (None, [])
 
 
 def test_log_tells_everything_newest_first(catalog: Catalog) -> None:
