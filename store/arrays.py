@@ -212,8 +212,9 @@ class ArrayStore:
         """
         import numpy as np
 
-        layout, path, parts = self._layout(digest), self.path(digest), []
+        path, parts = self.path(digest), []
         try:
+            layout = self._layout(digest)
             if layout.compressed:
                 raise ValueError("it is compressed")
             numbers = np.unique(rows // layout.height)
@@ -224,7 +225,7 @@ class ArrayStore:
                     layout.chunk(path, int(chunk)), dtype=CARRIERS[layout.dtype][0], mode="r", shape=shape
                 )
                 parts.append(np.array(block[rows[rows // layout.height == chunk] - chunk * layout.height]))
-        except (OSError, ValueError, OverflowError, IndexError) as error:
+        except (OSError, ValueError, OverflowError, IndexError, NotFoundError) as error:
             raise _damaged(digest, f"it cannot be sampled ({error})") from error
         return np.concatenate(parts)
 
