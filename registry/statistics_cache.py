@@ -7,8 +7,8 @@ overtakes is not put there: putting and emptying exclude one another, and who pu
 
 import hashlib
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,29 @@ from registry.statistics_file import Collected
 
 @dataclass(frozen=True)
 class Cached:
-    """Statistics in a file, read layer by layer."""
+    """Statistics in a file, read layer by layer.
+
+    Attributes:
+        path: where it was put.
+        file: the file, open: an opt-out that empties the cache meanwhile does not matter to who reads.
+    """
 
     path: Path
+    file: Any
+
+    @classmethod
+    def open(cls, path: Path) -> "Cached":
+        """Open a file.
+
+        Raises:
+            DamagedError: it is not there.
+        """
+        from safetensors import safe_open
+
+        try:
+            return cls(path, safe_open(path, framework="pt"))
+        except OSError as error:
+            raise DamagedError(f"{path} is gone", "repeat the command: it is made again") from error
 
     def statistics(self, site: str, layer: int) -> Statistics:
         """Return the statistics of one site and layer."""
@@ -34,19 +54,9 @@ class Cached:
         return complete(*self._read(site, layer))
 
     def _read(self, site: str, layer: int) -> tuple[Statistics, tuple[Statistics, ...]]:
-        with self._file as file:
-            exponents = file.get_tensor(f"{site}.exponents")[layer].clone()
-            total = Statistics.unpack(file.get_tensor(f"{site}.gram.{layer}"), exponents)
-            return total, statistics_file.folds_of(file, site, layer, exponents)
-
-    @property
-    def _file(self) -> Any:
-        from safetensors import safe_open
-
-        try:
-            return safe_open(self.path, framework="pt")
-        except OSError as error:
-            raise DamagedError(f"{self.path} is gone", "repeat the command: it is made again") from error
+        exponents = self.file.get_tensor(f"{site}.exponents")[layer].clone()
+        total = Statistics.unpack(self.file.get_tensor(f"{site}.gram.{layer}"), exponents)
+        return total, statistics_file.folds_of(self.file, site, layer, exponents)
 
 
 @dataclass(frozen=True)
@@ -66,9 +76,10 @@ class Cache:
     def get(self, key: str) -> Cached | None:
         """Return what is there under a digest, if it is whole."""
         for path in sorted(self.folder.glob(f"{key}.*.safetensors")):
-            if path.name.split(".")[1] == _sha256(path):
-                return Cached(path)
-            path.unlink(missing_ok=True)
+            with suppress(FileNotFoundError, DamagedError):  # an opt-out has just emptied the cache
+                if path.name.split(".")[1] == _sha256(path):
+                    return Cached.open(path)
+                path.unlink(missing_ok=True)
         return None
 
     def put(self, key: str, collected: Collected) -> Cached:
@@ -83,10 +94,11 @@ class Cache:
         fresh = staging / f"{key}.new"
         statistics_file.save(fresh, collected)
         path = self.folder / f"{key}.{_sha256(fresh)}.safetensors"
+        cached = Cached.open(fresh)
         with self.putting():
             self.folder.mkdir(parents=True, exist_ok=True)
             fresh.replace(path)
-        return Cached(path)
+        return replace(cached, path=path)
 
 
 def _sha256(path: Path) -> str:

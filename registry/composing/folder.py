@@ -2,6 +2,7 @@
 
 A folder is built beside its place under a hidden name, flushed to disk, and renamed; what it replaces is moved aside
 first and deleted last. A crash leaves hidden folders, which the next writing to the same place puts back or removes.
+The hidden folder is locked while it is written, so that two processes never write one folder at once.
 """
 
 import errno

@@ -368,15 +368,7 @@ def test_db(run: Run, tmp_path: Path) -> None:
     assert run("db", "upgrade").stdout == f"the catalog is at {schema.HEAD} (was at nothing)\n"
     assert run("db", "upgrade").stdout == f"the catalog is at {schema.HEAD}\n"
     assert document(run("db", "current", "--json")) == {"current": schema.HEAD, "head": schema.HEAD}
-<<<<<<< ours
-    assert document(run("db", "upgrade", "--json")) == {
-        "before": schema.HEAD,
-        "after": schema.HEAD,
-        "backup": None,
-    }
-=======
     assert document(run("db", "upgrade", "--json")) == {"before": schema.HEAD, "after": schema.HEAD, "backup": None}
->>>>>>> theirs
 
 
 def test_demo_prints_tables_and_promises(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

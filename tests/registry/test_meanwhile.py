@@ -65,6 +65,7 @@ RECIPES: dict[str, Any] = {
     "base": Recipe(trunk="base"),
     "ensemble": EnsembleRecipe(),
     "refitted": Recipe(refine_mlp=True),
+    "refined": Recipe(refine=1),
 }
 
 
@@ -85,10 +86,13 @@ def test_member_purged_while_it_is_composed(filled: Registry, tmp_path: Path, re
     assert filled.verify().problems == ()
 
 
+@pytest.mark.parametrize("recipe", ["refitted", "refined"])
 @pytest.mark.parametrize("step", [0, 3, 12])
-def test_others_purged_while_one_is_composed(filled: Registry, zoo: Zoo, tmp_path: Path, step: int) -> None:
+def test_others_purged_while_one_is_composed(
+    filled: Registry, zoo: Zoo, tmp_path: Path, step: int, recipe: str
+) -> None:
     """Who is no member matters to nobody, and neither does garbage collected meanwhile."""
-    filled.compose(["code", "law"], tmp_path / "expected", RECIPES["refitted"])
+    filled.compose(["code", "law"], tmp_path / "expected", RECIPES[recipe])
 
     def act(registry: Registry) -> None:
         purge(registry)
@@ -96,7 +100,7 @@ def test_others_purged_while_one_is_composed(filled: Registry, zoo: Zoo, tmp_pat
         registry.gc()
 
     with disturbed(filled.home.path, "composing", step, act) as registry:
-        registry.compose(["code", "law"], tmp_path / "found", RECIPES["refitted"])
+        registry.compose(["code", "law"], tmp_path / "found", RECIPES[recipe])
     assert files_of(tmp_path / "found") == files_of(tmp_path / "expected")
 
 

@@ -256,11 +256,7 @@ def test_reader_elsewhere_is_told_of_and_the_repeat_erases(lived_in: Registry, m
 def test_composition_that_an_opt_out_overtakes_puts_nothing_into_the_cache(
     filled: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-<<<<<<< ours
-    told: list[Any] = []
-=======
     told: list[tuple[str, ...]] = []
->>>>>>> theirs
 
     def overtaken(*arguments: Any, **options: Any) -> Any:
         taken = take_statistics(*arguments, **options)
