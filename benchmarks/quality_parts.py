@@ -225,6 +225,11 @@ def far(place: Place) -> Figures:
     return methods(place, place.home, (*FIVE, *place.distant), names)
 
 
+def _halved(place: Place) -> Place:
+    """Return a place where half the windows are scored: for figures that are compared with one another alone."""
+    return replace(place, settings=replace(place.settings, windows=max(1, place.settings.windows // 2)))
+
+
 def lam(place: Place) -> Figures:
     """Return what a grid of ridge strengths and `auto` are worth, for each subset."""
     found = []
@@ -232,7 +237,7 @@ def lam(place: Place) -> Figures:
         for subset in SUBSETS:
             refs = [f"{name}@1" for name in subset]
             wanted = {f"{value:g}": (refs, Recipe(lam=value)) for value in LAMS} | {"auto": (refs, Recipe(lam="auto"))}
-            rows = recipes(registry, place, subset, wanted)
+            rows = recipes(registry, _halved(place), subset, wanted)
             chosen = [curve.best for curve in registry.lam_curve(refs)]
             found.append({"experts": subset, "rows": rows, "chosen": chosen})
     return {"subsets": found}
@@ -268,7 +273,8 @@ def continual(place: Place) -> Figures:
                 registry.add_base("base", place.checkpoint("base"))
                 for name in schedule:
                     registry.add_expert(name, work / "checkpoints" / name)
-                schedules.append(registry.continual(schedule, place.test(schedule), place.settings).document())
+                settings = _halved(place).settings
+                schedules.append(registry.continual(schedule, place.test(schedule), settings).document())
                 finals.append(work / f"final{number}")
                 registry.compose(schedule, finals[-1])
         names = sorted(file.name for file in finals[0].iterdir())
