@@ -114,7 +114,7 @@ class Composer(Handle):
         return plan
 
     def write(
-        self, plan: "Plan | Ensemble", folder: Path, *, replace: bool = False, record: Callable[[], None] = lambda: None
+        self, plan: "Plan | Ensemble", folder: Path, *, replace: bool = False, record: Callable[[], None] | None = None
     ) -> None:
         """Write what was planned to a folder, of which the catalog is told only what `record` tells it.
 
@@ -122,13 +122,14 @@ class Composer(Handle):
             plan: of `plan`.
             folder: absent, empty, or with `replace` an earlier composition.
             replace: see `folder`.
-            record: called when everything is written, just before the folder appears.
+            record: called when everything is written, just before the folder appears; None for a folder that is soon
+                deleted again.
         """
         from registry.composing import Ensemble, write_composition, write_ensemble
 
         with unless_purged(self.catalog, read_by(plan)), self._workplace(plan) as place:
             if isinstance(plan, Ensemble):
-                write_ensemble(plan, folder, replace=replace, record=record, progress=self.progress)
+                write_ensemble(plan, folder, replace=replace, record=record or _nothing, progress=self.progress)
             else:
                 write_composition(plan, folder, replace=replace, record=record, place=place)
 
@@ -282,3 +283,7 @@ def read_by(plan: "Plan | Ensemble") -> list[VersionRecord]:
 
 def _members(plan: "Plan | Ensemble") -> "list[Member]":
     return [*plan.members, *([plan.base] if plan.base else [])]
+
+
+def _nothing() -> None:
+    pass

@@ -14,14 +14,17 @@ from registry.composing.retaking import Workplace, materials_of
 from registry.composing.writing import streams_of, write_model
 
 
-def write_composition(plan: Plan, out: Path, *, replace: bool, record: Callable[[], None], place: Workplace) -> None:
+def write_composition(
+    plan: Plan, out: Path, *, replace: bool, record: Callable[[], None] | None, place: Workplace
+) -> None:
     """Write the composition that `plan` describes to `out`, which appears whole or not at all.
 
     Args:
         plan: what to write.
         out: the folder; absent, empty, or with `replace` an earlier composition.
         replace: see `out`.
-        record: called when everything is written, just before the folder appears; raising, it prevents that.
+        record: called when everything is written, just before the folder appears; raising, it prevents that. None for
+            a folder that is soon deleted again, of which nothing is remembered either.
         place: where the passes run that the recipe asks for.
 
     Raises:
@@ -32,16 +35,18 @@ def write_composition(plan: Plan, out: Path, *, replace: bool, record: Callable[
     """
     check_output(out, replace=replace)
     materials = materials_of(plan, place)
-    earlier = Earlier.of(place.home, out)
-    kept = sum(shard.nbytes for shard in layout(out, streams_of(materials)) if earlier.has(shard))
+    earlier = None if record is None else Earlier.of(place.home, out)
+    kept = sum(shard.nbytes for shard in layout(out, streams_of(materials)) if earlier and earlier.has(shard))
     with fresh_folder(out, replace=replace, nbytes=plan.nbytes - kept) as folder:
         digests = write_model(materials, folder, place.progress, earlier)
         digests |= write_files(folder, {"README.md": model_card(plan)})
         chosen = {"lam": lam_document(materials)} if plan.recipe.to == "moe" and plan.recipe.lam == AUTO else {}
         document = plan.document | chosen | {"digest": plan.digest, "files": digests}
         write_files(folder, {MARKER: json_file(document)})
-        record()
-    earlier.remember()
+        if record is not None:
+            record()
+    if earlier is not None:
+        earlier.remember()
 
 
 def lam_document(materials: Materials) -> list[dict[str, Any]]:

@@ -154,9 +154,11 @@ def test_interrupted_pass_goes_on_where_it_stopped(
 
 
 def test_interruption_waits_for_an_addition_to_end(
-    expert: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    expert: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     """Ctrl-C between two products, in the second of three batches."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a process among others may ignore it
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     calibration = windows(12)
     whole = taken(expert, calibration)
     product, calls = GramSum.add, 0
@@ -171,7 +173,7 @@ def test_interruption_waits_for_an_addition_to_end(
     monkeypatch.setattr(GramSum, "add", interrupted)
     with pytest.raises(KeyboardInterrupt):
         taken(expert, calibration, partial=tmp_path)
-    done = statistics_file.load(next(tmp_path.iterdir())).done
+    done = statistics_file.load(next(tmp_path.glob("*/*.safetensors"))).done
     assert done is not None
     assert sorted(n for layers in done.values() for n in layers) == [4] * 5 + [8] * 2
     monkeypatch.undo()
@@ -197,7 +199,7 @@ def test_sums_that_broke_off_are_not_written_over_whole_ones(
     monkeypatch.setattr("registry.statistics_pass.SAVE_SECONDS", 0.0)
     with pytest.raises(KeyboardInterrupt):
         taken(expert, calibration, partial=tmp_path)
-    assert statistics_file.load(next(tmp_path.iterdir())).done == {
+    assert statistics_file.load(next(tmp_path.glob("*/*.safetensors"))).done == {
         "mlp_input": (8, 8),
         "attention_input": (8, 8),
         "attention_output": (8, 8),

@@ -324,6 +324,7 @@ def test_tensors_are_read_one_at_a_time_and_reported(adapter: Path, base: Checkp
     events: list[str | int] = []
 
     class Traced:
+        registered_as = base.registered_as
         shapes = base.shapes
         files = staticmethod(base.files)
 

@@ -38,7 +38,7 @@ def links(registry: Registry, ref: str) -> set[tuple[str, str, str]]:
 def test_an_expert_has_the_digests_that_it_had_at_home(
     registry: Registry, zoo: Zoo, hub: WritableHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names, settings = ("code", "math"), PassSettings(tokens=256, seq_len=32, batch_size=4, folds=3)
+    names, settings = ("code", "math"), PassSettings(tokens=256, seq_len=32, batch_size=4)
     for name in names:
         registry.add_expert(
             name,
