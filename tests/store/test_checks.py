@@ -116,6 +116,18 @@ def test_nothing_is_written_on_top_of_a_changed_row_but_its_withdrawal(catalog: 
     assert catalog.versions("math")[1].state == "withdrawn"
 
 
+@pytest.mark.parametrize("number", [1, 2])
+def test_name_is_held_to_the_versions_that_the_log_has(catalog: Catalog, number: int) -> None:
+    for table in ("version_arrays", "statistics", "tags", "aliases", "composition_members"):
+        change(
+            catalog, f"DELETE FROM {table} WHERE version_id = (SELECT id FROM versions WHERE digest LIKE '{number}%')"
+        )
+    change(catalog, f"DELETE FROM versions WHERE digest LIKE '{number}%'")
+    assert len(catalog.versions("math")) == 1
+    with pytest.raises(DamagedError, match="are not those that were written"):
+        catalog.check_name("math")
+
+
 def test_schema_that_was_changed_is_told(catalog: Catalog) -> None:
     statement = "UPDATE sqlite_master SET sql = replace(sql, '{}', '{}') WHERE name = 'tags'"
     for before, after in (("value TEXT", "valuf TEXT"), ("value TEXT", "value TEXS"), (" NOT NULL", " ")):
