@@ -6,6 +6,7 @@ All are symmetric, and only what is on and above the diagonal is computed, in pa
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cache
 
 import torch
@@ -13,7 +14,7 @@ from jaxtyping import Float, Int, Int16, Int64
 from torch import Tensor
 
 from registry.maths.fixed_point import NORM_BITS, quantise
-from registry.maths.limbs import FACTORS, MOST_BITS, OFFSET, Limbs, Splitter, in_groups, padded
+from registry.maths.limbs import WIDE, Form, Limbs, Splitter, in_groups, padded
 
 EXACT_BITS = 53
 """A float64 product of matrices is exact while its sums stay below 2^53."""
@@ -52,16 +53,15 @@ class GramSum:
         """
         self.exponents, self.bits, self.saturated = exponents, bits, 0
         self._splitter = splitter or Splitter()
-        self._int8 = bits <= MOST_BITS and has_int8(exponents.device.type)
-        self._panels: dict[int, list[Tensor]] = {}
-        self._pending = 0
+        self._int8 = bits <= WIDE.bits and has_int8(exponents.device.type)
+        self._pending: dict[int, _Pending] = {}
         self._total: Tensor | None = None
         self._folded = 0
 
     @property
     def count(self) -> int:
         """The tokens that were counted, or the sum of their weights."""
-        return self._folded + self._pending
+        return self._folded + sum(pending.tokens for pending in self._pending.values())
 
     def add(self, parts: Sequence[Float[Tensor, "_ H"]]) -> None:
         """Add tokens, one row each.
@@ -71,8 +71,8 @@ class GramSum:
         """
         for pieces in in_groups(parts, AT_ONCE):
             if self._int8:
-                limbs, held = self._splitter.of_activations(pieces, self.exponents, self.bits)
-                self._add(limbs)
+                found, held = self._splitter.of_activations(pieces, self.exponents, self.bits)
+                self._add(found)
                 self.saturated += held
             else:
                 q, beyond = quantise(torch.cat(pieces), self.exponents, self.bits)
@@ -110,38 +110,43 @@ class GramSum:
         Raises:
             ValueError: the sums leave 64-bit integers.
         """
-        size = self.exponents.numel() + 1
-        if self._pending:
-            folded = self._fold()
-            if self._total is not None:
-                require_room(self._total, folded)
-                folded += self._total
-            return folded
-        if self._total is None:
+        size, total = self.exponents.numel() + 1, self._total
+        for pending in self._pending.values():
+            folded = self._fold(pending)
+            if total is not None:
+                require_room(total, folded)
+                folded += total
+            total = folded
+        if total is None:
             return torch.zeros((size, size), dtype=torch.int64, device=self.exponents.device)
-        return self._total.clone()
+        return total.clone() if total is self._total else total
 
-    def _add(self, limbs: Limbs) -> None:
-        if limbs.tokens == 0:
-            return
-        if self._pending + limbs.tokens > PENDING:
-            self._total, self._folded = self.matrix(), self.count
-            self._panels, self._pending = {}, 0
+    def _add(self, found: Sequence[Limbs]) -> None:
+        for limbs in found:
+            pending = self._pending.setdefault(limbs.form.bits, _Pending(limbs.form))
+            if pending.tokens and pending.tokens + limbs.tokens > PENDING:
+                self._total, self._folded, self._pending = self.matrix(), self.count, {}
+                pending = self._pending[limbs.form.bits] = _Pending(limbs.form)
+            self._multiply(limbs, pending)
+
+    def _multiply(self, limbs: Limbs, pending: "_Pending") -> None:
         device, blocks = self.exponents.device, self._blocks()
-        for left, right, number in limbs.products():
-            fresh = number not in self._panels
-            if device.type == "cuda":  # its products want the rows of both factors to run along the sum
-                left, right = left.T.contiguous().T, right.T.contiguous().T
-            panels = self._panels.setdefault(number, [])
+        planes = list(limbs.planes)
+        if device.type == "cuda":  # its products want the rows of both factors to run along the sum
+            planes = [plane.T.contiguous().T for plane in planes]
+        for left, right, number in limbs.form.products:
+            fresh = number == len(pending.panels)
+            if fresh:
+                pending.panels.append([])
             for panel, block in enumerate(blocks):
-                factors = left[:, block].T, right[:, block.start :]
+                factors = planes[left][:, block].T, planes[right][:, block.start :]
                 if fresh:
-                    panels.append(torch._int_mm(*factors))
+                    pending.panels[number].append(torch._int_mm(*factors))
                     continue
                 shape = len(factors[0]), factors[1].shape[1]
-                room = self._splitter.take("product", shape, torch.int32, device)
-                panels[panel].add_(torch._int_mm(*factors, out=room))
-        self._pending += limbs.tokens
+                product = self._splitter.take("product", shape, torch.int32, device)
+                pending.panels[number][panel].add_(torch._int_mm(*factors, out=product))
+        pending.tokens += limbs.tokens
 
     def _blocks(self) -> list[slice]:
         """Return the rows of each panel; CUDA's products need 17 or more."""
@@ -151,30 +156,40 @@ class GramSum:
         starts = [start for start in range(0, width, step) if start == 0 or width - start > 16]
         return [slice(start, end) for start, end in zip(starts, [*starts[1:], width], strict=True)]
 
-    def _fold(self) -> Tensor:
+    def _fold(self, pending: "_Pending") -> Tensor:
         """Return what is pending as G: Σ r rᵀ + o sᵀ + s oᵀ + n o oᵀ, with o = q - r and s the sums of r."""
-        size = self.exponents.numel() + 1
+        size, form = self.exponents.numel() + 1, pending.form
         total = torch.empty((size, size), dtype=torch.int64, device=self.exponents.device)
         blocks = [slice(block.start, min(block.stop, size)) for block in self._blocks()]
         for panel, block in enumerate(blocks):
             rows = total[block, block.start :]
-            for number, panels in self._panels.items():
-                part = panels[panel][: rows.shape[0], : rows.shape[1]]
-                if number == 0:
-                    rows.copy_(part)
-                else:
-                    rows.add_(part, alpha=FACTORS[number])
-        # With u = o s + o² n / 2 the correction is u_i + u_j; the channel of ones has o = 0.
-        u = OFFSET * total[:, -1] + OFFSET**2 // 2 * self._pending
-        ones = total[:, -1] + OFFSET * self._pending
-        ones[-1] = self._pending
-        for block in blocks:
-            total[block, block.start :] += u[block, None] + u[None, block.start :]
-        total[:, -1] = total[-1] = ones
+            parts = [panels[panel][: rows.shape[0], : rows.shape[1]] for panels in pending.panels]
+            rows.copy_(parts[0])
+            if form.factors[0] != 1:
+                rows.mul_(form.factors[0])
+            for part, factor in zip(parts[1:], form.factors[1:], strict=True):
+                rows.add_(part, alpha=factor)
+        if form.offset:
+            # With u = o s + o² n / 2 the correction is u_i + u_j; the channel of ones has o = 0.
+            u = form.offset * total[:, -1] + form.offset**2 // 2 * pending.tokens
+            ones = total[:, -1] + form.offset * pending.tokens
+            ones[-1] = pending.tokens
+            for block in blocks:
+                total[block, block.start :] += u[block, None] + u[None, block.start :]
+            total[:, -1] = total[-1] = ones
         for block in blocks:
             total[block.stop :, block] = total[block, block.stop :].T
         require_room(total)
         return total
+
+
+@dataclass
+class _Pending:
+    """Sums that are not folded yet: of each sum of a form its panels, int32."""
+
+    form: Form
+    panels: list[list[Tensor]] = field(default_factory=list)
+    tokens: int = 0
 
 
 def float64_gram(

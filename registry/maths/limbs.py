@@ -1,14 +1,15 @@
-"""Integers in limbs of 8 bits, laid out for products of int8: the middle step from activations to an exact Gram.
+"""Integers in limbs that fit into int8, laid out for products of int8: the middle step from activations to a Gram.
 
-Channel i of a token is the integer q_i = l + 256 m + 65536 h + 128 with l, m in [-128, 127] and |h| ≤ 8. At 16 bits,
-and wherever q_i happens to fit into 16, h = 0. A further channel holds the constant 1 (l = 1, and no 128), so that the
-Gram brings the moments and the count along. With r = l + 256 m + 65536 h, stacked over tokens as L, M and H of shape
-(T, C),
+Channel i of a token is the integer q_i = Σ_a B^a x_a,i + o, and a further channel holds the constant 1 (x_0 = 1, no
+o), so that the Gram brings the moments and the count along. With X_a of shape (T, C) for all tokens:
 
-    Σ_t r_t r_tᵀ = LᵀL + 2^8 (LᵀM + MᵀL) + 2^16 (MᵀM + LᵀH + HᵀL) + 2^24 (MᵀH + HᵀM) + 2^32 HᵀH
+    narrow, |q| < 2^15:  B = 256, two limbs in [-128, 127], o = 128
+        Σ = X_0ᵀX_0 + B (X_0ᵀX_1 + X_1ᵀX_0) + B² X_1ᵀX_1
+    wide, |q| < 2^19:    B = 128, limbs in [-64, 63], [-64, 63] and [-32, 32], o = 0
+        six squares, since X_aᵀX_b + X_bᵀX_a = (X_a + X_b)ᵀ(X_a + X_b) - X_aᵀX_a - X_bᵀX_b (Karatsuba), and sums of two
+        such limbs fit into int8
 
-where the products with H need only the tokens that have an h ≠ 0, and XᵀY + YᵀX is a single product, of X above Y with
-Y above X. A *plane* is one limb of all tokens and channels, int8 of shape (T, C).
+Integers of 20 bits take the narrow form wherever a group of tokens allows it. A *plane* is one limb, or a sum of two.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,56 +21,66 @@ from torch import Tensor
 
 from registry.maths.fixed_point import limit, power_of_two, quantise
 
-MOST_BITS = 20
-"""Bits of an integer that can be split."""
-
-OFFSET = 128
-"""What is left of q without its limbs."""
-
-FACTORS = (1, 2**8, 2**16, 2**24, 2**32)
-"""What the five sums above are multiplied by."""
-
 MAGIC = 1.5 * 2**23
 """Added to a float32 below 2^22 it rounds to an integer, half to even, and leaves that in the lowest 22 bits."""
 
 CHUNK = 2**18
 """Activations that are quantised at a time, so that they stay in the cache."""
 
-Product = tuple[slice, slice, int]
-"""Of planes stacked: the left factor, the right one, and the number of the sum that their product belongs to."""
-
 
 @dataclass(frozen=True)
-class Limbs:
-    """A batch of tokens, with zeros up to a multiple of 8 tokens and of 8 channels, as CUDA's products want it.
+class Form:
+    """How integers are split.
 
     Attributes:
-        planes: L, M, L of all tokens.
-        wide: H, L, H, M, H of the tokens that have an h ≠ 0; None where there are none.
-        tokens: how many tokens there are.
+        bits: of the integers, at most.
+        planes: how many there are.
+        ones: those that hold a 1 for the constant.
+        products: (left plane, right plane, sum that their product belongs to).
+        factors: what each sum is multiplied by.
+        offset: o.
     """
 
-    planes: Int8[Tensor, "3 T C"]
-    wide: Int8[Tensor, "5 W C"] | None
+    bits: int
+    planes: int
+    ones: tuple[int, ...]
+    products: tuple[tuple[int, int, int], ...]
+    factors: tuple[int, ...]
+    offset: int
+
+
+NARROW = Form(
+    bits=16,
+    planes=2,
+    ones=(0,),
+    products=((0, 0, 0), (0, 1, 1), (1, 0, 1), (1, 1, 2)),
+    factors=(1, 2**8, 2**16),
+    offset=128,
+)
+WIDE = Form(
+    bits=20,
+    planes=6,  # X_0, X_1, X_2, X_0 + X_1, X_0 + X_2, X_1 + X_2
+    ones=(0, 3, 4),
+    products=tuple((plane, plane, plane) for plane in range(6)),
+    factors=(
+        1 - 2**7 - 2**14,
+        2**14 - 2**7 - 2**21,
+        2**28 - 2**14 - 2**21,
+        2**7,
+        2**14,
+        2**21,
+    ),
+    offset=0,
+)
+
+
+@dataclass
+class Limbs:
+    """Tokens of one form; `planes` has zeros up to a multiple of 8 tokens and of 8 channels, as CUDA wants it."""
+
+    form: Form
+    planes: Int8[Tensor, "planes T C"]
     tokens: int
-
-    def products(self) -> Iterator[tuple[Int8[Tensor, "K C"], Int8[Tensor, "K C"], int]]:
-        """Yield the factors of each product, and the number of its sum."""
-        for planes, products in ((self.planes, _OF_ALL), (self.wide, _OF_WIDE)):
-            for left, right, number in products if planes is not None else ():
-                yield planes[left].flatten(0, 1), planes[right].flatten(0, 1), number
-
-
-_OF_ALL: tuple[Product, ...] = (
-    (slice(0, 1), slice(0, 1), 0),
-    (slice(0, 2), slice(1, 3), 1),
-    (slice(1, 2), slice(1, 2), 2),
-)
-_OF_WIDE: tuple[Product, ...] = (
-    (slice(0, 2), slice(1, 3), 2),
-    (slice(2, 4), slice(3, 5), 3),
-    (slice(0, 1), slice(0, 1), 4),
-)
 
 
 class Splitter:
@@ -77,11 +88,11 @@ class Splitter:
 
     def __init__(self) -> None:
         self._room: dict[str, Tensor] = {}
-        self._bordered: tuple[Tensor, int, int] | None = None
+        self._bordered: dict[str, tuple[Tensor, tuple[int, ...], int]] = {}
 
     def of_activations(
         self, parts: Sequence[Float[Tensor, "_ H"]], exponents: Int16[Tensor, "H"], bits: int
-    ) -> tuple[Limbs, int]:
+    ) -> tuple[list[Limbs], int]:
         """Return q = round(y · 2^p) of activations, and how many had to be held (as in `quantise`).
 
         The limbs are overwritten by the next call.
@@ -89,32 +100,24 @@ class Splitter:
         Raises:
             ValueError: an activation is NaN or infinite.
         """
-        tokens, channels = sum(map(len, parts)), len(exponents)
-        planes = self._planes(tokens, channels, exponents.device)
-        scale, held, first = power_of_two(exponents).float(), 0, 0
-        wide: list[tuple[Tensor, Tensor]] = []
-        for pieces in in_groups(parts, self._rows(planes)):
-            rows = sum(map(len, pieces))
-            q, narrow = self._rounded(pieces, scale, bits)
+        size = sum(map(len, parts)), len(exponents)
+        found: dict[int, Limbs] = {}
+        scale, held = power_of_two(exponents).float(), 0
+        for pieces in in_groups(parts, _rows(exponents)):
+            q, most = self._rounded(pieces, scale, bits)
             if q is None:
                 rounded, beyond = quantise(torch.cat(pieces), exponents, bits)
-                held, q = held + int(beyond.sum()), rounded.to(torch.int32)
-            self._split(q, planes[:, first : first + rows, :channels])
-            if not narrow:
-                wide.append(self._wide_rows(q, first))
-            first += rows
-        return Limbs(planes, self._wide(planes, wide, channels), tokens), held
+                held, q, most = held + int(beyond.sum()), rounded.to(torch.int32), limit(bits)
+            self._put(found, size, q, most)
+        return self._closed(found), held
 
-    def of_integers(self, q: Int[Tensor, "T H"], bits: int) -> Limbs:
+    def of_integers(self, q: Int[Tensor, "T H"], bits: int) -> list[Limbs]:
         """Return integers within ±`limit(bits)`; the limbs are overwritten by the next call."""
-        planes = self._planes(*q.shape, q.device)
-        first, wide = 0, []
-        for chunk in q.split(self._rows(planes)):
-            self._split(chunk, planes[:, first : first + len(chunk), : q.shape[1]])
-            if bits > 16:
-                wide.append(self._wide_rows(chunk, first))
-            first += len(chunk)
-        return Limbs(planes, self._wide(planes, wide, q.shape[1]), len(q))
+        found: dict[int, Limbs] = {}
+        for chunk in q.split(_rows(q[0])) if len(q) else ():
+            most = limit(bits) if bits <= NARROW.bits else int(chunk.abs().max())
+            self._put(found, (len(q), q.shape[1]), chunk, most)
+        return self._closed(found)
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
         """Return room of a shape, of any content, whose numbers stand side by side."""
@@ -125,29 +128,13 @@ class Splitter:
             room = self._room[name] = torch.empty(size, dtype=dtype, device=device)
         return room[:size].view(shape)
 
-    def _planes(self, tokens: int, channels: int, device: torch.device) -> Tensor:
-        """Return planes whose channel of ones and whose borders of zeros are set."""
-        rows, width = _eights(tokens), padded(channels)
-        planes = self.take("planes", (3, rows, width), torch.int8, device)
-        border = self._room["planes"], tokens, channels
-        if self._bordered is None or self._bordered[0] is not border[0] or self._bordered[1:] != border[1:]:
-            planes[:, tokens:] = 0
-            planes[:, :tokens, channels:] = 0
-            planes[::2, :tokens, channels] = 1
-            self._bordered = border
-        return planes
-
-    def _rows(self, planes: Tensor) -> int:
-        """Return how many tokens are quantised at a time; on a GPU all, since each time costs a wait."""
-        return max(1, CHUNK // planes.shape[2]) if planes.device.type == "cpu" else max(1, planes.shape[1])
-
-    def _rounded(self, pieces: Sequence[Tensor], scale: Tensor, bits: int) -> tuple[Tensor | None, bool]:
-        """Return activations quantised, in the lowest 22 bits of an int32, and whether all fit into 16 bits.
+    def _rounded(self, pieces: Sequence[Tensor], scale: Tensor, bits: int) -> tuple[Tensor | None, int]:
+        """Return activations quantised, in the lowest 22 bits of an int32, and their largest magnitude.
 
         None where one is beyond the limit, not finite, or of more digits than float32 has.
         """
         if pieces[0].dtype == torch.float64:
-            return None, bits <= 16
+            return None, 0
         shape = sum(map(len, pieces)), len(scale)
         rounded = self.take("rounded", shape, torch.float32, scale.device)
         first = 0
@@ -158,36 +145,56 @@ class Splitter:
         rounded.mul_(scale).add_(MAGIC)
         least, most = float(rounded.amin()) - MAGIC, float(rounded.amax()) - MAGIC
         if not (-limit(bits) <= least and most <= limit(bits)):  # so is NaN
-            return None, bits <= 16
-        return rounded.view(torch.int32), -limit(16) <= least and most <= limit(16)
+            return None, 0
+        return rounded.view(torch.int32), int(max(-least, most))
 
-    def _split(self, q: Tensor, planes: Tensor) -> None:
-        """Write l and m of integers into their planes; of those only the lowest 22 bits are read."""
+    def _put(self, found: dict[int, Limbs], size: tuple[int, int], q: Tensor, most: int) -> None:
+        """Append integers, of which only the lowest 22 bits are read, to those of their form."""
+        form = NARROW if most <= limit(NARROW.bits) else WIDE
+        limbs = found.get(form.bits)
+        if limbs is None:
+            limbs = found[form.bits] = Limbs(form, self._planes(form, *size, q.device), 0)
+        rows, channels = slice(limbs.tokens, limbs.tokens + len(q)), q.shape[1]
+        for plane in form.ones:
+            limbs.planes[plane, rows, channels] = 1
+        (self._narrow if form is NARROW else self._wide)(q, limbs.planes[:, rows, :channels])
+        limbs.tokens += len(q)
+
+    def _planes(self, form: Form, tokens: int, channels: int, device: torch.device) -> Tensor:
+        """Return planes whose border of channels is zero."""
+        name = f"planes of {form.bits} bits"
+        planes = self.take(name, (form.planes, _eights(tokens), padded(channels)), torch.int8, device)
+        known, border = self._bordered.get(name), (self._room[name], tuple(planes.shape), channels)
+        if known is None or known[0] is not border[0] or known[1:] != border[1:]:
+            planes[..., channels:] = 0
+            self._bordered[name] = border
+        return planes
+
+    def _closed(self, found: dict[int, Limbs]) -> list[Limbs]:
+        for limbs in found.values():
+            rows = _eights(limbs.tokens)
+            limbs.planes[:, limbs.tokens : rows] = 0
+            limbs.planes = limbs.planes[:, :rows]
+        return list(found.values())
+
+    def _narrow(self, q: Tensor, planes: Tensor) -> None:
         planes[0].copy_(q).bitwise_xor_(-128)
         shifted = self.take("shifted", tuple(q.shape), torch.int32, q.device)
         q = q if q.dtype == torch.int32 else shifted.copy_(q)
         planes[1].copy_(torch.bitwise_right_shift(q, 8, out=shifted))
-        planes[2].copy_(planes[0])
 
-    def _wide_rows(self, q: Tensor, first: int) -> tuple[Tensor, Tensor]:
-        """Return which tokens of a chunk have an h ≠ 0, counted from `first`, and h, of shape (tokens, H)."""
-        shifted = self.take("shifted", tuple(q.shape), torch.int32, q.device)
-        # The sum's bits 16 to 21 are h; those above may be anything.
-        high = torch.add(q, 2**15, out=shifted).bitwise_left_shift_(10).bitwise_right_shift_(26).to(torch.int8)
-        rows = high.any(dim=1).nonzero()[:, 0]
-        return rows + first, high[rows]
+    def _wide(self, q: Tensor, planes: Tensor) -> None:
+        moved = torch.add(q, 64 + 64 * 128, out=self.take("shifted", tuple(q.shape), torch.int32, q.device))
+        planes[0].copy_(moved).bitwise_and_(127).sub_(64)
+        planes[1].copy_(moved.bitwise_right_shift_(7)).bitwise_and_(127).sub_(64)
+        planes[2].copy_(moved.bitwise_right_shift_(7))
+        for plane, (one, other) in zip((3, 4, 5), ((0, 1), (0, 2), (1, 2)), strict=True):
+            torch.add(planes[one], planes[other], out=planes[plane])
 
-    def _wide(self, planes: Tensor, found: Sequence[tuple[Tensor, Tensor]], channels: int) -> Tensor | None:
-        count = sum(len(rows) for rows, _ in found)
-        if count == 0:
-            return None
-        rows = torch.cat([rows for rows, _ in found])
-        wide = self.take("wide", (5, _eights(count), planes.shape[2]), torch.int8, planes.device).zero_()
-        wide[0, :count, :channels] = torch.cat([high for _, high in found])
-        wide[1, :count] = planes[0, rows]
-        wide[3, :count] = planes[1, rows]
-        wide[2] = wide[4] = wide[0]
-        return wide
+
+def _rows(channels: Tensor) -> int:
+    """Return how many tokens are quantised at a time; on a GPU all, since each time costs a wait."""
+    return max(1, CHUNK // max(1, len(channels))) if channels.device.type == "cpu" else 2**31
 
 
 def padded(channels: int) -> int:
