@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks.alternating import HEADER, Comparison
 
-BENCHMARKS: tuple[str, ...] = ("gram",)
+BENCHMARKS: tuple[str, ...] = ("gram", "registration_pass", "compose_copy", "recompose", "router_solve")
 """The modules of this folder that have a `measure`, in the order of the table."""
 
 FOLDER = Path(__file__).parent

@@ -223,7 +223,7 @@ def require_room(*matrices: Int64[Tensor, "H1 H1"]) -> None:
         ValueError: it does not.
     """
     diagonals = [matrix.diagonal() for matrix in matrices]
-    if bool((sum(diagonal.double() for diagonal in diagonals).abs() >= OVERFLOW).any()):
+    if bool((torch.stack([diagonal.double() for diagonal in diagonals]).sum(dim=0).abs() >= OVERFLOW).any()):
         count = sum(int(diagonal[-1]) for diagonal in diagonals)
         raise ValueError(f"{count:,} tokens are too many: their sums leave 64-bit integers")
 
