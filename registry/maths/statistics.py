@@ -19,6 +19,9 @@ from torch import Tensor
 from registry.maths.fixed_point import NORM_BITS, power_of_two, quantise, real_value
 from registry.maths.gram import OVERFLOW, GramSum, float64_gram, require_room
 
+WORTH_SPLITTING = 2**16
+"""Activations from which on limbs are faster than float64 (`gram`)."""
+
 WEIGHT_LIMIT = 255
 """The largest weight of a token."""
 
@@ -83,12 +86,13 @@ class Statistics:
         largest = _largest(weights)
         if len(rows) * largest * 4 ** (bits - 1) >= OVERFLOW:
             raise ValueError(f"{len(rows):,} tokens of weights up to {largest} at once are too many: take fewer")
-        if weights is None:
+        if weights is None and rows.numel() >= WORTH_SPLITTING:
             sums = GramSum(exponents, bits)
             sums.add([rows])
             return cls.taken(sums)
         q, held = quantise(rows, exponents, bits)
-        return cls(float64_gram(q, bits, weights, largest), exponents, int((held.sum(dim=1) * weights).sum()))
+        times = held.sum(dim=1) if weights is None else held.sum(dim=1) * weights
+        return cls(float64_gram(q, bits, weights, largest), exponents, int(times.sum()))
 
     @classmethod
     def taken(cls, sums: GramSum) -> "Statistics":
