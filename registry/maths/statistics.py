@@ -22,6 +22,9 @@ from registry.maths.gram import OVERFLOW, GramSum, float64_gram, require_room
 _TILE = 64
 """Rows that are added at once, few enough to stay in the cache."""
 
+WORTH_SPLITTING = 2**16
+"""Activations from which on limbs are faster than float64 (`gram`)."""
+
 WEIGHT_LIMIT = 255
 """The largest weight of a token."""
 
@@ -86,12 +89,13 @@ class Statistics:
         largest = _largest(weights)
         if len(rows) * largest * 4 ** (bits - 1) >= OVERFLOW:
             raise ValueError(f"{len(rows):,} tokens of weights up to {largest} at once are too many: take fewer")
-        if weights is None:
+        if weights is None and rows.numel() >= WORTH_SPLITTING:
             sums = GramSum(exponents, bits)
             sums.add([rows])
             return cls.taken(sums)
         q, held = quantise(rows, exponents, bits)
-        return cls(float64_gram(q, bits, weights, largest), exponents, int((held.sum(dim=1) * weights).sum()))
+        times = held.sum(dim=1) if weights is None else held.sum(dim=1) * weights
+        return cls(float64_gram(q, bits, weights, largest), exponents, int(times.sum()))
 
     @classmethod
     def taken(cls, sums: GramSum) -> "Statistics":
