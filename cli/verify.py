@@ -26,4 +26,9 @@ def verify(context: click.Context, session: Session, as_json: bool) -> None:
                 f"{result.orphans} arrays belong to no version (left by an interruption, harmless): reg gc removes them"
             )
     if result.problems:
+        click.echo(
+            "next: an array is repaired by adding its expert again from the checkpoint: reg add-expert NAME CKPT; "
+            "the catalog, by a copy of it",
+            err=True,
+        )
         context.exit(1)

@@ -38,10 +38,10 @@ class Publisher(Composer):
         check_owner(self.catalog, self.arrays)
         target = _target(target)
         license_id = None if license is None else check_license(license).lower()
-        check_account(target)
         path = Path(folder)
-        files = outgoing(self, path, target.repo_id.rpartition("/")[2], license_id)
         document, described = read_composed(path)
+        check_account(target)
+        files = outgoing(self, path, target.repo_id.rpartition("/")[2], license_id)
         digest = str(document["digest"])
         if not self.catalog.has_composition(digest):
             remark(self.progress, f"{path} was not composed in this registry: no receipt of it will name this push")

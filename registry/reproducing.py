@@ -78,6 +78,8 @@ def read_composed(folder: Path) -> tuple[dict[str, object], Description]:
         InvalidInputError: a member's name cannot be one.
     """
     marker = folder / MARKER
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder} is no folder", "name a composed folder: reg compose --experts … --out DIR")
     if not marker.is_file():
         raise CheckpointError(
             f"{folder} has no {MARKER}, so it was not composed by this program",
