@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test trust lint fix reference quality bench wheel clean
+.PHONY: demo test trust lint fix reference docs quality bench wheel clean
 
 demo: .venv/installed
 	$(BIN)/reg demo --force  # deletes only what an earlier demo made
@@ -23,6 +23,9 @@ fix: .venv/installed
 
 reference: .venv/installed  ## write the CLI reference into the README
 	$(BIN)/python -m cli.reference README.md
+
+docs: .venv/installed  ## write the documentation as a site; to read it: python -m http.server -d build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 quality: .venv/installed  ## measure every method on real experts; FAR=folder adds far ones
 	$(BIN)/python -m benchmarks.quality $(if $(FAR),--far $(FAR))

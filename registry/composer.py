@@ -47,6 +47,11 @@ class Composer(Handle):
             experts: names, versions or aliases, in any order.
             recipe: how; default the default recipe.
             base: the base model, where the recipe needs one; default the only one that is registered.
+
+        Raises:
+            NotFoundError: there is no such expert or base model.
+            IncompatibleError: the members cannot stand in one composition.
+            InvalidInputError: the recipe does not go with them.
         """
         from registry.composing import EnsembleRecipe, Recipe, make_ensemble, make_plan
 
@@ -98,6 +103,10 @@ class Composer(Handle):
 
         Args:
             force: replace `out` if it is an earlier composition.
+
+        Raises:
+            OutputError: `out` holds something else.
+            DamagedError: what is stored of a member is not what was written.
         """
         from registry.composing.folder import check_output
 
@@ -185,7 +194,20 @@ class Composer(Handle):
         force: bool = False,
         record: bool = True,
     ) -> "Trained":
-        """Train the routers of a composed folder on `data` and write the result to `out` (`training.train_router`)."""
+        """Train the routers of a composed folder on text, and no other weight, and return what came of it.
+
+        Args:
+            folder: a composed folder.
+            out: where the result is written, absent or empty; or with `force` an earlier composition.
+            data: `FILE`s of text, or names of members whose calibration tokens were kept.
+            settings: how it is trained.
+            force: see `out`.
+            record: tell the catalog of it.
+
+        Raises:
+            CheckpointError: `folder` is no composition, or its files are not those that were composed.
+            CalibrationError: there is no token to predict.
+        """
         from registry.training import train_router
 
         check_owner(self.catalog, self.arrays)
@@ -198,13 +220,25 @@ class Composer(Handle):
         Args:
             folder: a composed folder; what it was composed of must be registered here and active, by name and digest.
             out: where to keep what is composed now, absent or empty; without it that is deleted again.
+
+        Returns:
+            every file of either folder, and whether it is the same.
+
+        Raises:
+            CheckpointError: `folder` is no composition, or its routers were trained.
+            NotFoundError: a member is not registered here.
         """
         from registry.reproducing import reproduce
 
         return reproduce(self, Path(folder), None if out is None else Path(out))
 
     def export(self, ref: str, out: PathLike) -> VersionRecord:
-        """Write a registered version to `out` as the dense folder it came from, tensors bit for bit."""
+        """Write the version `ref` to `out` as the dense folder it came from, tensors bit for bit, and return it.
+
+        Raises:
+            NotFoundError: there is no such version.
+            OutputError: `out` is not empty.
+        """
         from registry.composing.dense import write_dense
 
         version = self.resolve(ref)

@@ -89,11 +89,21 @@ class Handle:
         return self.catalog.count_versions(kind=kind, states=ALL_STATES if everything else ("active",), tags=tags)
 
     def resolve(self, ref: str, *, kind: Kind | None = None, states: Sequence[State] = ("active",)) -> VersionRecord:
-        """Return the version that `NAME`, `NAME@NUMBER` or `NAME@ALIAS` stands for (`resolving.resolve`)."""
+        """Return the version that `NAME`, `NAME@NUMBER` or `NAME@ALIAS` stands for (`resolving.resolve`).
+
+        Args:
+            ref: any of the three; a bare name is its newest version in one of `states`.
+            kind: expert or base; None for either.
+            states: those that it may be in.
+
+        Raises:
+            NotFoundError: there is no such version.
+            ConflictError: it was opted out.
+        """
         return resolve(self.catalog, ref, kind=kind, states=states)
 
     def member(self, version: VersionRecord) -> "Member":
-        """Return a version with its arrays, as compositions and evaluations read it.
+        """Return `version` with its arrays, as compositions and evaluations read it.
 
         Raises:
             ConflictError: it was purged meanwhile.

@@ -28,6 +28,15 @@ class Publisher(Composer):
             folder: a composed folder.
             target: where to; a text is `ORG/NAME[@REVISION]`.
             license: under which the whole is published; default what the members' licenses come to.
+
+        Returns:
+            the commit, and whether anything was added.
+
+        Raises:
+            CheckpointError: `folder` is not what was composed.
+            InvalidInputError: the members' licenses come to none for the whole.
+            ConflictError: a member was opted out, or the repository holds something else.
+            StorageError: the Hub refused, or cannot be reached.
         """
         from registry.composing.folder import MARKER
         from registry.publishing.folders import judge, outgoing
@@ -84,6 +93,13 @@ class Publisher(Composer):
             ref: a version of an expert.
             target: where to; a text is `ORG/NAME[@REVISION]`.
             calibration: push kept calibration tokens too, where they are not the expert's own writing.
+
+        Returns:
+            the commit, and whether anything was added.
+
+        Raises:
+            ConflictError: the repository holds something else.
+            StorageError: the Hub refused, or cannot be reached.
         """
         from registry import announced
         from registry.calibration.sampling import is_self_sampled

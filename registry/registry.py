@@ -87,6 +87,15 @@ class Registry(Publisher):
             base: an adapter's base model, if its configuration does not name it: a registered name, a folder, `hf://…`.
             allow_unrelated: take it even if it does not come from the base model of anything registered.
             remote_code: take it even if no native host carries it.
+
+        Returns:
+            the version, and how it lies to what is registered; where the same content is there, that version.
+
+        Raises:
+            CheckpointError: it is no checkpoint that can be registered, or what it carries is not its own.
+            CalibrationError: there is no text to take statistics on.
+            IncompatibleError: it comes from no base model of anything registered.
+            ConflictError: `name` is a base model's.
         """
         check_owner(self.catalog, self.arrays)
         check_name_is_free(self.catalog, name, "expert")
@@ -130,7 +139,7 @@ class Registry(Publisher):
         alias: str | None = None,
         remote_code: bool = False,
     ) -> "Registration":
-        """Register a checkpoint as the next version of base model `name`; arguments as `add_expert`."""
+        """Register a checkpoint as the next version of base model `name`, and return it (arguments as `add_expert`)."""
         check_owner(self.catalog, self.arrays)
         check_name_is_free(self.catalog, name, "base")
         annotations = Annotations(dict(tags or {}), license, alias)
@@ -167,12 +176,21 @@ class Registry(Publisher):
             return check(opened, relations, files, settings or PassSettings(), self._experts(), self.progress)
 
     def alias(self, ref: str, alias: str) -> str | None:
-        """Point `alias` at a version and return the version it pointed at before, if any."""
+        """Point `alias` at the version that `ref` stands for, and return the version it pointed at before, if any.
+
+        Raises:
+            NotFoundError: there is no such version.
+            InvalidInputError: no alias can be called that.
+        """
         check_owner(self.catalog, self.arrays)
         return self.catalog.set_alias(self.resolve(ref), check_alias(alias))
 
     def remove_alias(self, name: str, alias: str) -> None:
-        """Forget `name@alias`."""
+        """Forget `name@alias`.
+
+        Raises:
+            NotFoundError: `name` has no such `alias`.
+        """
         check_owner(self.catalog, self.arrays)
         check_has_alias(self.catalog, name, alias)
         self.catalog.delete_alias(name, alias)
@@ -187,6 +205,13 @@ class Registry(Publisher):
             purge: delete its arrays too, except those that another version needs, and whatever else the home holds of
                 it; name, number, digest and times stay.
             receipt: a file to write the receipt to (`receipts.Receipt`); there must be none.
+
+        Returns:
+            what was withdrawn and deleted, and where it still is.
+
+        Raises:
+            NotFoundError: there is no such version.
+            OutputError: `receipt` cannot be written.
         """
         from registry.withdrawing import opt_out
 
@@ -208,6 +233,12 @@ class Registry(Publisher):
         Args:
             file: what `opt_out` wrote.
             folders: composed folders, which must be whole and name nothing that was withdrawn.
+
+        Returns:
+            what is not as the receipt says, a line each, and what came after it.
+
+        Raises:
+            ConflictError: it is of another registry.
         """
         from registry.receipt_checking import check_receipt
         from registry.receipts import read_receipt
@@ -215,19 +246,25 @@ class Registry(Publisher):
         return check_receipt(self, read_receipt(Path(file)), [Path(one) for one in several(folders, "folders")])
 
     def affected_by_opt_out(self, ref: str) -> list[VersionRecord]:
-        """Return the versions that `opt_out(ref)` concerns, those withdrawn before included."""
+        """Return the versions that `opt_out(ref)` concerns, by `NAME` or `NAME@VERSION`, those withdrawn before included.
+
+        Raises:
+            NotFoundError: `ref` names none.
+        """
         return affected(self.catalog, ref)
 
     # -- looking -----------------------------------------------------------------------------------------------------
 
     def arrays_of(self, version: VersionRecord) -> list[ArrayLink]:
-        """Return what a version consists of."""
+        """Return what `version` consists of: every array by role, name, digest, dtype and shape."""
         return self.catalog.arrays_of(version)
 
     def log(self, subject: str | None = None, *, limit: int | None = None) -> list[EventRecord]:
         """Return the log, newest first, narrowed to a name, a version, an alias's version or a composition.
 
-        A composition is named by the beginning of its digest, 6 digits or more.
+        Args:
+            subject: what it is narrowed to; a composition by the beginning of its digest, 6 digits or more.
+            limit: events at most.
 
         Raises:
             NotFoundError: there is no such thing.
@@ -237,7 +274,8 @@ class Registry(Publisher):
     def compositions(self, ref: str | None = None) -> list[CompositionRecord]:
         """Return the compositions that were made, oldest first, narrowed to those made from a version or a name.
 
-        The beginning of a digest, of 6 digits or more, stands for the one composition that has it.
+        Args:
+            ref: `NAME` or `NAME@VERSION`; or the beginning of a digest, of 6 digits or more, for the one that has it.
 
         Raises:
             NotFoundError: there is no such thing.
@@ -248,15 +286,23 @@ class Registry(Publisher):
         return self.catalog.compositions(self.affected_by_opt_out(ref)) if found is None else [found]
 
     def composition(self, digest: str) -> CompositionRecord | None:
-        """Return the composition whose digest begins so, with 6 digits or more; None where that is no digest."""
+        """Return the composition whose digest begins with `digest`, 6 digits or more; None where that is no digest.
+
+        Raises:
+            NotFoundError: no composition has such a digest.
+        """
         return composition_of(self.catalog, digest)
 
     def evaluations(self, composition: CompositionRecord) -> list[EvaluationRecord]:
-        """Return what was found of a composition, the latest first."""
+        """Return what `evaluate` found of `composition`, the latest first."""
         return self.catalog.evaluations(composition.digest)
 
     def relations(self, ref: str) -> "tuple[Relation, ...]":
-        """Return the distance of a version to every other active version of its shape, the nearest first."""
+        """Return the distance of the version `ref` to every other active version of its shape, the nearest first.
+
+        Raises:
+            NotFoundError: there is no such version.
+        """
         from registry.ancestry import weights_of_version
 
         version = self.resolve(ref)
@@ -267,13 +313,16 @@ class Registry(Publisher):
     # -- keeping -----------------------------------------------------------------------------------------------------
 
     def verify(self) -> "Verification":
-        """Re-hash everything that is registered."""
+        """Re-hash everything that is registered, follow the log, and return what was found."""
         from registry.verification import verify
 
         return verify(self.catalog, self.arrays, self.progress)
 
     def gc(self, *, dry_run: bool = False) -> "Garbage":
-        """Delete arrays that no version needs, and what interrupted commands left; with `dry_run` only tell."""
+        """Delete arrays that no version needs, and what interrupted commands left, and return what that was.
+
+        With `dry_run` nothing is deleted.
+        """
         from registry.clearing import collect_leftovers
         from registry.withdrawing import collect_garbage
 

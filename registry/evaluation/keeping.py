@@ -57,7 +57,7 @@ def _digest(folder: Path) -> str | None:
     """Return which composition a folder says it is, where the rest of its document agrees with that."""
     try:
         document = read_json(folder / MARKER)
-        stated = {key: value for key, value in document.items() if key not in ("digest", "files")}
+        stated = {key: value for key, value in document.items() if key not in ("digest", "files", "lam")}
         return str(document["digest"]) if json_digest(stated) == document["digest"] else None
     except (CheckpointError, OSError, ValueError, KeyError, RecursionError):
         return None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from registry import Registry, TestSettings
+from registry import Recipe, Registry, TestSettings
 from registry.composing.folder import MARKER
 from tests.conftest import Zoo
 
@@ -47,6 +47,15 @@ def test_figures_are_stored_and_replaced(filled: Registry, zoo: Zoo, tmp_path: P
     assert [len(e.document["data"]) for e in found] == [1, 2, 2]
     assert [e.evaluated_at for e in found] == sorted((e.evaluated_at for e in found), reverse=True)
     assert said == []
+
+
+def test_figures_are_stored_where_the_document_tells_what_lam_was_chosen(
+    filled: Registry, zoo: Zoo, tmp_path: Path
+) -> None:
+    plan = filled.compose(["code", "math"], tmp_path / "moe", Recipe(lam="auto"))
+    filled.evaluate([tmp_path / "moe"], {"code": [zoo.test["code"]]}, SETTINGS)
+    (made,) = filled.compositions(plan.digest)
+    assert len(filled.evaluations(made)) == 1
 
 
 def test_folder_that_was_changed_is_scored_and_not_stored(

@@ -1,0 +1,81 @@
+"""Proves: docs/api.md has an example of every public name and of every method of `Registry`, and all of them run."""
+
+import contextlib
+import inspect
+import io
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import registry
+from registry import Registry
+from tests.writable_hub import WritableHub, writable_hub
+
+PAGE = Path(__file__).parents[1] / "docs" / "api.md"
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WritableHub]:
+    yield from writable_hub(monkeypatch, tmp_path / "huggingface")
+
+
+def sections() -> dict[str, str]:
+    """Return name in a heading → the code of its section."""
+    found: dict[str, str] = {}
+    for section in re.split(r"^(?=#+ )", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE):
+        heading, _, text = section.partition("\n")
+        code = "\n".join(re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
+        for name in re.findall(r"`([\w.]+)`", heading if heading.startswith("#") else ""):
+            assert name not in found, f"{name} has two sections"
+            found[name] = code
+    return found
+
+
+def methods() -> dict[str, object]:
+    """Return every public method of `Registry`."""
+    return {name: method for name, method in inspect.getmembers(Registry, callable) if not name.startswith("_")}
+
+
+def test_every_public_name_has_an_example() -> None:
+    code = sections()
+    for name in registry.__all__:
+        assert name in code, f"docs/api.md has no section on {name}: write one, with an example"
+        assert re.search(rf"\b{name}\b", code[name]), f"the section on {name} does not use it"
+
+
+def test_every_method_has_an_example() -> None:
+    code = sections()
+    for name in methods():
+        assert f"Registry.{name}" in code, f"docs/api.md has no section on Registry.{name}: write one, with an example"
+        assert f".{name}(" in code[f"Registry.{name}"], f"the section on Registry.{name} does not call it"
+
+
+def test_the_page_has_nothing_that_is_not_there() -> None:
+    for name in sections():
+        owner, _, method = name.rpartition(".")
+        assert method in registry.__all__ if not owner else method in methods(), name
+
+
+def test_every_method_says_what_its_arguments_and_its_result_are() -> None:
+    for name, method in methods().items():
+        text = inspect.getdoc(method) or ""
+        signature = inspect.signature(method)  # type: ignore[arg-type]
+        elsewhere = re.search(r"[Aa]rguments as", text)
+        for parameter in list(signature.parameters)[1:]:
+            described = re.search(rf"^ +{parameter}: ", text, re.MULTILINE) or f"`{parameter}`" in text
+            assert described or elsewhere, f"Registry.{name} does not say what {parameter} is"
+        if signature.return_annotation not in (None, "None"):
+            assert re.search(r"\b[Rr]eturns?\b", text), f"Registry.{name} does not say what it returns"
+
+
+def test_examples_run(hub: WritableHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    pieces = re.split(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    assert len(pieces) > 60
+    with contextlib.redirect_stdout(io.StringIO()):
+        for number in range(1, len(pieces), 2):
+            line = sum(piece.count("\n") for piece in pieces[:number]) + number // 2 + 1
+            exec(compile("\n" * line + pieces[number], str(PAGE), "exec"), names)

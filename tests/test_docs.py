@@ -1,0 +1,152 @@
+"""Proves: every command on a page exists, with its options; every link and anchor leads somewhere; the site builds."""
+
+import re
+import shlex
+import subprocess
+import sys
+import unicodedata
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from cli.main import main
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FENCE = re.compile(r"^ *```(\w*)[^\n]*\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=name_of)
+
+
+def lines_of(page: Path) -> Iterator[str]:
+    """Give every line of a page's code blocks that starts `reg`."""
+    for language, block in FENCE.findall(page.read_text(encoding="utf-8")):
+        if language in ("bash", "console"):
+            for line in block.splitlines():
+                command = line.strip().removeprefix("$ ")
+                if command.startswith("reg "):
+                    yield command
+
+
+def inline_of(page: Path) -> Iterator[str]:
+    """Give every `reg …` in the text of a page."""
+    prose = FENCE.sub("", page.read_text(encoding="utf-8"))
+    yield from re.findall(r"`(reg [^`]+)`", prose)
+
+
+def words_of(line: str) -> list[str]:
+    """Return the words of a command line; optional parts, in brackets, as if they were given."""
+    return shlex.split(re.sub(r"[\[\]]", "", line), comments=True)
+
+
+def find(words: list[str]) -> tuple[click.Command, click.Context, list[str]]:
+    """Return the command that words name, its context, and the words after its name.
+
+    Raises:
+        click.UsageError: there is no such command, or an option before it is none.
+    """
+    command: click.Command = main
+    context, rest = main.make_context("reg", words[1:] or ["--help"], resilient_parsing=True), words[1:]
+    while isinstance(command, click.Group):
+        while rest and rest[0].startswith("-"):
+            wanted = options_of(command)
+            if rest[0] not in wanted:
+                raise click.UsageError(f"no option {rest[0]} before a command")
+            rest = rest[1 if wanted[rest[0]] else 2 :]
+        if not rest:
+            break
+        found = command.get_command(context, rest[0])
+        if found is None:
+            raise click.UsageError(f"no command {rest[0]}")
+        command, rest = found, rest[1:]
+        context = click.Context(command, info_name=command.name, parent=context)
+    return command, context, rest
+
+
+def options_of(command: click.Command) -> dict[str, bool]:
+    """Return option → whether it stands alone, without a value."""
+    options = [option for option in command.get_params(click.Context(command)) if isinstance(option, click.Option)]
+    return {
+        name: option.is_flag or option.is_eager for option in options for name in (*option.opts, *option.secondary_opts)
+    }
+
+
+@every_page
+def test_commands_are_parsed_as_they_stand(page: Path) -> None:
+    for line in lines_of(page):
+        try:
+            command, context, rest = find(words_of(line.replace("…", "x")))
+            if "--help" not in rest:
+                command.make_context(command.name, rest, parent=context.parent)
+        except click.ClickException as error:
+            pytest.fail(f"{name_of(page)}: {line}: {error.format_message()}")
+
+
+@every_page
+def test_commands_in_the_text_exist(page: Path) -> None:
+    for text in inline_of(page):
+        words = [word for word in text.split() if word != "…"]
+        if "`" in text or not re.fullmatch(r"[a-z-]+,?|--[a-z-]+", words[1]):
+            continue
+        for commands in ([word] for word in [words[1].rstrip(",")]):
+            try:
+                command, _, rest = find(["reg", *commands, *words[2:]])
+            except click.ClickException as error:
+                pytest.fail(f"{name_of(page)}: `{text}`: {error.format_message()}")
+            for word in rest:
+                if re.fullmatch(r"--[a-z][a-z-]*", word):
+                    assert word in {**options_of(command), "--help": True}, f"{name_of(page)}: `{text}`: no {word}"
+
+
+def slugs(page: Path) -> tuple[set[str], set[str]]:
+    """Return the anchors of a page's headings: where the repository is looked at, and on the site."""
+    shown, built = set[str](), set[str]()
+    for heading in re.findall(r"^#+ +(.+?) *$", FENCE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE):
+        text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "")
+        shown.add(re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-"))
+        plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
+        built.add(re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", plain).strip().lower()))
+    return shown, built
+
+
+@every_page
+def test_links_and_anchors_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"`[^`]*`", "", FENCE.sub("", page.read_text(encoding="utf-8")))
+    for target in re.findall(r"\]\(([^)]+)\)", text):
+        if target.startswith("https://"):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), f"{name_of(page)}: {target}"
+        if anchor:
+            shown, built = slugs(file)
+            assert anchor in shown, f"{name_of(page)}: {target} is no heading of {name_of(file)}"
+            if file.is_relative_to(ROOT / "docs"):
+                assert anchor in built, f"{name_of(page)}: {target} is another anchor on the site"
+
+
+def test_site_builds_without_a_warning_and_needs_nothing_from_elsewhere(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(site)]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert built.returncode == 0, built.stdout + built.stderr
+    pages = list(site.rglob("*.html"))
+    assert {page.relative_to(site).with_suffix(".md").as_posix() for page in pages} - {"404.md"} == {
+        page.relative_to(ROOT / "docs").as_posix() for page in PAGES[1:]
+    }
+    for page in pages:
+        html = page.read_text(encoding="utf-8")
+        fetched = re.findall(r"<(?:script|img|iframe|source)[^>]* src=[\"']?([^\"' >]+)", html)
+        fetched += re.findall(r"<link[^>]* rel=[\"']?(?:stylesheet|icon|preconnect)[^>]*href=[\"']?([^\"' >]+)", html)
+        fetched += re.findall(r"<link[^>]* href=[\"']?([^\"' >]+)[^>]*rel=[\"']?(?:stylesheet|icon|preconnect)", html)
+        assert fetched
+        assert [one for one in fetched if re.match(r"(https?:)?//", one)] == [], page.name
+    for sheet in site.rglob("*.css"):
+        assert "url(http" not in sheet.read_text(encoding="utf-8"), sheet.name
