@@ -246,7 +246,7 @@ class Registry(Publisher):
         return check_receipt(self, read_receipt(Path(file)), [Path(one) for one in several(folders, "folders")])
 
     def affected_by_opt_out(self, ref: str) -> list[VersionRecord]:
-        """Return the versions that `opt_out(ref)` concerns, by `NAME` or `NAME@VERSION`, those withdrawn before included.
+        """Return the versions that `opt_out(ref)` concerns, those withdrawn before included; `ref` as there.
 
         Raises:
             NotFoundError: `ref` names none.
