@@ -78,5 +78,8 @@ def overlaps(
                 if not is_gone(member.version):
                     remark(progress, f"the text of {member.version.ref} is not compared: {error.message}")
                 continue
+            except ValueError as error:  # forged or mistaken statistics, its own or the member's
+                remark(progress, f"the text of {member.version.ref} is not compared: {error}")
+                continue
             found.append(ExpertOverlap(member.version.ref, compared))
     return tuple(sorted(found, key=lambda other: -other.routing))
