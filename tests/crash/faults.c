@@ -265,3 +265,17 @@ OPEN(int, ftruncate64, (int fd, off64_t n), (int, off64_t), (fd, n), fd, 0, "wri
 OPEN(int, fchmod, (int fd, mode_t m), (int, mode_t), (fd, m), fd, 0, "mode")
 OPEN(int, fsync, (int fd), (int), (fd), fd, 0, "sync")
 OPEN(int, fdatasync, (int fd), (int), (fd), fd, 0, "sync")
+
+/* Space set aside, which tells of a failure by what it returns. */
+#define ALLOCATE(name, type) \
+    int name(int fd, type at, type n) { \
+        static int (*real)(int, type, type); \
+        if (!real) real = (int (*)(int, type, type))dlsym(RTLD_NEXT, #name); \
+        char where[PATH_MAX]; \
+        if (!open_below(fd, where)) return real(fd, at, n); \
+        if (full()) return ENOSPC; \
+        AROUND(int, real(fd, at, n), "write", where, 0); \
+    }
+
+ALLOCATE(posix_fallocate, off_t)
+ALLOCATE(posix_fallocate64, off64_t)
