@@ -11,7 +11,7 @@ from registry.errors import ConflictError, NotFoundError
 HOME_VARIABLE = "REG_HOME"
 DATABASE_VARIABLE = "REG_DATABASE"
 _CATALOG, _ARRAYS, _LOCK, _LOCKS = "catalog.sqlite", "arrays", "lock", "locks"
-_PARTIAL, _MERGED, _WORK, _CACHE = "partial", "merged", "work", "cache"
+_PARTIAL, _MERGED, _WORK, _CACHE, _SUMMARIES = "partial", "merged", "work", "cache", "summaries"
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Home:
         names = {entry.name for entry in self.path.iterdir()} if self.path.is_dir() else set()
         if names & {_CATALOG, _ARRAYS}:
             return
-        if names - {_PARTIAL, _MERGED, _WORK, _CACHE, _LOCK, _LOCKS}:
+        if names - {_PARTIAL, _MERGED, _WORK, _CACHE, _SUMMARIES, _LOCK, _LOCKS}:
             raise ConflictError(
                 f"the folder {self.path} is not empty and holds no registry",
                 "name a registry's folder with --home or REG_HOME, or for a new registry one that is absent or empty",
@@ -86,6 +86,11 @@ class Home:
     def cache(self) -> Path:
         """Statistics that compositions took anew."""
         return self.path / _CACHE
+
+    @property
+    def summaries(self) -> Path:
+        """What versions are compared by."""
+        return self.path / _SUMMARIES
 
     @property
     def lock(self) -> Path:

@@ -4,8 +4,9 @@ import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from registry.annotations import Annotations
 from registry.composer import Composer
@@ -20,6 +21,7 @@ from registry.resolving import (
     composition_of,
     logged_as,
 )
+from registry.summaries import Summaries
 from store.catalog import ArrayLink, CompositionRecord, EvaluationRecord, EventRecord, VersionRecord
 from store.lock import exclusive
 from store.ownership import check_owner
@@ -28,8 +30,8 @@ if TYPE_CHECKING:
     from registry.ancestry import Relation, Weights
     from registry.checking import Check
     from registry.checkpoint import Checkpoint
-    from registry.composing import Member
     from registry.composing.member import StoredWeights
+    from registry.overlapping import Sibling
     from registry.receipt_checking import ReceiptCheck
     from registry.registering import Registration
     from registry.verification import Verification
@@ -88,7 +90,7 @@ class Registry(Composer):
         annotations = Annotations(dict(tags or {}), license, alias)
         files = [Path(file) for file in several(data, "data")]
         with self._opened(checkpoint, base, remote_code) as opened:
-            relations = self._relations(opened, allow_unrelated)
+            mine, relations = self._relations(opened, allow_unrelated)
 
             from registry.registering import register_expert
 
@@ -103,8 +105,10 @@ class Registry(Composer):
                 annotations,
                 keep_calibration=keep_calibration,
                 others=self._experts(but=name),
+                summaries=self._summaries,
                 progress=self.progress,
             )
+            self._keep_weights(registration.version, mine)
         return replace(registration, relations=relations, newest=self.resolve(name).ref)
 
     def add_base(
@@ -122,13 +126,14 @@ class Registry(Composer):
         check_name_is_free(self.catalog, name, "base")
         annotations = Annotations(dict(tags or {}), license, alias)
         with self._opened(checkpoint, None, remote_code) as opened:
-            relations = self._relations(opened, allow_unrelated=True)
+            mine, relations = self._relations(opened, allow_unrelated=True)
 
             from registry.registering import register_base
 
             registration = register_base(
                 self.home, self.catalog, self.arrays, name, opened, annotations, progress=self.progress
             )
+            self._keep_weights(registration.version, mine)
         return replace(registration, relations=relations, newest=self.resolve(name).ref)
 
     def check(
@@ -147,11 +152,12 @@ class Registry(Composer):
         """
         files = [Path(file) for file in several(data, "data")]
         with self._opened(checkpoint, base, remote_code) as opened:
-            relations = self._relations(opened, allow_unrelated)
+            _, relations = self._relations(opened, allow_unrelated)
 
             from registry.checking import check
 
-            return check(opened, relations, files, settings or PassSettings(), self._experts(), self.progress)
+            others, settings = self._experts(), settings or PassSettings()
+            return check(opened, relations, files, settings, others, self._summaries, self.progress)
 
     def alias(self, ref: str, alias: str) -> str | None:
         """Point `alias` at a version and return the version it pointed at before, if any."""
@@ -185,6 +191,7 @@ class Registry(Composer):
             stack.enter_context(exclusive(self.home.lock, f"opting {ref} out"))
             shutil.rmtree(self.home.cache, ignore_errors=True)  # statistics of compositions that it was in
             done = opt_out(self.catalog, self.arrays, versions, purge=purge)
+            self._summaries.forget(done.versions)
             if receipt is not None:
                 write(make_receipt(self, done))
         return done
@@ -244,11 +251,8 @@ class Registry(Composer):
 
     def relations(self, ref: str) -> "tuple[Relation, ...]":
         """Return the distance of a version to every other active version of its shape, the nearest first."""
-        from registry.ancestry import weights_of_version
-
         version = self.resolve(ref)
-        mine = weights_of_version(self.arrays_of(version), self.arrays)
-        return self._related(mine, [other for other in self.versions() if other.id != version.id])
+        return self._related(self._weights(version), [other for other in self.versions() if other.id != version.id])
 
     # -- keeping -----------------------------------------------------------------------------------------------------
 
@@ -263,6 +267,8 @@ class Registry(Composer):
         from registry.withdrawing import collect_garbage, collect_leftovers
 
         with exclusive(self.home.lock, "collecting garbage"):
+            if not dry_run:
+                self._summaries.forget_others(self.versions())
             garbage = collect_garbage(self.catalog, self.arrays, dry_run=dry_run)
             return collect_leftovers(self.home, garbage, dry_run=dry_run)
 
@@ -292,19 +298,45 @@ class Registry(Composer):
 
         return StoredWeights(self.member(version))
 
-    def _relations(self, checkpoint: "Checkpoint", allow_unrelated: bool) -> "tuple[Relation, ...]":
+    def _relations(self, checkpoint: "Checkpoint", allow_unrelated: bool) -> "tuple[Weights, tuple[Relation, ...]]":
         from registry.ancestry import check_related, weights_of_checkpoint
 
-        relations = self._related(weights_of_checkpoint(checkpoint), self.versions())
+        mine = weights_of_checkpoint(checkpoint)
+        relations = self._related(mine, self.versions())
         if not allow_unrelated:
             check_related(checkpoint.label, relations)
-        return relations
+        return mine, relations
 
     def _related(self, mine: "Weights", versions: Sequence[VersionRecord]) -> "tuple[Relation, ...]":
         from registry.ancestry import relations_of
 
-        described = ((version, self.arrays_of(version)) for version in versions)
-        return relations_of(mine, described, self.arrays, self.progress)
+        return relations_of(mine, ((version, partial(self._weights, version)) for version in versions), self.progress)
 
-    def _experts(self, *, but: str | None = None) -> "list[Member]":
-        return [self.member(version) for version in self.versions(kind="expert") if version.name != but]
+    def _weights(self, version: VersionRecord) -> "Weights":
+        """Return a version's weights: what is kept to compare it by, else its arrays."""
+        from registry.ancestry import unpack_weights, weights_of_version
+
+        def sample(name: str, rows: Any) -> Any:  # of what is kept, where the other has another vocabulary
+            return weights_of_version(self.arrays_of(version), self.arrays).sample(name, rows)
+
+        kept = self._summaries.get(version, "weights")
+        if kept is not None and (found := unpack_weights(kept, sample)) is not None:
+            return found
+        found = weights_of_version(self.arrays_of(version), self.arrays)
+        self._keep_weights(version, found)
+        return found
+
+    def _keep_weights(self, version: VersionRecord, weights: "Weights") -> None:
+        from registry.ancestry import pack_weights
+
+        self._summaries.put(version, "weights", pack_weights(weights))
+
+    @cached_property
+    def _summaries(self) -> Summaries:
+        return Summaries(self.home.summaries, self.catalog)
+
+    def _experts(self, *, but: str | None = None) -> "list[Sibling]":
+        from registry.overlapping import Sibling
+
+        versions = self.versions(kind="expert")
+        return [Sibling(version, partial(self.member, version)) for version in versions if version.name != but]
