@@ -62,7 +62,7 @@ def check(
     collected = carried_statistics(hashed) if calibration is None else None
     if calibration is not None:
         collected = collect(hashed, calibration, settings, progress=progress)
-    mine = None if collected is None else summarise(collected.sites[MLP_INPUT])
+    mine = None if collected is None else summarise(collected.sites[MLP_INPUT], progress)
     hosts = checkpoint.family.hosts(checkpoint.architecture)
     return Check(
         label=checkpoint.label,

@@ -79,12 +79,14 @@ def overlaps(
     its own, there is nothing to compare.
 
     Args:
-        mine: `summarise`.
+        mine: what `summarise` gave.
         siblings: whom to compare with.
         summaries: where theirs are kept; those that are not there are made and kept.
         progress: told of every sibling.
         is_gone: tells whether a version was purged.
     """
+    if not mine:
+        return ()
     tokens, size = min(summary.count for summary in mine.values()), max(len(summary.mean) for summary in mine.values())
     comparable = [
         sibling
@@ -101,6 +103,8 @@ def overlaps(
             except (DamagedError, NotFoundError, ConflictError) as error:  # it must not stand in the way of others
                 if not is_gone(sibling.version):
                     remark(progress, f"the text of {sibling.version.ref} is not compared: {error.message}")
+            except ValueError as error:  # forged or mistaken statistics
+                remark(progress, f"the text of {sibling.version.ref} is not compared: {error}")
             else:
                 found.append(ExpertOverlap(sibling.version.ref, compared))
             advance(1)
@@ -113,9 +117,16 @@ def compared_layers(layers: int) -> list[int]:
     return [(2 * place + 1) * layers // (2 * count) for place in range(count)]
 
 
-def summarise(layers: Sequence[Statistics]) -> dict[int, Summary]:
-    """Return layer → summary of a model's MLP inputs, for those layers that are compared."""
-    return {number: Summary.of(layers[number]) for number in compared_layers(len(layers))}
+def summarise(layers: Sequence[Statistics], progress: Progress) -> dict[int, Summary]:
+    """Return layer → summary of a model's MLP inputs, for those layers that are compared.
+
+    Nothing, and a remark, where they are forged or mistaken.
+    """
+    try:
+        return {number: Summary.of(layers[number]) for number in compared_layers(len(layers))}
+    except ValueError as error:
+        remark(progress, f"its text is not compared: {error}")
+        return {}
 
 
 def pack(found: Mapping[int, Summary]) -> bytes:
@@ -155,9 +166,8 @@ def _summary(tensors: Mapping[str, torch.Tensor], layer: int) -> Summary:
     dtypes = (mean.dtype, directions.dtype, spread.dtype)
     if dtypes != (torch.float64, torch.float32, torch.float64) or (len(mean), len(spread)) != (size, kept):
         raise ValueError("of another kind")
-    if not all(bool(part.isfinite().all()) for part in (mean, directions, spread)) or not (
-        kept and 0 <= rest < torch.inf
-    ):
+    finite = all(bool(part.isfinite().all()) for part in (mean, directions, spread))
+    if not (finite and kept and 0 <= rest < torch.inf):
         raise ValueError("not finite")
     return Summary(mean, directions, spread, float(rest), int(count))
 

@@ -98,12 +98,13 @@ def register_expert(
             partial=home.partial,
             progress=progress,
         )
-    mine = summarise(collected.sites[MLP_INPUT])
+    mine = summarise(collected.sites[MLP_INPUT], progress)
     overlapping = overlaps(mine, others, summaries, progress, partial(is_purged, catalog))
     registration = _register(
         home, catalog, store, name, "expert", hashed, collected, annotations, self_sampled, progress
     )
-    summaries.put(registration.version, "tokens", pack(mine))
+    if mine:
+        summaries.put(registration.version, "tokens", pack(mine))
     return replace(registration, overlaps=overlapping)
 
 

@@ -86,7 +86,8 @@ def overlap(a: Statistics, b: Statistics, rank: int = 16) -> Overlap:
             anything from 8 to 32 tells one text from another. With all H `distance` is `mahalanobis`, `subspace` 1.
 
     Raises:
-        ValueError: the channels differ in number, rank is below 1, or an expert has fewer than 4 tokens.
+        ValueError: the channels differ in number, rank is below 1, an expert has fewer than 4 tokens, or a Gram is that
+            of no activations.
     """
     _require_same_channels(a, b)
     if rank < 1:
@@ -166,6 +167,9 @@ def distance_along(within: Float[Tensor, "d d"], difference: Float[Tensor, "d"],
     has no bias for Gaussians (Lachenbruch & Mickey 1968, *Technometrics* 10, 1–11; McLachlan 1992): it follows
     from D² · n_a n_b (N − d − 1) / (N (N − 2) d), a noncentral F of d and N − d − 1 degrees of freedom, by its mean.
     d counts what varies; a difference along what does not is a large distance. Adds to `within`.
+
+    Raises:
+        ValueError: `within` is not positive semidefinite.
     """
     diagonal = within.diagonal()
     mean = float(diagonal.mean())
@@ -173,7 +177,9 @@ def distance_along(within: Float[Tensor, "d d"], difference: Float[Tensor, "d"],
         return math.inf if bool(difference.any()) else 0.0
     size, tokens = int((diagonal > RIDGE * mean).sum()), n_a + n_b
     within.diagonal().add_(RIDGE * mean)
-    factor = torch.linalg.cholesky(within)
+    factor, info = torch.linalg.cholesky_ex(within)
+    if int(info) != 0:
+        raise ValueError("a Gram is that of no activations: it is not positive semidefinite")
     squared = float(torch.linalg.solve_triangular(factor, difference[:, None], upper=False).square().sum())
     return math.sqrt(max(0.0, (tokens - size - 3) / (tokens - 2) * squared - size * (1 / n_a + 1 / n_b)))
 

@@ -30,6 +30,10 @@ DEPENDENT = 1e-8
 """A direction of squared length below this, within the span of others, is taken to be one of these."""
 
 
+ROUNDING = 1e-9
+"""Of the sum of squares of all activations: what rounding may make of a variance that is 0."""
+
+
 @dataclass(frozen=True, eq=False)
 class Summary:
     """One expert's tokens at one layer.
@@ -50,21 +54,31 @@ class Summary:
 
     @classmethod
     def of(cls, statistics: Statistics, directions: int = DIRECTIONS) -> "Summary":
-        """Return the summary of statistics of at least one token, with min(`directions`, H) directions."""
+        """Return the summary of statistics of at least one token, with min(`directions`, H) directions.
+
+        Raises:
+            ValueError: the Gram is that of no activations.
+        """
+        if statistics.count < 1:
+            raise ValueError("a Gram is that of no activations: it counts none")
         mean, scatter = centred(statistics)
         size = len(mean)
+        least = -ROUNDING * (float(scatter.diagonal().abs().sum()) + statistics.count * float(mean.square().sum()))
         leading = leading_directions(scatter, min(directions, size))
-        spread = (leading * (scatter @ leading)).sum(dim=0).clamp_min(0)
-        others = size - len(spread)
-        rest = max(0.0, float(scatter.diagonal().sum() - spread.sum())) / others if others else 0.0
-        return cls(mean.cpu(), leading.float().cpu(), spread.cpu(), rest, statistics.count)
+        spread = (leading * (scatter @ leading)).sum(dim=0)
+        others, rest = size - len(spread), float(scatter.diagonal().sum() - spread.sum())
+        if min(rest, float(spread.min()), float(scatter.diagonal().min())) < least:
+            raise ValueError("a Gram is that of no activations: it is not positive semidefinite")
+        rest = max(0.0, rest) / others if others else 0.0
+        return cls(mean.cpu(), leading.float().cpu(), spread.clamp_min(0).cpu(), rest, statistics.count)
 
 
 def summary_overlap(a: Summary, b: Summary, rank: int = 16) -> Overlap:
     """Return about what `overlap` returns for the statistics that `a` and `b` summarise (arguments as there).
 
     Raises:
-        ValueError: the channels differ in number, rank is below 1, or an expert has fewer than 4 tokens.
+        ValueError: the channels differ in number, rank is below 1, an expert has fewer than 4 tokens, or a summary
+            is not one of activations.
     """
     size, kept = a.directions.shape
     if size != len(b.mean):

@@ -1,12 +1,14 @@
 """Proves: experts whose tokens routing cannot tell apart are told when they are registered, others are not."""
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
 from registry import PassSettings, Registry
 from registry.maths.overlap import Overlap
-from registry.overlapping import ExpertOverlap, compared_layers
+from registry.overlapping import ExpertOverlap, compared_layers, summarise
+from registry.progress import Advance, silent
 from tests.conftest import Zoo
 from tests.models import sentences, write_jsonl
 
@@ -58,3 +60,19 @@ def test_deep_networks_are_compared_at_layers_spread_evenly(
     found = filled.check(zoo.experts["code"], data=[zoo.train["code"]], settings=SETTINGS).overlaps
     assert found
     assert {tuple(overlap.layers) for overlap in found} == {(1,)}
+
+
+def test_statistics_of_no_activations_are_told_and_not_compared(filled: Registry) -> None:
+    code, said = filled.member(filled.resolve("code")), list[str]()
+    forged = []
+    for number in range(2):
+        statistics = code.statistics("mlp_input", number)
+        statistics.matrix.diagonal()[:-1].mul_(-1)  # no sum of squares
+        forged.append(statistics)
+
+    def noting(what: str, *_: object) -> AbstractContextManager[Advance]:
+        said.append(what)
+        return silent(what, 0, "")
+
+    assert summarise(forged, noting) == {}
+    assert said[-1].startswith("its text is not compared: a Gram is that of no activations")

@@ -66,3 +66,18 @@ def test_what_cannot_be_compared_is_refused() -> None:
         summary_overlap(a, a, rank=0)
     with pytest.raises(ValueError, match="3 tokens of an expert are too few"):
         summary_overlap(a, Summary.of(of(normal(2, 3, 8))))
+
+
+@pytest.mark.parametrize("directions", [2, 8])
+def test_a_gram_of_no_activations_has_no_summary(directions: int) -> None:
+    statistics = of(normal(1, 60, 8))
+    for change in ("diagonal", "one"):
+        impossible = statistics.matrix.clone()
+        if change == "diagonal":
+            impossible.diagonal()[:2].mul_(-3)
+        else:
+            impossible[0, 1] = impossible[1, 0] = 5 * impossible.diagonal().max()
+        with pytest.raises(ValueError, match="that of no activations"):
+            Summary.of(Statistics(impossible, statistics.exponents), directions)
+    with pytest.raises(ValueError, match="it counts none"):
+        Summary.of(Statistics.zero(statistics.exponents))
