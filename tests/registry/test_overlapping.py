@@ -7,7 +7,7 @@ import pytest
 
 from registry import PassSettings, Registry
 from registry.maths.overlap import Overlap
-from registry.overlapping import ExpertOverlap, overlaps
+from registry.overlapping import ExpertOverlap, compared_layers, summarise
 from registry.progress import Advance, silent
 from tests.conftest import Zoo
 from tests.models import sentences, write_jsonl
@@ -51,12 +51,15 @@ def test_too_few_tokens_are_not_compared(two: Registry, zoo: Zoo) -> None:
     assert {overlap.ref for overlap in found} == {"code@1", "german@1"}
 
 
-def test_deep_networks_are_compared_at_layers_spread_evenly(filled: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deep_networks_are_compared_at_layers_spread_evenly(
+    filled: Registry, zoo: Zoo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert compared_layers(2) == [0, 1]
+    assert compared_layers(32) == [2, 6, 10, 14, 18, 22, 26, 30]
     monkeypatch.setattr("registry.overlapping.LAYERS", 1)
-    code = filled.member(filled.resolve("code"))
-    layers = [code.statistics("mlp_input", number) for number in range(2)]
-    (found,) = overlaps(layers, [filled.member(filled.resolve("law"))], silent)
-    assert list(found.layers) == [1]
+    found = filled.check(zoo.experts["code"], data=[zoo.train["code"]], settings=SETTINGS).overlaps
+    assert found
+    assert {tuple(overlap.layers) for overlap in found} == {(1,)}
 
 
 def test_statistics_of_no_activations_are_told_and_not_compared(filled: Registry) -> None:
@@ -71,5 +74,5 @@ def test_statistics_of_no_activations_are_told_and_not_compared(filled: Registry
         said.append(what)
         return silent(what, 0, "")
 
-    assert overlaps(forged, [filled.member(filled.resolve("law"))], noting) == ()
-    assert said[-1].startswith("the text of law@1 is not compared: a Gram is that of no activations")
+    assert summarise(forged, noting) == {}
+    assert said[-1].startswith("its text is not compared: a Gram is that of no activations")
