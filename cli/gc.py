@@ -10,7 +10,7 @@ from cli.session import Session, as_json, pass_session, print_json, size
 @as_json
 @pass_session
 def gc(session: Session, dry_run: bool, as_json: bool) -> None:
-    """Delete arrays that no version needs, what interrupted commands left, and statistics that can be taken again.
+    """Delete arrays that no version needs, what interrupted commands left, and what can be made again.
 
     A pass that is under way in another process goes on, but can no longer be resumed from where it is. Merged adapters
     and models that compositions made for themselves are taken for left when they are a day old.
@@ -45,4 +45,4 @@ def gc(session: Session, dry_run: bool, as_json: bool) -> None:
     if garbage.work:
         click.echo(f"{deed} {garbage.work} models of compositions that never ended ({size(garbage.work_bytes)})")
     if garbage.cached:
-        click.echo(f"{deed} {garbage.cached} statistics taken for compositions ({size(garbage.cached_bytes)})")
+        click.echo(f"{deed} {garbage.cached} files that can be made again ({size(garbage.cached_bytes)})")

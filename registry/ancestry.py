@@ -4,16 +4,20 @@ Fine-tuning moves weights a little; another training run, started from other ran
 of every tensor tell which, so that it is known before any forward pass and in little time. numpy alone is needed.
 """
 
+import json
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from statistics import median
 from typing import TYPE_CHECKING, Literal
 
 from registry.checkpoint import Checkpoint
 from registry.errors import DamagedError, IncompatibleError
+from registry.limits import HEADER_BYTES, HEADER_VALUES
 from registry.progress import Progress, remark
-from store.arrays import ArrayStore, Block
+from registry.untrusted_json import parse_json
+from store.arrays import CARRIERS, ArrayStore, Block
 from store.catalog import ArrayLink, VersionRecord
 
 if TYPE_CHECKING:
@@ -22,6 +26,9 @@ if TYPE_CHECKING:
 
 SAMPLE = 2**14
 """Weights of a tensor that are compared: whole rows, spread evenly."""
+
+_TOLD = "samples"
+"""What the header of packed weights calls how they were taken: [SAMPLE, name → [dtype, shape]]."""
 
 UNRELATED = 0.9
 """A median distance from which on two models have no common ancestor; independent weights lie at 1."""
@@ -38,11 +45,33 @@ class Weights:
         shapes: tensor name → shape.
         dtypes: tensor name → dtype.
         sample: (tensor name, numbers of rows) → these rows, in the carrier dtype.
+        kept: the rows `own`, where they were read before.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
     dtypes: Mapping[str, str]
     sample: Sampler
+    kept: "Mapping[str, Block] | None" = None
+
+    @cached_property
+    def own(self) -> "Mapping[str, Block]":
+        """The rows of every tensor that it is compared by with models of its very shape; read once."""
+        if self.kept is not None:
+            return self.kept
+        return {name: self.sample(name, _rows(shape[0], _width(shape))) for name, shape in self.shapes.items()}
+
+    def real(self, name: str, rows: "npt.NDArray[np.int64]") -> "npt.NDArray[np.float64]":
+        """Return rows of one tensor as real numbers; those of `own` are converted once."""
+        shape = self.shapes[name]
+        if rows is not _rows(shape[0], _width(shape)):
+            return _real(self.sample(name, rows), self.dtypes[name])
+        if name not in self._reals:
+            self._reals[name] = _real(self.own[name], self.dtypes[name])
+        return self._reals[name]
+
+    @cached_property
+    def _reals(self) -> "dict[str, npt.NDArray[np.float64]]":
+        return {}
 
 
 @dataclass(frozen=True)
@@ -92,6 +121,43 @@ def weights_of_version(links: Iterable[ArrayLink], store: ArrayStore) -> Weights
     )
 
 
+def pack_weights(weights: Weights) -> bytes:
+    """Return what stands for a model where it is compared: its rows `own`, with dtypes and shapes, as safetensors."""
+    from safetensors.numpy import save
+
+    told = {name: [weights.dtypes[name], list(shape)] for name, shape in sorted(weights.shapes.items())}
+    return save(dict(weights.own), metadata={_TOLD: json.dumps([SAMPLE, told])})
+
+
+def unpack_weights(data: bytes, sample: Sampler) -> Weights | None:
+    """Return the weights that `pack_weights` packed, or None where it is nothing that this program packs.
+
+    Args:
+        data: what it returned.
+        sample: gives other rows, which a model of another vocabulary is compared by.
+    """
+    from safetensors.numpy import load
+
+    try:
+        length = int.from_bytes(data[:8], "little")
+        if length > HEADER_BYTES:
+            return None
+        header = parse_json(data[8 : 8 + length], values=HEADER_VALUES)
+        taken, told = parse_json(header["__metadata__"][_TOLD].encode(), values=HEADER_VALUES)
+        if taken != SAMPLE:
+            return None
+        blocks = load(data)
+        shapes = {name: tuple(int(size) for size in shape) for name, (_, shape) in told.items()}
+        dtypes = {name: str(dtype) for name, (dtype, _) in told.items()}
+        for name, shape in shapes.items():
+            rows = _rows(shape[0], _width(shape))
+            if blocks[name].shape != (len(rows), *shape[1:]) or not _are_weights(blocks[name], dtypes[name]):
+                return None
+    except Exception:  # safetensors has errors of its own
+        return None
+    return Weights(shapes, dtypes, sample, blocks)
+
+
 def relation(mine: Weights, version: VersionRecord, theirs: Weights) -> Relation | None:
     """Return how far `mine` is from a registered version, or None where their shapes forbid a comparison.
 
@@ -109,20 +175,19 @@ def relation(mine: Weights, version: VersionRecord, theirs: Weights) -> Relation
 
 def relations_of(
     mine: Weights,
-    versions: Iterable[tuple[VersionRecord, Iterable[ArrayLink]]],
-    store: ArrayStore,
+    versions: Iterable[tuple[VersionRecord, Callable[[], Weights]]],
     progress: Progress,
     is_gone: Callable[[VersionRecord], bool] = lambda version: False,
 ) -> tuple[Relation, ...]:
-    """Return how far `mine` is from each registered version of its shape, the nearest first.
+    """Return how far `mine` is from each registered version of its shape, given with what reads its weights.
 
-    One whose arrays are damaged is remarked on and left out: it must not stand in the way of others, nor of its repair.
-    One that was purged meanwhile (`is_gone`) is left out without a word.
+    The nearest come first. One whose arrays are damaged is remarked on and left out: it must not stand in the way of
+    others, nor of its repair. One that was purged meanwhile (`is_gone`) is left out without a word.
     """
     found = []
-    for version, links in versions:
+    for version, weights in versions:
         try:
-            related = relation(mine, version, weights_of_version(links, store))
+            related = relation(mine, version, weights())
         except DamagedError as error:
             if not is_gone(version):
                 remark(progress, f"{version.ref} is not compared: {error.message}")
@@ -152,13 +217,36 @@ def _distance(name: str, mine: Weights, theirs: Weights) -> float:
 
     shape = mine.shapes[name]
     count = min(shape[0], theirs.shapes[name][0])
-    width = int(np.prod(shape[1:], dtype=np.int64))
-    wanted = max(1, min(count, SAMPLE // width))
-    rows = np.unique(np.linspace(0, count - 1, wanted).astype(np.int64))
-    a, b = (_real(weights.sample(name, rows), weights.dtypes[name]) for weights in (mine, theirs))
+    rows = _rows(count, _width(shape))
+    a, b = (weights.real(name, rows).ravel() for weights in (mine, theirs))
     with np.errstate(all="ignore"):  # weights that are not finite are refused when all are read
-        size = float(np.sqrt(np.sum(a * a) + np.sum(b * b)))
-        return float(np.sqrt(np.sum((a - b) ** 2))) / size if size else 0.0
+        size = float(np.sqrt(a @ a + b @ b))
+        apart = a - b
+        return float(np.sqrt(apart @ apart)) / size if size else 0.0
+
+
+def _width(shape: tuple[int, ...]) -> int:
+    return math.prod(shape[1:])
+
+
+@lru_cache(maxsize=4096)
+def _rows(count: int, width: int) -> "npt.NDArray[np.int64]":
+    """Return which rows of a tensor of `count` rows are compared: the same array each time."""
+    import numpy as np
+
+    wanted = max(1, min(count, SAMPLE // width))
+    return np.unique(np.linspace(0, count - 1, wanted).astype(np.int64))
+
+
+def _are_weights(block: Block, dtype: str) -> bool:
+    """Tell whether a block is in the carrier dtype of `dtype` and finite, as all registered weights are."""
+    import numpy as np
+
+    if block.dtype != np.dtype(CARRIERS[dtype][0]):
+        return False
+    if dtype == "bfloat16":
+        return not bool(((block & 0x7F80) == 0x7F80).any())
+    return bool(np.isfinite(block).all())
 
 
 def _real(block: Block, dtype: str) -> "npt.NDArray[np.float64]":

@@ -7,11 +7,11 @@ from pathlib import Path
 from registry.ancestry import Relation
 from registry.checkpoint import Checkpoint, hash_checkpoint
 from registry.collecting import carried_statistics, collect, text_calibration
-from registry.composing import Member
-from registry.overlapping import ExpertOverlap, overlaps
+from registry.overlapping import ExpertOverlap, Sibling, overlaps, summarise
 from registry.pass_settings import PassSettings
 from registry.progress import Progress
 from registry.sites import MLP_INPUT
+from registry.summaries import Summaries
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,11 @@ def check(
     relations: Sequence[Relation],
     data: Sequence[Path],
     settings: PassSettings,
-    experts: Sequence[Member],
+    experts: Sequence[Sibling],
+    summaries: Summaries,
     progress: Progress,
 ) -> Check:
-    """Return what there is to say of `checkpoint` (arguments as `Registry.check`).
+    """Return what there is to say of `checkpoint` (arguments as `Registry.check`, and `overlapping.overlaps`).
 
     Raises:
         CheckpointError: weights are NaN or infinite, or statistics it carries are not its own.
@@ -61,6 +62,7 @@ def check(
     collected = carried_statistics(hashed) if calibration is None else None
     if calibration is not None:
         collected = collect(hashed, calibration, settings, progress=progress)
+    mine = None if collected is None else summarise(collected.sites[MLP_INPUT], progress)
     hosts = checkpoint.family.hosts(checkpoint.architecture)
     return Check(
         label=checkpoint.label,
@@ -71,5 +73,5 @@ def check(
         parameters=checkpoint.parameters,
         tokens=hashed.tokens,
         relations=tuple(relations),
-        overlaps=None if collected is None else overlaps(collected.sites[MLP_INPUT], experts, progress),
+        overlaps=None if mine is None else overlaps(mine, experts, summaries, progress),
     )

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from registry.home import Home
 from registry.scratch import Scratch, remove, scratches
-from store.catalog import VersionRecord
+from registry.summaries import strays_in
+from store.catalog import Catalog, VersionRecord
 from store.lock import exclusive
 
 STALE_SECONDS = 24 * 3600.0
@@ -27,7 +28,7 @@ class Garbage:
         merged_bytes: what they take on disk.
         work: models that compositions which never ended ran tokens through.
         work_bytes: what they take on disk.
-        cached: statistics that compositions took anew; they can be taken again.
+        cached: statistics that compositions took anew, which can be taken again; and summaries of no active version.
         cached_bytes: what they take on disk.
     """
 
@@ -52,6 +53,17 @@ def empty_cache(home: Home) -> None:
     with exclusive(home.cache_lock, "emptying the cache of statistics"):
         remove(home.cache)
         remove(home.folders)
+
+
+def forget_summaries(home: Home, catalog: Catalog) -> None:
+    """Delete all summaries but those of active versions, and what a crash left of one that was being written.
+
+    Raises:
+        StorageError: they cannot be deleted.
+    """
+    with exclusive(home.cache_lock, "deleting summaries"):
+        for path in _strays(home, catalog):
+            remove(path)
 
 
 def clear(home: Home, versions: Sequence[VersionRecord]) -> tuple[list[Path], list[str]]:
@@ -84,15 +96,17 @@ def clear(home: Home, versions: Sequence[VersionRecord]) -> tuple[list[Path], li
     return gone, stays
 
 
-def collect_leftovers(home: Home, garbage: Garbage, *, dry_run: bool) -> Garbage:
-    """Delete what interrupted commands left in the home, and the cache, and return `garbage` with what that was.
+def collect_leftovers(home: Home, catalog: Catalog, garbage: Garbage, *, dry_run: bool) -> Garbage:
+    """Delete what interrupted commands left in the home, the cache, and summaries of no active version.
+
+    Returns `garbage` with what that was.
 
     What a process is at is not disturbed. With `dry_run` nothing is deleted.
     """
     passes, merged, work = (
         [one.path for one in scratches(place) if _is_left(one)] for place in (home.partial, home.merged, home.work)
     )
-    cached = _files(home.cache)
+    cached, strays = _files(home.cache), _strays(home, catalog)
     found = replace(
         garbage,
         passes=len(passes),
@@ -101,13 +115,18 @@ def collect_leftovers(home: Home, garbage: Garbage, *, dry_run: bool) -> Garbage
         merged_bytes=_size(merged),
         work=len(work),
         work_bytes=_size(work),
-        cached=len(cached),
-        cached_bytes=_size(cached),
+        cached=len(cached) + len(strays),
+        cached_bytes=_size(cached) + _size(strays),
     )
     if not dry_run:
         for path in (*passes, *merged, *work, *cached):
             remove(path)
+        forget_summaries(home, catalog)
     return found
+
+
+def _strays(home: Home, catalog: Catalog) -> list[Path]:
+    return strays_in(home.summaries, {version.digest for version in catalog.versions(states=["active"])})
 
 
 def _is_left(one: Scratch) -> bool:

@@ -77,7 +77,7 @@ def carried_statistics(hashed: HashedCheckpoint) -> Collected | None:
         raise CheckpointError(f"{where} has calibration tokens that the model does not know", redo)
     if strange := sorted(set(collected.sites) - set(SITES["all"])):
         raise CheckpointError(f"{where} has statistics of {', '.join(strange)}, which is no site", redo)
-    for site in {MLP_INPUT, *collected.sites}:
+    for site in dict.fromkeys((MLP_INPUT, *collected.sites)):  # in this order: the others are held to its count
         _check_site(checkpoint, collected, site, where, redo)
     counts, vocabulary = collected.token_counts, checkpoint.architecture.vocab_size
     if counts is not None and (

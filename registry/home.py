@@ -11,7 +11,7 @@ from registry.errors import ConflictError, NotFoundError
 HOME_VARIABLE = "REG_HOME"
 DATABASE_VARIABLE = "REG_DATABASE"
 _CATALOG, _ARRAYS, _LOCK, _LOCKS = "catalog.sqlite", "arrays", "lock", "locks"
-_PARTIAL, _MERGED, _WORK, _CACHE, _FOLDERS = "partial", "merged", "work", "cache", "folders"
+_PARTIAL, _MERGED, _WORK, _CACHE, _FOLDERS, _SUMMARIES = "partial", "merged", "work", "cache", "folders", "summaries"
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Home:
         names = {entry.name for entry in self.path.iterdir()} if self.path.is_dir() else set()
         if names & {_CATALOG, _ARRAYS}:
             return
-        if names - {_PARTIAL, _MERGED, _WORK, _CACHE, _FOLDERS, _LOCK, _LOCKS}:
+        if names - {_PARTIAL, _MERGED, _WORK, _CACHE, _FOLDERS, _SUMMARIES, _LOCK, _LOCKS}:
             raise ConflictError(
                 f"the folder {self.path} is not empty and holds no registry",
                 "name a registry's folder with --home or REG_HOME, or for a new registry one that is absent or empty",
@@ -93,13 +93,18 @@ class Home:
         return self.path / _FOLDERS
 
     @property
+    def summaries(self) -> Path:
+        """What versions are compared by."""
+        return self.path / _SUMMARIES
+
+    @property
     def lock(self) -> Path:
         """The lock that writers hold."""
         return self.path / _LOCK
 
     @property
     def cache_lock(self) -> Path:
-        """The lock that is held for the moment of putting statistics into the cache, and of emptying it."""
+        """The lock that is held for the moment of putting statistics or summaries there, and of deleting them."""
         return self.path / _LOCKS / _CACHE
 
     def output_lock(self, out: Path) -> Path:

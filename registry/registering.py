@@ -17,17 +17,17 @@ from registry.annotations import Annotations
 from registry.calibration.sampling import self_sampled_label
 from registry.checkpoint import Checkpoint, HashedCheckpoint, hash_checkpoint
 from registry.collecting import carried_statistics, collect, text_calibration
-from registry.composing import Member
 from registry.content import content_digest
 from registry.home import Home
 from registry.maths.statistics import Statistics
 from registry.meanwhile import is_purged
-from registry.overlapping import ExpertOverlap, overlaps
+from registry.overlapping import ExpertOverlap, Sibling, overlaps, pack, summarise
 from registry.pass_settings import PassSettings
 from registry.progress import Progress
 from registry.sites import MLP_INPUT, TOKEN_COUNTS
 from registry.statistics_file import Collected
 from registry.statistics_pass import computed_by, window_size
+from registry.summaries import Summaries
 from registry.tensors import to_block
 from store.arrays import ArraySource, ArrayStore, digest_of
 from store.catalog import ArrayLink, Catalog, NewVersion, StatisticsRecord, VersionRecord
@@ -70,7 +70,8 @@ def register_expert(
     annotations: Annotations,
     *,
     keep_calibration: bool,
-    others: Sequence[Member],
+    others: Sequence[Sibling],
+    summaries: Summaries,
     progress: Progress,
 ) -> Registration:
     """Register a checkpoint as the next version of expert `name` (see `Registry.add_expert`)."""
@@ -97,10 +98,13 @@ def register_expert(
             partial=home.partial,
             progress=progress,
         )
-    overlapping = overlaps(collected.sites[MLP_INPUT], others, progress, partial(is_purged, catalog))
+    mine = summarise(collected.sites[MLP_INPUT], progress)
+    overlapping = overlaps(mine, others, summaries, progress, partial(is_purged, catalog))
     registration = _register(
         home, catalog, store, name, "expert", hashed, collected, annotations, self_sampled, progress
     )
+    if mine:
+        summaries.put(registration.version, "tokens", pack(mine))
     return replace(registration, overlaps=overlapping)
 
 

@@ -4,14 +4,15 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from registry.annotations import Annotations
+from registry.content import intact_arrays
 from registry.errors import ConflictError, InvalidInputError, NotFoundError
 from registry.handle import PathLike
-from registry.meanwhile import is_purged, unless_purged
+from registry.meanwhile import unless_purged
 from registry.pass_settings import PassSettings
 from registry.progress import remark
 from registry.publisher import Publisher
@@ -23,6 +24,7 @@ from registry.resolving import (
     composition_of,
     logged_as,
 )
+from registry.summaries import Summaries
 from store.catalog import ArrayLink, CompositionRecord, EvaluationRecord, EventRecord, VersionRecord
 from store.lock import exclusive
 from store.ownership import check_owner
@@ -32,10 +34,11 @@ if TYPE_CHECKING:
     from registry.checking import Check
     from registry.checkpoint import Checkpoint
     from registry.clearing import Garbage
-    from registry.composing import Member
     from registry.composing.member import StoredWeights
+    from registry.overlapping import Sibling
     from registry.receipt_checking import ReceiptCheck
     from registry.registering import Registration
+    from registry.relating import Relating
     from registry.verification import Verification
     from registry.withdrawing import OptOut
 
@@ -106,7 +109,7 @@ class Registry(Publisher):
 
             announced = read_announced(opened.folder)
             annotations = as_announced(annotations, announced, os.fspath(checkpoint), opened.folder)
-            relations = self._relations(opened, allow_unrelated)
+            mine, relations = self._relations(opened, allow_unrelated)
 
             from registry.registering import register_expert
 
@@ -121,8 +124,10 @@ class Registry(Publisher):
                 annotations,
                 keep_calibration=keep_calibration,
                 others=self._experts(but=name),
+                summaries=self._summaries,
                 progress=self.progress,
             )
+            self._relating.keep(registration.version, mine)
         if announced is not None and announced.digest != registration.version.digest:
             digest = registration.version.digest[:12]
             said = f"{checkpoint} announces {announced.digest[:12]}"
@@ -144,13 +149,14 @@ class Registry(Publisher):
         check_name_is_free(self.catalog, name, "base")
         annotations = Annotations(dict(tags or {}), license, alias)
         with self._opened(checkpoint, None, remote_code) as opened:
-            relations = self._relations(opened, allow_unrelated=True)
+            mine, relations = self._relations(opened, allow_unrelated=True)
 
             from registry.registering import register_base
 
             registration = register_base(
                 self.home, self.catalog, self.arrays, name, opened, annotations, progress=self.progress
             )
+            self._relating.keep(registration.version, mine)
         return replace(registration, relations=relations, newest=self._newest(registration.version))
 
     def check(
@@ -169,11 +175,12 @@ class Registry(Publisher):
         """
         files = [Path(file) for file in several(data, "data")]
         with self._opened(checkpoint, base, remote_code) as opened:
-            relations = self._relations(opened, allow_unrelated)
+            _, relations = self._relations(opened, allow_unrelated)
 
             from registry.checking import check
 
-            return check(opened, relations, files, settings or PassSettings(), self._experts(), self.progress)
+            others, settings = self._experts(), settings or PassSettings()
+            return check(opened, relations, files, settings, others, self._summaries, self.progress)
 
     def alias(self, ref: str, alias: str) -> str | None:
         """Point `alias` at the version that `ref` stands for, and return the version it pointed at before, if any.
@@ -303,12 +310,11 @@ class Registry(Publisher):
         Raises:
             NotFoundError: there is no such version.
         """
-        from registry.ancestry import weights_of_version
-
         version = self.resolve(ref)
-        mine = weights_of_version(self.member(version).arrays, self.arrays)
         with unless_purged(self.catalog, [version]):
-            return self._related(mine, [other for other in self.versions() if other.id != version.id])
+            intact_arrays(self.catalog, version)
+            others = [other for other in self.versions() if other.id != version.id]
+            return self._relating.relations(self._relating.weights(version), others)
 
     # -- keeping -----------------------------------------------------------------------------------------------------
 
@@ -328,7 +334,7 @@ class Registry(Publisher):
 
         with exclusive(self.home.lock, "collecting garbage"):
             garbage = collect_garbage(self.catalog, self.arrays, dry_run=dry_run)
-            return collect_leftovers(self.home, garbage, dry_run=dry_run)
+            return collect_leftovers(self.home, self.catalog, garbage, dry_run=dry_run)
 
     # -- within --------------------------------------------------------------------------------------------------------
 
@@ -362,19 +368,27 @@ class Registry(Publisher):
 
         return StoredWeights(self.member(version))
 
-    def _relations(self, checkpoint: "Checkpoint", allow_unrelated: bool) -> "tuple[Relation, ...]":
-        from registry.ancestry import check_related, weights_of_checkpoint
+    def _relations(self, checkpoint: "Checkpoint", allow_unrelated: bool) -> "tuple[Weights, tuple[Relation, ...]]":
+        from registry.ancestry import weights_of_checkpoint
 
-        relations = self._related(weights_of_checkpoint(checkpoint), self.versions())
+        mine, versions = weights_of_checkpoint(checkpoint), self.versions()
+        relations = self._relating.relations(mine, versions)
         if not allow_unrelated:
-            check_related(checkpoint.label, relations)
-        return relations
+            self._relating.check_related(checkpoint.label, mine, versions, relations)
+        return mine, relations
 
-    def _related(self, mine: "Weights", versions: Sequence[VersionRecord]) -> "tuple[Relation, ...]":
-        from registry.ancestry import relations_of
+    @property
+    def _relating(self) -> "Relating":
+        from registry.relating import Relating
 
-        described = ((version, self.arrays_of(version)) for version in versions)
-        return relations_of(mine, described, self.arrays, self.progress, partial(is_purged, self.catalog))
+        return Relating(self.catalog, self.arrays, self._summaries, self.progress)
 
-    def _experts(self, *, but: str | None = None) -> "list[Member]":
-        return self.members(version for version in self.versions(kind="expert") if version.name != but)
+    @cached_property
+    def _summaries(self) -> Summaries:
+        return Summaries(self.home, self.catalog)
+
+    def _experts(self, *, but: str | None = None) -> "list[Sibling]":
+        from registry.overlapping import Sibling
+
+        versions = self.versions(kind="expert")
+        return [Sibling(version, partial(self.member, version)) for version in versions if version.name != but]

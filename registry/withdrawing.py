@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from registry.clearing import Garbage, clear, empty_cache
+from registry.clearing import Garbage, clear, empty_cache, forget_summaries
 from registry.home import Home
 from registry.scratch import remove
 from store.arrays import ArrayStore
@@ -69,6 +69,7 @@ def opt_out(
     withdrew = tuple(version.ref for version in before if version.state == "active")
     catalog.withdraw(versions)
     empty_cache(home)  # after withdrawal nothing of theirs is put there
+    forget_summaries(home, catalog)  # nor here
     compositions = tuple(catalog.compositions(versions))  # after withdrawal none is added
     pushes = tuple(catalog.pushes(pushable(versions, compositions)))
     if not purge:

@@ -42,6 +42,7 @@ from registry import Registry
 from registry.errors import RegError
 from registry.evaluation import TestSettings
 from registry.progress import Advance, silent
+from registry.summaries import strays_in
 from tests.tiny import BASE, CONTENTS, RECIPES, SETTINGS, Fresh, Pool, make_pool, tree
 
 PRELOADED = (
@@ -313,6 +314,8 @@ def check(home: Path, scratch: Path, pool: Pool, processes: int) -> Counter[str]
         registry.gc()
         if (left := registry.verify()).orphans or left.problems:
             told.append("after collecting garbage there is some left")
+        active = [version.digest for version in versions.values() if version.state == "active"]
+        told += [f"{path} is a summary of no version" for path in strays_in(home / "summaries", active)]
     told += _folders(scratch, pool, contents, {entry["folder"] for entry in done if "folder" in entry}, counted)
     told += [f"{path} was left behind" for path in (*scratch.rglob(".*.partial"), *scratch.rglob(".*.old"))]
     told += [f"{path} was left behind" for name in ("work", "merged") for path in (home / name).glob("*")]

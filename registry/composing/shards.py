@@ -146,6 +146,8 @@ class _Writing:
     def _make(self) -> None:
         """Write what is computed."""
         for number, shard in enumerate(self._shards):
+            if hasattr(os, "posix_fallocate"):  # writing where blocks are set aside is several times as fast
+                os.posix_fallocate(self._files[number], 0, len(shard.head) + shard.nbytes)
             self._put(number, memoryview(shard.head), 0)
         for number, place in self._made:
             stream, done = self._shards[number].streams[place], 0

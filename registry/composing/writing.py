@@ -1,6 +1,7 @@
 """Writing a model of a plan: weights, config.json, tokenizer and code."""
 
 import json
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from registry.composing.origin import origin
 from registry.composing.plan import Plan, Router
 from registry.composing.produce import produce, spans
 from registry.hosts import Experts
+from registry.maths.threads import one_thread
+from registry.maths.trunk import TRUNKS
 from registry.progress import Progress
 from registry.tensor_file import Stream
 
@@ -32,7 +35,9 @@ def write_model(
         earlier: the folder that this one replaces.
     """
     plan = materials.plan
-    with progress("composing", plan.nbytes, "B") as advance:
+    # Where little is computed, threads that wait for one another only take the time of those that copy and hash.
+    threads = nullcontext() if TRUNKS[plan.recipe.trunk].needs_inputs else one_thread()
+    with threads, progress("composing", plan.nbytes, "B") as advance:
         digests = write_weights(folder, streams_of(materials), advance, earlier)
     copied = {name: plan.lead.file(name) for name in plan.lead.names("file") if name in COPIED_FILES}
     return digests | write_files(folder, copied | dict(plan.host.files) | {"config.json": json_file(host_config(plan))})

@@ -86,7 +86,8 @@ def overlap(a: Statistics, b: Statistics, rank: int = 16) -> Overlap:
             anything from 8 to 32 tells one text from another. With all H `distance` is `mahalanobis`, `subspace` 1.
 
     Raises:
-        ValueError: the channels differ in number, rank is below 1, or an expert has fewer than 4 tokens.
+        ValueError: the channels differ in number, rank is below 1, an expert has fewer than 4 tokens, or a Gram is that
+            of no activations.
     """
     _require_same_channels(a, b)
     if rank < 1:
@@ -96,13 +97,13 @@ def overlap(a: Statistics, b: Statistics, rank: int = 16) -> Overlap:
         raise ValueError(f"{fewer} tokens of an expert are too few to compare it: at least {TOKENS_PER_DIRECTION}")
     rank = min(rank, a.exponents.numel(), fewer // TOKENS_PER_DIRECTION)
 
-    (mean_a, scatter_a), (mean_b, scatter_b) = _centred(a), _centred(b)
+    (mean_a, scatter_a), (mean_b, scatter_b) = centred(a), centred(b)
     difference = mean_a - mean_b
     subspace = (leading_directions(scatter_a, rank).T @ leading_directions(scatter_b, rank)).square().sum() / rank
     total = (scatter_a / (2 * a.count)).add_(scatter_b, alpha=1 / (2 * b.count)).addr_(difference, difference / 4)
     shared = leading_directions(total, rank)
     within = shared.T @ scatter_a.add_(scatter_b) @ shared / (a.count + b.count - 2)
-    distance = _distance(within, shared.T @ difference, a.count, b.count)
+    distance = distance_along(within, shared.T @ difference, a.count, b.count)
     return Overlap(distance, math.erfc(distance / math.sqrt(8)), min(1.0, float(subspace)))
 
 
@@ -124,8 +125,8 @@ def mahalanobis(a: Statistics, b: Statistics) -> float:
     size, tokens = a.exponents.numel(), a.count + b.count
     if min(a.count, b.count) < 1 or tokens <= size + 3:
         raise ValueError(f"{a.count:,} and {b.count:,} tokens are too few for a distance over {size:,} channels")
-    (mean_a, scatter_a), (mean_b, scatter_b) = _centred(a), _centred(b)
-    return _distance(scatter_a.add_(scatter_b).div_(tokens - 2), mean_a - mean_b, a.count, b.count)
+    (mean_a, scatter_a), (mean_b, scatter_b) = centred(a), centred(b)
+    return distance_along(scatter_a.add_(scatter_b).div_(tokens - 2), mean_a - mean_b, a.count, b.count)
 
 
 def leading_directions(matrix: Float[Tensor, "H H"], rank: int) -> Float[Tensor, "H r"]:
@@ -158,7 +159,7 @@ def _leading(matrix: Float[Tensor, "d d"], rank: int) -> Float[Tensor, "d r"]:
     return vectors
 
 
-def _distance(within: Float[Tensor, "d d"], difference: Float[Tensor, "d"], n_a: int, n_b: int) -> float:
+def distance_along(within: Float[Tensor, "d d"], difference: Float[Tensor, "d"], n_a: int, n_b: int) -> float:
     """Return Δ̂ from D² = δᵀ Σ⁻¹ δ, by Cholesky; N > d + 3.
 
         Δ̂² = (N − d − 3)/(N − 2) · D² − d (1/n_a + 1/n_b), and 0 where that is negative
@@ -166,6 +167,9 @@ def _distance(within: Float[Tensor, "d d"], difference: Float[Tensor, "d"], n_a:
     has no bias for Gaussians (Lachenbruch & Mickey 1968, *Technometrics* 10, 1–11; McLachlan 1992): it follows
     from D² · n_a n_b (N − d − 1) / (N (N − 2) d), a noncentral F of d and N − d − 1 degrees of freedom, by its mean.
     d counts what varies; a difference along what does not is a large distance. Adds to `within`.
+
+    Raises:
+        ValueError: `within` is not positive semidefinite.
     """
     diagonal = within.diagonal()
     mean = float(diagonal.mean())
@@ -173,12 +177,14 @@ def _distance(within: Float[Tensor, "d d"], difference: Float[Tensor, "d"], n_a:
         return math.inf if bool(difference.any()) else 0.0
     size, tokens = int((diagonal > RIDGE * mean).sum()), n_a + n_b
     within.diagonal().add_(RIDGE * mean)
-    factor = torch.linalg.cholesky(within)
+    factor, info = torch.linalg.cholesky_ex(within)
+    if int(info) != 0:
+        raise ValueError("a Gram is that of no activations: it is not positive semidefinite")
     squared = float(torch.linalg.solve_triangular(factor, difference[:, None], upper=False).square().sum())
     return math.sqrt(max(0.0, (tokens - size - 3) / (tokens - 2) * squared - size * (1 / n_a + 1 / n_b)))
 
 
-def _centred(of: Statistics) -> tuple[Float[Tensor, "H"], Float[Tensor, "H H"]]:
+def centred(of: Statistics) -> tuple[Float[Tensor, "H"], Float[Tensor, "H H"]]:
     """Return (μ, C). Of a channel that does not vary, C is exactly 0."""
     moment = of.moment
     mean = moment / of.count

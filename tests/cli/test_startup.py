@@ -29,12 +29,24 @@ DATABASE = ("sqlalchemy", "filelock", "asyncio", "registry.registry")
 def test_light_commands_stay_light(tmp_path: Path, words: list[str]) -> None:
     Registry(tmp_path / "home").close()
     unwanted = HEAVY + (DATABASE if "--help" in words else ())
+    assert loaded(tmp_path / "home", words, unwanted)[-1] == "loaded []"
+
+
+def test_a_version_is_shown_without_torch(filled: Registry) -> None:
+    """Its distances to others are told from samples of weights, which numpy reads."""
+    *shown, last = loaded(filled.home.path, ["show", "code"], ("torch", "transformers", "zarr", "huggingface_hub"))
+    assert last == "loaded []"
+    assert any(line.endswith("same base as base@1") for line in shown)
+
+
+def loaded(home: Path, words: list[str], unwanted: tuple[str, ...]) -> list[str]:
+    """Return the lines that a command prints in a process of its own, and one of what of `unwanted` it imported."""
     script = (
         "import sys\n"
         "from cli.main import main\n"
-        f"try: main(['--home', {str(tmp_path / 'home')!r}, *{words!r}])\n"
+        f"try: main(['--home', {str(home)!r}, *{words!r}])\n"
         "except SystemExit: pass\n"
         f"print('loaded', [name for name in {unwanted!r} if name in sys.modules])"
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert result.stdout.splitlines()[-1] == "loaded []", result.stdout
+    return result.stdout.splitlines()

@@ -14,6 +14,7 @@ from typing import Any
 import registry.clearing
 from registry import Registry
 from registry.composing.folder import MARKER
+from registry.summaries import strays_in
 from store.catalog import schema
 from store.catalog.tables import VERSION_TABLE
 from tests.conftest import files_of
@@ -145,8 +146,10 @@ def outcome(world: Path) -> dict[str, Any]:
             opened.gc()
             assert opened.verify().orphans == 0
             members = [version.name for version in opened.versions(kind="expert")]
+            active = [version.digest for version in opened.versions()]
         for name in ("partial", "work", "merged", "cache"):
             assert files_of(home / name) == {}, f"{name} is not empty"
+        assert strays_in(home / "summaries", active) == [], "summaries of no version"
         composed = {path.name: files_of(path) for path in sorted(world.iterdir()) if path.name in ("moe", "out")}
         if members:
             done = run(world, ["compose", "--experts", ",".join(members), "--force", "--out", world / "after"])

@@ -2,7 +2,8 @@
  * chosen one kills the program, or lets the disk be full from there on. Python, SQLite and Rust code alike go through
  * here (LD_PRELOAD; Linux).
  *
- * A point is the moment before or after a change, or the middle of a write: half of its bytes are there. */
+ * A point is the moment before or after a change, or the middle of a write: half of its bytes are there. One before a
+ * change finds what the one after the last change left; it is told apart, so that it need not be tried as well. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -19,12 +20,14 @@
 #include <unistd.h>
 
 enum { OFF, COUNT, KILL, FULL };
+enum { BEFORE = 'b', WITHIN = 'w', AFTER = 'a', KINDS = 1 << 20 };
 
 static int mode = OFF, trace = -1;
 static char folder[PATH_MAX];
 static size_t length;
 static long chosen;
 static atomic_long count;
+static char kinds[KINDS];
 
 /* Begin: `how` (above), below which folder, at which point (KILL) or growth (FULL), and where to write a line for each
  * change, or -1. */
@@ -40,13 +43,19 @@ void faults_arm(int how, const char *below, long at, int told) {
 /* The points (in FULL, the growths) that there were since. */
 long faults_count(void) { return count; }
 
+/* Of the point, whether it is before, within or after a change. */
+char faults_kind(long at) { return at >= 0 && at < KINDS ? kinds[at] : BEFORE; }
+
 static void die(void) {
     kill(getpid(), SIGKILL);
     for (;;) pause();
 }
 
-static void point(void) {
-    if (mode != FULL && atomic_fetch_add(&count, 1) == chosen && mode == KILL) die();
+static void point(char kind) {
+    if (mode == FULL) return;
+    long now = atomic_fetch_add(&count, 1);
+    if (now < KINDS) kinds[now] = kind;
+    if (now == chosen && mode == KILL) die();
 }
 
 /* Whether the disk is full: 1 when it has just become so, 2 from then on. */
@@ -99,11 +108,11 @@ static void tell(const char *what, const char *one, const char *other) {
 /* Do a change, with a point before and after. */
 #define AROUND(type, call, what, one, other) \
     do { \
-        point(); \
+        point(BEFORE); \
         type result = call; \
         int after = errno; \
         if (result >= 0) tell(what, one, other); \
-        point(); \
+        point(AFTER); \
         errno = after; \
         return result; \
     } while (0)
@@ -214,13 +223,13 @@ PATHS(link, TWO, (const char *, const char *), (old, new), AT_FDCWD, old, AT_FDC
         return put(size / 2); \
     } \
     if (state) NO_SPACE; \
-    point(); \
+    point(BEFORE); \
     if (mode == KILL && size > 1 && count == chosen) put(size / 2); /* torn: the point that now comes is the chosen one */ \
-    if (size > 1) point(); \
+    if (size > 1) point(WITHIN); \
     ssize_t result = put(size); \
     int after = errno; \
     if (result >= 0) tell("write", where, 0); \
-    point(); \
+    point(AFTER); \
     errno = after; \
     return result
 
@@ -265,3 +274,17 @@ OPEN(int, ftruncate64, (int fd, off64_t n), (int, off64_t), (fd, n), fd, 0, "wri
 OPEN(int, fchmod, (int fd, mode_t m), (int, mode_t), (fd, m), fd, 0, "mode")
 OPEN(int, fsync, (int fd), (int), (fd), fd, 0, "sync")
 OPEN(int, fdatasync, (int fd), (int), (fd), fd, 0, "sync")
+
+/* Space set aside, which tells of a failure by what it returns. */
+#define ALLOCATE(name, type) \
+    int name(int fd, type at, type n) { \
+        static int (*real)(int, type, type); \
+        if (!real) real = (int (*)(int, type, type))dlsym(RTLD_NEXT, #name); \
+        char where[PATH_MAX]; \
+        if (!open_below(fd, where)) return real(fd, at, n); \
+        if (full()) return ENOSPC; \
+        AROUND(int, real(fd, at, n), "write", where, 0); \
+    }
+
+ALLOCATE(posix_fallocate, off_t)
+ALLOCATE(posix_fallocate64, off64_t)

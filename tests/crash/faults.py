@@ -50,6 +50,17 @@ def count() -> int:
     return int(counted())
 
 
+def distinct() -> list[int]:
+    """Return the points that were counted but those before a change that directly follow one after another change.
+
+    At both the same is on disk. The first is among them.
+    """
+    kind = ctypes.CDLL(None).faults_kind
+    kind.argtypes, kind.restype = [ctypes.c_long], ctypes.c_char
+    kinds = [kind(at) for at in range(count())]
+    return [at for at, (last, own) in enumerate(zip([b"", *kinds], kinds, strict=False)) if (last, own) != (b"a", b"b")]
+
+
 def forked(action: Callable[[], object]) -> int:
     """Run `action` in a child and return how it ended: an exit code, or minus the signal."""
     sys.stdout.flush()

@@ -54,7 +54,7 @@ class Mounted(Ground):
 def fill_at_points(ground: Ground, name: str, tries: int, draw: random.Random) -> dict[str, int]:
     """Let the disk be full at random points of one command, and return the points, those tried and those refused."""
     start = ground.start(COMMANDS[name].start)
-    total, expected = expected_of(ground, name, faults.FULL)
+    total, _, expected = expected_of(ground, name, faults.FULL)
     refused = 0
     for _ in range(tries):
         at = draw.randrange(total)
@@ -79,7 +79,7 @@ def fill_file_system(ground: Ground, name: str, tries: int, draw: random.Random)
     start = ground.start(COMMANDS[name].start)
     ground.fresh(start)
     before = ground.used()
-    _, expected = expected_of(ground, name, faults.COUNT)
+    *_, expected = expected_of(ground, name, faults.COUNT)
     pages = max(0, ground.used() - before) // PAGE + 16
     refused = 0
     for _ in range(tries):

@@ -72,25 +72,26 @@ def act(ground: Ground, name: str) -> tuple[int, str]:
     return done.exit_code, done.output
 
 
-def expected_of(ground: Ground, name: str, how: int) -> tuple[int, Any]:
-    """Return how many points of `how` a command has, and what it leads to."""
+def expected_of(ground: Ground, name: str, how: int) -> tuple[int, list[int], Any]:
+    """Return how many points of `how` a command has, those that differ in what is on disk, and what it leads to."""
     start = ground.start(COMMANDS[name].start)
     ground.fresh(start)
 
-    def undisturbed() -> tuple[int, list[str]]:
+    def undisturbed() -> tuple[int, list[int], list[str]]:
         faults.arm(how, ground.world, 1 << 40)
         code, said = act(ground, name)
         points = faults.count()
+        distinct = faults.distinct() if how == faults.COUNT else list(range(points))
         faults.arm(0, ground.world)
         assert code == 0, said
         verified(ground.world / "home")
-        return points, sorted(sys.modules)
+        return points, distinct, sorted(sys.modules)
 
-    points, modules = ground.told(undisturbed)
+    points, distinct, modules = ground.told(undisturbed)
     for module in modules:  # so that no child does it again
         with suppress(ImportError):
             importlib.import_module(module)
-    return points, ground.told(lambda: outcome(ground.world))
+    return points, distinct, ground.told(lambda: outcome(ground.world))
 
 
 def check_repeat(ground: Ground, name: str, expected: Any) -> None:
@@ -110,15 +111,17 @@ def differences(found: Any, expected: Any, where: str = "") -> list[str]:
 
 
 def kill_at_points(ground: Ground, name: str, tries: int | None) -> dict[str, int]:
-    """Kill one command at `tries` of its points, and return points, points tried, kills and different states.
+    """Kill one command at `tries` of its points, and return points, those that differ, points tried, kills and states.
 
-    Of states that are equal but for times, one is checked.
+    A point before a change is not tried where nothing changed since the one after the last. Of states that are equal
+    but for times, one is checked.
     """
     start, given = ground.start(COMMANDS[name].start), ground.given
     assert given.exists()
-    total, expected = expected_of(ground, name, faults.COUNT)
+    total, distinct, expected = expected_of(ground, name, faults.COUNT)
     kills, seen = 0, set[str]()
-    chosen = sorted({round((total - 1) * n / (tries - 1)) for n in range(tries)} if tries else range(total))
+    last = len(distinct) - 1
+    chosen = sorted({distinct[round(last * n / (tries - 1))] for n in range(tries)} if tries else distinct)
     for point in chosen:
         ground.fresh(start)
 
@@ -140,4 +143,4 @@ def kill_at_points(ground: Ground, name: str, tries: int | None) -> dict[str, in
         if state not in seen:
             seen.add(state)
             assert faults.forked(check) == 0, f"{name}, killed at point {point} of {total}"
-    return {"points": total, "tried": len(chosen), "kills": kills, "states": len(seen)}
+    return {"points": total, "distinct": len(distinct), "tried": len(chosen), "kills": kills, "states": len(seen)}

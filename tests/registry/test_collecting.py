@@ -321,6 +321,7 @@ FORGED: dict[str, tuple[Callable[[dict[str, Any], dict[str, torch.Tensor]], obje
         "has statistics of weights 000000000000, the checkpoint has",
     ),
     "no site": (lambda d, t: d.update(saturated={}), "has 0 layers of mlp_input, the checkpoint has 2"),
+    "other sites alone": (lambda d, t: d["saturated"].pop("mlp_input"), "has 0 layers of mlp_input"),
     "strange site": (
         lambda d, t: (d["saturated"].update(x=[]), t.update({"x.exponents": torch.zeros(1, 1, dtype=torch.int16)})),
         "has statistics of x, which is no site",

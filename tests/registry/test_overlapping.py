@@ -1,13 +1,14 @@
 """Proves: experts whose tokens routing cannot tell apart are told when they are registered, others are not."""
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
 from registry import PassSettings, Registry
 from registry.maths.overlap import Overlap
-from registry.overlapping import ExpertOverlap, overlaps
-from registry.progress import silent
+from registry.overlapping import ExpertOverlap, compared_layers, summarise
+from registry.progress import Advance, silent
 from tests.conftest import Zoo
 from tests.models import sentences, write_jsonl
 
@@ -50,9 +51,28 @@ def test_too_few_tokens_are_not_compared(two: Registry, zoo: Zoo) -> None:
     assert {overlap.ref for overlap in found} == {"code@1", "german@1"}
 
 
-def test_deep_networks_are_compared_at_layers_spread_evenly(filled: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deep_networks_are_compared_at_layers_spread_evenly(
+    filled: Registry, zoo: Zoo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert compared_layers(2) == [0, 1]
+    assert compared_layers(32) == [2, 6, 10, 14, 18, 22, 26, 30]
     monkeypatch.setattr("registry.overlapping.LAYERS", 1)
-    code = filled.member(filled.resolve("code"))
-    layers = [code.statistics("mlp_input", number) for number in range(2)]
-    (found,) = overlaps(layers, [filled.member(filled.resolve("law"))], silent)
-    assert list(found.layers) == [1]
+    found = filled.check(zoo.experts["code"], data=[zoo.train["code"]], settings=SETTINGS).overlaps
+    assert found
+    assert {tuple(overlap.layers) for overlap in found} == {(1,)}
+
+
+def test_statistics_of_no_activations_are_told_and_not_compared(filled: Registry) -> None:
+    code, said = filled.member(filled.resolve("code")), list[str]()
+    forged = []
+    for number in range(2):
+        statistics = code.statistics("mlp_input", number)
+        statistics.matrix.diagonal()[:-1].mul_(-1)  # no sum of squares
+        forged.append(statistics)
+
+    def noting(what: str, *_: object) -> AbstractContextManager[Advance]:
+        said.append(what)
+        return silent(what, 0, "")
+
+    assert summarise(forged, noting) == {}
+    assert said[-1].startswith("its text is not compared: a Gram is that of no activations")

@@ -31,7 +31,7 @@ from tests.conftest import SETTINGS, Zoo
 from tests.residue import own_windows, search
 
 MARKS = ("a-secret-tag", "a-secret-license", "a-secret-label", "1234.5678")
-PLACES = ("arrays", "cache", "merged", "partial", "work")
+PLACES = ("arrays", "cache", "merged", "partial", "summaries", "work")
 
 
 class Killed(BaseException):
@@ -69,9 +69,9 @@ def stopping(label: str, total: int, unit: str) -> Iterator[Advance]:
     yield advance
 
 
-def tensors_of(file: Path) -> bytes:
-    """Return what stands after the header of a safetensors file."""
-    data = file.read_bytes()
+def tensors_of(file: Path, start: int = 0) -> bytes:
+    """Return what stands after the header of a safetensors file, which begins at `start`."""
+    data = file.read_bytes()[start:]
     return data[8 + int.from_bytes(data[:8], "little") :]
 
 
@@ -107,6 +107,8 @@ def _lived_in(zoo: Zoo, tmp_path_factory: pytest.TempPathFactory) -> Path:
         with pytest.raises(KeyboardInterrupt):
             registry.add_expert("code", bare, data=[zoo.train["law"]], settings=SETTINGS)
         shutil.copy(bare / "statistics.safetensors", home / "partial" / "older.safetensors")
+        kept = home / "summaries" / f"{done.version.digest}.weights"
+        shutil.copy(kept, kept.with_name(f"{kept.name}.new"))  # as a kill leaves it
         backup.backup(registry.catalog.engine, "0123456789ab")
     return home
 
@@ -151,7 +153,11 @@ def test_no_window_of_it_is_left_in_any_file(lived_in: Registry) -> None:
         return [*chunks, *(arrays.read(digest).tobytes() for digest in digests)]
 
     left = [file for place in PLACES[1:] for file in (home / place).rglob("*.safetensors")]
-    windows = own_windows([*stored(own), *map(tensors_of, left)], stored(needed))
+    digest = lived_in.resolve("code").digest
+    summaries = {file: file.name.startswith(digest) for file in sorted((home / "summaries").iterdir())}
+    assert list(summaries.values()).count(True) == 3
+    told = [[tensors_of(file, 65) for file, is_own in summaries.items() if is_own == mine] for mine in (True, False)]
+    windows = own_windows([*stored(own), *map(tensors_of, left), *told[0]], [*stored(needed), *told[1]])
     before = search(home, windows)
     assert {path.split("/")[0] for path in before} == set(PLACES)
     assert len(own) > 30
@@ -166,6 +172,9 @@ def test_no_window_of_it_is_left_in_any_file(lived_in: Registry) -> None:
     assert [(path.parent.name, path.suffix) for path in map(Path, done.cleared)][-1] == ("home", ".backup")
     assert all(not scratches(home / place) for place in ("partial", "merged", "work"))
     assert not (home / "cache").exists()
+    assert {file.name.partition(".")[0] for file in (home / "summaries").iterdir()} == {
+        version.digest for version in lived_in.versions()
+    }
     print(f"{len(windows):,} windows of {len(own)} arrays and {len(left)} files, {sum(before.values()):,} found before")
 
 

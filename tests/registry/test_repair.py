@@ -1,5 +1,6 @@
 """Proves: damaged arrays are repaired by adding their expert again, and stand in no other expert's way."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -44,5 +45,8 @@ def test_damaged_expert_stands_in_no_others_way(
 
     damage(filled, "law", NAMES[what], kind)
     filled.progress = bar
+    assert "law@1" in {relation.ref for relation in filled.relations("code")}  # by its summary
+    assert capsys.readouterr().err == ""
+    shutil.rmtree(filled.home.summaries)
     assert filled.add_expert("new", zoo.experts["code"]).added
     assert "law@1 is not compared: " in capsys.readouterr().err

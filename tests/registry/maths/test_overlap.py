@@ -266,3 +266,7 @@ def test_what_cannot_be_compared_is_refused() -> None:
         overlap(a, of(normal(2, 3, 8)))
     with pytest.raises(ValueError, match="60 and 0 tokens are too few"):
         mahalanobis(a, Statistics.zero(a.exponents))
+    impossible = a.matrix.clone()
+    impossible.diagonal()[:2].mul_(-3)
+    with pytest.raises(ValueError, match="that of no activations"):
+        overlap(Statistics(impossible, a.exponents), a)
