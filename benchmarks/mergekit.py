@@ -59,7 +59,9 @@ QUALITY = "perplexity against mergekit-moe"
 
 PROMPTS, CHARACTERS = 8, 600
 DOMAINS = ("code", "math", "literature", "german", "biomed")
-WINDOWS = 16
+READ, WINDOWS = 8_192, 16
+"""Calibration tokens of each trained expert; windows of each domain's test text."""
+
 ROUNDS = 3
 BESIDE = ["accelerate", "peft", "pydantic", "pyyaml"]
 REG = str(Path(sys.executable).with_name("reg"))
@@ -119,7 +121,7 @@ def speed(scratch: Path, mergekit: Path) -> list[Comparison]:
     prompts = {folders[name]: [f"{name} {n} to be or not to be " * 24 for n in range(PROMPTS)] for name in names[1:]}
     three = configuration(scratch / "three.yml", folders["base"], dict(list(prompts.items())[:3]), 2)
     four = configuration(scratch / "four.yml", folders["base"], prompts, 2)
-    gone = {"warm_up": 0, "before_other": partial(shutil.rmtree, other, True)}
+    gone = partial(shutil.rmtree, other, True)
     compose = [REG, "--home", str(home), "compose", "--top-k", "2", "--out", str(ours), "--experts"]
     one = alternate(
         CLAIMS[0],
@@ -129,7 +131,8 @@ def speed(scratch: Path, mergekit: Path) -> list[Comparison]:
         target=0.5,
         before_ours=partial(shutil.rmtree, ours, True),
         note="3 × 135M, bfloat16",
-        **gone,
+        warm_up=0,
+        before_other=gone,
     )
     found = [one, one.memory(CLAIMS[1], target=0.5)]
 
@@ -141,15 +144,7 @@ def speed(scratch: Path, mergekit: Path) -> list[Comparison]:
 
     for tokens, rounds in TOKENS.items():
         both, add = scratch / "both.sh", [REG, "--home", str(home), "add-expert", LATE, str(folders[LATE])]
-        add += [
-            "--data",
-            str(text),
-            "--allow-unrelated",
-            "--tokens",
-            str(tokens),
-            "--seq-len",
-            "256",
-        ]
+        add += ["--data", str(text), "--allow-unrelated", "--tokens", str(tokens), "--seq-len", "256"]
         both.write_text(f"set -e\n{shlex.join(add)}\n{shlex.join([*compose, ','.join(names[1:])])}\n")
         found.append(
             alternate(
@@ -160,7 +155,8 @@ def speed(scratch: Path, mergekit: Path) -> list[Comparison]:
                 target=0.5,
                 before_ours=forget,
                 note=f"{tokens:,} calibration tokens",
-                **gone,
+                warm_up=0,
+                before_other=gone,
             )
         )
     return found
@@ -178,11 +174,12 @@ def quality(scratch: Path, mergekit: Path) -> list[Comparison]:
     with Registry(scratch / "trained-home") as registry:
         registry.add_base("base", SHARED / "experts" / "base")
         for name in DOMAINS:
-            registry.add_expert(name, SHARED / "experts" / name, data=[texts[name]])
+            settings = PassSettings(tokens=READ)
+            registry.add_expert(name, SHARED / "experts" / name, data=[texts[name]], settings=settings)
         registry.compose(DOMAINS, ours)
         data = {name: [file.with_name("test.jsonl.gz")] for name, file in texts.items()}
         mine, theirs = registry.evaluate([ours, other], data, TestSettings(windows=WINDOWS))[:2]
-    note = f"{WINDOWS} windows, ours by its defaults, mergekit's top-1"
+    note = f"{WINDOWS} windows; ours by its defaults, on {READ:,} tokens an expert"
     return [
         Comparison(f"{QUALITY}, {name}", (mine.perplexity[name],), (theirs.perplexity[name],), 1.0, "", note=note)
         for name in DOMAINS
