@@ -40,8 +40,8 @@ trust: .venv/installed  ## the long runs behind docs/guarantees.md; each prints 
 	$(BIN)/python -m tests.fuzz --inputs 5000 --seed 0
 	$(BIN)/python -m tests.bitflips --flips 500 --seed 0
 
-bench: .venv/installed  ## measure every claim of speed and write benchmarks/RESULTS.md
-	$(BIN)/python -m benchmarks.bench
+bench: .venv/installed  ## measure every claim of speed and write benchmarks/RESULTS.md; SHARED=folder of trained experts
+	$(if $(SHARED),REG_SHARED=$(SHARED) )$(BIN)/python -m benchmarks.bench
 
 wheel: .venv/installed
 	$(BIN)/python -m build --wheel

@@ -11,6 +11,7 @@ own. Ratios are ours / other of one round: below 1 where ours is faster.
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -65,7 +66,7 @@ class Comparison:
         unit: s or MB.
         ours_peak: the largest peak memory of a run, in bytes; of a callable, that of this whole process.
         other_peak: the same.
-        note: what a reader should know beside.
+        note: what a reader should know beside; where nothing could be measured, why.
     """
 
     claim: str
@@ -78,8 +79,13 @@ class Comparison:
     note: str = ""
 
     def __post_init__(self) -> None:
-        if not self.ours or len(self.ours) != len(self.other):
+        if len(self.ours) != len(self.other) or not (self.ours or self.note):
             raise ValueError(f"{self.claim}: {len(self.ours)} and {len(self.other)} runs are no rounds")
+
+    @classmethod
+    def missing(cls, claim: str, why: str, target: float | None = None) -> "Comparison":
+        """Return what stands in the table for a claim that could not be measured."""
+        return cls(claim, (), (), target, note=why)
 
     @property
     def ratios(self) -> tuple[float, ...]:
@@ -88,13 +94,13 @@ class Comparison:
 
     @property
     def ratio(self) -> float:
-        """Return the median ratio."""
-        return statistics.median(self.ratios)
+        """Return the median ratio; NaN where nothing could be measured."""
+        return statistics.median(self.ratios) if self.ratios else math.nan
 
     @property
     def reached(self) -> bool | None:
-        """Tell whether the median ratio is within the target; None where there is none."""
-        return None if self.target is None else self.ratio <= self.target
+        """Tell whether the median ratio is within the target; None where there is none, or no ratio."""
+        return None if self.target is None or not self.ratios else self.ratio <= self.target
 
     def memory(self, claim: str, target: float | None = None) -> "Comparison":
         """Return the comparison of the two peaks.
@@ -109,6 +115,9 @@ class Comparison:
 
     def row(self) -> str:
         """Return the line of a Markdown table below `HEADER`."""
+        if not self.ratios:
+            target = "" if self.target is None else f"≤ {self.target:.3g}"
+            return f"| {self.claim}: not measured, {self.note} | | | | | | {target} | | | |"
         cells = [
             f"{self.claim}{f' ({self.note})' if self.note else ''}",
             f"{_digits(statistics.median(self.ours))} {self.unit}",
@@ -125,7 +134,7 @@ class Comparison:
         return {
             "claim": self.claim,
             "unit": self.unit,
-            "ratio": {"min": min(self.ratios), "median": self.ratio, "max": max(self.ratios)},
+            "ratio": {"min": min(self.ratios), "median": self.ratio, "max": max(self.ratios)} if self.ratios else None,
             "target": self.target,
             "reached": self.reached,
             "rounds": len(self.ours),

@@ -16,7 +16,17 @@ from pathlib import Path
 
 from benchmarks.alternating import HEADER, Comparison
 
-BENCHMARKS: tuple[str, ...] = ("gram", "registration_pass", "compose_copy", "recompose", "router_solve")
+BENCHMARKS: tuple[str, ...] = (
+    "gram",
+    "registration_pass",
+    "compose_copy",
+    "compose_memory",
+    "recompose",
+    "router_solve",
+    "growth",
+    "startup",
+    "mergekit",
+)
 """The modules of this folder that have a `measure`, in the order of the table."""
 
 FOLDER = Path(__file__).parent
@@ -54,8 +64,17 @@ def measured(name: str, scratch: Path | None) -> list[Comparison] | str:
     return [Comparison.from_dict(row) for row in rows]
 
 
-def page(found: dict[str, list[Comparison] | str]) -> str:
-    """Return RESULTS.md."""
+def page(found: dict[str, list[Comparison] | str], seconds: dict[str, float]) -> str:
+    """Return RESULTS.md.
+
+    Args:
+        found: benchmark → its comparisons, or why there are none.
+        seconds: benchmark → how long it ran.
+    """
+    rows = [row for comparisons in found.values() if not isinstance(comparisons, str) for row in comparisons]
+    aimed = [row for row in rows if row.target is not None]
+    reached = sum(comparison.reached is True for comparison in aimed)
+    took = ", ".join(f"`{name}` {amount:.0f} s" for name, amount in seconds.items())
     lines = [
         "# Speed",
         "",
@@ -64,11 +83,11 @@ def page(found: dict[str, list[Comparison] | str]) -> str:
         "",
         *(f"- {key}: {value}" for key, value in machine().items()),
         "",
+        f"{reached} of {len(aimed)} targets are reached. All of it took {sum(seconds.values()) / 60:.0f} min: {took}.",
+        "",
         HEADER,
     ]
-    for comparisons in found.values():
-        if not isinstance(comparisons, str):
-            lines += [comparison.row() for comparison in comparisons]
+    lines += [row.row() for row in rows]
     failed = [f"`{name}` gave nothing: {why}" for name, why in found.items() if isinstance(why, str)]
     return "\n".join([*lines, *(["", *failed] if failed else [])]) + "\n"
 
@@ -84,16 +103,18 @@ def main() -> None:
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.pop(name, None)  # all cores, on both sides
     found: dict[str, list[Comparison] | str] = {}
+    seconds: dict[str, float] = {}
     for name in arguments.names or BENCHMARKS:
         start = time.monotonic()
         found[name] = measured(name, arguments.scratch)
-        print(f"{name}: {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
-    text = page(found)
+        seconds[name] = time.monotonic() - start
+        print(f"{name}: {seconds[name]:.0f} s", file=sys.stderr, flush=True)
+    text = page(found, seconds)
     print(text)
     if not arguments.names:
         (FOLDER / "RESULTS.md").write_text(text, encoding="utf-8")
         rows = [c.to_dict() for comparisons in found.values() if not isinstance(comparisons, str) for c in comparisons]
-        document = {"machine": machine(), "comparisons": rows}
+        document = {"machine": machine(), "seconds": seconds, "comparisons": rows}
         (FOLDER / "RESULTS.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     if any(isinstance(result, str) for result in found.values()):
         sys.exit(1)

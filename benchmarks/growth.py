@@ -13,11 +13,11 @@ from benchmarks import random_experts
 from benchmarks.alternating import Comparison, alternate, run
 from benchmarks.compose_memory import make_checkpoint
 from registry import PassSettings, Recipe, Registry
-from registry.registering import content_digest
+from registry.content import content_digest
 from store.catalog import NewVersion
 
 EXPERTS = 64
-ROUNDS = 5
+ROUNDS = 4
 SHAPE = {
     "vocab_size": 4096,
     "hidden_size": 768,

@@ -1,15 +1,21 @@
 """One mixture of three experts, and a fourth added to it, against mergekit-moe 0.1.5 (`hidden` gates), cold commands.
 
-    python -m benchmarks.mergekit [--scratch DIR]
+    python -m benchmarks.mergekit [--scratch DIR]        REG_SHARED=DIR: a folder with `experts` and `corpora`
 
-mergekit gets an environment of its own, `build/mergekit-env`, beside this one's torch and transformers. The experts
-have the shape of SmolLM-135M, random weights in bfloat16 and a small tokenizer. Both write a Mixtral folder. mergekit's
-gates are the base model's hidden states of 8 prompts an expert; ours are solved from the statistics that each expert
-was registered with. So ours reads the experts' text once, when they are registered, and mergekit reads its prompts each
-time: the claim about the fourth expert counts our registration too.
+mergekit gets an environment of its own, `build/mergekit-env`, made once: mergekit and immutables from PyPI without what
+they ask for (they pin older torch and transformers), and beside them, by a .pth file, this program's own packages:
+torch, transformers, tokenizers, safetensors, accelerate, peft, pydantic, PyYAML, click, tqdm, all of which it imports.
+mergekit-moe 0.1.5 needs nothing else, and no changes, to run with transformers 5. Where there is no PyPI to fetch it
+from, the table says so.
 
-Where `../shared` has trained experts and their text, the two mixtures of those are scored as well: perplexity of each
-domain, ours and mergekit's. mergekit's prompts are the first 600 characters of 8 documents of each domain.
+The experts have the shape of SmolLM-135M, random weights in bfloat16 and a small tokenizer. Both write a Mixtral
+folder. mergekit's gates are the base model's hidden states of 8 prompts an expert; ours are solved from the statistics
+that each expert was registered with. So ours reads the experts' text once, when they are registered, and mergekit reads
+its prompts each time: the claim about the fourth expert counts our registration too.
+
+Of trained experts and their text, where there are some (`REG_SHARED`, by default the folder `shared` beside this
+repository), the two mixtures are scored as well: perplexity of each domain, ours and mergekit's. mergekit's prompts are
+the first 600 characters of 8 documents of each domain.
 """
 
 import gzip
@@ -24,8 +30,8 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks import compose_memory
-from benchmarks.alternating import Comparison, alternate, run
-from registry import Registry, TestSettings
+from benchmarks.alternating import Comparison, alternate, once, run
+from registry import PassSettings, Registry, TestSettings
 
 VERSION = "0.1.5"
 ENVIRONMENT = Path(__file__).parents[1] / "build" / "mergekit-env"
@@ -41,17 +47,36 @@ SHAPE = {
 }
 EXPERTS = ("code", "law", "math")
 LATE = "poetry"
-TOKENS = (24_576, 4_096)
-"""Calibration tokens of the fourth expert: the default, and what loses 0.2 of the score (reference table)."""
+TOKENS = {24_576: 1, 4_096: 2}
+"""Calibration tokens of the fourth expert → rounds: the default, and what loses 0.2 of the score (reference table)."""
+
+CLAIMS = (
+    "one mixture against mergekit-moe",
+    "peak memory of one mixture against mergekit-moe",
+    "a fourth expert, registered and composed, against mergekit-moe of four",
+)
+QUALITY = "perplexity against mergekit-moe"
 
 PROMPTS, CHARACTERS = 8, 600
 DOMAINS = ("code", "math", "literature", "german", "biomed")
+READ, WINDOWS = 8_192, 16
+"""Calibration tokens of each trained expert; windows of each domain's test text."""
+
 ROUNDS = 3
+BESIDE = ["accelerate", "peft", "pydantic", "pyyaml"]
 REG = str(Path(sys.executable).with_name("reg"))
 
 
+class _AbsentError(Exception):
+    """mergekit cannot be run here."""
+
+
 def installed() -> Path:
-    """Return mergekit's command, in its environment, made if absent."""
+    """Return mergekit's command, in its environment, made if absent.
+
+    Raises:
+        _AbsentError: it cannot be; the message says why.
+    """
     command = ENVIRONMENT / "bin" / "mergekit-moe"
     if not command.exists():
         subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(ENVIRONMENT)], check=True)
@@ -59,10 +84,15 @@ def installed() -> Path:
         shared = [path for path in sys.path if path.endswith("site-packages")]
         (packages / "beside.pth").write_text("".join(f"{path}\n" for path in shared))
         pip = [sys.executable, "-m", "pip", "--python", str(ENVIRONMENT / "bin" / "python"), "install", "--quiet"]
-        subprocess.run([*pip, "--no-deps", f"mergekit=={VERSION}", "immutables"], check=True)
-        subprocess.run(
-            [*pip, "accelerate", "peft", "pydantic", "pyyaml"], check=True
-        )  # where they are not here already
+        for words in (["--no-deps", f"mergekit=={VERSION}", "immutables"], BESIDE):  # the latter are mostly here
+            done = subprocess.run([*pip, *words], capture_output=True, text=True)
+            if done.returncode:
+                shutil.rmtree(ENVIRONMENT)
+                raise _AbsentError(f"pip cannot install {' '.join(words)}: {_last(done.stderr)}")
+    try:
+        once([str(command), "--help"])  # so that no run is the first one
+    except RuntimeError as error:
+        raise _AbsentError(f"mergekit-moe does not start: {_last(str(error))}") from error
     return command
 
 
@@ -83,29 +113,28 @@ def speed(scratch: Path, mergekit: Path) -> list[Comparison]:
     text = scratch / "text.txt"
     text.write_text("to be or not to be that is the question " * 4000)
     home, ours, other = scratch / "home", scratch / "ours", scratch / "other"
-    reg = [REG, "--home", str(home)]
-    options = ["--data", str(text), "--seq-len", "256", "--allow-unrelated"]
-    subprocess.run([*reg, "add-base", "base", str(folders["base"])], check=True, stdout=subprocess.DEVNULL)
-    for name in EXPERTS:
-        words = [*reg, "add-expert", name, str(folders[name]), *options, "--tokens", "1024"]
-        subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
+    with Registry(home) as registry:
+        registry.add_base("base", folders["base"])
+        for name in EXPERTS:
+            few = PassSettings(tokens=256, seq_len=128)
+            registry.add_expert(name, folders[name], data=[text], settings=few, allow_unrelated=True)
     prompts = {folders[name]: [f"{name} {n} to be or not to be " * 24 for n in range(PROMPTS)] for name in names[1:]}
     three = configuration(scratch / "three.yml", folders["base"], dict(list(prompts.items())[:3]), 2)
     four = configuration(scratch / "four.yml", folders["base"], prompts, 2)
-    gone = {"before_other": partial(shutil.rmtree, other, True)}
-    compose = [*reg, "compose", "--top-k", "2", "--out", str(ours), "--experts"]
-    note = "3 × 135M, bfloat16"
+    gone = partial(shutil.rmtree, other, True)
+    compose = [REG, "--home", str(home), "compose", "--top-k", "2", "--out", str(ours), "--experts"]
     one = alternate(
-        "one mixture against mergekit-moe",
+        CLAIMS[0],
         [*compose, ",".join(EXPERTS)],
         [str(mergekit), str(three), str(other), "--quiet"],
         ROUNDS,
         target=0.5,
         before_ours=partial(shutil.rmtree, ours, True),
-        note=note,
-        **gone,
+        note="3 × 135M, bfloat16",
+        warm_up=0,
+        before_other=gone,
     )
-    found = [one, one.memory("peak memory of one mixture against mergekit-moe", target=0.5)]
+    found = [one, one.memory(CLAIMS[1], target=0.5)]
 
     def forget() -> None:
         shutil.rmtree(ours, True)
@@ -113,57 +142,66 @@ def speed(scratch: Path, mergekit: Path) -> list[Comparison]:
             if any(version.name == LATE for version in registry.versions()):
                 registry.opt_out(LATE, purge=True)
 
-    for tokens in TOKENS:
-        both = scratch / "both.sh"
-        add = [*reg, "add-expert", LATE, str(folders[LATE]), *options, "--tokens", str(tokens)]
+    for tokens, rounds in TOKENS.items():
+        both, add = scratch / "both.sh", [REG, "--home", str(home), "add-expert", LATE, str(folders[LATE])]
+        add += ["--data", str(text), "--allow-unrelated", "--tokens", str(tokens), "--seq-len", "256"]
         both.write_text(f"set -e\n{shlex.join(add)}\n{shlex.join([*compose, ','.join(names[1:])])}\n")
         found.append(
             alternate(
-                "a fourth expert, registered and composed, against mergekit-moe of four",
+                CLAIMS[2],
                 ["sh", str(both)],
                 [str(mergekit), str(four), str(other), "--quiet"],
-                1 if tokens == TOKENS[0] else ROUNDS,
+                rounds,
                 target=0.5,
-                warm_up=0,
                 before_ours=forget,
                 note=f"{tokens:,} calibration tokens",
-                **gone,
+                warm_up=0,
+                before_other=gone,
             )
         )
     return found
 
 
 def quality(scratch: Path, mergekit: Path) -> list[Comparison]:
-    """Return the perplexity of each domain of the two mixtures of trained experts; none where these are not there."""
+    """Return the perplexity of each domain of the two mixtures of trained experts."""
     if not (SHARED / "experts" / "base").is_dir():
-        return []
-    prompts = {SHARED / "experts" / name: _texts(SHARED / "corpora" / name / "train.jsonl.gz") for name in DOMAINS}
+        return [Comparison.missing(QUALITY, f"{SHARED} has no trained experts; name their folder with REG_SHARED")]
+    texts = {name: SHARED / "corpora" / name / "train.jsonl.gz" for name in DOMAINS}
+    prompts = {SHARED / "experts" / name: _texts(file) for name, file in texts.items()}
     asked = configuration(scratch / "trained.yml", SHARED / "experts" / "base", prompts, 1)
     other, ours = scratch / "trained-other", scratch / "trained-ours"
-    subprocess.run([str(mergekit), str(asked), str(other), "--quiet"], check=True, stdout=subprocess.DEVNULL)
+    once([str(mergekit), str(asked), str(other), "--quiet"])
     with Registry(scratch / "trained-home") as registry:
         registry.add_base("base", SHARED / "experts" / "base")
         for name in DOMAINS:
-            data = [SHARED / "corpora" / name / "train.jsonl.gz"]
-            registry.add_expert(name, SHARED / "experts" / name, data=data)
+            settings = PassSettings(tokens=READ)
+            registry.add_expert(name, SHARED / "experts" / name, data=[texts[name]], settings=settings)
         registry.compose(DOMAINS, ours)
-        data = {name: [SHARED / "corpora" / name / "test.jsonl.gz"] for name in DOMAINS}
-        rows = registry.evaluate([ours, other], data, TestSettings(windows=24))
-    mine, theirs = rows[0], rows[1]
-    found = [
-        Comparison(f"perplexity, {name}", (mine.perplexity[name],), (theirs.perplexity[name],), 1.0, "")
+        data = {name: [file.with_name("test.jsonl.gz")] for name, file in texts.items()}
+        mine, theirs = registry.evaluate([ours, other], data, TestSettings(windows=WINDOWS))[:2]
+    note = f"{WINDOWS} windows; ours by its defaults, on {READ:,} tokens an expert"
+    return [
+        Comparison(f"{QUALITY}, {name}", (mine.perplexity[name],), (theirs.perplexity[name],), 1.0, "", note=note)
         for name in DOMAINS
     ]
-    if mine.average is not None and theirs.average is not None:
-        scores = (theirs.average,), (mine.average,)
-        found.append(Comparison("normalised score, mergekit's against ours", *scores, 1.0, "", note="other is ours"))
-    return found
 
 
 def measure(scratch: Path) -> list[Comparison]:
-    """Return the comparisons."""
-    mergekit = installed()
-    return [*speed(scratch, mergekit), *quality(scratch, mergekit)]
+    """Return the comparisons; for a part that cannot be measured here, why."""
+    found = []
+    parts = ((speed, dict.fromkeys(CLAIMS, 0.5)), (quality, {QUALITY: 1.0}))
+    for part, claims in parts:
+        try:
+            found += part(scratch, installed())
+        except (_AbsentError, RuntimeError) as error:  # a command of mergekit's that failed, say
+            why = _last(str(error))
+            found += [Comparison.missing(claim, why, target) for claim, target in claims.items()]
+    return found
+
+
+def _last(text: str) -> str:
+    """Return the last line that says something."""
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "no word")
 
 
 def _texts(file: Path) -> list[str]:

@@ -15,7 +15,7 @@ from store.catalog import Catalog
 from store.catalog.tables import Expert, Statistics, Tag, Version
 
 VERSIONS = 10_000
-ROUNDS = 15
+ROUNDS = 11
 SITES = ("attention_input", "attention_output", "head_input", "mlp_input")
 
 

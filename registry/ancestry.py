@@ -245,7 +245,7 @@ def _are_weights(block: Block, dtype: str) -> bool:
     if block.dtype != np.dtype(CARRIERS[dtype][0]):
         return False
     if dtype == "bfloat16":
-        return not bool(((block & 0x7F80) == 0x7F80).any())
+        return not bool(((block.astype(np.uint16) & 0x7F80) == 0x7F80).any())
     return bool(np.isfinite(block).all())
 
 
