@@ -21,8 +21,8 @@ fix: .venv/installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-reference: .venv/installed  ## write the CLI reference into the README
-	$(BIN)/python -m cli.reference README.md
+reference: .venv/installed  ## write what README and docs say of the commands, from the commands
+	$(BIN)/python -m cli.reference
 
 quality: .venv/installed  ## measure every method on real experts; FAR=folder adds far ones
 	$(BIN)/python -m benchmarks.quality $(if $(FAR),--far $(FAR))
