@@ -1,12 +1,12 @@
 """The options that make a recipe, for every command that composes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from cli.options import DTYPES, Integer, unique_pairs
-from cli.session import split
+from cli.options import DTYPES, Choice, Integer, unique_pairs
+from cli.session import Session, split
 
 if TYPE_CHECKING:
     from registry.composing import EnsembleRecipe, Recipe
@@ -39,7 +39,7 @@ def _lam(_context: click.Context, _option: click.Parameter, text: str) -> float 
 _OPTIONS = (
     click.option(
         "--to",
-        type=click.Choice(["moe", "dense", "ensemble"]),
+        type=Choice(["moe", "dense", "ensemble"]),
         metavar="OUTPUT",
         default="moe",
         show_default=True,
@@ -48,7 +48,7 @@ _OPTIONS = (
     ),
     click.option(
         "--routing",
-        type=click.Choice(["posterior", "perplexity", "task-vector"]),
+        type=Choice(["posterior", "perplexity", "task-vector"]),
         metavar="METHOD",
         default="posterior",
         show_default=True,
@@ -64,7 +64,7 @@ _OPTIONS = (
     ),
     click.option(
         "--trunk",
-        type=click.Choice(["regmean", "mean", "base", "ties", "dare", "task-arithmetic"]),
+        type=Choice(["regmean", "mean", "base", "ties", "dare", "task-arithmetic"]),
         metavar="METHOD",
         default="regmean",
         show_default=True,
@@ -82,7 +82,7 @@ _OPTIONS = (
     ),
     click.option(
         "--router",
-        type=click.Choice(["ridge", "domain-embedding", "random"]),
+        type=Choice(["ridge", "domain-embedding", "random"]),
         metavar="METHOD",
         default="ridge",
         show_default=True,
@@ -112,7 +112,7 @@ _OPTIONS = (
     click.option("--seed", type=int, metavar="N", default=0, show_default=True, help="Of random."),
     click.option(
         "--token-weight",
-        type=click.Choice(["none", "advantage"]),
+        type=Choice(["none", "advantage"]),
         metavar="HOW",
         default="none",
         show_default=True,
@@ -147,7 +147,7 @@ _OPTIONS = (
     ),
     click.option(
         "--balance",
-        type=click.Choice(["none", "tokens"]),
+        type=Choice(["none", "tokens"]),
         metavar="HOW",
         default="none",
         show_default=True,
@@ -193,6 +193,17 @@ def recipe_options(*without: str) -> Callable[[Command], Command]:
         return command
 
     return add
+
+
+def check_members(session: Session, refs: Sequence[str]) -> None:
+    """Refuse experts that cannot be composed, before anything is imported that takes seconds.
+
+    Raises:
+        RegError: there is no registry, or no such expert, or it was opted out.
+    """
+    with session.registry() as registry:
+        for ref in refs:
+            registry.resolve(ref, kind="expert")
 
 
 def recipe_of(context: click.Context, **settings: Any) -> "Recipe | EnsembleRecipe":

@@ -1,7 +1,7 @@
 """What the documents say of the commands, written from the commands themselves: `python -m cli.reference [PAGE…]`.
 
 A page has marks, and what stands between them is made anew: of README.md a table of all commands, of docs/cli.md each
-with its options.
+with its options, of docs/json.md what each prints with --json.
 """
 
 import inspect
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-PAGES = ("README.md", "docs/cli.md")
+PAGES = ("README.md", "docs/cli.md", "docs/json.md")
 """The pages that have marks."""
 
 REFERENCE_PAGE = "docs/cli.md"
@@ -38,7 +38,21 @@ def reference() -> str:
     return "\n".join(part.rstrip() + "\n" for part in parts)
 
 
-PARTS: dict[str, Callable[[], str]] = {"commands": summary, "CLI reference": reference}
+def schemas() -> str:
+    """Return what every command prints with --json, field by field, as Markdown."""
+    from cli.documents import SHOWN_COMPOSITION
+    from cli.fields import table
+    from cli.schemas import ERROR, SCHEMAS
+
+    parts = [f"## Errors\n\n{table(ERROR)}"]
+    for _, own in commands():
+        parts.append(f"## {own.command_path}\n\n{table(SCHEMAS[own.command_path])}")
+        if own.command_path == "reg show":
+            parts.append(f"With the digest of a composition:\n\n{table(SHOWN_COMPOSITION)}")
+    return "\n".join(parts)
+
+
+PARTS: dict[str, Callable[[], str]] = {"commands": summary, "CLI reference": reference, "fields": schemas}
 """What can stand between marks, by their name."""
 
 
