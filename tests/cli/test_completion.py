@@ -15,19 +15,18 @@ from cli.main import COMPLETING, main
 from registry import Registry
 from store.catalog import NewVersion
 
-HOMES = ("code", "math", "mathematics")
 
-
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    """A catalog of three experts, one opted out, and a base model; no arrays."""
-    with Registry(tmp_path / "home") as registry:
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A catalog of three experts, one more that was opted out, and a base model; no arrays. Nothing writes to it."""
+    place = tmp_path_factory.mktemp("completion") / "home"
+    with Registry(place) as registry:
         for name, kind in (("base", "base"), ("code", "expert"), ("math", "expert"), ("mathematics", "expert")):
             registry.catalog.add_version(NewVersion(name, kind, "ab" * 32, {"n": name}, 1, ()))  # type: ignore[arg-type]
         registry.catalog.set_alias(registry.resolve("math"), "stable")
         registry.catalog.add_version(NewVersion("gone", "expert", "cd" * 32, {}, 1, ()))
         registry.opt_out("gone")
-    return tmp_path / "home"
+    return place
 
 
 def completed(home: Path, line: str, shell: str = "bash") -> list[str]:
