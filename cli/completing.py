@@ -6,7 +6,7 @@ Pressing a key must be quick and silent: no torch is imported, and nothing is sa
 import os
 from collections.abc import Collection
 from contextlib import suppress
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 from click.shell_completion import BashComplete, CompletionItem, add_completion_class, get_completion_class
@@ -72,7 +72,13 @@ def script(shell: str) -> str:
     return made(main, {}, "reg", COMPLETING).source().rstrip("\n")
 
 
-class Registered(click.ParamType):
+if TYPE_CHECKING:
+    _Text = click.ParamType[str]
+else:
+    _Text = click.ParamType  # older versions are not generic
+
+
+class Registered(_Text):
     """The name of something registered: text as any other, which the shell can complete.
 
     Args:

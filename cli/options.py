@@ -21,7 +21,13 @@ class Integer(click.IntRange):
     name = "integer"
 
 
-class Choice(click.Choice[str]):
+if TYPE_CHECKING:
+    _Words = click.Choice[str]
+else:
+    _Words = click.Choice  # older versions are not generic
+
+
+class Choice(_Words):
     """One of some words; of another the message says which is nearest."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -29,8 +35,8 @@ class Choice(click.Choice[str]):
         try:
             return super().convert(value, param, ctx)
         except click.BadParameter as error:
-            error.message = f"{error.message.removesuffix('.')}{nearest(str(value), self.choices) or '.'}"
-            raise
+            text = f"{error.message.removesuffix('.')}{nearest(str(value), self.choices) or '.'}"
+            raise click.BadParameter(text, ctx=error.ctx, param=error.param) from None
 
 
 DTYPES = Choice(["bfloat16", "float16", "float32"])

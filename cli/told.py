@@ -55,6 +55,10 @@ class _ToldAsJson(Told):
         click.echo(json.dumps({"error": told}), file=file or sys.stderr)
 
 
+class _MisusedAsJson(_ToldAsJson):
+    exit_code = 2
+
+
 @contextmanager
 def told(*, as_json: bool) -> Iterator[None]:
     """Turn every exception of the library and of the system into a message; a traceback only with REG_DEBUG."""
@@ -80,9 +84,8 @@ def _as_json(error: click.ClickException | click.Abort) -> _ToldAsJson:
     hint = getattr(error, "hint", None)
     if isinstance(error, click.UsageError) and error.ctx is not None:
         hint = f"{error.ctx.command_path} --help"
-    found = _ToldAsJson(error.format_message(), hint, getattr(error, "kind", type(error).__name__))
-    found.exit_code = error.exit_code
-    return found
+    kind = _MisusedAsJson if isinstance(error, click.UsageError) else _ToldAsJson
+    return kind(error.format_message(), hint, getattr(error, "kind", type(error).__name__))
 
 
 def _message(error: Exception) -> Told:

@@ -54,7 +54,7 @@ class Model:
         Of an ensemble whose members are chosen by the first tokens, at most those of the members chosen.
         """
         if getattr(self.loaded.config, "routing", None) == "task-vector":
-            one = sum(weight.numel() for weight in self.loaded.members[0].parameters())
+            one: int = sum(weight.numel() for weight in self.loaded.members[0].parameters())
             return min(self.parameters, one * int(self.loaded.config.routing_top_k))
         idle = 0
         for gate in self.routers:

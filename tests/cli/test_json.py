@@ -17,6 +17,7 @@ from cli.reference import commands
 from cli.schemas import ERROR, SCHEMAS, schema_of
 from registry import Registry
 from registry.demo import DemoResult
+from registry.evaluation import Row
 from tests.conftest import Zoo
 from tests.writable_hub import writable_hub
 
@@ -36,9 +37,7 @@ def validate(found: Any, schema: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def outputs(
-    zoo: Zoo, _filled_home: Path, demo_result: DemoResult, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, list[Any]]:
+def outputs(zoo: Zoo, _filled_home: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     """What every command printed, in one registry."""
     work = tmp_path_factory.mktemp("json")
     home = shutil.copytree(_filled_home, work / "home")
@@ -56,7 +55,9 @@ def outputs(
 
     text = ("--windows", 2, "--seq-len", 32, "--data", f"math={zoo.test['math']}")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("registry.demo.run_demo", lambda *_, **__: demo_result)
+        rows = [Row("moe", {"code": 2.0}, {"code": 90.0}, accuracy={"code": [1.0]}, load={"code": [1.0]})]
+        shown = DemoResult(work, ("code",), rows, {("a", "b"): "1", ("b", "a"): "1"}, "2", "2", "math")
+        patch.setattr("registry.demo.run_demo", lambda *_, **__: shown)
         hub = writable_hub(patch, work / "huggingface")
         next(hub)
         run("check", zoo.experts["law"])
