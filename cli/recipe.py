@@ -1,12 +1,14 @@
 """The options that make a recipe, for every command that composes."""
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from cli.options import DTYPES, Choice, Integer, unique_pairs
 from cli.session import Session, split
+from registry.errors import RegError
 
 if TYPE_CHECKING:
     from registry.composing import EnsembleRecipe, Recipe
@@ -198,10 +200,16 @@ def recipe_options(*without: str) -> Callable[[Command], Command]:
 def check_members(session: Session, refs: Sequence[str]) -> None:
     """Refuse experts that cannot be composed, before anything is imported that takes seconds.
 
+    Where there is no registry nothing is said yet: options that make no sense are told before that.
+
     Raises:
-        RegError: there is no registry, or no such expert, or it was opted out.
+        RegError: there is no such expert, or it was opted out.
     """
-    with session.registry() as registry:
+    with ExitStack() as stack:
+        try:
+            registry = stack.enter_context(session.registry())
+        except RegError:
+            return
         for ref in refs:
             registry.resolve(ref, kind="expert")
 

@@ -1,4 +1,4 @@
-"""Proves: what the README tells a newcomer to type works, in that order; what is written from commands is up to date."""
+"""Proves: what the README tells a newcomer to type works, in order; what is written from commands is up to date."""
 
 import re
 import shlex

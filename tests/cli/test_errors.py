@@ -297,8 +297,9 @@ def test_every_error_names_the_next_step() -> None:
     for package in ("registry", "store", "cli"):
         for path in (Path(__file__).parents[2] / package).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                called = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in kinds
-                if called and len(node.args) + len(node.keywords) < 2:
+                if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in kinds):
+                    continue
+                if len(node.args) + len(node.keywords) < 2:
                     bare.append(f"{path}:{node.lineno}")
     assert bare == []
 
