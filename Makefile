@@ -21,8 +21,8 @@ fix: .venv/installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-reference: .venv/installed  ## write the CLI reference into the README
-	$(BIN)/python -m cli.reference README.md
+reference: .venv/installed  ## write what README and docs say of the commands, from the commands
+	$(BIN)/python -m cli.reference
 
 docs: .venv/installed  ## write the documentation as a site; to read it: python -m http.server -d build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict

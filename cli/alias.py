@@ -2,7 +2,7 @@
 
 import click
 
-from cli.session import Session, as_json, pass_session, print_json
+from cli.session import Session, as_json, done, pass_session, print_json
 from registry.reference import Reference
 
 
@@ -25,6 +25,6 @@ def alias(session: Session, ref: str, alias: str, delete: bool, as_json: bool) -
     if as_json:
         print_json({"alias": f"{name}@{alias}", "version": now, "before": before})
     elif now is None:
-        click.echo(f"{name}@{alias} is no more")
+        done(None, f"{name}@{alias} is no more")
     else:
-        click.echo(f"{name}@{alias} is {now}" + (f" (was {before})" if before not in (None, now) else ""))
+        done(now, f"{name}@{alias} is {now}" + (f" (was {before})" if before not in (None, now) else ""))

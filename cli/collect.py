@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from cli.options import adapter_base, calibration, checkpoint, file_path, pass_settings
-from cli.session import as_json, bar, print_json
+from cli.session import as_json, done, print_json, progress
 
 
 @click.command()
@@ -38,7 +38,7 @@ def collect(
         settings=pass_settings(**settings),
         keep_calibration=keep_calibration,
         base=base,
-        progress=bar,
+        progress=progress(),
     )
     tokens = {site: layers[0].count for site, layers in collected.sites.items()}
     if as_json:
@@ -53,4 +53,4 @@ def collect(
         )
         return
     count = next(iter(tokens.values()))
-    click.echo(f"wrote {path}: {', '.join(tokens)} on {count:,} tokens: {collected.calibration_label}")
+    done(str(path), f"wrote {path}: {', '.join(tokens)} on {count:,} tokens: {collected.calibration_label}")

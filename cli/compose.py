@@ -8,8 +8,8 @@ import click
 
 from cli.options import file_path
 from cli.push import print_pushed
-from cli.recipe import recipe_of, recipe_options
-from cli.session import Session, as_json, pass_session, print_json, print_table, size, split
+from cli.recipe import check_members, recipe_of, recipe_options
+from cli.session import Session, as_json, done, pass_session, print_json, print_table, size, split
 
 if TYPE_CHECKING:
     from registry.composing import Ensemble, Plan
@@ -69,6 +69,7 @@ def compose(
         raise click.UsageError("Missing option '--out' (or '--plan').")
     if repo is None and (private or license_id):
         raise click.UsageError("--private and --license are for --push.")
+    check_members(session, split(experts))
     recipe = recipe_of(context, **settings)
     if like and (settings["to"] != "dense" or recipe.weights):
         raise click.UsageError("--like needs --to dense, and makes the weights itself.")
@@ -80,7 +81,7 @@ def compose(
             recipe = replace(recipe, weights=weights)
             base = base if recipe.needs_base else None
             if not as_json:
-                click.echo(f"weights by --like: {_shown(weights)}")
+                done(None, f"weights by --like: {_shown(weights)}")
         if out is None or plan_only:
             plan = registry.plan(split(experts), recipe, base=base)
         else:
@@ -97,10 +98,12 @@ def compose(
     elif plan_only:
         _print_plan(plan)
     else:
-        click.echo(f"composed {', '.join(m.version.ref for m in plan.members)} into {out}  {plan.digest}")
-        for note in plan.notes:
-            click.echo(f"  note: {note}")
-        click.echo(f"  {plan.model_type}, {plan.parameters:,} parameters, {plan.active_parameters:,} active per token")
+        done(
+            plan.digest,
+            f"composed {', '.join(m.version.ref for m in plan.members)} into {out}  {plan.digest}",
+            *(f"  note: {note}" for note in plan.notes),
+            f"  {plan.model_type}, {plan.parameters:,} parameters, {plan.active_parameters:,} active per token",
+        )
         if pushed is not None:
             print_pushed(pushed)
 

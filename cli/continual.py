@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cli.figures import Table, figure, forms, print_csv, print_tables, test_text
-from cli.recipe import recipe_of, recipe_options
+from cli.recipe import check_members, recipe_of, recipe_options
 from cli.session import Session, pass_session, print_json, split
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ def continual(
     over the earlier domains (Chaudhry et al. 2018). Backward transfer: the last score less the one at which the domain
     joined (Lopez-Paz & Ranzato 2017).
     """
+    check_members(session, split(schedule))
     from registry import Recipe, TestSettings
 
     recipe = recipe_of(context, **settings)

@@ -2,7 +2,7 @@
 
 import click
 
-from cli.session import Session, as_json, pass_session, print_json
+from cli.session import Session, as_json, done, pass_session, print_json
 
 
 @click.group()
@@ -36,13 +36,14 @@ def upgrade(session: Session, as_json: bool) -> None:
     """
     from registry.database import upgrade as upgrade_catalog
 
-    done = upgrade_catalog(session.home, session.database)
+    upgraded = upgrade_catalog(session.home, session.database)
     if as_json:
-        print_json(done)
+        print_json(upgraded)
         return
-    changed = done.before != done.after
-    click.echo(f"the catalog is at {done.after}" + (f" (was at {done.before or 'nothing'})" if changed else ""))
-    if done.backup is not None:
-        click.echo(f"  as it was: {done.backup}")
-    elif changed and done.before is not None:
-        click.echo("  no copy was made: only catalogs in SQLite files are copied")
+    changed = upgraded.before != upgraded.after
+    lines = [f"the catalog is at {upgraded.after}" + (f" (was at {upgraded.before or 'nothing'})" if changed else "")]
+    if upgraded.backup is not None:
+        lines.append(f"  as it was: {upgraded.backup}")
+    elif changed and upgraded.before is not None:
+        lines.append("  no copy was made: only catalogs in SQLite files are copied")
+    done(upgraded.after, *lines)

@@ -6,7 +6,7 @@ import click
 
 from cli.figures import print_tables, tables_of
 from cli.options import file_path
-from cli.session import as_json, bar, print_json, print_table
+from cli.session import as_json, print_json, print_table, progress
 
 
 @click.command()
@@ -28,7 +28,7 @@ def demo(out: Path, force: bool, as_json: bool) -> None:
     """Train a tiny base and three experts, compose them, evaluate, and show the promises. Takes about a minute."""
     from registry.demo import run_demo
 
-    result = run_demo(out, bar, force=force)
+    result = run_demo(out, progress(), force=force)
     if as_json:
         document = {key: value for key, value in vars(result).items() if key not in ("orders", "rows")}
         orders = {",".join(order): digest for order, digest in result.orders.items()}

@@ -5,8 +5,9 @@ from typing import Any
 
 import click
 
-from cli.figures import forms, print_csv, print_tables, tables_of, test_text, wide_table
+from cli.figures import forms, print_csv, print_tables, ranking_of, tables_of, test_text, wide_table
 from cli.options import file_path
+from cli.recipe import check_members
 from cli.session import Session, pass_session, print_json, split
 
 
@@ -56,15 +57,18 @@ def evaluate(
     mixture also routing accuracy, the share of a domain's tokens that go to its own expert, and load, the experts'
     shares of all tokens; as means over the layers, which --json has one by one.
 
-    With --experts and --methods, one row a method, side by side; where a method has seeds, mean ± standard deviation.
+    With --experts and --methods, one row a method, side by side, and their ranking by average score; where a method has
+    seeds, mean ± standard deviation.
     The figures of a composition made here are stored with it: reg show DIGEST.
     """
-    from registry import TestSettings
-
     if not folders and not experts:
         raise click.UsageError("Missing argument '[FOLDER…]' (or '--experts' and '--methods').")
     if bool(experts) != bool(methods):
         raise click.UsageError("--experts and --methods go together.")
+    if experts:
+        check_members(session, split(experts))
+    from registry import TestSettings
+
     with session.registry(create=True) as registry:
         rows = registry.evaluate(
             folders,
@@ -82,4 +86,4 @@ def evaluate(
     elif as_csv:
         print_csv(wide_table(rows, list(data)))
     else:
-        print_tables(tables_of(rows, list(data)), as_markdown=as_markdown)
+        print_tables([*tables_of(rows, list(data)), *(ranking_of(rows) if methods else [])], as_markdown=as_markdown)

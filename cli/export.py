@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from cli.options import file_path
-from cli.session import Session, as_json, pass_session, print_json
+from cli.session import Session, as_json, done, pass_session, print_json
 
 
 @click.command()
@@ -20,4 +20,4 @@ def export(session: Session, ref: str, out: Path, as_json: bool) -> None:
     if as_json:
         print_json({"ref": version.ref, "digest": version.digest, "out": out})
     else:
-        click.echo(f"wrote {version.ref} to {out}")
+        done(str(out), f"wrote {version.ref} to {out}")

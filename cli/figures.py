@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import click
 
 from cli.options import DTYPES, Integer
-from cli.session import pairs, print_table
+from cli.session import JSON_HELP, once_for_all, pairs, print_table, quiet_option
 
 if TYPE_CHECKING:
     from registry.evaluation import Row
@@ -73,15 +73,19 @@ def _alone(context: click.Context, option: click.Parameter, chosen: bool) -> boo
     return chosen
 
 
+def _json_alone(context: click.Context, option: click.Parameter, given: bool) -> bool:
+    return _alone(context, option, once_for_all(context, option, given))
+
+
 def forms(command: Command) -> Command:
-    """Add --json, --markdown and --csv, which exclude one another."""
+    """Add --json, --markdown and --csv, which exclude one another, and --quiet."""
     for option in (
         click.option("--csv", "as_csv", is_flag=True, callback=_alone, help="Print CSV, every figure in one table."),
         click.option("--markdown", "as_markdown", is_flag=True, callback=_alone, help="Print Markdown tables."),
-        click.option("--json", "as_json", is_flag=True, callback=_alone, help="Print JSON."),
+        click.option("--json", "as_json", is_flag=True, callback=_json_alone, help=JSON_HELP),
     ):
         command = option(command)
-    return command
+    return quiet_option(command)
 
 
 def print_tables(tables: Sequence[Table], *, as_markdown: bool = False) -> None:
@@ -118,6 +122,17 @@ def tables_of(rows: "Sequence[Row]", domains: Sequence[str]) -> list[Table]:
         *_load(rows),
         *_cost(rows),
     ]
+
+
+def ranking_of(rows: "Sequence[Row]") -> list[Table]:
+    """Return the rows that have an average score, the best first, and how far each is behind it."""
+    found = sorted((row for row in rows if row.average is not None), key=lambda row: -(row.average or 0))
+    best = found[0].average or 0 if found else 0
+    lines = [
+        [str(place), row.name, figure(row.average), figure(best - (row.average or 0))]
+        for place, row in enumerate(found, 1)
+    ]
+    return [Table(("rank", "model", "average", "behind"), lines)] if len(lines) > 1 else []
 
 
 def wide_table(rows: "Sequence[Row]", domains: Sequence[str]) -> Table:

@@ -2,7 +2,7 @@
 
 import click
 
-from cli.session import Session, as_json, pass_session, print_json, size
+from cli.session import Session, as_json, count, done, pass_session, print_json, size
 
 
 @click.command()
@@ -35,14 +35,19 @@ def gc(session: Session, dry_run: bool, as_json: bool) -> None:
         )
         return
     deed = "would delete" if dry_run else "deleted"
-    click.echo(f"{deed} {len(garbage.digests)} arrays ({size(garbage.nbytes)})")
-    for digest in garbage.digests:
-        click.echo(f"  {digest}")
-    if garbage.passes:
-        click.echo(f"{deed} {garbage.passes} passes under way or interrupted ({size(garbage.pass_bytes)})")
-    if garbage.merged:
-        click.echo(f"{deed} {garbage.merged} merged adapters ({size(garbage.merged_bytes)})")
-    if garbage.work:
-        click.echo(f"{deed} {garbage.work} models of compositions that never ended ({size(garbage.work_bytes)})")
-    if garbage.cached:
-        click.echo(f"{deed} {garbage.cached} files that can be made again ({size(garbage.cached_bytes)})")
+    lines = [f"{deed} {count(len(garbage.digests), 'array')} ({size(garbage.nbytes)})"]
+    lines += [f"  {digest}" for digest in garbage.digests]
+    for number, what, plural, nbytes in (
+        (garbage.passes, "pass under way or interrupted", "passes under way or interrupted", garbage.pass_bytes),
+        (garbage.merged, "merged adapter", "merged adapters", garbage.merged_bytes),
+        (garbage.work, "model of a composition that never ended", "models of compositions that never ended",
+         garbage.work_bytes),
+        (garbage.cached, "file that can be made again", "files that can be made again", garbage.cached_bytes),
+    ):  # fmt: skip
+        if number:
+            lines.append(f"{deed} {count(number, what, plural)} ({size(nbytes)})")
+    if dry_run:  # it was asked what would go
+        for line in lines:
+            click.echo(line)
+    else:
+        done(None, *lines)

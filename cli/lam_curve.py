@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from cli.recipe import STATISTICS, recipe_of, recipe_options
+from cli.recipe import STATISTICS, check_members, recipe_of, recipe_options
 from cli.session import Session, as_json, pass_session, print_json, print_table, split
 
 
@@ -30,6 +30,7 @@ def lam_curve(
     alone. Held-out error: squared, a token; 0 is perfect, 1 what a router of zeros has. Accuracy: the share of tokens
     predicted to go to their own expert. The star is what --lam auto takes.
     """
+    check_members(session, split(experts))
     from registry import Recipe
 
     recipe = recipe_of(context, **settings)

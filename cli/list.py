@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from cli.options import Integer, unique_pairs
+from cli.options import Choice, Integer, unique_pairs
 from cli.registered import version_document
-from cli.session import Session, as_json, pass_session, print_json, print_table
+from cli.session import Session, as_json, note, pass_session, print_json, print_table
 
 if TYPE_CHECKING:
     from store.catalog import VersionRecord
@@ -18,7 +18,7 @@ SCREENFUL = 50
 
 
 @click.command("list")
-@click.option("--kind", type=click.Choice(["expert", "base"]), metavar="KIND", help="Only one kind: expert or base.")
+@click.option("--kind", type=Choice(["expert", "base"]), metavar="KIND", help="Only one kind: expert or base.")
 @click.option(
     "--tag",
     "tags",
@@ -58,6 +58,10 @@ def list_(
         print_json([version_document(version) for version in versions])
     else:
         _print(versions)
+        if not versions and not offset:
+            narrowed = "of that kind or with those tags " if kind or tags else ""
+            others = "" if everything else "; reg list --all shows those opted out"
+            note(f"nothing {narrowed}is registered: reg add-expert NAME CKPT registers an expert{others}")
     if (more := total - offset - len(versions)) > 0:
         words = ["reg", "list"]
         words += ["--kind", kind] if kind else []
@@ -65,7 +69,7 @@ def list_(
         words += ["--all"] if everything else []
         words += ["--limit", str(limit)] if limit else []
         words += ["--offset", str(offset + len(versions)), *(["--json"] if as_json else [])]
-        click.echo(f"{more:,} more: {shlex.join(words)}", err=True)
+        note(f"{more:,} more: {shlex.join(words)}")
 
 
 def _print(versions: "Sequence[VersionRecord]") -> None:

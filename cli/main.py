@@ -1,18 +1,16 @@
-"""The command group: shared options, the one place where errors become messages, the list of commands."""
+"""The command group: shared options, the list of commands, and what is made of a word that is none."""
 
-import errno
 import importlib
 import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import click
 
-from cli.session import Session
-from registry.errors import RegError
+from cli.session import Session, allows_colour, output_options
+from cli.told import told
+from registry.nearest import nearest
 
 COMMANDS = {
     "add-expert": "add_expert",
@@ -38,44 +36,27 @@ COMMANDS = {
     "verify": "verify",
     "gc": "gc",
     "db": "db",
+    "config": "config",
+    "completion": "completion",
+    "schema": "schema",
     "demo": "demo",
 }
 """Command → its function, in the file of that name (without a `_` at the end, which only avoids a built-in name)."""
 
-DEBUG_VARIABLE = "REG_DEBUG"
-_RIGHTS = "repeat as a user who may write there, or name another place"
-_SPACE = "free some space there, then repeat the command"
-_SYSTEM_HINTS = {
-    errno.EACCES: _RIGHTS,
-    errno.EPERM: _RIGHTS,
-    errno.EROFS: _RIGHTS,
-    errno.ENOSPC: _SPACE,
-    errno.EDQUOT: _SPACE,
-    errno.ENOENT: "name one that exists",
-}
-"""What to do where the system refused, by the error's number."""
+COMPLETING = "_REG_COMPLETE"
+"""Set by the scripts of `reg completion`."""
 
-
-class _Told(click.ClickException):
-    """An error as a user sees it: what failed, and the next command."""
-
-    exit_code = 1
-
-    def __init__(self, message: str, hint: str | None) -> None:
-        super().__init__(message)
-        self.hint = hint
-
-    def show(self, file: IO[Any] | None = None) -> None:
-        click.echo(f"error: {self.message}", file=file or sys.stderr)
-        if self.hint:
-            click.echo(f"  next: {self.hint}", file=file or sys.stderr)
+_AS_JSON = f"{__name__}.as_json"
 
 
 class _Group(click.Group):
-    """Turns every exception of the library and of the system into a message; a traceback only with REG_DEBUG.
+    """Tells errors as messages (`cli.told`), and imports a command's file when the command is asked for."""
 
-    A command's file is imported when the command is asked for.
-    """
+    def main(self, *arguments: Any, **options: Any) -> Any:
+        """Run a command, or answer a shell that completes one."""
+        if COMPLETING in os.environ:
+            importlib.import_module("cli.completing")  # has what bash is answered
+        return super().main(*arguments, **options)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(COMMANDS)
@@ -84,54 +65,37 @@ class _Group(click.Group):
         if cmd_name in COMMANDS and cmd_name not in self.commands:
             function = COMMANDS[cmd_name]
             self.add_command(getattr(importlib.import_module(f"cli.{function.rstrip('_')}"), function))
-        return super().get_command(ctx, cmd_name)
+        found = super().get_command(ctx, cmd_name)
+        if found is not None and ctx.resilient_parsing:  # a shell asks
+            importlib.import_module("cli.completing").complete_names(found)
+        return found
 
-    def make_context(self, *arguments: Any, **options: Any) -> click.Context:
-        with _told():
-            return super().make_context(*arguments, **options)
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        word = args[0]
+        if word not in COMMANDS and not word.startswith("-") and not ctx.resilient_parsing:
+            ctx.fail(f"No such command {word!r}{nearest(word, COMMANDS, 0.5) or '.'}")
+        return super().resolve_command(ctx, args)
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        as_json = _asks_for_json(args)
+        with told(as_json=as_json):
+            context = super().make_context(info_name, args, parent, **extra)
+        context.meta[_AS_JSON] = as_json
+        context.color = allows_colour()
+        return context
 
     def invoke(self, ctx: click.Context) -> Any:
-        with _told():
+        with told(as_json=ctx.meta[_AS_JSON]):
             return super().invoke(ctx)
 
 
-@contextmanager
-def _told() -> Iterator[None]:
-    try:
-        yield
-    except (click.ClickException, click.exceptions.Exit, click.Abort, KeyboardInterrupt):
-        raise
-    except Exception as error:
-        closed = isinstance(error, OSError) and error.errno == errno.EPIPE  # whoever reads our output has left
-        if closed or os.environ.get(DEBUG_VARIABLE):
-            raise
-        raise _message(error) from error
-
-
-def _message(error: Exception) -> _Told:
-    if isinstance(error, RegError):
-        return _Told(error.message, error.hint)
-    if isinstance(error, OSError):
-        place = error.filename
-        if _is_of_output(error):
-            place = "standard output"
-            _give_up_output()
-        hint = _SYSTEM_HINTS.get(error.errno or 0, "mend that, then repeat the command")
-        return _Told(f"{error.strerror or error}" + (f": {place}" if place else ""), hint)
-    hint = f"this is a fault of the program; {DEBUG_VARIABLE}=1 shows where, for a report"
-    return _Told(f"{type(error).__name__}: {error}", hint)
-
-
-def _is_of_output(error: OSError) -> bool:
-    from traceback import walk_tb
-
-    return any(frame.f_code is click.echo.__code__ for frame, _ in walk_tb(error.__traceback__))
-
-
-def _give_up_output() -> None:
-    """Let what was printed and not yet written go, or the end of the program would try, and fail, again."""
-    with suppress(OSError), Path(os.devnull).open("wb") as nowhere:
-        os.dup2(nowhere.fileno(), sys.stdout.fileno())
+def _asks_for_json(words: Sequence[str]) -> bool:
+    """Tell whether errors are to be JSON; known before the words are read, which may be an error itself."""
+    return "--json" in (words[: words.index("--")] if "--" in words else words)
 
 
 def _not_empty(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
@@ -155,8 +119,13 @@ def _not_empty(_context: click.Context, _option: click.Parameter, value: str | N
     metavar="URL",
     help="SQLAlchemy URL of the catalog (REG_DATABASE).",
 )
+@output_options
 @click.version_option(package_name="expert-registry", prog_name="reg")
 @click.pass_context
 def main(ctx: click.Context, home: str | None, database: str | None) -> None:
     """A registry of expert language models: register once, compose any subset into a sparse MoE, opt out exactly."""
     ctx.obj = Session(None if home is None else Path(home), database)
+
+
+if __name__ == "__main__":
+    main(prog_name="reg")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cli.options import file_path
-from cli.session import Session, as_json, pass_session, print_json, size
+from cli.session import Session, as_json, count, done, is_quiet, pass_session, print_json, size
 from registry.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def opt_out(session: Session, ref: str, purge: bool, receipt: Path | None, yes: 
         deed = _deed(registry.affected_by_opt_out(ref), purge)
         if deed and not yes:
             _confirm(f"{deed}?", ref, purge, receipt)
-        done = registry.opt_out(ref, purge=purge, receipt=receipt)
+        did = registry.opt_out(ref, purge=purge, receipt=receipt)
     if as_json:
         print_json(
             {
@@ -48,25 +48,23 @@ def opt_out(session: Session, ref: str, purge: bool, receipt: Path | None, yes: 
                         "withdrawn_at": version.withdrawn_at,
                         "purged_at": version.purged_at,
                     }
-                    for version in done.versions
+                    for version in did.versions
                 ],
-                "withdrew": done.withdrew,
-                "deleted": done.deleted,
-                "compositions": done.compositions,
-                "pushes": done.pushes,
-                "purged": done.purged,
-                "deleted_arrays": done.deleted_arrays,
-                "deleted_bytes": done.deleted_bytes,
-                "shared_arrays": done.shared_arrays,
-                "cleared": done.cleared,
-                "remains": done.remains,
+                "withdrew": did.withdrew,
+                "deleted": did.deleted,
+                "compositions": did.compositions,
+                "pushes": did.pushes,
+                "purged": did.purged,
+                "deleted_arrays": did.deleted_arrays,
+                "deleted_bytes": did.deleted_bytes,
+                "shared_arrays": did.shared_arrays,
+                "cleared": did.cleared,
+                "remains": did.remains,
                 "receipt": receipt,
             }
         )
         return
-    _print(done)
-    if receipt is not None:
-        click.echo(f"  receipt: {receipt}")
+    _print(did, receipt)
 
 
 def _deed(versions: "list[VersionRecord]", purge: bool) -> str | None:
@@ -98,33 +96,39 @@ def _confirm(question: str, ref: str, purge: bool, receipt: Path | None) -> None
         raise click.Abort
 
 
-def _print(done: "OptOut") -> None:
-    if done.withdrew:
-        click.echo(f"withdrew {', '.join(done.withdrew)}")
-    for version in done.versions:
-        if version.ref not in done.withdrew:
-            click.echo(f"{version.ref} was opted out already at {version.withdrawn_at}")
-        if done.purged and version.ref not in done.deleted:
-            click.echo(f"  it was purged already at {version.purged_at}")
-    if done.deleted or done.deleted_arrays:
-        click.echo(
-            f"  deleted {done.deleted_arrays} arrays ({size(done.deleted_bytes)}); {done.shared_arrays} stay, shared"
-        )
-    for path in done.cleared:
-        click.echo(f"  deleted {path}")
-    for line in done.remains:
-        click.echo(f"  not yet gone: {line}")
-    if done.remains:
-        click.echo("  when those have ended, repeat the command: what is left of it goes then")
-    click.echo(f"  {len(done.compositions)} compositions were made from it" + (":" if done.compositions else ""))
-    for composition in done.compositions:
-        click.echo(f"    {composition.digest}  {','.join(composition.members)}")
-    if done.compositions:
-        click.echo("  they were written to these folders, which hold it until you delete them:")
-    for folder in dict.fromkeys(folder for composition in done.compositions for folder in composition.folders):
-        click.echo(f"    {folder}")
-    if done.pushes:
-        click.echo("  they were pushed to these repositories, which hold it until you delete them there:")
-    for push in done.pushes:
+def _print(did: "OptOut", receipt: Path | None) -> None:
+    lines = [f"withdrew {', '.join(did.withdrew)}"] if did.withdrew else []
+    for version in did.versions:
+        if version.ref not in did.withdrew:
+            lines.append(f"{version.ref} was opted out already at {version.withdrawn_at}")
+        if did.purged and version.ref not in did.deleted:
+            lines.append(f"  it was purged already at {version.purged_at}")
+    if did.deleted or did.deleted_arrays:
+        stay = "stays" if did.shared_arrays == 1 else "stay"
+        arrays = f"{count(did.deleted_arrays, 'array')} ({size(did.deleted_bytes)})"
+        lines.append(f"  deleted {arrays}; {did.shared_arrays} {stay}, shared")
+    lines += [f"  deleted {path}" for path in did.cleared]
+    done(" ".join(did.withdrew or (version.ref for version in did.versions)), *lines)
+    for line in did.remains:  # with --quiet too: what was asked for is not done yet
+        click.echo(f"  not yet gone: {line}", err=is_quiet())
+    if did.remains:
+        click.echo("  when those have ended, repeat the command: what is left of it goes then", err=is_quiet())
+    done(None, *_reach(did), *([] if receipt is None else [f"  receipt: {receipt}"]))
+
+
+def _reach(did: "OptOut") -> list[str]:
+    """Return what was made of it, and where that is: the registry cannot delete it there."""
+    number = len(did.compositions)
+    were = "was" if number == 1 else "were"
+    lines = [f"  {count(number, 'composition')} {were} made from it" + (":" if number else "")]
+    lines += [f"    {composition.digest}  {','.join(composition.members)}" for composition in did.compositions]
+    if did.compositions:
+        lines.append("  they were written to these folders, which hold it until you delete them:")
+    folders = dict.fromkeys(folder for composition in did.compositions for folder in composition.folders)
+    lines += [f"    {folder}" for folder in folders]
+    if did.pushes:
+        lines.append("  they were pushed to these repositories, which hold it until you delete them there:")
+    for push in did.pushes:
         at = "begun, and not known to have ended" if push.commit is None else f"commit {push.commit[:12]}"
-        click.echo(f"    {push.endpoint}/{push.repo}  {push.revision}  {at}")
+        lines.append(f"    {push.endpoint}/{push.repo}  {push.revision}  {at}")
+    return lines

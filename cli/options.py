@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from cli.session import pairs
+from registry.nearest import nearest
 
 if TYPE_CHECKING:
     from registry import PassSettings
@@ -20,7 +21,25 @@ class Integer(click.IntRange):
     name = "integer"
 
 
-DTYPES = click.Choice(["bfloat16", "float16", "float32"])
+if TYPE_CHECKING:
+    _Words = click.Choice[str]
+else:
+    _Words = click.Choice  # older versions are not generic
+
+
+class Choice(_Words):
+    """One of some words; of another the message says which is nearest."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the word that `value` is."""
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter as error:
+            text = f"{error.message.removesuffix('.')}{nearest(str(value), self.choices) or '.'}"
+            raise click.BadParameter(text, ctx=error.ctx, param=error.param) from None
+
+
+DTYPES = Choice(["bfloat16", "float16", "float32"])
 file_path = click.Path(path_type=Path)
 
 
@@ -120,7 +139,7 @@ def calibration(command: Command) -> Command:
         ),
         click.option(
             "--sites",
-            type=click.Choice(["all", "router"]),
+            type=Choice(["all", "router"]),
             metavar="SITES",
             default="all",
             show_default=True,

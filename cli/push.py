@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cli.options import file_path, hub_target
-from cli.session import Session, as_json, pass_session, print_json, size
+from cli.session import Session, as_json, done, pass_session, print_json, size
 
 if TYPE_CHECKING:
     from registry.publishing.target import Pushed
@@ -48,6 +48,7 @@ def push(
 
 
 def print_pushed(pushed: "Pushed") -> None:
-    """Print what a push did."""
-    done = "pushed to" if pushed.added else "all of it was there already:"
-    click.echo(f"{done} {pushed.url}  {pushed.revision}, commit {pushed.commit[:12]}, {size(pushed.nbytes)} verified")
+    """Print what a push did; with --quiet the commit."""
+    deed = "pushed to" if pushed.added else "all of it was there already:"
+    end = f"{pushed.revision}, commit {pushed.commit[:12]}, {size(pushed.nbytes)} verified"
+    done(pushed.commit, f"{deed} {pushed.url}  {end}")

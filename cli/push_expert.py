@@ -4,7 +4,7 @@ import click
 
 from cli.options import hub_target
 from cli.push import print_pushed
-from cli.session import Session, as_json, pass_session, print_json
+from cli.session import Session, as_json, done, pass_session, print_json
 
 
 @click.command()
@@ -43,4 +43,4 @@ def push_expert(
         return
     print_pushed(pushed)
     at = "" if pushed.revision == "main" else f"@{pushed.revision}"
-    click.echo(f"  elsewhere: reg add-expert {ref.partition('@')[0]} hf://{pushed.repo_id}{at}")
+    done(None, f"  elsewhere: reg add-expert {ref.partition('@')[0]} hf://{pushed.repo_id}{at}")

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from cli.options import file_path
-from cli.session import Session, as_json, pass_session, print_json
+from cli.session import Session, as_json, count, done, note, pass_session, print_json
 
 
 @click.group()
@@ -40,13 +40,19 @@ def verify(context: click.Context, session: Session, file: Path, folders: tuple[
     else:
         for problem in check.problems:
             click.echo(f"problem: {problem}")
-        for note in check.notes:
-            click.echo(f"note: {note}")
+        for line in check.notes:
+            done(None, f"note: {line}")
         refs = ", ".join(version.ref for version in found.versions)
-        verdict = f"{len(check.problems)} problems" if check.problems else "holds"
-        click.echo(
-            f"{verdict}: {refs} withdrawn, {len(found.arrays)} arrays deleted, {len(found.compositions)} compositions "
-            f"affected, {len(folders)} folders checked"
+        verdict = count(len(check.problems), "problem") if check.problems else "holds"
+        affected = f"{count(len(found.compositions), 'composition')} affected"
+        done(
+            None,
+            f"{verdict}: {refs} withdrawn, {count(len(found.arrays), 'array')} deleted, {affected}, "
+            f"{count(len(folders), 'folder')} checked",
         )
     if check.problems:
+        note(
+            f"next: for what was not done here, repeat reg opt-out NAME@V --purge; delete a folder that holds it; "
+            f"where {file} was changed, take the copy that reg opt-out wrote"
+        )
         context.exit(1)

@@ -1,12 +1,14 @@
 """The options that make a recipe, for every command that composes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from cli.options import DTYPES, Integer, unique_pairs
-from cli.session import split
+from cli.options import DTYPES, Choice, Integer, unique_pairs
+from cli.session import Session, split
+from registry.errors import RegError
 
 if TYPE_CHECKING:
     from registry.composing import EnsembleRecipe, Recipe
@@ -39,7 +41,7 @@ def _lam(_context: click.Context, _option: click.Parameter, text: str) -> float 
 _OPTIONS = (
     click.option(
         "--to",
-        type=click.Choice(["moe", "dense", "ensemble"]),
+        type=Choice(["moe", "dense", "ensemble"]),
         metavar="OUTPUT",
         default="moe",
         show_default=True,
@@ -48,7 +50,7 @@ _OPTIONS = (
     ),
     click.option(
         "--routing",
-        type=click.Choice(["posterior", "perplexity", "task-vector"]),
+        type=Choice(["posterior", "perplexity", "task-vector"]),
         metavar="METHOD",
         default="posterior",
         show_default=True,
@@ -64,7 +66,7 @@ _OPTIONS = (
     ),
     click.option(
         "--trunk",
-        type=click.Choice(["regmean", "mean", "base", "ties", "dare", "task-arithmetic"]),
+        type=Choice(["regmean", "mean", "base", "ties", "dare", "task-arithmetic"]),
         metavar="METHOD",
         default="regmean",
         show_default=True,
@@ -82,7 +84,7 @@ _OPTIONS = (
     ),
     click.option(
         "--router",
-        type=click.Choice(["ridge", "domain-embedding", "random"]),
+        type=Choice(["ridge", "domain-embedding", "random"]),
         metavar="METHOD",
         default="ridge",
         show_default=True,
@@ -112,7 +114,7 @@ _OPTIONS = (
     click.option("--seed", type=int, metavar="N", default=0, show_default=True, help="Of random."),
     click.option(
         "--token-weight",
-        type=click.Choice(["none", "advantage"]),
+        type=Choice(["none", "advantage"]),
         metavar="HOW",
         default="none",
         show_default=True,
@@ -147,7 +149,7 @@ _OPTIONS = (
     ),
     click.option(
         "--balance",
-        type=click.Choice(["none", "tokens"]),
+        type=Choice(["none", "tokens"]),
         metavar="HOW",
         default="none",
         show_default=True,
@@ -193,6 +195,23 @@ def recipe_options(*without: str) -> Callable[[Command], Command]:
         return command
 
     return add
+
+
+def check_members(session: Session, refs: Sequence[str]) -> None:
+    """Refuse experts that cannot be composed, before anything is imported that takes seconds.
+
+    Where there is no registry nothing is said yet: options that make no sense are told before that.
+
+    Raises:
+        RegError: there is no such expert, or it was opted out.
+    """
+    with ExitStack() as stack:
+        try:
+            registry = stack.enter_context(session.registry())
+        except RegError:
+            return
+        for ref in refs:
+            registry.resolve(ref, kind="expert")
 
 
 def recipe_of(context: click.Context, **settings: Any) -> "Recipe | EnsembleRecipe":

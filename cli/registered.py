@@ -3,9 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from cli.session import print_json
+from cli.session import done, print_json
 
 if TYPE_CHECKING:
     from registry.ancestry import Relation
@@ -49,21 +47,23 @@ def print_registration(registration: "Registration", as_json: bool, *, carried: 
         )
         return
     if not registration.added:
-        click.echo(f"{version.ref} holds this content already; nothing was stored")
+        lines = [f"{version.ref} holds this content already; nothing was stored"]
         if registration.newest != version.ref:
-            click.echo(f"  {version.name} still stands for {registration.newest}: name {version.ref} to use this one")
+            lines.append(f"  {version.name} still stands for {registration.newest}: name {version.ref} to use this one")
+        done(version.ref, *lines)
         return
-    click.echo(f"registered {version.ref}  {version.digest}")
-    for line in (*relation_lines(registration.relations), *overlap_lines(registration.overlaps)):
-        click.echo(f"  {line}")
+    lines = [f"registered {version.ref}  {version.digest}"]
+    lines += [f"  {line}" for line in relation_lines(registration.relations)]
+    lines += [f"  {line}" for line in overlap_lines(registration.overlaps)]
     if registration.self_sampled:
-        click.echo("  no data was given, so the expert wrote its own calibration text")
+        lines.append("  no data was given, so the expert wrote its own calibration text")
+    source = ", taken from the checkpoint's statistics.safetensors" if carried else ""
     for statistics in version.statistics[:1]:
-        source = ", taken from the checkpoint's statistics.safetensors" if carried else ""
-        click.echo(f"  statistics on {statistics.tokens:,} tokens: {statistics.calibration_label}{source}")
+        lines.append(f"  statistics on {statistics.tokens:,} tokens: {statistics.calibration_label}{source}")
     for statistics in version.statistics:
         if statistics.saturated:
-            click.echo(f"  {statistics.saturated:,} activations of {statistics.site} were held at their bound")
+            lines.append(f"  {statistics.saturated:,} activations of {statistics.site} were held at their bound")
+    done(version.ref, *lines)
 
 
 def relation_documents(relations: "Sequence[Relation]") -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from cli.options import file_path
-from cli.session import Session, as_json, pass_session, print_json, size
+from cli.session import Session, as_json, done, note, pass_session, print_json, size
 
 
 @click.command()
@@ -39,9 +39,16 @@ def reproduce(context: click.Context, session: Session, folder: Path, out: Path 
             click.echo(f"{file.state}: {file.name}" + ("" if file.at is None else f", from byte {file.at:,} on"))
         for file in result.files:
             if file.state == "pushed":
-                click.echo(f"note: {file.name} is the same but for what reg push added to it")
-        count, wrong = len(result.files), len(result.differing)
-        verdict = f"not reproduced: {wrong} of {count} files differ from" if wrong else f"reproduced: {count} files are"
-        click.echo(f"{verdict} what {', '.join(refs)} give ({size(result.nbytes)})  {result.digest}")
+                done(None, f"note: {file.name} is the same but for what reg push added to it")
+        number, wrong = len(result.files), len(result.differing)
+        files = "file" if number == 1 else "files"
+        verdict = (
+            f"not reproduced: {wrong} of {number} {files} differ from" if wrong else f"reproduced: {number} {files} are"
+        )
+        done(None, f"{verdict} what {', '.join(refs)} give ({size(result.nbytes)})  {result.digest}")
     if not result.is_same:
+        note(
+            f"next: reg reproduce {folder} --out DIR keeps what its members give; "
+            f"where {folder} was changed or copied in part, copy it again"
+        )
         context.exit(1)

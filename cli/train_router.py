@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from cli.options import DTYPES, Integer, file_path
-from cli.session import Session, as_json, pass_session, print_json
+from cli.session import Session, as_json, done, note, pass_session, print_json
 
 
 @click.command()
@@ -84,9 +84,10 @@ def train_router(
             | {"digest": trained.digest, "loss": [trained.before, trained.after], "tokens": trained.tokens, "out": out}
         )
         return
-    click.echo(f"trained the routers of {folder} into {out}  {trained.digest}")
-    click.echo(f"  loss on {trained.tokens:,} held-out tokens: {trained.before:.4f} before, {trained.after:.4f} after")
+    done(
+        trained.digest,
+        f"trained the routers of {folder} into {out}  {trained.digest}",
+        f"  loss on {trained.tokens:,} held-out tokens: {trained.before:.4f} before, {trained.after:.4f} after",
+    )
     if trained.after >= trained.before:
-        click.echo(
-            f"  it did not improve: keep {folder}, or train on more data, longer, or with a smaller --lr", err=True
-        )
+        note(f"  it did not improve: keep {folder}, or train on more data, longer, or with a smaller --lr")

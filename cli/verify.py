@@ -2,7 +2,7 @@
 
 import click
 
-from cli.session import Session, as_json, pass_session, print_json, size
+from cli.session import Session, as_json, count, done, note, pass_session, print_json, size
 
 
 @click.command()
@@ -18,17 +18,16 @@ def verify(context: click.Context, session: Session, as_json: bool) -> None:
     else:
         for problem in result.problems:
             click.echo(f"problem: {problem}")
-        verdict = f"{len(result.problems)} problems" if result.problems else "intact"
-        click.echo(f"{verdict}: {result.versions} versions, {result.arrays} arrays, {size(result.nbytes)} hashed")
-        click.echo(f"{result.events} events, the last of digest {result.head}")
+        verdict = count(len(result.problems), "problem") if result.problems else "intact"
+        checked = f"{count(result.versions, 'version')}, {count(result.arrays, 'array')}, {size(result.nbytes)} hashed"
+        done(None, f"{verdict}: {checked}", f"{count(result.events, 'event')}, the last of digest {result.head}")
         if result.orphans:
-            click.echo(
-                f"{result.orphans} arrays belong to no version (left by an interruption, harmless): reg gc removes them"
-            )
+            belong = "belongs" if result.orphans == 1 else "belong"
+            why = f"{belong} to no version (left by an interruption, harmless)"
+            done(None, f"{count(result.orphans, 'array')} {why}: reg gc removes what is left over")
     if result.problems:
-        click.echo(
+        note(
             "next: an array is repaired by adding its expert again from the checkpoint: reg add-expert NAME CKPT; "
-            "the catalog, by a copy of it",
-            err=True,
+            "the catalog, by a copy of it"
         )
         context.exit(1)

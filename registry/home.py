@@ -44,8 +44,12 @@ class Home:
 
         Raises:
             NotFoundError: there is none.
-            ConflictError: there is something else in the folder.
+            ConflictError: there is something else in the folder, or it is a file.
         """
+        if self.path.exists() and not self.path.is_dir():
+            raise ConflictError(
+                f"{self.path} is a file, and a registry's home is a folder", "name a folder with --home or REG_HOME"
+            )
         names = {entry.name for entry in self.path.iterdir()} if self.path.is_dir() else set()
         if names & {_CATALOG, _ARRAYS}:
             return

@@ -12,6 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
+from registry.errors import InvalidInputError
+from registry.nearest import nearest
+
 _PUBLIC = ("cc0-1.0", "unlicense", "wtfpl", "0bsd", "pddl")
 _PLAIN = ("mit", "isc", "bsd", "bsd-2-clause", "bsd-3-clause", "bsd-3-clause-clear", "zlib", "bsl-1.0", "ncsa")
 _COPYLEFT = ("mpl-2.0", "lgpl-2.1", "lgpl-3.0", "gpl-2.0", "gpl-3.0", "agpl-3.0", "cc-by-sa-4.0")
@@ -25,6 +28,16 @@ _CUSTOM = (
 _NO_DERIVATIVES = ("cc-by-nd-4.0", "cc-by-nc-nd-4.0")
 _ORDER = (*_PUBLIC, *_PLAIN, "apache-2.0", "cc-by-4.0", *_COPYLEFT, *_NON_COMMERCIAL, *_CUSTOM)
 """From what asks least to what asks most; among equals the order decides which of them names the whole."""
+
+_ELSEWHERE = (
+    *("afl-3.0", "artistic-2.0", "c-uda", "cc", "cc-by-2.0", "cc-by-2.5", "cc-by-3.0", "cc-by-sa-3.0", "cc-by-nc-2.0"),
+    *("cc-by-nc-3.0", "cc-by-nc-nd-3.0", "cc-by-nc-sa-2.0", "cc-by-nc-sa-3.0", "cdla-sharing-1.0"),
+    *("cdla-permissive-1.0", "cdla-permissive-2.0", "ecl-2.0", "epl-1.0", "epl-2.0", "etalab-2.0", "eupl-1.1"),
+    *("eupl-1.2", "gfdl", "gpl", "lgpl", "lgpl-lr", "h-research", "intel-research", "lppl-1.3c", "ms-pl", "apple-ascl"),
+    *("apple-amlr", "odc-by", "odbl", "openmdw-1.0", "osl-3.0", "postgresql", "ofl-1.1", "deepfloyd-if-license"),
+    *("fair-noncommercial-research-license", "grok2-community", "unknown", "other"),
+)
+"""The rest of the Hub's list, of which nothing is decided here."""
 
 _GPL3 = ("gpl-3.0", "agpl-3.0")
 _INTO: dict[str, frozenset[str]] = {
@@ -53,6 +66,22 @@ class RollUp:
 
     license: str | None
     why: str | None = None
+
+
+def check_spelling(license_id: str) -> None:
+    """Refuse an identifier that the Hub does not list and that looks like one that it does.
+
+    Others are left for the Hub to judge, whose list grows.
+
+    Raises:
+        InvalidInputError: it is misspelt.
+    """
+    known = (*_ORDER, *_NO_DERIVATIVES, *_ELSEWHERE)
+    if license_id.lower() not in known and (meant := nearest(license_id.lower(), known)):
+        raise InvalidInputError(
+            f"the Hub knows no license {license_id!r}{meant}",
+            "write it as the Hub does, or give other: --license other",
+        )
 
 
 def roll_up(licenses: Mapping[str, str | None]) -> RollUp:

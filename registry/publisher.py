@@ -41,12 +41,11 @@ class Publisher(Composer):
         from registry.composing.folder import MARKER
         from registry.publishing.folders import judge, outgoing
         from registry.publishing.upload import check_account
-        from registry.reference import check_license
         from registry.reproducing import read_composed
 
         check_owner(self.catalog, self.arrays)
         target = _target(target)
-        license_id = None if license is None else check_license(license).lower()
+        license_id = None if license is None else _license(license)
         path = Path(folder)
         document, described = read_composed(path)
         check_account(target)
@@ -76,9 +75,8 @@ class Publisher(Composer):
         from registry.composing.card_parts import licenses_of
         from registry.publishing.folders import check_license as check
         from registry.publishing.upload import check_account
-        from registry.reference import check_license
 
-        chosen = None if license is None else check_license(license)
+        chosen = None if license is None else _license(license)
         used = [member.version for member in (*plan.members, *([plan.base] if plan.base else []))]
         check(licenses_of(plan.members, plan.base).license, chosen, used, ", ".join(plan.names))
         check_account(_target(target))
@@ -141,6 +139,14 @@ class Publisher(Composer):
         pushed = upload(target, files, begun=lambda: note(None, target.branch), progress=self.progress, **how)
         note(pushed.commit, pushed.revision)
         return pushed
+
+
+def _license(given: str) -> str:
+    from registry.licenses import check_spelling
+    from registry.reference import check_license
+
+    check_spelling(check_license(given))
+    return given.lower()
 
 
 def _target(target: "Target | str") -> "Target":

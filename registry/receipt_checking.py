@@ -68,13 +68,18 @@ def _versions(receipt: Receipt, known: dict[str, VersionRecord]) -> Iterator[str
     for one in receipt.versions:
         found = known.get(one.ref)
         if found is None or found.digest != one.digest:
-            yield f"{one.ref}: the registry has no such version of content {one.digest[:12]}"
+            there = f"no {one.ref}" if found is None else f"{one.ref} of content {found.digest[:12]}"
+            said = f"{one.ref} of content {one.digest[:12]} was withdrawn"
+            yield f"the receipt says that {said}; the registry has {there}"
         elif found.state == "active":
-            yield f"{one.ref} is not withdrawn"
+            yield f"{one.ref} is not withdrawn; the receipt says that it was, at {one.withdrawn_at}"
         elif one.purged_at is not None and found.state != "purged":
-            yield f"{one.ref} is not purged"
+            yield f"{one.ref} is not purged; the receipt says that it was, at {one.purged_at}"
         elif found.withdrawn_at != one.withdrawn_at or one.purged_at not in (None, found.purged_at):
-            yield f"{one.ref} was withdrawn at {found.withdrawn_at} and purged at {found.purged_at}, which differs"
+            yield (
+                f"{one.ref} was withdrawn at {found.withdrawn_at} and purged at {found.purged_at}; the receipt says at "
+                f"{one.withdrawn_at} and {one.purged_at}"
+            )
 
 
 def _log(registry: "Composer", receipt: Receipt) -> Iterator[str]:

@@ -3,7 +3,9 @@
 A receipt stands on the log: it names the digest of the last event, which is taken over all events before it.
 """
 
+import fcntl
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -231,7 +233,7 @@ def receipt_file(path: Path, ref: str) -> Iterator[Callable[[Receipt], None]]:
         raise OutputError(f"{path.parent} is not a folder", "make it, or choose another --receipt")
     fresh = path.with_name(f".{path.name}.partial")
     try:
-        fresh.write_bytes(b"")
+        held = os.open(fresh, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
         raise StorageError(f"{path} cannot be written: {error.strerror}", "choose another --receipt") from error
 
@@ -248,9 +250,21 @@ def receipt_file(path: Path, ref: str) -> Iterator[Callable[[Receipt], None]]:
             ) from error
 
     try:
-        yield write
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            mine = os.fstat(held).st_ino == fresh.stat().st_ino and not path.exists()
+        except OSError as error:  # whoever held it has just ended
+            raise OutputError(
+                f"another command is writing {path}, and a receipt replaces nothing", "choose another --receipt"
+            ) from error
+        if not mine:
+            raise OutputError(f"{path} exists, and a receipt replaces nothing", "choose another --receipt")
+        try:
+            yield write
+        finally:
+            fresh.unlink(missing_ok=True)
     finally:
-        fresh.unlink(missing_ok=True)
+        os.close(held)
 
 
 def remaining(versions: Iterable[VersionRecord], described: Description) -> list[Content]:

@@ -1,10 +1,10 @@
 """From what a user names to the version it stands for."""
 
-import difflib
 import re
 from collections.abc import Sequence
 
 from registry.errors import ConflictError, IncompatibleError, InvalidInputError, NotFoundError
+from registry.nearest import nearest
 from registry.reference import Reference, check_alias, check_name
 from store.catalog import Catalog, CompositionRecord, VersionRecord
 from store.catalog.records import KIND_WORDS, Kind, State
@@ -23,9 +23,7 @@ def versions_of(catalog: Catalog, name: str) -> list[VersionRecord]:
     """
     if versions := catalog.versions(name):
         return versions
-    near = difflib.get_close_matches(name, catalog.names(), n=1)
-    meant = f"; did you mean {near[0]!r}?" if near else ""
-    raise NotFoundError(f"there is no expert {name!r}{meant}", "run: reg list")
+    raise NotFoundError(f"there is no expert {name!r}{nearest(name, catalog.names())}", "run: reg list")
 
 
 def resolve(
@@ -184,5 +182,5 @@ def _aliased(catalog: Catalog, reference: Reference, versions: Sequence[VersionR
 
 
 def _no_alias(name: str, alias: str, versions: Sequence[VersionRecord]) -> str:
-    aliases = ", ".join(sorted(alias for version in versions for alias in version.aliases))
-    return f"{name} has no alias {alias!r}; it has {aliases or 'none'}"
+    aliases = sorted(alias for version in versions for alias in version.aliases)
+    return f"{name} has no alias {alias!r}; it has {', '.join(aliases) or 'none'}{nearest(alias, aliases)}"

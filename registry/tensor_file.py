@@ -113,7 +113,10 @@ def write_shard(
                 written += block.nbytes
                 advance(block.nbytes)
             if written != stream.nbytes:
-                raise StorageError(f"tensor {stream.name} came to {written:,} bytes, {stream.nbytes:,} were expected")
+                raise StorageError(
+                    f"tensor {stream.name} came to {written:,} bytes, {stream.nbytes:,} were expected",
+                    "run: reg verify",
+                )
     return state.hexdigest()
 
 

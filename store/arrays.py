@@ -151,7 +151,10 @@ class ArrayStore:
         """
         sound = source.dtype in CARRIERS and bool(source.shape) and min(source.shape) >= 1
         if not sound or math.prod(source.shape[1:]) > ROW_ELEMENTS:
-            raise InvalidInputError(f"cannot store an array of dtype {source.dtype} and shape {list(source.shape)}")
+            raise InvalidInputError(
+                f"cannot store an array of dtype {source.dtype} and shape {list(source.shape)}",
+                f"convert it to one of {', '.join(CARRIERS)}, with no axis of length 0",
+            )
         digest = digest or digest_of(source)
         if self.is_intact(digest):
             return digest
@@ -165,7 +168,10 @@ class ArrayStore:
                 SPACE,
             ) from error
         if not self.is_intact(digest):
-            raise DamagedError(f"array {digest[:12]}: the bytes read back are not the bytes written below {self.root}")
+            raise DamagedError(
+                f"array {digest[:12]}: the bytes read back are not the bytes written below {self.root}",
+                "check that disk, then repeat the command",
+            )
         return digest
 
     def open(self, digest: str) -> ArraySource:

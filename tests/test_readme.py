@@ -1,4 +1,4 @@
-"""Proves: what the README tells a newcomer to type works, in the order written, and its reference is up to date."""
+"""Proves: what the README tells a newcomer to type works, in order; what is written from commands is up to date."""
 
 import re
 import shlex
@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from cli.main import main
-from cli.reference import BEGIN, written
+from cli.reference import PAGES, commands, marks, written
 from registry import Registry
 from registry.composing.folder import MARKER
 
@@ -52,20 +52,33 @@ def test_code_blocks_run_in_order(small_demo: Path, tmp_path: Path, monkeypatch:
         assert registry.verify().problems == ()
 
 
-def test_reference_is_what_the_commands_say() -> None:
-    page = README.read_text(encoding="utf-8")
+@pytest.mark.parametrize("name", PAGES)
+def test_pages_are_what_the_commands_say(name: str) -> None:
+    page = (README.parent / name).read_text(encoding="utf-8")
     assert written(page) == page, "run: make reference"
+
+
+def test_every_command_is_on_both_pages() -> None:
+    readme, cli = (README.parent / name for name in ("README.md", "docs/cli.md"))
+    for _, context in commands():
+        anchor = context.command_path.replace(" ", "-")
+        assert f"[`{context.command_path}`](docs/cli.md#{anchor})" in readme.read_text(encoding="utf-8")
+        assert f"\n## {context.command_path}\n" in cli.read_text(encoding="utf-8")
+
+
+def test_readme_stays_a_landing_page() -> None:
+    assert len(README.read_text(encoding="utf-8").splitlines()) < 450
 
 
 def test_page_without_marks_is_refused() -> None:
     with pytest.raises(ValueError, match="no marks"):
         written("a page")
-    with pytest.raises(ValueError, match="no marks"):
-        written(f"a page\n{BEGIN}")
+    with pytest.raises(ValueError, match="only one of the two marks of the commands"):
+        written(f"a page\n{marks('commands')[0]}")
 
 
 def test_links_lead_somewhere() -> None:
-    for target in re.findall(r"\]\(([^)#]+)\)", README.read_text(encoding="utf-8")):
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", README.read_text(encoding="utf-8")):
         assert target.startswith("https://") or (README.parent / target).exists(), target
 
 

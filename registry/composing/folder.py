@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -74,7 +75,10 @@ def check_output(out: Path, *, replace: bool | None) -> None:
         OutputError: there is a file, or a folder that is not empty and not to be replaced.
     """
     if out.is_symlink():
-        raise OutputError(f"{out} exists and is not a folder", "choose another --out")
+        raise OutputError(
+            f"{out} is a symbolic link, and what it leads to is not replaced",
+            f"name the folder itself: --out {shlex.quote(str(out.resolve()))}",
+        )
     try:
         names = {path.name for path in out.iterdir()}  # read once: another process may be replacing it
     except FileNotFoundError:

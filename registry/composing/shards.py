@@ -157,7 +157,9 @@ class _Writing:
                     self._write(number, place, data, done)
                 done += len(data)
             if done != stream.nbytes:
-                raise StorageError(f"tensor {stream.name} came to {done:,} bytes, {stream.nbytes:,} were expected")
+                raise StorageError(
+                    f"tensor {stream.name} came to {done:,} bytes, {stream.nbytes:,} were expected", "run: reg verify"
+                )
         self._close()
 
     def _copy(self) -> None:
@@ -222,7 +224,10 @@ class _Writing:
                         at, wanted = self._begins[number][place] + done, min(PIECE, ready - done)
                         read = os.preadv(self._files[number], [buffer[:wanted]], at)
                         if not read:
-                            raise StorageError(f"{shard.path} is shorter than what was written to it")
+                            raise StorageError(
+                                f"{shard.path} is shorter than what was written to it",
+                                "another process writes there: choose another --out, or repeat when it has ended",
+                            )
                         state.update(buffer[:read])
                         done += read
             self._digests.append(state.hexdigest())

@@ -1,8 +1,11 @@
 """The demo, step by step."""
 
+import fcntl
 import hashlib
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import permutations
 from pathlib import Path
@@ -14,7 +17,7 @@ from registry.demo.train import encode, new_model, read_texts, save, train, trai
 from registry.errors import OutputError
 from registry.evaluation import Row, TestSettings
 from registry.pass_settings import DEFAULT_SEQ_LEN, PassSettings
-from registry.progress import Progress, silent
+from registry.progress import Progress, remark, silent
 from registry.registry import Registry
 
 BASE_STEPS, BASE_RATE = 300, 3e-3
@@ -57,16 +60,24 @@ def run_demo(out: Path, progress: Progress = silent, *, force: bool = False) -> 
     Raises:
         OutputError: `out` holds something.
     """
-    _prepare(out, force=force)
+    with _prepared(out, force=force):
+        return _run(out, progress)
+
+
+def _run(out: Path, progress: Progress) -> DemoResult:
+    remark(progress, "1 of 6: collecting text that any machine has")
     text = write_domains(out / "text")
     domains = tuple(text)
+    remark(progress, f"2 of 6: training a tiny base model, and from it {len(domains)} experts: {', '.join(domains)}")
     checkpoints = _train(out / "checkpoints", {domain: train for domain, (train, _) in text.items()}, progress)
+    remark(progress, f"3 of 6: taking each expert's statistics, on {TOKENS:,} tokens")
     settings = PassSettings(tokens=TOKENS)
     for domain in domains:  # each team takes its statistics where its data is; the data goes nowhere
         collect_to(
             checkpoints[domain], checkpoints[domain], data=[text[domain][0]], settings=settings, progress=progress
         )
 
+    remark(progress, "4 of 6: registering them, composing them and evaluating that")
     with Registry(out / "registry", progress=progress) as registry:
         registry.add_base("base", checkpoints["base"])
         for domain in domains:
@@ -79,11 +90,13 @@ def run_demo(out: Path, progress: Progress = silent, *, force: bool = False) -> 
             baselines=True,
         )
 
+    remark(progress, "5 of 6: registering them in other orders")
     scratch = out / "scratch"
     orders = {}
     for order in list(permutations(domains))[::2]:
         orders[order] = _composed(scratch / "-".join(order), checkpoints, order, domains)
     *pair, withdrawn = domains
+    remark(progress, f"6 of 6: opting {withdrawn} out")
     opted_out = _composed(scratch / "opted-out", checkpoints, domains, pair, opt_out=withdrawn)
     never = _composed(scratch / "never", checkpoints, pair, pair)
     shutil.rmtree(scratch)
@@ -100,19 +113,31 @@ def folder_digest(folder: Path) -> str:
     return state.hexdigest()
 
 
-def _prepare(out: Path, *, force: bool) -> None:
+@contextmanager
+def _prepared(out: Path, *, force: bool) -> Iterator[None]:
+    """Make `out` ready for a demo, and hold it: one demo at a time in a folder."""
     if out.exists() and not out.is_dir():
         raise OutputError(f"{out} exists and is not a folder", "choose another --out")
-    if out.exists() and any(out.iterdir()):
-        if not (out / _MARKER).is_file():
-            raise OutputError(f"{out} is not empty and was not made by the demo", "choose another --out")
-        if not force:
-            raise OutputError(
-                f"{out} holds an earlier demo", "choose another --out, or --force to make it anew in its place"
-            )
-        _delete_demo(out)
+    if out.exists() and any(out.iterdir()) and not (out / _MARKER).is_file():
+        raise OutputError(f"{out} is not empty and was not made by the demo", "choose another --out")
     out.mkdir(parents=True, exist_ok=True)
-    (out / _MARKER).write_text(json.dumps({"made by": "reg demo"}))
+    with (out / _MARKER).open("a+", encoding="utf-8") as marker:
+        try:
+            fcntl.flock(marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise OutputError(
+                f"another demo is being made in {out}", "choose another --out, or wait until that has ended"
+            ) from None
+        if any(path.name != _MARKER for path in out.iterdir()):
+            if not force:
+                raise OutputError(
+                    f"{out} holds an earlier demo", "choose another --out, or --force to make it anew in its place"
+                )
+            _delete_demo(out)
+        marker.truncate(0)
+        json.dump({"made by": "reg demo"}, marker)
+        marker.flush()
+        yield
 
 
 def _delete_demo(out: Path) -> None:

@@ -3,13 +3,13 @@
 What composes is given from outside (`Compose`), so that nothing here knows how a recipe becomes a folder.
 """
 
-import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from registry.errors import InvalidInputError
+from registry.nearest import nearest
 
 Compose = Callable[[Mapping[str, Any], Path], None]
 """Writes the composition of the experts in question by some fields of a `Recipe` to an absent folder.
@@ -100,9 +100,8 @@ def named_methods(names: Sequence[str]) -> list[str]:
     known = [*DENSE, *METHODS]
     for name in names:
         if name != "all" and name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            meant = f"; did you mean {near[0]!r}?" if near else ""
             raise InvalidInputError(
-                f"method {name!r} is none of {', '.join(known)}{meant}", "choose among them, or take all: --methods all"
+                f"method {name!r} is none of {', '.join(known)}{nearest(name, known)}",
+                "choose among them, or take all: --methods all",
             )
     return [name for name in known if name in names or "all" in names]

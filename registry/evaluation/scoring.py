@@ -17,7 +17,7 @@ from registry.calibration import Calibration
 from registry.errors import CheckpointError, InvalidInputError
 from registry.evaluation.rows import TestSettings
 from registry.evaluation.text import predicted
-from registry.loading import load_model
+from registry.loading import load_model, quiet_transformers
 from registry.progress import Advance, Progress
 from registry.routed import Gate, Routing, forced, gates, recorded
 
@@ -49,7 +49,13 @@ class Model:
 
     @property
     def active_parameters(self) -> int:
-        """Weights that take part in one token: all but those of the experts that it does not go to."""
+        """Weights that take part in one token: all but those of the experts that it does not go to.
+
+        Of an ensemble whose members are chosen by the first tokens, at most those of the members chosen.
+        """
+        if getattr(self.loaded.config, "routing", None) == "task-vector":
+            one: int = sum(weight.numel() for weight in self.loaded.members[0].parameters())
+            return min(self.parameters, one * int(self.loaded.config.routing_top_k))
         idle = 0
         for gate in self.routers:
             experts = sum(weight.numel() for weight in gate.block.get_submodule("experts").parameters())
@@ -150,7 +156,7 @@ def perplexities_of(
         )
     total = sum(len(w.ids) for w in windows.values())
     found = {}
-    with progress(f"evaluating {model.name}", total, "window") as advance:
+    with progress(f"evaluating {model.name}", total, "window") as advance, quiet_transformers():
         for domain, w in windows.items():
             with nullcontext() if expert_of is None else forced(model.loaded, expert_of[domain]):
                 loss = _loss(model.loaded, domain, w, settings.batch_size, tally, advance)

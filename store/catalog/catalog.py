@@ -83,10 +83,11 @@ class Catalog(Compositions, Events, Checks):
 
     # -- experts and versions ----------------------------------------------------------------------------------------
 
-    def names(self) -> list[str]:
-        """Return every name ever registered, in order."""
+    def names(self, *, kind: Kind | None = None, states: Iterable[State] | None = None) -> list[str]:
+        """Return every name ever registered, in order, narrowed as by `versions`."""
+        query = select(Expert.name).join(Version.expert).where(*_wanted(None, kind, states, None))
         with self._reading() as session:
-            return list(session.scalars(select(Expert.name).order_by(Expert.name)))
+            return list(session.scalars(query.distinct().order_by(Expert.name)))
 
     def versions(
         self,

@@ -88,7 +88,9 @@ def translated(engine: Engine) -> Iterator[None]:
         hint = SPACE if full else "mend that, then repeat the command"
         raise StorageError(f"the catalog {where} refused: {cause}", hint) from error
     except SQLAlchemyError as error:
-        raise StorageError(f"the catalog {where} cannot be used: {error}") from error
+        raise StorageError(
+            f"the catalog {where} cannot be used: {error}", "see whether the database answers: reg config tells which"
+        ) from error
 
 
 def _why_read_only(file: Path) -> str | None:

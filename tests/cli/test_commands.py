@@ -227,7 +227,7 @@ def test_opt_out_asks_and_lists(ready: Run, tmp_path: Path) -> None:
     assert "Withdraw math@1 for good? [y/N]" in asked.stderr
     assert "math@1" in ready("list").stdout
     result = ready("opt-out", "math", input="y\n")
-    assert result.stdout.splitlines()[:2] == ["withdrew math@1", "  1 compositions were made from it:"]
+    assert result.stdout.splitlines()[:2] == ["withdrew math@1", "  1 composition was made from it:"]
     assert "code@1,math@1" in result.stdout
     assert "math@1" not in ready("list").stdout
     assert "withdrawn" in ready("list", "--all").stdout
@@ -338,15 +338,15 @@ def test_verify_and_gc(ready: Run, tmp_path: Path) -> None:
         stray.mkdir(parents=True)
     told = ready("verify", code=1).stdout
     assert f"problem: math@1, mlp {link.name}: array {link.digest[:12]} is damaged" in told
-    assert "1 problems: 3 versions" in told
-    assert "1 arrays belong to no version" in told
+    assert "1 problem: 3 versions" in told
+    assert "1 array belongs to no version" in told
     assert document(ready("verify", "--json", code=1))["orphans"] == 1
-    assert ready("gc", "--dry-run").stdout.splitlines() == ["would delete 1 arrays (0 B)", f"  {stray.name}"]
+    assert ready("gc", "--dry-run").stdout.splitlines() == ["would delete 1 array (0 B)", f"  {stray.name}"]
     assert stray.exists()
     partial = tmp_path / "home" / "partial" / "x.safetensors"
     partial.parent.mkdir()
     partial.write_bytes(bytes(2000))
-    line = "1 passes under way or interrupted (2.0 kB)"
+    line = "1 pass under way or interrupted (2.0 kB)"
     assert ready("gc", "--dry-run").stdout.splitlines()[-1] == f"would delete {line}"
     kinds = ("passes", "pass_bytes", "merged", "merged_bytes", "work", "work_bytes", "cached", "cached_bytes")
     nothing = dict.fromkeys(kinds, 0)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from cli.figures import Table, print_tables, tables_of, wide_table
+from cli.figures import Table, print_tables, ranking_of, tables_of, wide_table
 from cli.main import main
 from registry import Registry
 from registry.evaluation import Continual, Row, Spread
@@ -125,3 +125,14 @@ def test_continual(run: Run, zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
     assert one.split() == ["math", "100.00", "100.00"]
     assert two.split()[:2] == ["code", f"{found['score'][1][0]:.2f}"]
     assert run(*words, "--markdown").stdout.startswith("| score after | math | code |")
+
+
+def test_ranking_puts_the_best_first_and_leaves_out_what_has_no_average() -> None:
+    rows = [Row(name, {"a": 2.0}, {"a": score}) for name, score in (("mean", 80.0), ("regmean", 90.0), ("base", 78.5))]
+    (table,) = ranking_of([*rows, Row("none", {"a": 2.0}, {})])
+    assert list(table.rows) == [
+        ["1", "regmean", "90.00", "0.00"],
+        ["2", "mean", "80.00", "10.00"],
+        ["3", "base", "78.50", "11.50"],
+    ]
+    assert ranking_of(rows[:1]) == []

@@ -24,13 +24,13 @@ def test_receipt_is_written_and_checked(filled: Registry, tmp_path: Path) -> Non
     told = run("opt-out", "math", "--purge", "--receipt", file, "--yes").stdout.splitlines()
     assert told[-1] == f"  receipt: {file}"
     arrays = len(json.loads(file.read_bytes())["deleted"]["arrays"])
-    rest = f"math@1 withdrawn, {arrays} arrays deleted, 1 compositions affected"
+    rest = f"math@1 withdrawn, {arrays} arrays deleted, 1 composition affected"
     assert run("receipt", "verify", file, "--folder", tmp_path / "other").stdout == (
-        f"holds: {rest}, 1 folders checked\n"
+        f"holds: {rest}, 1 folder checked\n"
     )
     lines = run("receipt", "verify", file, "--folder", tmp_path / "moe", code=1).stdout.splitlines()
     assert lines[0].startswith(f"problem: {tmp_path / 'moe'} holds math@1: ")
-    assert lines[1] == f"1 problems: {rest}, 1 folders checked"
+    assert lines[1] == f"1 problem: {rest}, 1 folder checked"
     found = json.loads(run("receipt", "verify", file, "--json").stdout)
     assert found == {"receipt": json.loads(file.read_bytes()), "problems": [], "notes": []}
     refused = run("opt-out", "code", "--receipt", file, "--yes", code=1)

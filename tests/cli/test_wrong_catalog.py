@@ -61,7 +61,7 @@ def test_forgotten_database_is_refused(zoo: Zoo, tmp_path: Path) -> None:
         assert "belong to another catalog" in result.stderr
         assert f"not to sqlite:///{home / 'catalog.sqlite'}, which holds no catalog" in result.stderr
     assert files_of(home) == before
-    assert run(home, "--database", url, "verify").stdout.startswith("intact: 1 versions")
+    assert run(home, "--database", url, "verify").stdout.startswith("intact: 1 version,")
 
 
 def test_lost_catalog_is_not_made_anew_and_a_backup_brings_all_back(zoo: Zoo, tmp_path: Path) -> None:

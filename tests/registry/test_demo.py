@@ -36,8 +36,19 @@ def test_earlier_demo_is_replaced_only_where_asked(tmp_path: Path, demo_result: 
         run_demo(demo)
     assert "--force" in str(caught.value.hint)
     assert files_of(demo) == before
-    run._prepare(demo, force=True)
+    with run._prepared(demo, force=True):
+        pass
     assert [path.name for path in demo.iterdir()] == ["demo.json"]
+
+
+def test_two_demos_in_one_folder_are_kept_apart(tmp_path: Path) -> None:
+    with run._prepared(tmp_path / "demo", force=False):
+        for force in (False, True):
+            with pytest.raises(OutputError, match="another demo is being made in") as caught:
+                run_demo(tmp_path / "demo", force=force)
+            assert caught.value.hint == "choose another --out, or wait until that has ended"
+    with run._prepared(tmp_path / "demo", force=False):  # nothing was made there
+        assert [path.name for path in (tmp_path / "demo").iterdir()] == ["demo.json"]
 
 
 def test_files_of_a_user_in_an_earlier_demo_stay(tmp_path: Path, demo_result: DemoResult) -> None:
@@ -46,7 +57,8 @@ def test_files_of_a_user_in_an_earlier_demo_stay(tmp_path: Path, demo_result: De
     for name in mine:
         (demo / name).parent.mkdir(exist_ok=True)
         (demo / name).write_text("mine")
-    run._prepare(demo, force=True)
+    with run._prepared(demo, force=True):
+        pass
     assert files_of(demo).keys() == {*mine, "demo.json"}
 
 

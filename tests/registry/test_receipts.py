@@ -12,7 +12,7 @@ import sqlalchemy
 from registry import EnsembleRecipe, Recipe, Registry
 from registry.composing.folder import MARKER
 from registry.errors import ConflictError, InvalidInputError, NotFoundError, OutputError
-from registry.receipts import NOT_ERASED
+from registry.receipts import NOT_ERASED, receipt_file
 from store.arrays import ArrayStore
 from tests.conftest import Zoo, files_of
 
@@ -173,6 +173,19 @@ def test_place_of_the_receipt_is_made_sure_of_before_anything_is_withdrawn(fille
     assert (tmp_path / "taken").read_text() == "x"
 
 
+def test_two_receipts_in_one_file_are_kept_apart(tmp_path: Path) -> None:
+    path = tmp_path / "receipt.json"
+    with receipt_file(path, "math"):
+        with pytest.raises(OutputError, match="another command is writing"), receipt_file(path, "code"):
+            pytest.fail("both write it")
+        assert (tmp_path / ".receipt.json.partial").exists()
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / ".receipt.json.partial").write_text("{")  # of an interruption
+    with receipt_file(path, "math"):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
 Change = Callable[[Registry, dict[str, Any], Path], Any]
 
 
@@ -191,7 +204,10 @@ CONTRADICTIONS: dict[str, tuple[Change, str]] = {
         lambda _r, made, _f: made["versions"][0].update(withdrawn_at="2020"),
         "math@1 was withdrawn at 20",
     ),
-    "another version": (lambda _r, made, _f: made["versions"][0].update(digest="0" * 64), "has no such version"),
+    "another version": (
+        lambda _r, made, _f: made["versions"][0].update(digest="0" * 64),
+        "was withdrawn; the registry has math@1 of content",
+    ),
     "no version": (lambda _r, made, _f: made["versions"].clear(), "the receipt names no version"),
     "log changed": (execute("UPDATE events SET at = '2020' WHERE action = 'opt-out'"), "the log: event 14 (opt-out"),
     "log cut": (execute("DELETE FROM events WHERE action = 'gc'"), "the log has no event of digest"),

@@ -152,8 +152,9 @@ def test_output_that_is_there_is_not_touched(filled: Registry, tmp_path: Path) -
     with pytest.raises(OutputError, match="exists and is not a folder"):
         filled.compose(["code"], full / "thesis.tex", force=True)
     (tmp_path / "link").symlink_to(full)
-    with pytest.raises(OutputError, match="exists and is not a folder"):
+    with pytest.raises(OutputError, match="link is a symbolic link") as caught:
         filled.compose(["code"], tmp_path / "link", force=True)
+    assert caught.value.hint == f"name the folder itself: --out {full}"
     assert files_of(full) == {"thesis.tex": b"years of work"}
     assert filled.compositions() == []
 

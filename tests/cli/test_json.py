@@ -1,0 +1,161 @@
+"""Proves: every command has a JSON Schema, what it prints with --json is valid under it, and errors are JSON too."""
+
+import json
+import shutil
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import click
+import jsonschema
+import pytest
+from click.testing import CliRunner
+
+from cli.fields import rows
+from cli.main import main
+from cli.reference import commands
+from cli.schemas import ERROR, SCHEMAS, schema_of
+from registry import Registry
+from registry.demo import DemoResult
+from registry.evaluation import Row
+from tests.conftest import Zoo
+from tests.writable_hub import writable_hub
+
+NAMES = [context.command_path for _, context in commands()]
+
+
+def closed(schema: Any) -> Any:
+    """Return a schema under which a field that is not documented is an error."""
+    if isinstance(schema, dict):
+        closing = {"additionalProperties": False} if "properties" in schema else {}
+        return closing | {key: closed(value) for key, value in schema.items()}
+    return [closed(one) for one in schema] if isinstance(schema, list) else schema
+
+
+def validate(found: Any, schema: Any) -> None:
+    jsonschema.Draft202012Validator(closed(deepcopy(schema))).validate(found)
+
+
+@pytest.fixture(scope="module")
+def outputs(zoo: Zoo, _filled_home: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+    """What every command printed, in one registry."""
+    work = tmp_path_factory.mktemp("json")
+    home = shutil.copytree(_filled_home, work / "home")
+    bare = shutil.copytree(zoo.experts["code"], work / "bare")
+    (bare / "statistics.safetensors").unlink()
+    moe, receipt = work / "moe", work / "receipt.json"
+    found: dict[str, list[Any]] = {}
+
+    def run(*words: object) -> Any:
+        result = CliRunner().invoke(main, ["--home", str(home), "--json", *map(str, words)])
+        assert result.exit_code == 0, result.output
+        name = next(name for name in NAMES if f"reg {' '.join(map(str, words))} ".startswith(f"{name} "))
+        found.setdefault(name, []).append(json.loads(result.stdout))
+        return found[name][-1]
+
+    text = ("--windows", 2, "--seq-len", 32, "--data", f"math={zoo.test['math']}")
+    with pytest.MonkeyPatch.context() as patch:
+        rows = [Row("moe", {"code": 2.0}, {"code": 90.0}, accuracy={"code": [1.0]}, load={"code": [1.0]})]
+        shown = DemoResult(work, ("code",), rows, {("a", "b"): "1", ("b", "a"): "1"}, "2", "2", "math")
+        patch.setattr("registry.demo.run_demo", lambda *_, **__: shown)
+        hub = writable_hub(patch, work / "huggingface")
+        next(hub)
+        run("check", zoo.experts["law"])
+        run("collect", bare, "--data", zoo.train["code"], "--tokens", 64, "--seq-len", 32, "--out", work / "stats")
+        run("add-base", "base", zoo.base)
+        run("add-expert", "law", zoo.experts["law"], "--tag", "a=b")
+        run("alias", "law", "good")
+        run("compose", "--experts", "math,code", "--plan")
+        run("compose", "--experts", "math,code", "--out", moe)
+        run("compose", "--experts", "math,code", "--to", "ensemble", "--plan")
+        run("train-router", moe, "--data", "math", "--steps", 1, "--seq-len", 32, "--out", work / "trained")
+        run("lam-curve", "--experts", "math,code")
+        run("evaluate", moe, *text)
+        run("continual", "--schedule", "math", *text)
+        run("push", moe, "org/moe", "--license", "mit")
+        run("push-expert", "math", "org/math")
+        run("reproduce", moe)
+        run("export", "math", "--out", work / "math")
+        run("opt-out", "math", "--purge", "--yes", "--receipt", receipt)
+        run("receipt", "verify", receipt)
+        for words in ("list", "list --all", "show law", "show math", "compositions", "log", "verify", "gc --dry-run"):
+            run(*words.split())
+        run("show", found["reg compositions"][0][0]["digest"])
+        for words in ("db current", "db upgrade", "config", "completion bash", "schema list", "schema", "demo"):
+            run(*words.split())
+        next(hub, None)
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_output_is_what_the_schema_says(outputs: dict[str, list[Any]], name: str) -> None:
+    assert name in SCHEMAS, "document what it prints with --json, in cli/schemas.py"
+    for found in outputs[name]:
+        validate(found, schema_of(name))
+
+
+def test_schemas_are_schemas_and_of_commands_that_exist(outputs: dict[str, list[Any]]) -> None:
+    assert list(SCHEMAS.keys() - NAMES) == []
+    for name in SCHEMAS:
+        jsonschema.Draft202012Validator.check_schema(schema_of(name))
+    assert outputs["reg schema"] == [
+        schema_of("reg list"),
+        {name: schema_of(name) for name in SCHEMAS} | {"error": ERROR},
+    ]
+
+
+def test_every_field_has_a_meaning() -> None:
+    for name, schema in SCHEMAS.items():
+        assert schema["description"], name
+        assert all(says for _, _, says in rows(schema)), name
+
+
+def test_schema_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(jsonschema.ValidationError):
+        validate([{"ref": "a@1"}], schema_of("reg list"))
+
+
+ERRORS = {
+    "told": (["show", "mth", "--json"], 1, "NotFoundError", "did you mean 'math'?", "run: reg list"),
+    "before": (["--json", "show", "mth"], 1, "NotFoundError", "there is no expert 'mth'", "run: reg list"),
+    "usage": (["list", "--limit", "x", "--json"], 2, "BadParameter", "not a valid integer", "list --help"),
+    "command": (["--json", "comose"], 2, "UsageError", "did you mean 'compose'?", "--help"),
+    "below": (["receipt", "verify", "absent", "--json"], 1, "NotFoundError", "is not a file", "reg opt-out --receipt"),
+    "nobody": (["opt-out", "math", "--json"], 1, "InvalidInputError", "nobody to answer", "--yes"),
+}
+
+
+@pytest.mark.parametrize("case", sorted(ERRORS))
+def test_errors_are_json_too(filled: Registry, case: str) -> None:
+    words, code, kind, message, following = ERRORS[case]
+    result = CliRunner().invoke(main, ["--home", str(filled.home.path), *words])
+    assert (result.exit_code, result.stdout) == (code, "")
+    found = json.loads(result.stderr.splitlines()[-1])
+    validate(found, ERROR)
+    error = found["error"]
+    assert (error["kind"], error["exit_code"]) == (kind, code)
+    assert message in error["message"]
+    assert following in error["next"]
+
+
+def test_word_after_two_dashes_asks_for_nothing(tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["--home", str(tmp_path / "home"), "show", "--", "--json"])
+    assert result.stderr.startswith("error: ")
+
+
+def test_what_is_not_agreed_to_is_told_as_json(filled: Registry) -> None:
+    words = ["--home", str(filled.home.path), "opt-out", "math", "--json"]
+    result = CliRunner().invoke(main, words, input="n\n")
+    assert result.exit_code == 1
+    assert json.loads(result.stderr.splitlines()[-1])["error"]["kind"] == "Abort"
+    assert filled.resolve("math").state == "active"
+
+
+def test_what_is_not_finite_is_null() -> None:
+    from cli.session import print_json
+
+    @click.command()
+    def command() -> None:
+        print_json({"a": float("inf"), "b": [float("nan"), 1.5], "c": Path("x")})
+
+    assert json.loads(CliRunner().invoke(command).stdout) == {"a": None, "b": [None, 1.5], "c": "x"}
