@@ -37,6 +37,7 @@ COMMANDS = {
     "reproduce": "reproduce",
     "verify": "verify",
     "gc": "gc",
+    "ui": "ui",
     "db": "db",
     "demo": "demo",
 }
