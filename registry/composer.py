@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from registry.composing.retaking import Workplace
     from registry.evaluation import Continual, Row, TestSettings
     from registry.maths.lam import LamCurve
+    from registry.preview import Preview
     from registry.reproducing import Reproduction
     from registry.training import Trained, TrainSettings
 
@@ -174,6 +175,19 @@ class Composer(Handle):
                 curves.append(materials.lam_curve(layer))
                 advance(1)
         return curves
+
+    def preview(self, experts: Sequence[str], recipe: "Recipe | None" = None, *, base: str | None = None) -> "Preview":
+        """Return where a composition's routers will send each expert's tokens, from statistics alone.
+
+        No weight is read. What a recipe does by passes of tokens (`refine`, `token_weight`) is not foreseen: the
+        figures are those without it, and the preview says so. Arguments as `plan`.
+        """
+        from registry.composing import Recipe
+        from registry.preview import preview
+
+        plan = self.plan(experts, recipe or Recipe(), base=base)
+        with unless_purged(self.catalog, read_by(plan)):
+            return preview(plan, self.progress)
 
     def train_router(
         self,

@@ -64,10 +64,9 @@ def overlaps(
         if (member.architecture.num_hidden_layers, member.architecture.hidden_size) == shape
         and min(layers[0].count, *(taken.tokens for taken in member.version.statistics)) >= TOKENS_PER_DIRECTION
     ]
-    count = min(LAYERS, len(layers))
-    chosen = [(2 * place + 1) * len(layers) // (2 * count) for place in range(count)]
+    chosen = spread(len(layers))
     found = []
-    with progress("comparing", len(comparable) * count, "layer") as advance:
+    with progress("comparing", len(comparable) * len(chosen), "layer") as advance:
         for member in comparable:
             compared = {}
             try:
@@ -80,3 +79,9 @@ def overlaps(
                 continue
             found.append(ExpertOverlap(member.version.ref, compared))
     return tuple(sorted(found, key=lambda other: -other.routing))
+
+
+def spread(layers: int) -> list[int]:
+    """Return the numbers of at most `LAYERS` of so many layers, spread evenly."""
+    count = min(LAYERS, layers)
+    return [(2 * place + 1) * layers // (2 * count) for place in range(count)]
