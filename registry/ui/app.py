@@ -12,7 +12,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from registry.registry import Registry
-from registry.ui.composer import composer
+from registry.ui.composer import composer, preview
 from registry.ui.compositions import composition, compositions, report
 from registry.ui.guard import Guard
 from registry.ui.log import log
@@ -27,6 +27,7 @@ PAGES: dict[str, Page] = {
     "/compositions/{digest}": composition,
     "/compositions/{digest}/report": report,
     "/compose": composer,
+    "/compose/preview": preview,
     "/log": log,
 }
 """Address → the page there. All are read with GET, and none changes anything."""

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from registry.errors import RegError
+from registry.composing import Recipe
+from registry.errors import InvalidInputError, RegError
 from registry.ui.choices import CHOICES, ENSEMBLE, Choices
 from registry.ui.site import PART, Site, url
 from store.catalog import VersionRecord
@@ -72,6 +73,21 @@ def composer(site: Site, request: Request) -> Response:
         preview=url("compose", "preview", e=refs, **choices.query),
         chosen=len(refs),
     )
+
+
+def preview(site: Site, request: Request) -> Response:
+    """Return where the routers of a composition will send tokens: a part of the composer, or a page."""
+    refs = list(dict.fromkeys(request.query_params.getlist("e")))[:MOST]
+    choices = Choices.of_query(request.query_params)
+    recipe = choices.recipe()
+    plan = site.registry.plan(refs, recipe, base=choices.base)
+    back = url("compose", e=refs, **choices.query)
+    if not isinstance(recipe, Recipe):
+        raise InvalidInputError("an ensemble has no routers that statistics foretell", "choose another output")
+    members = tuple(member.version.ref for member in plan.members)
+    key = "preview", plan.digest, members
+    found = site.cache.get(key, lambda: site.registry.preview(members, recipe, base=choices.base))
+    return site.render(request, "preview.html", preview=found, back=back)
 
 
 def _resolved(site: Site, refs: Sequence[str]) -> list[VersionRecord]:
