@@ -5,7 +5,6 @@ from contextlib import suppress
 
 import click
 
-from cli.options import Integer
 from cli.session import Session, as_json, pass_session, print_json
 from registry.errors import StorageError
 
@@ -34,7 +33,7 @@ def ui(session: Session, port: int, open_browser: bool, as_json: bool) -> None:
     """
     if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
         raise StorageError(f"the pages need {', '.join(missing)}", "run: pip install 'expert-registry[ui]'")
-    from registry.ui import listen, make_app, serve
+    from registry.ui import listen, make_app, server
 
     command = ["reg"]
     command += ["--home", str(session.home)] if session.home is not None else []
@@ -49,4 +48,4 @@ def ui(session: Session, port: int, open_browser: bool, as_json: bool) -> None:
         if open_browser:
             click.launch(url)
         with suppress(KeyboardInterrupt):
-            serve(make_app(registry, command), listening)
+            server(make_app(registry, command)).run(sockets=[listening])

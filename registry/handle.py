@@ -77,14 +77,12 @@ class Handle:
             kind: expert or base.
             everything: those opted out too.
             tags: only versions that have all of these.
-            search: only versions in whose name, aliases or tags each of these words is found, or whose digest begins so.
+            search: only versions in whose name, aliases, tags or beginning of the digest each of these words is found.
             limit: versions at most.
             offset: how many of the first are passed over.
         """
         states = ALL_STATES if everything else ("active",)
-        return self.catalog.versions(
-            kind=kind, states=states, tags=tags, search=search, limit=limit, offset=offset
-        )
+        return self.catalog.versions(kind=kind, states=states, tags=tags, search=search, limit=limit, offset=offset)
 
     def count_versions(
         self,

@@ -5,6 +5,6 @@ One file a kind of page, each of which is a function from the site and a request
 """
 
 from registry.ui.app import make_app
-from registry.ui.serving import listen, serve
+from registry.ui.serving import listen, server
 
-__all__ = ["listen", "make_app", "serve"]
+__all__ = ["listen", "make_app", "server"]

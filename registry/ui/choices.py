@@ -1,4 +1,4 @@
-"""What the composer's form asks for beside the experts: from the page's query to a recipe, and to the command's words."""
+"""What the composer asks for beside the experts: from a page's query to a recipe, and to the words of a command."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -171,7 +171,9 @@ class Choices:
         if self.to == ENSEMBLE:
             return EnsembleRecipe(**{name: value for name, value in values.items() if name != "to"})
         if self.to == DENSE and values["trunk"] == "base":
-            raise InvalidInputError("a dense model with the trunk of the base is the base model itself", "choose another trunk")
+            raise InvalidInputError(
+                "a dense model with the trunk of the base is the base model itself", "choose another trunk"
+            )
         host = {"host": "remote-code"} if values.pop("remote_code", False) else {}
         return Recipe(**values, **host)
 
@@ -188,4 +190,3 @@ class Choices:
 
 def _written(value: Any) -> str:
     return f"{value:.12g}" if isinstance(value, float) else str(value)
-

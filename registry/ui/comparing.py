@@ -9,7 +9,7 @@ from registry.composing import Member
 from registry.errors import DamagedError, NotFoundError
 from registry.maths.overlap import TOKENS_PER_DIRECTION, Overlap, overlap
 from registry.maths.threads import one_thread
-from registry.overlapping import INDISTINCT, LAYERS
+from registry.overlapping import INDISTINCT, spread
 from registry.registry import Registry
 from registry.sites import MLP_INPUT
 from store.catalog import VersionRecord
@@ -78,8 +78,7 @@ def compare(registry: Registry, version: VersionRecord) -> Comparison:
     others = [one for one in registry.versions(kind="expert") if one.id != version.id]
     others.sort(key=lambda one: (one.created_at, one.ref), reverse=True)
     members = [one for one in registry.members(others[:MOST_OVERLAPS]) if _is_comparable(mine, one)]
-    count = mine.architecture.num_hidden_layers
-    chosen = [(2 * place + 1) * count // (2 * min(LAYERS, count)) for place in range(min(LAYERS, count))]
+    chosen = spread(mine.architecture.num_hidden_layers)
     found: dict[str, dict[int, Overlap]] = {member.version.ref: {} for member in members}
     remarks: dict[str, str] = {}
     with one_thread():

@@ -88,7 +88,10 @@ def compositions(site: Site, request: Request) -> Response:
     of = request.query_params.get("of", "").strip()
     made = site.registry.compositions(of or None)[::-1]
     paging = Paging.of(
-        whole(request, "page", 1), len(made), PAGE, lambda page: url("compositions", of=of, page=page if page > 1 else None)
+        whole(request, "page", 1),
+        len(made),
+        PAGE,
+        lambda page: url("compositions", of=of, page=page if page > 1 else None),
     )
     lines = [_line(site, one) for one in made[paging.offset : paging.offset + PAGE]]
     return site.render(request, "compositions.html", lines=lines, paging=paging, of=of)

@@ -1,12 +1,16 @@
-"""Serving the pages on this machine's own address until it is interrupted."""
+"""Serving the pages on this machine's own address."""
 
 import errno
 import os
 import socket
+from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp
 
 from registry.errors import StorageError
+
+if TYPE_CHECKING:
+    import uvicorn
 
 ADDRESS = "127.0.0.1"
 SHUTDOWN_SECONDS = 1
@@ -29,8 +33,8 @@ def listen(port: int) -> socket.socket:
         raise StorageError(f"port {port} {why}", "choose another one, or any that is free: reg ui --port 0") from error
 
 
-def serve(app: ASGIApp, listening: socket.socket) -> None:
-    """Answer requests until SIGINT or SIGTERM."""
+def server(app: ASGIApp) -> "uvicorn.Server":
+    """Return what serves `app`: `server(app).run(sockets=[listen(port)])`."""
     import uvicorn
 
     config = uvicorn.Config(
@@ -44,6 +48,5 @@ def serve(app: ASGIApp, listening: socket.socket) -> None:
         server_header=False,
         proxy_headers=False,
         timeout_graceful_shutdown=SHUTDOWN_SECONDS,
-        h11_max_incomplete_event_size=64 * 1024,
     )
-    uvicorn.Server(config).run(sockets=[listening])
+    return uvicorn.Server(config)

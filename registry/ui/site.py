@@ -48,7 +48,7 @@ class Site:
         )
         self._templates.filters.update(FILTERS)
         self._templates.globals.update(
-            details=details, url=url, command=self.command_line, home=str(registry.home.path), database=registry.catalog.place
+            details=details, url=url, command=self.command_line, home=str(registry.home.path)
         )
 
     def page(self, make: "Page") -> Callable[[Request], Response]:

@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def number(value: float) -> str:
+def number(value: int | float) -> str:
     """Return `6,819,072`."""
     return f"{value:,}"
 
 
-def compact(value: float) -> str:
+def compact(value: int | float) -> str:
     """Return a count at a glance: `6.8 M`."""
     for unit in ("", "k", "M", "G"):
         if abs(value) < 1000:
@@ -19,7 +19,7 @@ def compact(value: float) -> str:
     return f"{value:,.3g} T"
 
 
-def size(nbytes: float) -> str:
+def size(nbytes: int | float) -> str:
     """Return a size: `41.9 MB`."""
     for unit in ("B", "kB", "MB", "GB"):
         if nbytes < 1000:
@@ -28,12 +28,12 @@ def size(nbytes: float) -> str:
     return f"{nbytes:.1f} TB"
 
 
-def percent(share: float | None) -> str:
+def percent(share: int | float | None) -> str:
     """Return `88.6 %`; nothing for None."""
     return "" if share is None else f"{100 * share:.1f} %"
 
 
-def figure(value: float | None) -> str:
+def figure(value: int | float | None) -> str:
     """Return a perplexity or a score, to two places; nothing for None."""
     return "" if value is None else f"{value:.2f}"
 
@@ -48,7 +48,7 @@ def short(digest: str) -> str:
     return digest[:12]
 
 
-def level(share: float) -> int:
+def level(share: int | float) -> int:
     """Return which of the shades 0 to 10 stands for a share from 0 to 1."""
     return max(0, min(10, round(10 * share))) if share == share else 0
 
