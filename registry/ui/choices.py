@@ -160,7 +160,7 @@ class Choices:
 
         if self.to not in _OF_ALL:
             raise InvalidInputError(f"to {self.to!r} is none of {MOE}, {DENSE}, {ENSEMBLE}", "choose one of them")
-        values = {}
+        values: dict[str, Any] = {}
         for one in self.applying:
             if (text := self.texts[one.name]) == "" or one.name == "base":
                 continue
@@ -174,8 +174,9 @@ class Choices:
             raise InvalidInputError(
                 "a dense model with the trunk of the base is the base model itself", "choose another trunk"
             )
-        host = {"host": "remote-code"} if values.pop("remote_code", False) else {}
-        return Recipe(**values, **host)
+        if values.pop("remote_code", False):
+            values["host"] = "remote-code"
+        return Recipe(**values)
 
     def words(self) -> list[str]:
         """Return the options of `reg compose` that say the same."""

@@ -23,6 +23,9 @@ TEMPLATES = Path(__file__).with_name("templates")
 PART = "part"
 """The parameter by which the script asks for a part of a page."""
 
+REPORTS = 8
+"""Reports that are kept in memory, of some MB each."""
+
 _STATUSES = ((NotFoundError, 404), (ConflictError, 409), (InvalidInputError, 400))
 _FAULT = "this is a fault of the program; started with REG_DEBUG=1, reg ui prints where, for a report"
 
@@ -39,6 +42,7 @@ class Site:
         self.registry = registry
         self.command = tuple(command)
         self.cache = Cache(self._state)
+        self.reports = Cache(self._state, REPORTS)
         self._templates = Environment(
             loader=FileSystemLoader(TEMPLATES),
             autoescape=True,
@@ -57,6 +61,7 @@ class Site:
         def endpoint(request: Request) -> Response:
             try:
                 self.cache.refresh()
+                self.reports.refresh()
                 return make(self, request)
             except HTTPException:
                 raise
