@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +150,7 @@ def report(site: Site, request: Request) -> Response:
         return page(site.registry.report(found.digest))
 
     text = site.reports.get(found.digest, make)
-    scripts = " ".join(_HASH.findall(text[: text.index("<title>")])) or "'none'"
+    scripts = " ".join(_HASH.findall(unescape(text[: text.index("<title>")]))) or "'none'"
     return HTMLResponse(text, headers={"Content-Security-Policy": REPORT_POLICY.format(scripts=scripts)})
 
 

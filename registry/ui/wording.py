@@ -1,6 +1,5 @@
 """How figures, times and values are written on pages."""
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -70,7 +69,12 @@ def details(found: dict[str, Any]) -> str:
     """Return an event's details without the digests of rows, and of a purge's arrays only how many."""
     shown = {key: value for key, value in found.items() if key != "rows"}
     shown |= {key: len(shown[key]) for key in ("deleted", "shared") if isinstance(shown.get(key), (dict, list))}
-    return json.dumps(shown, ensure_ascii=False) if shown else ""
+    return "; ".join(f"{key} {_shortened(value)}" for key, value in shown.items() if value is not None)
+
+
+def _shortened(value: Any) -> str:
+    text = plain(value)
+    return short(text) if len(text) == 64 and text.isalnum() else text
 
 
 FILTERS = {

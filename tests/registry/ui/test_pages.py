@@ -205,6 +205,21 @@ def test_a_composition_shows_recipe_members_and_scores(filled: Registry, pages: 
     assert digest[:12] in Page(pages.ask(again).text).text
 
 
+def test_a_composition_has_its_report(filled: Registry, pages: Pages, tmp_path: Path) -> None:
+    pytest.importorskip("vl_convert")
+    digest = composed(filled, tmp_path / "<b>moe", "math", "code")
+    first, second = (pages.ask(f"/compositions/{digest}/report") for _ in range(2))
+    assert first.status == 200, first.text
+    assert first.text == second.text
+    policy = first.headers["content-security-policy"]
+    assert "script-src 'sha256-" in policy
+    assert "script-src 'unsafe" not in policy
+    assert "sandbox allow-scripts" in policy
+    assert digest[:16] in first.text
+    assert pages.ask(f"/compositions/{digest[:9]}/report").headers["location"] == f"/compositions/{digest}/report"
+    assert pages.ask("/compositions/abcdef/report").status == 404
+
+
 def test_the_log_goes_back_in_pages(filled: Registry, pages: Pages, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("registry.ui.log.PAGE", 4)
     newest = pages.read("log")
