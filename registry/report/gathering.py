@@ -43,7 +43,7 @@ def figures_of(
         NotFoundError: no composition begins so.
         RegError: the test text cannot be scored, as in `Registry.evaluate`.
     """
-    folder = composition if isinstance(composition, Path) else None
+    folder = composition.absolute() if isinstance(composition, Path) else None
     if isinstance(composition, Path):
         document, described = read_composed(composition)
     else:
@@ -71,7 +71,7 @@ def figures_of(
     record = records.get(digest)
     first = rows[-1] if rows else None
     return Figures(
-        name=folder.resolve().name if folder else ", ".join(names),
+        name=folder.name if folder else ", ".join(names),
         digest=digest,
         host=described.host,
         made=record.created_at if record else None,
@@ -146,6 +146,8 @@ class _Gathering:
             refs = [version.ref for version in versions.values()]
             plan = self._registry.plan(refs, recipe, base=base.ref if base else None)
             foretold = self._registry.preview(refs, recipe, base=base.ref if base else None)
+            if described.parent:
+                self.notes.append("what statistics foretell is of the routers before they were trained")
         return plan, foretold
 
     def curves(self, plan: Plan | None) -> tuple[Curve, ...]:
@@ -221,7 +223,7 @@ def _row(document: Mapping[str, Any]) -> Row:
 
 
 def _scores(rows: Sequence[Row], folder: str) -> tuple[ScoreRow, ...]:
-    kinds = {"average": "average", f"{folder} oracle": "oracle", "oracle": "oracle"}
+    kinds = {"average": "average", f"{folder} oracle": "oracle", folder: "composition"}
     found = []
     for row in rows:
         kind = kinds.get(row.name, "composition")
