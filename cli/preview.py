@@ -71,6 +71,6 @@ def _print(found: "Preview") -> None:
         if member.drowned:
             click.echo(f"{member.ref} is drowned out: {member.drowned}")
     for a, b in found.indistinct:
-        click.echo(f"{a} and {b}: the router will hardly tell their tokens apart")
+        click.echo(f"{a} and {b}: routers will hardly tell their tokens apart, and less than is foretold here")
     for note in found.notes:
         click.echo(note, err=True)

@@ -94,8 +94,7 @@ class Preview:
             "accuracy": self.accuracy,
             "confusion": self.mean_confusion,
             "layers": [
-                {"layer": layer, "confusion": matrix}
-                for layer, matrix in zip(self.layers, self.confusion, strict=True)
+                {"layer": layer, "confusion": matrix} for layer, matrix in zip(self.layers, self.confusion, strict=True)
             ],
             "overlap": [{"experts": pair, "routing": share} for pair, share in self.overlap.items()],
             "notes": self.notes,
@@ -155,9 +154,7 @@ def _confusion(materials: Materials, layer: int, taken: Sequence[Statistics], we
 
 def _overlaps(refs: Sequence[str], taken: Sequence[Statistics]) -> list[tuple[tuple[str, str], float]]:
     comparable = [number for number, item in enumerate(taken) if item.count >= TOKENS_PER_DIRECTION]
-    return [
-        ((refs[a], refs[b]), overlap(taken[a], taken[b]).routing) for a in comparable for b in comparable if a < b
-    ]
+    return [((refs[a], refs[b]), overlap(taken[a], taken[b]).routing) for a in comparable for b in comparable if a < b]
 
 
 def _members(
