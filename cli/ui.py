@@ -8,7 +8,7 @@ import click
 from cli.session import Session, as_json, pass_session, print_json
 from registry.errors import StorageError
 
-_NEEDED = ("starlette", "uvicorn", "jinja2")
+_NEEDED = ("starlette", "uvicorn", "jinja2", "vl_convert")
 DEFAULT_PORT = 8321
 
 

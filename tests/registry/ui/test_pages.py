@@ -90,7 +90,7 @@ def test_the_first_page_lists_searches_and_narrows(filled: Registry, pages: Page
     catalog.set_alias(filled.resolve("code"), "stable")
     filled.opt_out("german")
 
-    def refs(**query: object) -> list[str]:
+    def refs(**query: Any) -> list[str]:
         links = pages.read(**query).links
         return list(dict.fromkeys(link.removeprefix("/versions/") for link in links if "/versions/" in link))
 
@@ -230,7 +230,7 @@ def test_the_log_goes_back_in_pages(filled: Registry, pages: Pages, monkeypatch:
     assert not [link for link in rest.links if "before=" in link]
 
 
-RECIPES: list[dict[str, str]] = [
+RECIPES: list[dict[str, Any]] = [
     {},
     {"trunk": "mean", "top_k": "1", "normalize": "1"},
     {"trunk": "ties", "lam": "auto", "temperature": "0.1", "dtype": "bfloat16"},
@@ -244,7 +244,7 @@ RECIPES: list[dict[str, str]] = [
 
 
 @pytest.mark.parametrize("fields", RECIPES, ids=str)
-def test_the_command_makes_what_the_composer_shows(filled: Registry, pages: Pages, fields: dict[str, str]) -> None:
+def test_the_command_makes_what_the_composer_shows(filled: Registry, pages: Pages, fields: dict[str, Any]) -> None:
     page = pages.read("compose", e=["math@1", "code"], **fields)
     plan = filled.plan(["math", "code"], Choices.of_query(fields).recipe(), base=fields.get("base"))
     assert plan.digest[:12] in page.text
