@@ -34,9 +34,10 @@ class RoutedToken:
     @property
     def overall(self) -> str:
         """The expert with the most weight over all layers; of equals the first by name."""
-        total: Counter[str] = Counter()
+        total: dict[str, float] = {}
         for layer in self.weights:
-            total.update(layer)
+            for name, weight in layer.items():
+                total[name] = total.get(name, 0.0) + weight
         return min(total, key=lambda name: (-total[name], name))
 
     def expert(self, layer: int | None) -> str:

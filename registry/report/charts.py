@@ -349,13 +349,13 @@ def _lineage(figures: Figures) -> Spec:
     columns = [column for column in columns if column]
     rows, most = {}, max(len(column) for column in columns)
     order = {member.digest: number for number, member in enumerate(figures.members)}
-    for x, column in enumerate(columns):
+    for across, column in enumerate(columns):
         for place, node in enumerate(column):
             colour = f"var(--e{order[node.id]})" if node.id in order else "var(--accent)"
-            y = most - (place + 0.5) * most / len(column)
+            up = most - (place + 0.5) * most / len(column)
             rows[node.id] = {
-                "x": x,
-                "y": y,
+                "x": across,
+                "y": up,
                 "label": node.label,
                 "kind": node.kind,
                 "told": node.told,
@@ -368,9 +368,9 @@ def _lineage(figures: Figures) -> Spec:
         if source in rows
     ]
     span = len(columns) - 1
-    across: Spec = {"type": "quantitative", "axis": None, "scale": {"domain": [-0.45, span + 0.45], "nice": False}}
-    up: Spec = {"type": "quantitative", "axis": None, "scale": {"domain": [0, most], "nice": False}}
-    x, y = {"field": "x", **across}, {"field": "y", **up}
+    wide: Spec = {"type": "quantitative", "axis": None, "scale": {"domain": [-0.45, span + 0.45], "nice": False}}
+    high: Spec = {"type": "quantitative", "axis": None, "scale": {"domain": [0, most], "nice": False}}
+    x, y = {"field": "x", **wide}, {"field": "y", **high}
     tooltip = [
         {"field": "label", "title": "what"},
         {"field": "kind", "title": "kind"},

@@ -13,6 +13,7 @@ from registry.composing.plan import Plan
 from registry.composing.recipe import Recipe
 from registry.errors import CheckpointError, RegError
 from registry.evaluation import Row, TestSettings
+from registry.handle import PathLike
 from registry.overlapping import spread
 from registry.preview import Preview
 from registry.report.figures import Curve, Evaluated, Figures, MemberFigures, Node, Routing, ScoreRow
@@ -33,7 +34,7 @@ _CHILDREN = 8
 def figures_of(
     registry: "Composer",
     composition: "Path | CompositionRecord",
-    data: Mapping[str, Sequence[str | Path]],
+    data: Mapping[str, Sequence[PathLike]],
     settings: TestSettings | None,
 ) -> Figures:
     """Return the figures of a composed folder, or of a composition in the catalog (see `Registry.report`).
@@ -53,6 +54,7 @@ def figures_of(
     records = {record.digest: record for record in registry.catalog.compositions()}
     gathering = _Gathering(registry)
     versions = gathering.versions(described)
+    evaluated: Evaluated | None
     if data:
         if folder is None:
             raise CheckpointError(
@@ -172,7 +174,7 @@ class _Gathering:
     ) -> tuple[Node, ...]:
         """Return base models, members, the composition, what it was trained from and what was trained from it."""
         bases = self._registry.versions(kind="base")[:_BASES]
-        nodes, of = [], dict[str, tuple[str, ...]]()
+        nodes, of = list[Node](), dict[str, tuple[str, ...]]()
         for name, version in versions.items():
             with self._noted(f"the base model of {name} is not known"):
                 of[name] = self._ancestors(version, bases)
@@ -180,8 +182,8 @@ class _Gathering:
         used |= {base for found in of.values() for base in found}
         nodes += [Node(base.digest, base.ref, "base", (), _told(base)) for base in bases if base.digest in used]
         for member in described.members:
-            version = versions.get(member.name)
-            label, told = (version.ref, _told(version)) if version else (member.name, member.digest[:12])
+            here = versions.get(member.name)
+            label, told = (here.ref, _told(here)) if here else (member.name, member.digest[:12])
             nodes.append(Node(member.digest, label, "expert", of.get(member.name, ()), told))
         sources = [member.digest for member in described.members] + ([described.base.digest] if described.base else [])
         parent = described.parent
@@ -234,7 +236,7 @@ def _scores(rows: Sequence[Row], folder: str) -> tuple[ScoreRow, ...]:
     return tuple(sorted(found, key=lambda row: order.index(row.kind)))
 
 
-def _evaluated(rows: Sequence[Row], data: Mapping[str, Sequence[str | Path]]) -> Evaluated:
+def _evaluated(rows: Sequence[Row], data: Mapping[str, Sequence[PathLike]]) -> Evaluated:
     labels = {domain: ", ".join(Path(file).name for file in files) for domain, files in data.items()}
     return Evaluated(None, rows[0].tokens, labels)
 

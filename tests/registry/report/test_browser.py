@@ -44,10 +44,19 @@ def opened(browser: Any, text: str, place: Path, **media: str) -> tuple[Any, lis
     file.write_text(text, encoding="utf-8")
     tab, said = browser.new_page(), list[str]()
     tab.emulate_media(**media)
+
+    def dismiss(dialog: Any) -> None:
+        said.append(dialog.message)
+        dialog.dismiss()
+
+    def note(request: Any) -> None:
+        if not request.url.startswith("file:"):
+            said.append(request.url)
+
     tab.on("console", lambda message: said.append(message.text))
     tab.on("pageerror", lambda error: said.append(str(error)))
-    tab.on("dialog", lambda dialog: (said.append(dialog.message), dialog.dismiss()))
-    tab.on("request", lambda request: None if request.url.startswith("file:") else said.append(request.url))
+    tab.on("dialog", dismiss)
+    tab.on("request", note)
     tab.goto(file.as_uri())
     wait_for_charts(tab)
     return tab, said
