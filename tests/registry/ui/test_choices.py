@@ -1,4 +1,4 @@
-"""Proves: the composer's fields are options of the command, a recipe is read back from them, a search is of plain text."""
+"""Proves: the composer's fields are options of the command, and a recipe is read back; a search is of plain text."""
 
 from pathlib import Path
 
