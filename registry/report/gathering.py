@@ -30,6 +30,9 @@ _BASES = 8
 _CHILDREN = 8
 """Trained compositions that a lineage names."""
 
+_DIGITS = 8
+"""Of a composition's digest in a lineage: as many as fit side by side on a phone."""
+
 
 def figures_of(
     registry: "Composer",
@@ -188,13 +191,15 @@ class _Gathering:
         sources = [member.digest for member in described.members] + ([described.base.digest] if described.base else [])
         parent = described.parent
         if parent:
-            nodes.append(Node(parent, parent[:12], "composition", tuple(sources), "before training"))
-            nodes.append(Node(digest, digest[:12], "trained", (parent,), "this composition, its routers trained"))
+            nodes.append(Node(parent, parent[:_DIGITS], "composition", tuple(sources), "before training"))
+            nodes.append(Node(digest, digest[:_DIGITS], "trained", (parent,), "this composition, its routers trained"))
         else:
-            nodes.append(Node(digest, digest[:12], "composition", tuple(sources), "this composition"))
+            nodes.append(Node(digest, digest[:_DIGITS], "composition", tuple(sources), "this composition"))
         children = [record for record in records if record.document.get("parent") == digest]
         nodes += [
-            Node(child.digest, child.digest[:12], "trained", (digest,), f"routers trained, {child.created_at[:10]}")
+            Node(
+                child.digest, child.digest[:_DIGITS], "trained", (digest,), f"routers trained, {child.created_at[:10]}"
+            )
             for child in children[:_CHILDREN]
         ]
         return tuple(nodes)

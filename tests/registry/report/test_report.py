@@ -88,7 +88,7 @@ def test_without_evaluation_routing_is_foretold(world: tuple[Registry, Path], fo
         ("base", "base@1"),
         ("expert", "code@1"),
         ("expert", "german@1"),
-        ("composition", plan.digest[:12]),
+        ("composition", plan.digest[:8]),
     ]
     assert foretold.lineage[1].of == (foretold.lineage[0].id,)
     assert len(foretold.notes) == 2
