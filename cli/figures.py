@@ -31,7 +31,16 @@ def _files(_context: click.Context, _option: click.Parameter, texts: tuple[str, 
 
 
 def test_text(command: Command) -> Command:
-    """Add --data and how it is scored."""
+    """Add --data, which must be given, and how it is scored."""
+    return _scored(command, required=True)
+
+
+def maybe_test_text(command: Command) -> Command:
+    """Add --data, which may be given, and how it is scored."""
+    return _scored(command, required=False)
+
+
+def _scored(command: Command, *, required: bool) -> Command:
     for option in (
         click.option(
             "--dtype",
@@ -54,7 +63,7 @@ def test_text(command: Command) -> Command:
         click.option(
             "--data",
             multiple=True,
-            required=True,
+            required=required,
             metavar="DOMAIN=FILE",
             help="Test text of a domain (repeatable).",
             callback=_files,

@@ -10,7 +10,7 @@ from registry.errors import InvalidInputError
 from registry.handle import Handle, PathLike
 from registry.meanwhile import unless_purged
 from registry.reference import several
-from registry.resolving import base_model
+from registry.resolving import base_model, composition_of
 from store.catalog import VersionRecord
 from store.lock import exclusive
 from store.ownership import check_owner
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from registry.composing.retaking import Workplace
     from registry.evaluation import Continual, Row, TestSettings
     from registry.maths.lam import LamCurve
+    from registry.preview import Preview
+    from registry.report import Figures
     from registry.reproducing import Reproduction
     from registry.training import Trained, TrainSettings
 
@@ -184,6 +186,19 @@ class Composer(Handle):
                 advance(1)
         return curves
 
+    def preview(self, experts: Sequence[str], recipe: "Recipe | None" = None, *, base: str | None = None) -> "Preview":
+        """Return where a composition's routers will send each expert's tokens, from statistics alone.
+
+        No weight is read. What a recipe does by passes of tokens (`refine`, `token_weight`) is not foreseen: the
+        figures are those without it, and the preview says so. Arguments as `plan`.
+        """
+        from registry.composing import Recipe
+        from registry.preview import preview
+
+        plan = self.plan(experts, recipe or Recipe(), base=base)
+        with unless_purged(self.catalog, read_by(plan)):
+            return preview(plan, self.progress)
+
     def train_router(
         self,
         folder: PathLike,
@@ -280,6 +295,29 @@ class Composer(Handle):
 
         wanted = Wanted(baselines, oracle, speed, tuple(several(methods, "methods")))
         return evaluate_registered(self, folders, data, settings, wanted, experts=experts, base=base)
+
+    def report(
+        self,
+        composition: PathLike,
+        data: "Mapping[str, Sequence[PathLike]] | None" = None,
+        settings: "TestSettings | None" = None,
+    ) -> "Figures":
+        """Return the figures of a composition's report; `registry.report.page` makes HTML of them.
+
+        Routing and scores are measured on `data`, else those of the stored evaluation with the most domains, else
+        routing is foretold from statistics (`preview`). What there is no figure for is left out, and noted.
+
+        Args:
+            composition: a composed folder, or the beginning of the digest of a composition made here, 6 digits or more.
+            data: domain → test files, for a folder; with rows also for base model, experts, their average and the
+                oracle.
+            settings: how test text is scored.
+        """
+        from registry.report.gathering import figures_of
+
+        folder = Path(composition)
+        made = None if folder.is_dir() else composition_of(self.catalog, str(composition))
+        return figures_of(self, made or folder, data or {}, settings)
 
     def continual(
         self,

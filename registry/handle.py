@@ -14,7 +14,7 @@ from registry.meanwhile import unless_purged
 from registry.progress import Progress, silent
 from registry.resolving import ALL_STATES, resolve
 from store.arrays import ArrayStore
-from store.catalog import Catalog, VersionRecord
+from store.catalog import Catalog, TagCount, VersionRecord
 from store.catalog.records import Kind, State
 from store.ownership import check_unowned
 
@@ -67,26 +67,38 @@ class Handle:
         kind: Kind | None = None,
         everything: bool = False,
         tags: Mapping[str, str] | None = None,
+        search: str | None = None,
         limit: int | None = None,
         offset: int = 0,
     ) -> list[VersionRecord]:
-        """Return active versions by name and number, narrowed by kind and tags.
+        """Return active versions by name and number, narrowed by kind, tags and words.
 
         Args:
             kind: expert or base.
             everything: those opted out too.
             tags: only versions that have all of these.
+            search: only versions in whose name, aliases, tags or beginning of the digest each of these words is found.
             limit: versions at most.
             offset: how many of the first are passed over.
         """
         states = ALL_STATES if everything else ("active",)
-        return self.catalog.versions(kind=kind, states=states, tags=tags, limit=limit, offset=offset)
+        return self.catalog.versions(kind=kind, states=states, tags=tags, search=search, limit=limit, offset=offset)
 
     def count_versions(
-        self, *, kind: Kind | None = None, everything: bool = False, tags: Mapping[str, str] | None = None
+        self,
+        *,
+        kind: Kind | None = None,
+        everything: bool = False,
+        tags: Mapping[str, str] | None = None,
+        search: str | None = None,
     ) -> int:
         """Return how many versions `versions` would give without a limit (arguments as there)."""
-        return self.catalog.count_versions(kind=kind, states=ALL_STATES if everything else ("active",), tags=tags)
+        states = ALL_STATES if everything else ("active",)
+        return self.catalog.count_versions(kind=kind, states=states, tags=tags, search=search)
+
+    def tag_counts(self, limit: int) -> list[TagCount]:
+        """Return the tags of active versions with how many have each, the most frequent first, `limit` at most."""
+        return self.catalog.tag_counts(limit)
 
     def resolve(self, ref: str, *, kind: Kind | None = None, states: Sequence[State] = ("active",)) -> VersionRecord:
         """Return the version that `NAME`, `NAME@NUMBER` or `NAME@ALIAS` stands for (`resolving.resolve`).

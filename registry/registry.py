@@ -266,17 +266,20 @@ class Registry(Publisher):
         """Return what `version` consists of: every array by role, name, digest, dtype and shape."""
         return self.catalog.arrays_of(version)
 
-    def log(self, subject: str | None = None, *, limit: int | None = None) -> list[EventRecord]:
+    def log(
+        self, subject: str | None = None, *, limit: int | None = None, before: int | None = None
+    ) -> list[EventRecord]:
         """Return the log, newest first, narrowed to a name, a version, an alias's version or a composition.
 
         Args:
             subject: what it is narrowed to; a composition by the beginning of its digest, 6 digits or more.
             limit: events at most.
+            before: only events older than the one with this id.
 
         Raises:
             NotFoundError: there is no such thing.
         """
-        return self.catalog.events(None if subject is None else logged_as(self.catalog, subject), limit)
+        return self.catalog.events(None if subject is None else logged_as(self.catalog, subject), limit, before)
 
     def compositions(self, ref: str | None = None) -> list[CompositionRecord]:
         """Return the compositions that were made, oldest first, narrowed to those made from a version or a name.

@@ -60,6 +60,8 @@ class Row:
         active_parameters: weights that take part in one token.
         relative_time: of a mixture, where measured: milliseconds a token, divided by those of a dense expert.
         spread: over seeds, where there are some; the figures are then their means.
+        routing: of a mixture: domain → expert → for each layer the share of the domain's tokens whose first choice is
+            that expert, in [0, 1].
     """
 
     name: str
@@ -72,6 +74,7 @@ class Row:
     active_parameters: int | None = None
     relative_time: float | None = field(default=None, compare=False)
     spread: Spread | None = None
+    routing: dict[str, dict[str, list[float]]] = field(default_factory=dict)
 
     @property
     def average(self) -> float | None:
@@ -117,6 +120,7 @@ def over_seeds(rows: Sequence[Row]) -> Row:
         perplexity=_each(fmean, [row.perplexity for row in rows]),
         score=_each(fmean, [row.score for row in rows]),
         accuracy=_each(_by_layer, [row.accuracy for row in rows]),
+        routing={domain: _each(_by_layer, [row.routing[domain] for row in rows]) for domain in first.routing},
         load=_each(_by_layer, [row.load for row in rows]),
         relative_time=fmean(times) if times else None,
         spread=spread,

@@ -108,6 +108,13 @@ class Tally:
             if domain in names
         }
 
+    def routing(self, names: Sequence[str]) -> dict[str, dict[str, list[float]]]:
+        """Return domain → expert → for each layer the share of the domain's tokens that went to that expert first."""
+        return {
+            domain: dict(zip(names, (first.double() / first.sum(dim=1, keepdim=True)).T.tolist(), strict=True))
+            for domain, first in self._first.items()
+        }
+
     def load(self, names: Sequence[str]) -> dict[str, list[float]]:
         """Return expert → for each layer its share of all tokens, as weights."""
         shares = (self._weight / self._tokens).T.tolist()

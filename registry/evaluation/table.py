@@ -170,7 +170,8 @@ class _Table:
         tally = Tally(len(model.routers), len(experts))
         found = perplexities_of(model, y.windows, y.settings, self._progress, tally=tally)
         time = self._relative_time(model, composed) if self._wanted.speed else None
-        return self._row(model.name, found, model, tally.accuracy(experts), tally.load(experts), time)
+        row = self._row(model.name, found, model, tally.accuracy(experts), tally.load(experts), time)
+        return replace(row, routing=tally.routing(experts))
 
     def _oracle_row(self, name: str, model: Model, experts: Sequence[str]) -> Row | None:
         y = self._yardstick

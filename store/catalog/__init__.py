@@ -10,6 +10,7 @@ from store.catalog.records import (
     NewVersion,
     PushRecord,
     StatisticsRecord,
+    TagCount,
     VersionRecord,
 )
 
@@ -23,5 +24,6 @@ __all__ = [
     "NewVersion",
     "PushRecord",
     "StatisticsRecord",
+    "TagCount",
     "VersionRecord",
 ]

@@ -5,7 +5,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import cast
 
-from sqlalchemy import ColumnElement, delete, func, select
+from sqlalchemy import delete, func, select
 
 from store.catalog import schema, seals
 from store.catalog.backup import backups
@@ -24,6 +24,7 @@ from store.catalog.records import (
     StatisticsRecord,
     VersionRecord,
 )
+from store.catalog.searching import Searching, wanted
 from store.catalog.tables import (
     Alias,
     Array,
@@ -40,7 +41,7 @@ from store.errors import ConflictError, DamagedError
 from store.lock import exclusive
 
 
-class Catalog(Compositions, Events, Checks):
+class Catalog(Compositions, Events, Searching, Checks):
     """Names, versions, aliases, tags, statistics, compositions and the event log of one registry.
 
     Rows are added, and their state changes; no version or event is ever deleted. Each writing method writes its own
@@ -96,20 +97,22 @@ class Catalog(Compositions, Events, Checks):
         kind: Kind | None = None,
         states: Iterable[State] | None = None,
         tags: Mapping[str, str] | None = None,
+        search: str | None = None,
         limit: int | None = None,
         offset: int = 0,
     ) -> list[VersionRecord]:
-        """Return versions by name and number, narrowed to one name, kind, some states or those with all of `tags`.
+        """Return versions by name and number, narrowed as `searching.wanted` says.
 
         Args:
-            name: see above.
-            kind: see above.
-            states: see above.
-            tags: see above.
+            name: see there.
+            kind: see there.
+            states: see there.
+            tags: see there.
+            search: see there.
             limit: versions at most.
             offset: how many of the first are passed over.
         """
-        query = select(Version).join(Version.expert).where(*_wanted(name, kind, states, tags))
+        query = select(Version).join(Version.expert).where(*wanted(name, kind, states, tags, search))
         query = query.order_by(Expert.name, Version.number).limit(limit).offset(offset or None)
         with self._reading() as session:
             return [_version(row) for row in session.scalars(query)]
@@ -120,11 +123,12 @@ class Catalog(Compositions, Events, Checks):
         kind: Kind | None = None,
         states: Iterable[State] | None = None,
         tags: Mapping[str, str] | None = None,
+        search: str | None = None,
     ) -> int:
         """Return how many versions there are, narrowed as by `versions`."""
         query = select(func.count()).select_from(Version).join(Version.expert)
         with self._reading() as session:
-            return session.scalars(query.where(*_wanted(None, kind, states, tags))).one()
+            return session.scalars(query.where(*wanted(None, kind, states, tags, search))).one()
 
     def alias_target(self, name: str, alias: str) -> int | None:
         """Return the version number that `name@alias` stands for, or None."""
@@ -358,15 +362,6 @@ def _shape(row: Array) -> tuple[int, ...]:
     if not isinstance(shape, list) or not all(isinstance(size, int) for size in shape):
         raise DamagedError(f"the catalog's shape of array {row.digest[:12]} is none", "run: reg verify")
     return tuple(shape)
-
-
-def _wanted(
-    name: str | None, kind: Kind | None, states: Iterable[State] | None, tags: Mapping[str, str] | None
-) -> list[ColumnElement[bool]]:
-    wanted = [] if name is None else [Expert.name == name]
-    wanted += [] if kind is None else [Expert.kind == kind]
-    wanted += [] if states is None else [Version.state.in_(list(states))]
-    return wanted + [Version.tags.any((Tag.key == key) & (Tag.value == value)) for key, value in (tags or {}).items()]
 
 
 def _version(row: Version) -> VersionRecord:

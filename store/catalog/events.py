@@ -21,8 +21,15 @@ _BATCH = 1000
 class Events(Transactions):
     """The part of the catalog that tells what happened."""
 
-    def events(self, subject: str | None = None, limit: int | None = None) -> list[EventRecord]:
+    def events(
+        self, subject: str | None = None, limit: int | None = None, before: int | None = None
+    ) -> list[EventRecord]:
         """Return the log, newest first, narrowed to one name (or version, or digest) and to `limit` lines.
+
+        Args:
+            subject: see above.
+            limit: see above.
+            before: only events older than the one with this id.
 
         Raises:
             DamagedError: the details of one are no JSON.
@@ -30,6 +37,8 @@ class Events(Transactions):
         query = select(Event).order_by(Event.id.desc())
         if subject is not None:
             query = query.where((Event.subject == subject) | Event.subject.startswith(f"{subject}@", autoescape=True))
+        if before is not None:
+            query = query.where(Event.id < before)
         if limit is not None:
             query = query.limit(limit)
         with self._reading() as session:

@@ -72,6 +72,15 @@ class VersionRecord:
 
 
 @dataclass(frozen=True)
+class TagCount:
+    """A tag, and how many active versions have it."""
+
+    key: str
+    value: str
+    versions: int
+
+
+@dataclass(frozen=True)
 class CompositionRecord:
     """A composition that was made.
 

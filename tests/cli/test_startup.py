@@ -17,6 +17,7 @@ DATABASE = ("sqlalchemy", "filelock", "asyncio", "registry.registry")
     [
         ["--help"],
         ["compose", "--help"],
+        ["ui", "--help"],
         ["list"],
         ["list", "--limit", "2"],
         ["list", "--json"],

@@ -1,0 +1,51 @@
+"""reg ui."""
+
+import importlib.util
+from contextlib import suppress
+
+import click
+
+from cli.session import Session, as_json, pass_session, print_json
+from registry.errors import StorageError
+
+_NEEDED = ("starlette", "uvicorn", "jinja2", "vl_convert")
+DEFAULT_PORT = 8321
+
+
+@click.command()
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    metavar="N",
+    default=DEFAULT_PORT,
+    show_default=True,
+    help="The port; 0 for any that is free.",
+)
+@click.option("--open", "open_browser", is_flag=True, help="Open the pages in the browser.")
+@as_json
+@pass_session
+def ui(session: Session, port: int, open_browser: bool, as_json: bool) -> None:
+    """Serve web pages over the registry to this machine's browser, until it is interrupted.
+
+    Versions with search and tags, each with its statistics, overlaps and lineage; compositions with scores and report;
+    a composer, which shows what ticked experts would make and the command that makes it. Nothing is written: what
+    changes something is a command. Only this machine is answered.
+    """
+    if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
+        raise StorageError(f"the pages need {', '.join(missing)}", "run: pip install 'expert-registry[ui]'")
+    from registry.ui import listen, make_app, server
+
+    command = ["reg"]
+    command += ["--home", str(session.home)] if session.home is not None else []
+    with listen(port) as listening, session.registry() as registry:
+        if session.database is not None:
+            command += ["--database", registry.catalog.place]
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}/"
+        if as_json:
+            print_json({"url": url, "home": str(registry.home.path)})
+        else:
+            click.echo(f"{registry.home.path} is shown at {url}  (Ctrl-C ends it)")
+        if open_browser:
+            click.launch(url)
+        with suppress(KeyboardInterrupt):
+            server(make_app(registry, command)).run(sockets=[listening])

@@ -1,0 +1,399 @@
+"""Charts as Vega-Lite specifications; colours are the page's CSS variables, so that one chart serves light and dark."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from registry.report.figures import Figures, Routing
+
+Spec = dict[str, Any]
+
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
+CELL = 26
+"""Height of a row, in pixels."""
+
+MOST_LABELLED = 14
+"""Columns up to which every cell of a heat map says its figure."""
+
+CONFIG: Spec = {
+    "background": "transparent",
+    "font": FONT,
+    "aria": False,  # the figure around it has a label, and a table beside it
+    "mark": {"aria": False},
+    "view": {"stroke": None},
+    "axis": {
+        "labelColor": "var(--text)",
+        "titleColor": "var(--muted)",
+        "gridColor": "var(--line)",
+        "domainColor": "var(--line)",
+        "tickColor": "var(--line)",
+        "labelFontSize": 12,
+        "titleFontSize": 12,
+        "titleFontWeight": "normal",
+        "labelLimit": 120,
+    },
+    "legend": {"labelColor": "var(--text)", "titleColor": "var(--muted)", "labelFontSize": 12, "titleFontSize": 12},
+}
+
+
+def charts(figures: Figures) -> dict[str, Spec]:
+    """Return the charts that there are figures for, by the place in the page where each stands."""
+    found = {}
+    if routing := figures.routing:
+        for number, domain in enumerate(routing.shares):
+            found[f"routing-{number}"] = _routing(figures, routing, domain)
+        found["confusion"] = _confusion(figures, routing)
+        found["load"] = _load(figures, routing)
+    if figures.overlap:
+        found["overlap"] = _overlap(figures)
+    if any(row.score for row in figures.scores):
+        found["scores"] = _scores(figures)
+    if figures.curves:
+        found["curves"] = _curves(figures)
+    if figures.lineage:
+        found["lineage"] = _lineage(figures)
+    return {
+        place: {"config": CONFIG, "width": "container", "autosize": _AUTOSIZE, **spec} for place, spec in found.items()
+    }
+
+
+_AUTOSIZE = {"type": "fit-x", "contains": "padding"}
+
+
+def _colour(names: Sequence[str], experts: Sequence[str]) -> Spec:
+    """Return the scale that gives each expert its colour, and what is no expert the accent's."""
+    order = {name: number for number, name in enumerate(experts)}
+    colours = [f"var(--e{order[name]})" if name in order else "var(--accent)" for name in names]
+    return {"domain": list(names), "range": colours}
+
+
+def _cells(
+    rows: Sequence[Mapping[str, Any]],
+    x: Spec,
+    y: Spec,
+    colour: Spec,
+    tooltip: Sequence[Spec],
+    labelled: bool,
+    form: str,
+) -> Spec:
+    """Return a heat map: each cell has its colour, the stronger the larger its share."""
+    strength = {
+        "field": "share",
+        "type": "quantitative",
+        "scale": {"domain": [0, 1], "range": [0.05, 1]},
+        "legend": None,
+    }
+    cells = {
+        "mark": {"type": "rect", "cornerRadius": 3, "stroke": "var(--panel)", "strokeWidth": 2},
+        "encoding": {"x": x, "y": y, "color": colour, "opacity": strength, "tooltip": list(tooltip)},
+    }
+    text = {
+        "transform": [{"filter": "datum.share >= 0.005"}],
+        "mark": {"type": "text", "fontSize": 11, "tooltip": None},
+        "encoding": {
+            "x": x,
+            "y": y,
+            "text": {"field": "share", "type": "quantitative", "format": form},
+            "color": {"condition": {"test": "datum.share > 0.6", "value": "var(--on-strong)"}, "value": "var(--text)"},
+        },
+    }
+    return {"data": {"values": list(rows)}, "layer": [cells, text] if labelled else [cells]}
+
+
+def _routing(figures: Figures, routing: Routing, domain: str) -> Spec:
+    experts = figures.experts
+    rows = [
+        {"layer": str(layer), "expert": expert, "share": routing.shares[domain][expert][at]}
+        for expert in routing.shares[domain]
+        for at, layer in enumerate(routing.layers)
+    ]
+    x = {
+        "field": "layer",
+        "type": "ordinal",
+        "sort": None,
+        "axis": {"title": "layer", "labelAngle": 0, "orient": "bottom"},
+    }
+    y = {
+        "field": "expert",
+        "type": "nominal",
+        "sort": list(experts),
+        "axis": {"title": None, "ticks": False, "domain": False},
+    }
+    colour = {"field": "expert", "type": "nominal", "scale": _colour(experts, experts), "legend": None}
+    tooltip = [
+        {"field": "layer", "title": "layer"},
+        {"field": "expert", "title": "expert"},
+        {"field": "share", "title": f"of {domain}", "format": ".1%"},
+    ]
+    labelled = len(routing.layers) <= MOST_LABELLED
+    return {**_cells(rows, x, y, colour, tooltip, labelled, ".0%"), "height": CELL * len(experts)}
+
+
+def _confusion(figures: Figures, routing: Routing) -> Spec:
+    experts = figures.experts
+    rows = [
+        {"domain": domain, "expert": expert, "share": routing.mean(domain, expert)}
+        for domain in routing.shares
+        for expert in routing.shares[domain]
+    ]
+    x = {
+        "field": "expert",
+        "type": "nominal",
+        "sort": list(experts),
+        "axis": {"title": "goes to expert", "orient": "top", "labelAngle": -35, "ticks": False, "domain": False},
+    }
+    y = {
+        "field": "domain",
+        "type": "nominal",
+        "sort": list(routing.shares),
+        "axis": {"title": "text of", "ticks": False, "domain": False},
+    }
+    colour = {"field": "expert", "type": "nominal", "scale": _colour(experts, experts), "legend": None}
+    tooltip = [
+        {"field": "domain", "title": "text of"},
+        {"field": "expert", "title": "goes to"},
+        {"field": "share", "title": "share", "format": ".1%"},
+    ]
+    return {
+        **_cells(rows, x, y, colour, tooltip, len(experts) <= MOST_LABELLED, ".1%"),
+        "height": (CELL + 8) * len(routing.shares),
+    }
+
+
+def _overlap(figures: Figures) -> Spec:
+    experts = figures.experts
+    rows = [
+        {"a": a, "b": b, "share": share}
+        for one, other, share in figures.overlap
+        for a, b in ((one, other), (other, one))
+    ]
+    x = {
+        "field": "a",
+        "type": "nominal",
+        "sort": list(experts),
+        "axis": {"title": None, "orient": "top", "labelAngle": -35, "ticks": False, "domain": False},
+    }
+    y = {
+        "field": "b",
+        "type": "nominal",
+        "sort": list(experts),
+        "axis": {"title": None, "ticks": False, "domain": False},
+    }
+    tooltip = [
+        {"field": "a", "title": "expert"},
+        {"field": "b", "title": "and"},
+        {"field": "share", "title": "overlap", "format": ".1%"},
+    ]
+    spec = _cells(rows, x, y, {"value": "var(--accent)"}, tooltip, len(experts) <= MOST_LABELLED, ".0%")
+    return {**spec, "height": (CELL + 8) * len(experts)}
+
+
+def _load(figures: Figures, routing: Routing) -> Spec:
+    experts = list(routing.load)
+    rows = [
+        {"expert": expert, "share": sum(layers) / len(layers), "least": min(layers), "most": max(layers)}
+        for expert, layers in routing.load.items()
+        if layers
+    ]
+    y = {
+        "field": "expert",
+        "type": "nominal",
+        "sort": experts,
+        "axis": {"title": None, "ticks": False, "domain": False},
+    }
+    x = {
+        "field": "share",
+        "type": "quantitative",
+        "scale": {"domainMin": 0},
+        "axis": {"title": "share of all tokens", "format": ".0%", "tickCount": 5},
+    }
+    bars = {
+        "mark": {"type": "bar", "cornerRadiusEnd": 3, "height": {"band": 0.62}},
+        "encoding": {
+            "y": y,
+            "x": x,
+            "color": {"field": "expert", "type": "nominal", "scale": _colour(experts, figures.experts), "legend": None},
+            "tooltip": [
+                {"field": "expert", "title": "expert"},
+                {"field": "share", "title": "mean over layers", "format": ".1%"},
+                {"field": "least", "title": "least in a layer", "format": ".1%"},
+                {"field": "most", "title": "most in a layer", "format": ".1%"},
+            ],
+        },
+    }
+    even = {
+        "data": {"values": [{"even": 1 / len(rows)}]},
+        "mark": {"type": "rule", "strokeDash": [4, 4], "stroke": "var(--text)"},
+        "encoding": {
+            "x": {"field": "even", "type": "quantitative"},
+            "tooltip": [{"field": "even", "title": "an even share", "format": ".1%"}],
+        },
+    }
+    return {"data": {"values": rows}, "layer": [bars, even], "height": (CELL + 6) * len(rows)}
+
+
+def _scores(figures: Figures) -> Spec:
+    domains = list(dict.fromkeys(domain for row in figures.scores for domain in row.score))
+    names = [row.name for row in figures.scores if row.score]
+    points = [
+        {"model": row.name, "domain": domain, "score": score}
+        for row in figures.scores
+        for domain, score in row.score.items()
+    ]
+    means = [{"model": row.name, "average": row.average} for row in figures.scores if row.average is not None]
+    y = {
+        "field": "model",
+        "type": "nominal",
+        "sort": names,
+        "axis": {"title": None, "ticks": False, "domain": False, "grid": True, "labelLimit": 150},
+    }
+    axis = {"title": "normalised score (100: each domain's own expert)", "tickCount": 6}
+    x = {"field": "score", "type": "quantitative", "scale": {"zero": False, "nice": True}, "axis": axis}
+    legend = {"title": None, "orient": "bottom", "columns": 3, "symbolType": "circle", "symbolStrokeWidth": 0}
+    dots = {
+        "mark": {"type": "circle", "size": 90, "opacity": 0.9},
+        "encoding": {
+            "y": y,
+            "x": x,
+            "color": {
+                "field": "domain",
+                "type": "nominal",
+                "scale": _colour(domains, figures.experts),
+                "legend": legend,
+            },
+            "tooltip": [
+                {"field": "model", "title": "model"},
+                {"field": "domain", "title": "domain"},
+                {"field": "score", "title": "score", "format": ".2f"},
+            ],
+        },
+    }
+    ticks = {
+        "data": {"values": means},
+        "mark": {"type": "tick", "thickness": 3, "size": 20, "color": "var(--text)"},
+        "encoding": {
+            "y": y,
+            "x": {"field": "average", "type": "quantitative"},
+            "tooltip": [
+                {"field": "model", "title": "model"},
+                {"field": "average", "title": "average", "format": ".2f"},
+            ],
+        },
+    }
+    return {"data": {"values": points}, "layer": [dots, ticks], "height": (CELL + 4) * len(names)}
+
+
+def _curves(figures: Figures) -> Spec:
+    rows = [
+        {"layer": curve.layer, "lam": lam, "error": error, "accuracy": accuracy, "used": lam == curve.used}
+        for curve in figures.curves
+        for lam, error, accuracy in zip(curve.lams, curve.errors, curve.accuracies, strict=True)
+    ]
+    used = [{"used": lam} for lam in sorted({curve.used for curve in figures.curves})]
+    x = {
+        "field": "lam",
+        "type": "quantitative",
+        "scale": {"type": "log"},
+        "axis": {"title": "ridge strength lam", "format": "~e", "tickCount": 6, "grid": False},
+    }
+    y = {
+        "field": "error",
+        "type": "quantitative",
+        "scale": {"zero": True},
+        "axis": {"title": "held-out error", "tickCount": 5},
+    }
+    strength = {
+        "field": "layer",
+        "type": "quantitative",
+        "scale": {"range": [0.3, 1]},
+        "legend": {
+            "title": "layer",
+            "orient": "bottom",
+            "values": sorted({curve.layer for curve in figures.curves}),
+            "symbolType": "circle",
+            "symbolFillColor": "var(--accent)",
+            "symbolStrokeWidth": 0,
+        },
+    }
+    tooltip = [
+        {"field": "layer", "title": "layer"},
+        {"field": "lam", "title": "lam", "format": "~e"},
+        {"field": "error", "title": "held-out error", "format": ".4f"},
+        {"field": "accuracy", "title": "accuracy on held-out folds", "format": ".2%"},
+    ]
+    detail = {"field": "layer", "type": "nominal"}
+    lines = {
+        "mark": {"type": "line", "stroke": "var(--accent)", "strokeWidth": 2},
+        "encoding": {"x": x, "y": y, "detail": detail, "opacity": strength},
+    }
+    dots = {
+        "mark": {"type": "circle", "color": "var(--accent)", "size": 36},
+        "encoding": {"x": x, "y": y, "opacity": strength, "tooltip": tooltip},
+    }
+    chosen = {
+        "data": {"values": used},
+        "mark": {"type": "rule", "strokeDash": [4, 4], "stroke": "var(--text)"},
+        "encoding": {
+            "x": {"field": "used", "type": "quantitative"},
+            "tooltip": [{"field": "used", "title": "lam of this composition", "format": "~e"}],
+        },
+    }
+    return {"data": {"values": rows}, "layer": [lines, dots, chosen], "height": 260}
+
+
+_COLUMNS = ("base", "expert", "composition", "trained")
+
+
+def _lineage(figures: Figures) -> Spec:
+    """Return the graph: bases, experts, composition and what was trained from it, from left to right."""
+    columns = [[node for node in figures.lineage if node.kind == kind] for kind in _COLUMNS]
+    columns = [column for column in columns if column]
+    rows, most = {}, max(len(column) for column in columns)
+    order = {member.digest: number for number, member in enumerate(figures.members)}
+    for across, column in enumerate(columns):
+        for place, node in enumerate(column):
+            colour = f"var(--e{order[node.id]})" if node.id in order else "var(--accent)"
+            up = most - (place + 0.5) * most / len(column)
+            rows[node.id] = {
+                "x": across,
+                "y": up,
+                "label": node.label,
+                "kind": node.kind,
+                "told": node.told,
+                "colour": colour,
+            }
+    edges = [
+        {"x": rows[source]["x"], "y": rows[source]["y"], "x2": rows[node.id]["x"], "y2": rows[node.id]["y"]}
+        for node in figures.lineage
+        for source in node.of
+        if source in rows
+    ]
+    span = len(columns) - 1
+    wide: Spec = {"type": "quantitative", "axis": None, "scale": {"domain": [-0.45, span + 0.45], "nice": False}}
+    high: Spec = {"type": "quantitative", "axis": None, "scale": {"domain": [0, most], "nice": False}}
+    x, y = {"field": "x", **wide}, {"field": "y", **high}
+    tooltip = [
+        {"field": "label", "title": "what"},
+        {"field": "kind", "title": "kind"},
+        {"field": "told", "title": "is"},
+    ]
+    colour = {"field": "colour", "type": "nominal", "scale": None}
+    lines = {
+        "data": {"values": edges},
+        "mark": {"type": "rule", "stroke": "var(--muted)", "strokeWidth": 1.5, "opacity": 0.55},
+        "encoding": {"x": x, "y": y, "x2": {"field": "x2"}, "y2": {"field": "y2"}},
+    }
+    dots = {
+        "mark": {"type": "circle", "size": 260, "opacity": 1, "stroke": "var(--panel)", "strokeWidth": 3},
+        "encoding": {"x": x, "y": y, "color": colour, "tooltip": tooltip},
+    }
+    text: Spec = {"type": "text", "dy": 21, "fontSize": 12, "limit": 130}
+    under = {
+        "mark": {**text, "color": "var(--panel)", "stroke": "var(--panel)", "strokeWidth": 5},
+        "encoding": {"x": x, "y": y, "text": {"field": "label"}},
+    }
+    labels = {
+        "mark": {**text, "color": "var(--text)"},
+        "encoding": {"x": x, "y": y, "text": {"field": "label"}, "tooltip": tooltip},
+    }
+    layers = [lines, under, dots, labels]
+    return {"data": {"values": list(rows.values())}, "layer": layers, "height": max(120, 62 * most)}

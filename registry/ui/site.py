@@ -1,0 +1,110 @@
+"""What every page has: the registry, what was computed for it, templates, and how errors are shown."""
+
+import os
+import shlex
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+
+from registry.errors import ConflictError, InvalidInputError, NotFoundError, RegError, first_line
+from registry.registry import Registry
+from registry.ui.cache import Cache
+from registry.ui.wording import FILTERS, details
+
+TEMPLATES = Path(__file__).with_name("templates")
+PART = "part"
+"""The parameter by which the script asks for a part of a page."""
+
+REPORTS = 8
+"""Reports that are kept in memory, of some MB each."""
+
+_STATUSES = ((NotFoundError, 404), (ConflictError, 409), (InvalidInputError, 400))
+_FAULT = "this is a fault of the program; started with REG_DEBUG=1, reg ui prints where, for a report"
+
+
+class Site:
+    """The pages over one registry.
+
+    Args:
+        registry: which is only read.
+        command: how it is named on the command line: `reg`, or `reg --home DIR`.
+    """
+
+    def __init__(self, registry: Registry, command: Sequence[str] = ("reg",)) -> None:
+        self.registry = registry
+        self.command = tuple(command)
+        self.cache = Cache(self._state)
+        self.reports = Cache(self._state, REPORTS)
+        self._templates = Environment(
+            loader=FileSystemLoader(TEMPLATES),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._templates.filters.update(FILTERS)
+        self._templates.globals.update(
+            details=details, url=url, command=self.command_line, home=str(registry.home.path)
+        )
+
+    def page(self, make: "Page") -> Callable[[Request], Response]:
+        """Return `make` as an endpoint, any error of which becomes a page with what to do next."""
+
+        def endpoint(request: Request) -> Response:
+            try:
+                self.cache.refresh()
+                self.reports.refresh()
+                return make(self, request)
+            except HTTPException:
+                raise
+            except RegError as error:
+                status = next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
+                return self.error(request, status, error.message, error.hint)
+            except Exception as error:
+                if os.environ.get("REG_DEBUG"):
+                    traceback.print_exc(file=sys.stderr)
+                return self.error(request, 500, f"{type(error).__name__}: {first_line(error)}", _FAULT)
+
+        return endpoint
+
+    def render(self, request: Request, template: str, status: int = 200, **values: Any) -> HTMLResponse:
+        """Return a page, or where the script asks for it only the part of it that changes."""
+        part = request.query_params.get(PART) is not None
+        text = self._templates.get_template(template).render(part=part, path=request.url.path, **values)
+        return HTMLResponse(text, status)
+
+    def error(self, request: Request, status: int, message: str, hint: str | None) -> HTMLResponse:
+        """Return the page that tells what failed and the next command."""
+        return self.render(request, "error.html", status, code=status, message=message, hint=hint)
+
+    def command_line(self, *words: str) -> str:
+        """Return a command over this registry, as it is typed into a shell."""
+        return shlex.join([*self.command, *words])
+
+    def _state(self) -> str:
+        return next((event.digest for event in self.registry.log(limit=1)), "")
+
+
+Page = Callable[[Site, Request], Response]
+
+
+def url(*path: str, **query: object) -> str:
+    """Return the address of a page: parts of the path, and its query, without what is None, empty or False."""
+    kept = {key: value for key, value in query.items() if value not in (None, "", False, [], ())}
+    kept = {key: "1" if value is True else value for key, value in kept.items()}
+    text = urlencode(kept, doseq=True)
+    return "/" + "/".join(quote(part, safe="@") for part in path) + (f"?{text}" if text else "")
+
+
+def whole(request: Request, name: str, default: int, *, least: int = 0, most: int = 10**9) -> int:
+    """Return a whole number of the query, brought into its bounds; `default` where it is none."""
+    text = request.query_params.get(name, "")
+    return max(least, min(most, int(text))) if text.isascii() and text.isdecimal() and len(text) < 12 else default

@@ -1,0 +1,63 @@
+"""Proves: `reg ui` serves on this machine alone until it is interrupted, and says what stands in its way."""
+
+import importlib.util
+import json
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from cli.main import main
+from registry import Registry
+
+
+def test_it_serves_until_it_is_interrupted(tmp_path: Path) -> None:
+    Registry(tmp_path / "my home").close()
+    script = "from cli.main import main; main()"
+    words = ["--home", str(tmp_path / "my home"), "ui", "--port", "0", "--json"]
+    with subprocess.Popen([sys.executable, "-c", script, *words], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        told = json.loads("".join(process.stdout.readline() for _ in range(4)))
+        assert told["home"] == str(tmp_path / "my home")
+        with urllib.request.urlopen(told["url"], timeout=60) as answer:
+            assert f"reg --home &#39;{tmp_path / 'my home'}&#39; add-expert" in answer.read().decode()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+
+
+def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
+    Registry(tmp_path / "home").close()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        result = CliRunner().invoke(main, ["--home", str(tmp_path / "home"), "ui", "--port", port])
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert (
+        result.stderr
+        == f"error: port {port} is taken\n  next: choose another one, or any that is free: reg ui --port 0\n"
+    )
+
+
+def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+
+    def without(name: str, package: str | None = None) -> ModuleSpec | None:
+        return None if name in ("starlette", "uvicorn") else find(name, package)
+
+    monkeypatch.setattr("importlib.util.find_spec", without)
+    result = CliRunner().invoke(main, ["ui"])
+    assert result.exit_code == 1
+    assert "the pages need starlette, uvicorn" in result.stderr
+    assert "pip install 'expert-registry[ui]'" in result.stderr
+
+
+def test_where_there_is_no_registry_none_is_made(tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["--home", str(tmp_path / "nowhere"), "ui", "--port", "0"])
+    assert result.exit_code == 1
+    assert "there is no registry" in result.stderr
+    assert not (tmp_path / "nowhere").exists()

@@ -1,0 +1,123 @@
+"""The pages of a registry, served on this machine for as long as a test wants."""
+
+import http.client
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+from urllib.parse import urlencode
+
+from registry import Registry
+from registry.ui import listen, make_app, server
+
+VOID = {"meta", "link", "input", "br", "rect", "circle", "path"}
+"""Elements without an end."""
+
+
+@dataclass
+class Answer:
+    """What a page answered: status, headers by lower-case name, and text."""
+
+    status: int
+    headers: dict[str, str]
+    text: str
+
+
+class Page(HTMLParser):
+    """A page's elements: that each is closed where it has to be, no id is there twice, and what its text and links are.
+
+    Raises:
+        AssertionError: an end has no beginning, or an id is there twice.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: set[str] = set()
+        self.links: list[str] = []
+        self.words: list[str] = []
+        self.attributes: list[tuple[str, str, str | None]] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.attributes += [(tag, name, value) for name, value in attrs]
+        if (own := given.get("id")) is not None:
+            assert own not in self.ids, own
+            self.ids.add(own)
+        if tag == "a":
+            self.links.append(given.get("href") or "")
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes += [(tag, name, value) for name, value in attrs]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open[-1:] == [tag], (tag, self.getpos())
+        self.open.pop()
+
+    def handle_data(self, data: str) -> None:
+        self.words += data.split()
+
+    @property
+    def text(self) -> str:
+        """All text, words one space apart."""
+        return " ".join(self.words)
+
+
+@dataclass
+class Pages:
+    """Pages that are served, and what was asked of them."""
+
+    port: int
+    asked: list[str] = field(default_factory=list)
+
+    @property
+    def address(self) -> str:
+        """Where they begin."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def ask(self, path: str, *, method: str = "GET", headers: dict[str, str] | None = None) -> Answer:
+        """Return the answer to one request; a `Host` in `headers` takes the place of the right one."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
+        try:
+            connection.putrequest(method, path, skip_host=headers is not None and "Host" in headers)
+            for name, value in (headers or {}).items():
+                if value:
+                    connection.putheader(name, value)
+            connection.endheaders()
+            answer = connection.getresponse()
+            text = answer.read().decode()
+            return Answer(answer.status, {name.lower(): value for name, value in answer.getheaders()}, text)
+        finally:
+            connection.close()
+
+    def read(self, *path: str, status: int = 200, **query: object) -> Page:
+        """Return a page that answers with `status` and is well formed."""
+        where = "/" + "/".join(path) + (f"?{urlencode(query, doseq=True)}" if query else "")
+        self.asked.append(where)
+        answer = self.ask(where)
+        assert answer.status == status, (where, answer.text)
+        assert answer.headers["content-type"] == "text/html; charset=utf-8"
+        return Page(answer.text)
+
+
+@contextmanager
+def served(registry: Registry, command: tuple[str, ...] = ("reg",)) -> Iterator[Pages]:
+    """Serve the pages of `registry` on any port that is free."""
+    with listen(0) as listening:
+        running = server(make_app(registry, command))
+        thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]})
+        thread.start()
+        try:
+            while not running.started and thread.is_alive():
+                time.sleep(0.01)
+            yield Pages(listening.getsockname()[1])
+        finally:
+            running.should_exit = True
+            thread.join()

@@ -1,0 +1,105 @@
+"""Proves: in a real browser a report draws every chart, asks the network for nothing, and lets no name become code."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from registry.report import Figures, page
+from tests.registry.report.test_report import hostile
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+DRAWN = "[...document.querySelectorAll('[data-chart]')].every((place) => place.querySelector('svg'))"
+
+playwright = pytest.importorskip("playwright.sync_api")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    os.environ.setdefault("NODE_NO_WARNINGS", "1")
+    with playwright.sync_playwright() as started:
+        context = started.chromium.launch_persistent_context(
+            tmp_path_factory.mktemp("browser"), executable_path=CHROMIUM, args=list(FLAGS), headless=True
+        )
+        yield context
+        context.close()
+
+
+def opened(browser: Any, text: str, place: Path, **media: str) -> tuple[Any, list[str]]:
+    """Return a page with its charts drawn, and what went wrong or was asked for."""
+    file = place / "report.html"
+    file.write_text(text, encoding="utf-8")
+    tab, said = browser.new_page(), list[str]()
+    tab.emulate_media(**media)
+
+    def dismiss(dialog: Any) -> None:
+        said.append(dialog.message)
+        dialog.dismiss()
+
+    def note(request: Any) -> None:
+        if not request.url.startswith("file:"):
+            said.append(request.url)
+
+    tab.on("console", lambda message: said.append(message.text))
+    tab.on("pageerror", lambda error: said.append(str(error)))
+    tab.on("dialog", dismiss)
+    tab.on("request", note)
+    tab.goto(file.as_uri())
+    wait_for_charts(tab)
+    return tab, said
+
+
+def wait_for_charts(tab: Any) -> None:
+    for _ in range(400):  # a page that evaluates no text cannot be waited for by one
+        if tab.evaluate(DRAWN):
+            return
+        tab.wait_for_timeout(50)
+    raise AssertionError("a chart was not drawn")
+
+
+def test_every_chart_is_drawn_in_light_and_dark(browser: Any, foretold: Figures, tmp_path: Path) -> None:
+    tab, said = opened(browser, page(foretold), tmp_path, color_scheme="light")
+    ground = "getComputedStyle(document.body).backgroundColor"
+    cell = "getComputedStyle(document.querySelector('[data-chart=load] .mark-rect path')).fill"
+    light = tab.evaluate(ground), tab.evaluate(cell)
+    tab.click("#theme")
+    dark = tab.evaluate(ground), tab.evaluate(cell)
+    assert light[0] != dark[0]
+    assert light[1] != dark[1]
+    assert tab.inner_text("#theme") == "Light"
+    tab.emulate_media(color_scheme="dark")
+    tab.reload()
+    wait_for_charts(tab)
+    assert (tab.evaluate(ground), tab.evaluate(cell)) == dark
+    tab.hover("[data-chart=load] .mark-rect path")
+    tab.wait_for_selector("#vg-tooltip-element.visible")
+    assert "mean over layers" in tab.inner_text("#vg-tooltip-element")
+    tab.set_viewport_size({"width": 360, "height": 800})
+    tab.reload()
+    wait_for_charts(tab)
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 360
+    assert said == []
+    tab.close()
+
+
+def test_hostile_names_run_nothing(browser: Any, foretold: Figures, tmp_path: Path) -> None:
+    tab, said = opened(browser, page(hostile(foretold)), tmp_path)
+    tab.hover("[data-chart=scores] .mark-symbol path")
+    tab.wait_for_selector("#vg-tooltip-element.visible")
+    assert "onerror=alert" in tab.inner_text("#vg-tooltip-element")
+    assert tab.evaluate("document.images.length") == 0
+    assert said == []
+    tab.close()

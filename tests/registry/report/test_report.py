@@ -1,0 +1,215 @@
+"""Proves: a report says what evaluations and statistics say, needs nothing else, and lets no name become code."""
+
+import base64
+import hashlib
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from cli.main import main
+from registry import Recipe, Registry, TestSettings
+from registry.errors import CheckpointError, NotFoundError, OutputError
+from registry.report import Figures, page
+from registry.report.charts import charts
+from registry.report.figures import Evaluated, ScoreRow
+from registry.report.page import DARK, LIGHT, colours
+from registry.report.writing import write_page
+from tests.conftest import Zoo
+
+SETTINGS = TestSettings(windows=2, seq_len=32, batch_size=3)
+HOSTILE = "</script><img src=x onerror=alert(1)>\"'{{7*7}}<!--\u2028"
+VOID = {"meta", "br", "img", "link", "input"}
+
+
+class Page(HTMLParser):
+    """A page's elements, every one closed where it has to be."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+        self.scripts: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag, (tag, self.getpos())
+
+    def handle_data(self, data: str) -> None:
+        if self.open[-1:] == ["script"]:
+            self.scripts.append(data)
+        elif self.open[-1:] != ["style"]:
+            self.text.append(data)
+
+
+def hostile(figures: Figures) -> Figures:
+    """Return figures in which every text that comes from anywhere is hostile."""
+    assert figures.routing is not None
+    shares = {HOSTILE: next(iter(figures.routing.shares.values()))}
+    members = tuple(replace(member, license=HOSTILE, drowned=HOSTILE) for member in figures.members)
+    return replace(
+        figures,
+        name=HOSTILE,
+        host=HOSTILE,
+        recipe={HOSTILE: HOSTILE},
+        members=members,
+        routing=replace(figures.routing, shares=shares),
+        scores=(ScoreRow(HOSTILE, "composition", {HOSTILE: 99.0}, {HOSTILE: 2.0}, 99.0),),
+        evaluated=Evaluated(HOSTILE, {HOSTILE: 10}, {HOSTILE: HOSTILE}),
+        lineage=tuple(replace(node, label=HOSTILE, told=HOSTILE) for node in figures.lineage),
+        notes=(HOSTILE,),
+    )
+
+
+def test_without_evaluation_routing_is_foretold(world: tuple[Registry, Path], foretold: Figures) -> None:
+    registry, _ = world
+    plan = registry.plan(["code", "german"])
+    assert (foretold.name, foretold.digest, foretold.experts) == ("moe", plan.digest, ("code", "german"))
+    assert (foretold.parameters, foretold.active_parameters) == (plan.parameters, plan.active_parameters)
+    assert foretold.routing is not None
+    assert not foretold.routing.measured
+    preview = registry.preview(["code", "german"])
+    assert list(foretold.routing.accuracy.values()) == [member.accuracy for member in preview.members]
+    assert [curve.used for curve in foretold.curves] == [0.01, 0.01]
+    assert foretold.scores == ()
+    assert [(node.kind, node.label) for node in foretold.lineage] == [
+        ("base", "base@1"),
+        ("expert", "code@1"),
+        ("expert", "german@1"),
+        ("composition", plan.digest[:8]),
+    ]
+    assert foretold.lineage[1].of == (foretold.lineage[0].id,)
+    assert len(foretold.notes) == 2
+
+
+def test_stored_evaluation_and_data_give_the_same_figures(
+    world: tuple[Registry, Path], zoo: Zoo, tmp_path: Path
+) -> None:
+    registry, moe = world
+    data = {name: [zoo.test[name]] for name in ("code", "german")}
+    measured = registry.report(moe, data, SETTINGS)
+    assert [row.kind for row in measured.scores] == ["composition", "oracle", "average", "base", "expert", "expert"]
+    stored = registry.report(measured.digest[:10])
+    assert stored.routing == measured.routing
+    assert stored.routing is not None
+    assert stored.routing.measured
+    assert [row.kind for row in stored.scores] == ["composition", "oracle"]
+    assert stored.scores[0].score == measured.scores[0].score
+    (evaluation,) = registry.evaluations(registry.compositions()[0])
+    assert evaluation.document["figures"]["overall_accuracy"] == stored.routing.accuracy
+    text = "".join(Page(page(measured)).text)
+    assert f"{measured.scores[0].average:.2f}" in text
+    assert "measured" in text
+    assert "oracle" in text
+    json.dumps(measured.document(), allow_nan=False)
+
+
+def test_page_needs_nothing_and_runs_only_its_own_code(foretold: Figures) -> None:
+    text = page(foretold)
+    assert page(foretold) == text
+    found = Page(text)
+    assert not [tag for tag, given in found.tags for name in ("src", "href", "srcset") if name in given]
+    (policy,) = [given["content"] for tag, given in found.tags if given.get("http-equiv")]
+    assert policy is not None
+    assert policy.startswith("default-src 'none'")
+    assert "unsafe-eval" not in policy
+    kinds = [given.get("type") for tag, given in found.tags if tag == "script"]
+    bodies = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+    assert kinds == ["application/json", None, None]
+    for body in bodies:
+        assert base64.b64encode(hashlib.sha256(body.encode()).digest()).decode() in policy
+    specs = json.loads(found.scripts[0])
+    assert (
+        set(specs) == set(charts(foretold)) == {given["data-chart"] for _, given in found.tags if "data-chart" in given}
+    )
+    assert len(text) < 1_500_000
+
+
+def test_hostile_names_stay_text(foretold: Figures) -> None:
+    figures = hostile(foretold)
+    found = Page(page(figures))
+    assert not [tag for tag, given in found.tags if tag == "img" or any(name.startswith("on") for name in given)]
+    assert "".join(found.text).count(HOSTILE) > 8
+    assert len([tag for tag, _ in found.tags if tag == "script"]) == 3
+    assert HOSTILE in json.loads(found.scripts[0])["routing-0"]["layer"][0]["encoding"]["tooltip"][2]["title"]
+    assert "49" not in "".join(found.text)
+
+
+def test_every_expert_has_one_colour(foretold: Figures) -> None:
+    for first in (LIGHT, DARK):
+        assert len(set(colours(first, 40, 0.5))) == 40
+    text = json.dumps(charts(foretold))
+    assert "var(--e0)" in text
+    assert "var(--e1)" in text
+    assert "var(--e2)" not in text
+    assert re.search(r"#[0-9a-f]{6}", text) is None
+
+
+def test_what_is_not_here_is_left_out_and_noted(world: tuple[Registry, Path], tmp_path: Path) -> None:
+    _, moe = world
+    with Registry(tmp_path / "empty") as registry:
+        figures = registry.report(moe)
+    assert (figures.routing, figures.overlap, figures.curves, figures.made) == (None, (), (), None)
+    assert [member.ref for member in figures.members] == [None, None]
+    assert any("not registered here" in note for note in figures.notes)
+    assert "not here" in "".join(Page(page(figures)).text)
+
+
+def test_dense_models_and_one_expert_have_reports_too(world: tuple[Registry, Path], tmp_path: Path) -> None:
+    registry, _ = world
+    registry.compose(["code", "german"], tmp_path / "dense", Recipe(to="dense"))
+    registry.compose(["code"], tmp_path / "one")
+    for name in ("dense", "one"):
+        figures = registry.report(tmp_path / name)
+        assert Page(page(figures)).tags
+    assert registry.report(tmp_path / "dense").routing is None
+
+
+def test_refusals(world: tuple[Registry, Path], zoo: Zoo, tmp_path: Path) -> None:
+    registry, _ = world
+    with pytest.raises(CheckpointError, match="not composed by this program"):
+        registry.report(zoo.base)
+    with pytest.raises(CheckpointError, match="is no folder"):
+        registry.report(tmp_path / "absent")
+    with pytest.raises(NotFoundError, match="there is no composition"):
+        registry.report("abcdef123")
+    (made, *_) = registry.compositions()
+    with pytest.raises(CheckpointError, match="no folder to evaluate"):
+        registry.report(made.digest, {"code": [zoo.test["code"]]})
+    write_page(tmp_path / "report.html", "one", replace=False)
+    with pytest.raises(OutputError, match="exists"):
+        write_page(tmp_path / "report.html", "two", replace=False)
+    write_page(tmp_path / "report.html", "two", replace=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+    assert (tmp_path / "report.html").read_text() == "two"
+
+
+def test_command(world: tuple[Registry, Path], tmp_path: Path) -> None:
+    registry, moe = world
+    words = ["--home", str(registry.home.path), "report", str(moe)]
+    out = tmp_path / "report.html"
+
+    def run(*more: str, code: int = 0) -> str:
+        result = CliRunner().invoke(main, [*words, *more])
+        assert result.exit_code == code, result.output
+        return result.output
+
+    assert f"wrote {out}" in run("--out", str(out))
+    assert out.read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert "or replace it: --force" in run("--out", str(out), code=1)
+    run("--out", str(out), "--force")
+    assert json.loads(run("--json"))["name"] == "moe"
+    assert "Missing option '--out'" in run(code=2)
+    assert "is no folder" in run("--out", str(tmp_path / "no" / "report.html"), code=1)
