@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from registry.report.figures import Figures, Routing
+from registry.route import printable
 
 Spec = dict[str, Any]
 
@@ -51,9 +52,17 @@ def charts(figures: Figures) -> dict[str, Spec]:
         found["curves"] = _curves(figures)
     if figures.lineage:
         found["lineage"] = _lineage(figures)
-    return {
-        place: {"config": CONFIG, "width": "container", "autosize": _AUTOSIZE, **spec} for place, spec in found.items()
-    }
+    common = {"config": CONFIG, "width": "container", "autosize": _AUTOSIZE}
+    return {place: _printable({**common, **spec}) for place, spec in found.items()}
+
+
+def _printable(value: Any) -> Any:
+    """Return a specification without control characters and line separators, which Vega's expressions refuse."""
+    if isinstance(value, dict):
+        return {key: _printable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_printable(item) for item in value]
+    return printable(value) if isinstance(value, str) else value
 
 
 _AUTOSIZE = {"type": "fit-x", "contains": "padding"}

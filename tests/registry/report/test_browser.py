@@ -63,7 +63,7 @@ def opened(browser: Any, text: str, place: Path, **media: str) -> tuple[Any, lis
 
 
 def wait_for_charts(tab: Any) -> None:
-    for _ in range(400):  # a page that evaluates no text cannot be waited for by one
+    for _ in range(1200):  # a page that evaluates no text cannot be waited for by one
         if tab.evaluate(DRAWN):
             return
         tab.wait_for_timeout(50)
