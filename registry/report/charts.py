@@ -4,36 +4,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from registry.report.figures import Figures, Routing
+from registry.report.look import CONFIG, Spec
 from registry.route import printable
 
-Spec = dict[str, Any]
-
-FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 CELL = 26
 """Height of a row, in pixels."""
 
 MOST_LABELLED = 14
 """Columns up to which every cell of a heat map says its figure."""
-
-CONFIG: Spec = {
-    "background": "transparent",
-    "font": FONT,
-    "aria": False,  # the figure around it has a label, and a table beside it
-    "mark": {"aria": False},
-    "view": {"stroke": None},
-    "axis": {
-        "labelColor": "var(--text)",
-        "titleColor": "var(--muted)",
-        "gridColor": "var(--line)",
-        "domainColor": "var(--line)",
-        "tickColor": "var(--line)",
-        "labelFontSize": 12,
-        "titleFontSize": 12,
-        "titleFontWeight": "normal",
-        "labelLimit": 120,
-    },
-    "legend": {"labelColor": "var(--text)", "titleColor": "var(--muted)", "labelFontSize": 12, "titleFontSize": 12},
-}
 
 
 def charts(figures: Figures) -> dict[str, Spec]:
