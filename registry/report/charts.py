@@ -4,35 +4,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from registry.report.figures import Figures, Routing
+from registry.report.look import CONFIG, Spec
+from registry.route import printable
 
-Spec = dict[str, Any]
-
-FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 CELL = 26
 """Height of a row, in pixels."""
 
 MOST_LABELLED = 14
 """Columns up to which every cell of a heat map says its figure."""
-
-CONFIG: Spec = {
-    "background": "transparent",
-    "font": FONT,
-    "aria": False,  # the figure around it has a label, and a table beside it
-    "mark": {"aria": False},
-    "view": {"stroke": None},
-    "axis": {
-        "labelColor": "var(--text)",
-        "titleColor": "var(--muted)",
-        "gridColor": "var(--line)",
-        "domainColor": "var(--line)",
-        "tickColor": "var(--line)",
-        "labelFontSize": 12,
-        "titleFontSize": 12,
-        "titleFontWeight": "normal",
-        "labelLimit": 120,
-    },
-    "legend": {"labelColor": "var(--text)", "titleColor": "var(--muted)", "labelFontSize": 12, "titleFontSize": 12},
-}
 
 
 def charts(figures: Figures) -> dict[str, Spec]:
@@ -51,9 +30,17 @@ def charts(figures: Figures) -> dict[str, Spec]:
         found["curves"] = _curves(figures)
     if figures.lineage:
         found["lineage"] = _lineage(figures)
-    return {
-        place: {"config": CONFIG, "width": "container", "autosize": _AUTOSIZE, **spec} for place, spec in found.items()
-    }
+    common = {"config": CONFIG, "width": "container", "autosize": _AUTOSIZE}
+    return {place: _printable({**common, **spec}) for place, spec in found.items()}
+
+
+def _printable(value: Any) -> Any:
+    """Return a specification without control characters and line separators, which Vega's expressions refuse."""
+    if isinstance(value, dict):
+        return {key: _printable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_printable(item) for item in value]
+    return printable(value) if isinstance(value, str) else value
 
 
 _AUTOSIZE = {"type": "fit-x", "contains": "padding"}

@@ -63,7 +63,7 @@ def opened(browser: Any, text: str, place: Path, **media: str) -> tuple[Any, lis
 
 
 def wait_for_charts(tab: Any) -> None:
-    for _ in range(400):  # a page that evaluates no text cannot be waited for by one
+    for _ in range(1200):  # a page that evaluates no text cannot be waited for by one
         if tab.evaluate(DRAWN):
             return
         tab.wait_for_timeout(50)
@@ -97,7 +97,7 @@ def test_every_chart_is_drawn_in_light_and_dark(browser: Any, foretold: Figures,
 
 def test_hostile_names_run_nothing(browser: Any, foretold: Figures, tmp_path: Path) -> None:
     tab, said = opened(browser, page(hostile(foretold)), tmp_path)
-    tab.hover("[data-chart=scores] .mark-symbol path")
+    tab.hover("[data-chart=scores] .layer_1_marks path")
     tab.wait_for_selector("#vg-tooltip-element.visible")
     assert "onerror=alert" in tab.inner_text("#vg-tooltip-element")
     assert tab.evaluate("document.images.length") == 0

@@ -19,6 +19,7 @@ from registry.report.charts import charts
 from registry.report.figures import Evaluated, ScoreRow
 from registry.report.page import DARK, LIGHT, colours
 from registry.report.writing import write_page
+from registry.route import printable
 from tests.conftest import Zoo
 
 SETTINGS = TestSettings(windows=2, seq_len=32, batch_size=3)
@@ -143,7 +144,9 @@ def test_hostile_names_stay_text(foretold: Figures) -> None:
     assert not [tag for tag, given in found.tags if tag == "img" or any(name.startswith("on") for name in given)]
     assert "".join(found.text).count(HOSTILE) > 8
     assert len([tag for tag, _ in found.tags if tag == "script"]) == 3
-    assert HOSTILE in json.loads(found.scripts[0])["routing-0"]["layer"][0]["encoding"]["tooltip"][2]["title"]
+    assert (
+        printable(HOSTILE) in json.loads(found.scripts[0])["routing-0"]["layer"][0]["encoding"]["tooltip"][2]["title"]
+    )
     assert "49" not in "".join(found.text)
 
 
