@@ -172,3 +172,133 @@ PUSH_RECORD = record(
     endpoint=text("The Hub."),
     commit=maybe(text("The commit; null where none is known.")),
 )
+
+PREVIEW = record(
+    "What is foretold of a composition.",
+    members=several(
+        record(
+            "One expert.",
+            ref=REF,
+            tokens=whole("Calibration tokens that it brings."),
+            part=number("Its part in the routers' solve, of 1."),
+            accuracy=number("Share of its tokens predicted to go to it first, mean over the layers."),
+            share=number("Of all tokens, where each expert's text has as many, predicted to go to it first."),
+            drowned=maybe(text("Why it is drowned out by the others; null where it is not.")),
+        ),
+        "The experts, in their order.",
+    ),
+    accuracy=number("Mean accuracy of the experts."),
+    confusion=several(several(number("A share."), "An expert's text."), "Text of → goes to, mean over the layers."),
+    layers=several(
+        record(
+            "One layer.",
+            layer=whole("The layer."),
+            confusion=several(several(number("A share."), "An expert's text."), "Text of → goes to."),
+        ),
+        "The layers that were looked at.",
+    ),
+    overlap=several(
+        record(
+            "A pair of experts.",
+            experts=several(REF, "Their versions."),
+            routing=number("Share of tokens that no linear router tells apart, mean over the layers."),
+        ),
+        "How far experts' text overlaps.",
+    ),
+    notes=several(text("A sentence."), "What the figures leave out."),
+)
+ROUTED = record(
+    "A text, and where its tokens go.",
+    experts=several(text("An expert."), "The experts' names, in their order."),
+    shares=by("expert", number("Share of the tokens that it handles, over all layers.")),
+    tokens=several(
+        record(
+            "A token.",
+            id=whole("Its number in the vocabulary."),
+            text=text("The characters it stands for; empty where it ends a character that another began."),
+            special=flag("The tokenizer added it."),
+            experts=several(text("An expert."), "Where it goes first, by layer."),
+            weights=several(by("expert", number("Its routing weight."), "At a layer."), "Routing weights, by layer."),
+            expert=text("The expert with the most weight over all layers."),
+        ),
+        "In the order of the text.",
+    ),
+)
+REPORT = record(
+    "Every figure of a report; null or empty where there is none, and the notes say why.",
+    name=text("What the composition is called: its folder, or its members."),
+    digest=digest("The composition's."),
+    host=text("Its `model_type`."),
+    made=maybe(text("When it was first made here, ISO 8601.")),
+    recipe=by("setting", text("What it was set to.")),
+    members=several(
+        record(
+            "One expert.",
+            name=text("The expert."),
+            ref=maybe(text("Its version here; null where it is not registered here, or was opted out.")),
+            digest=digest("Of its content."),
+            tokens=maybe(whole("Calibration tokens.")),
+            license=maybe(text("Its license.")),
+            drowned=maybe(text("Why it is drowned out, as far as is foretold.")),
+        ),
+        "The experts, in their order.",
+    ),
+    parameters=maybe(whole("Weights.")),
+    active_parameters=maybe(whole("Weights that take part in one token.")),
+    top_k=maybe(whole("Experts a token.")),
+    routing=maybe(
+        record(
+            "Where the tokens of each domain go first.",
+            measured=flag("Counted on test text; otherwise foretold from statistics."),
+            layers=several(whole("A layer."), "Their numbers."),
+            shares=by("domain", by("expert", several(number("A share."), "By layer."), "Shares of its tokens.")),
+            load=by("expert", several(number("A share."), "Share of all tokens, by layer.")),
+        )
+    ),
+    overlap=several(
+        several({"type": ["string", "number"], "description": "Two experts and a share."}, "A pair."),
+        "Expert, expert, share of tokens that routing cannot tell apart.",
+    ),
+    curves=several(
+        record(
+            "A layer's ridge strengths.",
+            layer=whole("The layer."),
+            lams=several(number("A strength."), "Ridge strengths, ascending."),
+            errors=several(number("An error."), "Held-out error of each."),
+            accuracies=several(number("A share."), "Accuracy of each."),
+            used=number("The one that the composition has."),
+        ),
+        "What ridge strengths would do.",
+    ),
+    scores=several(
+        record(
+            "Scores of a model.",
+            name=text("The model."),
+            kind=text("What it is.", "composition", "oracle", "average", "base", "expert"),
+            score=by("domain", number("Normalised: 100 is the domain's own expert.")),
+            perplexity=by("domain", number("Its perplexity.")),
+            average=maybe(number("Mean score, where every domain has one.")),
+        ),
+        "The composition first.",
+    ),
+    evaluated=maybe(
+        record(
+            "What scores and measured routing stand on.",
+            at=maybe(text("When, ISO 8601; null for now.")),
+            tokens=by("domain", whole("Predicted tokens.")),
+            labels=by("domain", text("What its text is called.")),
+        )
+    ),
+    lineage=several(
+        record(
+            "A model in the lineage.",
+            id=text("What others name it by."),
+            label=text("As it is shown."),
+            kind=text("What it is: base, expert, composition or trained."),
+            of=several(text("An id."), "What it comes from."),
+            told=text("What there is to say of it."),
+        ),
+        "Where it comes from, and what comes from it.",
+    ),
+    notes=several(text("A sentence."), "What is not there, and why."),
+)

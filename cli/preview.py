@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli.recipe import recipe_of, recipe_options
-from cli.session import Session, as_json, pass_session, print_json, print_table, split
+from cli.recipe import check_members, recipe_of, recipe_options
+from cli.session import Session, as_json, note, pass_session, print_json, print_table, split
 
 if TYPE_CHECKING:
     from registry.preview import Preview
@@ -35,6 +35,7 @@ def preview(
     (routing accuracy, as reg evaluate counts it), and who gets the rest; how far its text overlaps with each other's;
     and whether it is drowned out.
     """
+    check_members(session, split(experts))
     from registry import Recipe
 
     recipe = recipe_of(context, **settings)
@@ -72,5 +73,5 @@ def _print(found: "Preview") -> None:
             click.echo(f"{member.ref} is drowned out: {member.drowned}")
     for a, b in found.indistinct:
         click.echo(f"{a} and {b}: routers will hardly tell their tokens apart, and less than is foretold here")
-    for note in found.notes:
-        click.echo(note, err=True)
+    for text in found.notes:
+        note(text)

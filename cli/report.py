@@ -7,7 +7,7 @@ import click
 
 from cli.figures import maybe_test_text
 from cli.options import file_path
-from cli.session import Session, as_json, pass_session, print_json
+from cli.session import Session, as_json, done, pass_session, print_json
 
 
 @click.command()
@@ -52,6 +52,4 @@ def report(
     if as_json:
         print_json(figures.document())
         return
-    click.echo(f"wrote {out}")
-    for note in figures.notes:
-        click.echo(f"  {note}")
+    done(str(out), f"wrote {out}", *(f"  {text}" for text in figures.notes))

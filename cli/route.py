@@ -1,6 +1,5 @@
 """reg route."""
 
-import os
 import sys
 from collections.abc import Iterator
 from itertools import groupby
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cli.options import Integer, file_path
-from cli.session import as_json, print_json
+from cli.session import allows_colour, as_json, is_quiet, print_json
 
 if TYPE_CHECKING:
     from registry.route import Routed
@@ -55,12 +54,13 @@ def route(
             raise InvalidInputError(
                 f"there is no layer {layer}: {routed.layers} layers route", f"name one from 0 to {routed.layers - 1}"
             )
-    coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    coloured = sys.stdout.isatty() and allows_colour() is not False
     for layer in shown:
         if len(shown) > 1:
             click.echo(f"layer {layer}")
         click.echo("".join(_lines(routed, layer, coloured)), color=coloured)
-        click.echo("  ".join(_legend(routed, layer, coloured)), color=coloured)
+        if not is_quiet():
+            click.echo("  ".join(_legend(routed, layer, coloured)), color=coloured)
 
 
 def _lines(routed: "Routed", layer: int | None, coloured: bool) -> Iterator[str]:

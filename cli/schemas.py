@@ -6,11 +6,14 @@ from cli.documents import (
     COMPOSITION,
     OPTED_OUT,
     OVERLAP,
+    PREVIEW,
     PUSH_RECORD,
     PUSHED,
     REF,
     REGISTRATION,
     RELATIONS,
+    REPORT,
+    ROUTED,
     ROW,
     SHOWN_COMPOSITION,
     SHOWN_VERSION,
@@ -57,6 +60,7 @@ SCHEMAS: dict[str, Schema] = {
         calibration_label=text("What the calibration is called."),
     ),
     "reg compose": COMPOSE,
+    "reg preview": PREVIEW,
     "reg lam-curve": several(
         record(
             "A layer's routers, by ridge strength.",
@@ -79,6 +83,8 @@ SCHEMAS: dict[str, Schema] = {
         out=text("The folder that was written."),
     ),
     "reg evaluate": several(ROW),
+    "reg report": REPORT,
+    "reg route": ROUTED,
     "reg continual": record(
         "The figures of a schedule.",
         schedule=several(text("An expert."), "The experts, in the order in which they joined."),
@@ -174,6 +180,7 @@ SCHEMAS: dict[str, Schema] = {
         cached_bytes=whole("Their size."),
         dry_run=flag("Nothing was deleted."),
     ),
+    "reg ui": record("Printed when the pages are served.", url=text("Where."), home=text("The registry's folder.")),
     "reg db current": record(
         "Revisions of the catalog's schema.",
         current=maybe(text("The catalog's; null where there is none.")),

@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import click
 
-from cli.session import Session, as_json, pass_session, print_json
+from cli.session import Session, as_json, done, pass_session, print_json
 from registry.errors import StorageError
 
 _NEEDED = ("starlette", "uvicorn", "jinja2", "vl_convert")
@@ -44,7 +44,7 @@ def ui(session: Session, port: int, open_browser: bool, as_json: bool) -> None:
         if as_json:
             print_json({"url": url, "home": str(registry.home.path)})
         else:
-            click.echo(f"{registry.home.path} is shown at {url}  (Ctrl-C ends it)")
+            done(url, f"{registry.home.path} is shown at {url}  (Ctrl-C ends it)")
         if open_browser:
             click.launch(url)
         with suppress(KeyboardInterrupt):

@@ -4,6 +4,7 @@ import json
 import shutil
 from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -70,7 +71,13 @@ def outputs(zoo: Zoo, _filled_home: Path, tmp_path_factory: pytest.TempPathFacto
         run("compose", "--experts", "math,code", "--to", "ensemble", "--plan")
         run("train-router", moe, "--data", "math", "--steps", 1, "--seq-len", 32, "--out", work / "trained")
         run("lam-curve", "--experts", "math,code")
+        run("preview", "--experts", "math,code")
         run("evaluate", moe, *text)
+        run("report", moe, *text)
+        run("report", moe)
+        run("route", moe, "let x be 2")
+        patch.setattr("registry.ui.server", lambda _: SimpleNamespace(run=lambda sockets: None))  # it would go on
+        run("ui", "--port", 0)
         run("continual", "--schedule", "math", *text)
         run("push", moe, "org/moe", "--license", "mit")
         run("push-expert", "math", "org/math")
