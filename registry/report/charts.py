@@ -338,7 +338,7 @@ def _lineage(figures: Figures) -> Spec:
     order = {member.digest: number for number, member in enumerate(figures.members)}
     for across, column in enumerate(columns):
         for place, node in enumerate(column):
-            colour = f"var(--e{order[node.id]})" if node.id in order else "var(--accent)"
+            shade = f"var(--e{order[node.id]})" if node.id in order else "var(--accent)"
             up = most - (place + 0.5) * most / len(column)
             rows[node.id] = {
                 "x": across,
@@ -346,7 +346,7 @@ def _lineage(figures: Figures) -> Spec:
                 "label": node.label,
                 "kind": node.kind,
                 "told": node.told,
-                "colour": colour,
+                "colour": shade,
             }
     edges = [
         {"x": rows[source]["x"], "y": rows[source]["y"], "x2": rows[node.id]["x"], "y2": rows[node.id]["y"]}

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from registry.ancestry import relations_of, weights_of_version
 from registry.composing.description import Description
 from registry.composing.materials import Materials
 from registry.composing.plan import Plan
@@ -16,9 +15,11 @@ from registry.evaluation import Row, TestSettings
 from registry.handle import PathLike
 from registry.overlapping import compared_layers
 from registry.preview import Preview
+from registry.relating import Relating
 from registry.report.figures import Curve, Evaluated, Figures, MemberFigures, Node, Routing, ScoreRow
 from registry.reproducing import read_composed
 from registry.resolving import by_digest
+from registry.summaries import Summaries
 
 if TYPE_CHECKING:
     from registry.composer import Composer
@@ -208,9 +209,9 @@ class _Gathering:
         """Return the nearest base model that shares the version's ancestor, if one does."""
         registry = self._registry
         digests = {base.ref: base.digest for base in bases}
-        described = ((base, registry.catalog.arrays_of(base)) for base in bases)
-        mine = weights_of_version(registry.member(version).arrays, registry.arrays)
-        related = relations_of(mine, described, registry.arrays, registry.progress)
+        summaries = Summaries(registry.home, registry.catalog)
+        relating = Relating(registry.catalog, registry.arrays, summaries, registry.progress)
+        related = relating.relations(relating.weights(version), bases)
         return tuple(digests[relation.ref] for relation in related if relation.verdict != "unrelated")[:1]
 
 

@@ -86,7 +86,7 @@ class Catalog(Compositions, Events, Searching, Checks):
 
     def names(self, *, kind: Kind | None = None, states: Iterable[State] | None = None) -> list[str]:
         """Return every name ever registered, in order, narrowed as by `versions`."""
-        query = select(Expert.name).join(Version.expert).where(*_wanted(None, kind, states, None))
+        query = select(Expert.name).join(Version.expert).where(*wanted(None, kind, states, None, None))
         with self._reading() as session:
             return list(session.scalars(query.distinct().order_by(Expert.name)))
 

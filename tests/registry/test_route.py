@@ -1,7 +1,6 @@
 """Proves: every token of a text is told with its experts, and nothing in a text reaches a terminal raw."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ TEXT = "def return print\nder wald \u00fc \U0001f642 ist"
 
 
 @pytest.fixture(scope="module")
-def moe(zoo: Zoo, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def moe(zoo: Zoo, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("route")
     with Registry(folder / "home") as registry:
         for name in ("code", "german"):
