@@ -124,6 +124,9 @@ ROW = record(
         "domain", several(number("Share."), "Share of its tokens whose first choice is its own expert, by layer.")
     ),
     load=by("expert", several(number("Share."), "Its share of all tokens, by layer.")),
+    routing=by(
+        "domain", by("expert", several(number("Share."), "By layer."), "Experts' shares of its tokens' first choices.")
+    ),
     parameters=maybe(whole("Weights.")),
     active_parameters=maybe(whole("Weights that take part in one token.")),
     relative_time=maybe(number("Time a token, divided by a dense expert's; with --speed.")),

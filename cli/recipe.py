@@ -203,13 +203,16 @@ def check_members(session: Session, refs: Sequence[str]) -> None:
     Where there is no registry nothing is said yet: options that make no sense are told before that.
 
     Raises:
-        RegError: there is no such expert, or it was opted out.
+        RegError: there is no such expert, it was opted out, or the catalog is another registry's.
     """
+    from store.ownership import check_owner
+
     with ExitStack() as stack:
         try:
             registry = stack.enter_context(session.registry())
         except RegError:
             return
+        check_owner(registry.catalog, registry.arrays)
         for ref in refs:
             registry.resolve(ref, kind="expert")
 

@@ -152,7 +152,7 @@ class Worker:
         try:
             with self.registry() as registry:
                 done = registry.add_expert("passed", bare, data=[self.pool.text], settings=SETTINGS)
-                return {"ref": done.version.ref, "digest": done.version.digest, "content": "passed"}
+                return {"ref": done.version.ref, "digest": done.version.digest, "content": "one"}  # the same text
         finally:
             shutil.rmtree(bare)
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import unicodedata
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 
 import click
@@ -42,8 +43,9 @@ def inline_of(page: Path) -> Iterator[str]:
 
 
 def words_of(line: str) -> list[str]:
-    """Return the words of a command line; optional parts, in brackets, as if they were given."""
-    return shlex.split(re.sub(r"[\[\]]", "", line), comments=True)
+    """Return the words of a command line up to where it reads or writes; optional parts, in brackets, as if given."""
+    words = shlex.split(re.sub(r"[\[\]]", "", line), comments=True)
+    return list(takewhile(lambda word: word not in "<>", words))
 
 
 def find(words: list[str]) -> tuple[click.Command, click.Context, list[str]]:

@@ -18,7 +18,19 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "methods.md"
 MEASURED = ROOT / "benchmarks" / "QUALITY.md"
 
-NO_METHOD = {"experts", "out", "plan_only", "force", "as_json", "base", "device", "dtype", "host", "remote_code"}
+NO_METHOD = {
+    "experts",
+    "out",
+    "plan_only",
+    "force",
+    "as_json",
+    "quiet",
+    "base",
+    "device",
+    "dtype",
+    "host",
+    "remote_code",
+}
 NO_METHOD |= {"repo", "private", "license_id"}
 """Options of `reg compose` that say what is composed, where and for whom, not how."""
 OWN_TABLES = {"to", "trunk", "router", "routing", "routing_tokens"}

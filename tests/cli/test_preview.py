@@ -39,7 +39,7 @@ def test_warnings_are_printed(filled: Registry, monkeypatch: pytest.MonkeyPatch)
     matrix = ((0.9, 0.1), (0.7, 0.3))
     found = Preview(members, (0,), (matrix,), {("a@1", "b@1"): 0.8}, ("half of it was looked at",))
     monkeypatch.setattr(Registry, "preview", lambda *_, **__: found)
-    result = run(filled, "--experts", "a,b")
+    result = run(filled, "--experts", "code,math")
     assert "b@1 is drowned out: it brings 10.0%" in result.stdout
     assert "a@1 and b@1: routers will hardly tell their tokens apart" in result.stdout
     assert "half of it was looked at" in result.stderr

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import click
+
 from cli.main import main
 from registry import Recipe, Registry
 from registry.ui.choices import CHOICES, Choices
@@ -10,7 +12,7 @@ from tests.store.test_catalog import new
 
 
 def test_every_choice_of_the_form_is_an_option_of_compose() -> None:
-    command = main.get_command(None, "compose")  # type: ignore[arg-type]
+    command = main.get_command(click.Context(main), "compose")
     assert command is not None
     options = {name: option for option in command.params for name in option.opts}
     for choice in CHOICES:
