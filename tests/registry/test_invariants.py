@@ -73,7 +73,8 @@ def test_all_orders_of_registering_and_of_naming_give_the_same_bytes(
 ) -> None:
     """All 120 orders of registering, each with an order of naming of its own, so that all 120 of those occur too.
 
-    Those that begin with one of two experts are tried here; REG_TEST_STRIDE=1 tries them all. Orders that begin alike share their beginning: the home is copied where they part.
+    Those that begin with one of two experts are tried here; REG_TEST_STRIDE=1 tries them all. Orders
+    that begin alike share their beginning: the home is copied where they part.
     """
     named = iter(ORDERS[EXPERTS.index(first) * 24 :])
     reached = []
