@@ -124,12 +124,15 @@ class ArrayStore:
         return data.decode().strip() if _OWNER.fullmatch(data) else None
 
     def set_owner(self, owner: str) -> None:
-        """Write down the id of the catalog whose arrays these are."""
+        """Write down the id of the catalog whose arrays these are: whole or not at all."""
         file = self.owner_file
+        fresh = file.with_name(f"{file.name}.new")
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(f"{owner}\n".encode())
-            for path in (file, self.root, self.root.parent):
+            fresh.write_bytes(f"{owner}\n".encode())
+            flush(fresh)
+            fresh.replace(file)
+            for path in (self.root, self.root.parent):
                 flush(path)
         except OSError as error:
             raise StorageError(f"{file} cannot be written: {error.strerror}", SPACE) from error
