@@ -95,9 +95,7 @@ def summary_overlap(a: Summary, b: Summary, rank: int = 16) -> Overlap:
     spanning = torch.cat([a.directions.double(), b.directions.double(), difference[:, None] / (length or 1.0)], dim=1)
     products = spanning.T @ spanning
     subspace = products[:rank, kept : kept + rank].square().sum() / rank
-    values, vectors = torch.linalg.eigh(products)
-    sound = values > DEPENDENT
-    inside = (vectors[:, sound] / values[sound].sqrt()).T @ products  # in orthonormal coordinates of the span
+    inside = _embedded(products, size)
     offset = inside[:, -1] * length
     scatter_a = _within(inside[:, :kept], a)
     scatter_b = _within(inside[:, kept:-1], b)
@@ -106,6 +104,23 @@ def summary_overlap(a: Summary, b: Summary, rank: int = 16) -> Overlap:
     within = shared.T @ scatter_a.add_(scatter_b) @ shared / (a.count + b.count - 2)
     distance = distance_along(within, shared.T @ offset, a.count, b.count)
     return Overlap(distance, math.erfc(distance / math.sqrt(8)), min(1.0, float(subspace)))
+
+
+def _embedded(products: Float[Tensor, "v v"], size: int) -> Float[Tensor, "d v"]:
+    """Return vectors of these inner products, of H = `size` channels, in orthonormal coordinates.
+
+    Where there is room for all of them, by Cholesky: vectors that depend on others take a direction outside the span
+    then, along which both experts' tokens vary by ρ as along any other. Else in coordinates of the span alone.
+    """
+    if len(products) <= size:
+        products.diagonal().add_(ROUNDING)
+        factor, info = torch.linalg.cholesky_ex(products, upper=True)
+        if int(info) == 0:
+            upper: Tensor = factor
+            return upper
+    values, vectors = torch.linalg.eigh(products)
+    sound = values > DEPENDENT
+    return (vectors[:, sound] / values[sound].sqrt()).T @ products
 
 
 def _within(directions: Float[Tensor, "d K"], of: Summary) -> Float[Tensor, "d d"]:
