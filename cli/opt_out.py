@@ -123,11 +123,11 @@ def _reach(did: "OptOut") -> list[str]:
     lines = [f"  {count(number, 'composition')} {were} made from it" + (":" if number else "")]
     lines += [f"    {composition.digest}  {','.join(composition.members)}" for composition in did.compositions]
     if did.compositions:
-        lines.append("  they were written to these folders, which hold it until you delete them:")
+        lines.append("  written to these folders, which hold it until you delete them:")
     folders = dict.fromkeys(folder for composition in did.compositions for folder in composition.folders)
     lines += [f"    {folder}" for folder in folders]
     if did.pushes:
-        lines.append("  they were pushed to these repositories, which hold it until you delete them there:")
+        lines.append("  pushed to these repositories, which hold it until you delete them there:")
     for push in did.pushes:
         at = "begun, and not known to have ended" if push.commit is None else f"commit {push.commit[:12]}"
         lines.append(f"    {push.endpoint}/{push.repo}  {push.revision}  {at}")

@@ -61,8 +61,9 @@ def _cells(
     tooltip: Sequence[Spec],
     labelled: bool,
     form: str,
+    least: float = 0.0,
 ) -> Spec:
-    """Return a heat map: each cell has its colour, the stronger the larger its share."""
+    """Return a heat map: each cell has its colour, the stronger the larger its share, unlabelled below `least`."""
     strength = {
         "field": "share",
         "type": "quantitative",
@@ -74,7 +75,7 @@ def _cells(
         "encoding": {"x": x, "y": y, "color": colour, "opacity": strength, "tooltip": list(tooltip)},
     }
     text = {
-        "transform": [{"filter": "datum.share >= 0.005"}],
+        "transform": [{"filter": f"datum.share >= {least}"}],
         "mark": {"type": "text", "fontSize": 11, "tooltip": None},
         "encoding": {
             "x": x,
@@ -112,7 +113,7 @@ def _routing(figures: Figures, routing: Routing, domain: str) -> Spec:
         {"field": "share", "title": f"of {domain}", "format": ".1%"},
     ]
     labelled = len(routing.layers) <= MOST_LABELLED
-    return {**_cells(rows, x, y, colour, tooltip, labelled, ".0%"), "height": CELL * len(experts)}
+    return {**_cells(rows, x, y, colour, tooltip, labelled, ".0%", 0.005), "height": CELL * len(experts)}
 
 
 def _confusion(figures: Figures, routing: Routing) -> Spec:
@@ -296,6 +297,7 @@ def _curves(figures: Figures) -> Spec:
             "title": "layer",
             "orient": "bottom",
             "values": sorted({curve.layer for curve in figures.curves}),
+            "format": "d",
             "symbolType": "circle",
             "symbolFillColor": "var(--accent)",
             "symbolStrokeWidth": 0,

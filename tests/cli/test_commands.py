@@ -248,7 +248,7 @@ def test_opt_out_names_the_folders_that_hold_it(ready: Run, tmp_path: Path) -> N
     ready("compose", "--experts", "math", "--out", tmp_path / "alone")
     ready("compose", "--experts", "code", "--out", tmp_path / "other")
     lines = ready("opt-out", "math", "--yes").stdout.splitlines()
-    assert lines[4] == "  they were written to these folders, which hold it until you delete them:"
+    assert lines[4] == "  written to these folders, which hold it until you delete them:"
     assert lines[5:] == [f"    {tmp_path / name}" for name in ("moe", "again", "alone")]
     found = document(ready("opt-out", "math", "--yes", "--json"))["compositions"]
     assert [c["folders"] for c in found] == [
