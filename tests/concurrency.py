@@ -235,6 +235,10 @@ class Worker:
                 return {"folder": str(out), "digest": json.loads(result.stdout)["digest"]}
             return {"withdrew": json.loads(result.stdout)["withdrew"]} if line[0] == "opt-out" else None
         told = result.stderr.splitlines()
+        if result.exit_code == 1 and "--json" in line and told and told[-1].startswith('{"error"'):
+            error = json.loads(told[-1])["error"]
+            if error["next"]:
+                raise _RefusedError(error["message"])
         if result.exit_code == 1 and told and told[0].startswith("error: ") and told[-1].startswith("  next: "):
             raise _RefusedError(told[0].removeprefix("error: "))
         raise AssertionError(
