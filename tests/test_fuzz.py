@@ -25,10 +25,10 @@ def figures(*words: str) -> dict[str, Any]:
 
 
 def test_inputs_that_nobody_should_write_are_taken_or_refused() -> None:
-    found = figures("tests.fuzz", "--inputs", "200", "--seed", "1")
+    found = figures("tests.fuzz", "--inputs", "120", "--seed", "1")
     assert found["wrong"] == 0
-    assert found["taken"] + found["refused"] == 200
-    assert found["refused"] > 100
+    assert found["taken"] + found["refused"] == 120
+    assert found["refused"] > 60
     assert len(found["targets"]) >= 12
     assert found["most_seconds"] < 5
     assert found["most_MB"] < 500

@@ -40,7 +40,7 @@ PRELOADED = (
 
 
 SAMPLE = {
-    "kill": argparse.Namespace(what="kill", commands=["add-carried", "compose", "purge"], tries=4),
+    "kill": argparse.Namespace(what="kill", commands=["add-carried", "compose", "purge"], tries=3),
     "full": argparse.Namespace(what="full", commands=["add-carried", "compose", "purge"], tries=1, seed=0),
     "random": argparse.Namespace(what="random", kills=3, seed=0),
 }
