@@ -120,7 +120,8 @@ def _embedded(products: Float[Tensor, "v v"], size: int) -> Float[Tensor, "d v"]
             return upper
     values, vectors = torch.linalg.eigh(products)
     sound = values > DEPENDENT
-    return (vectors[:, sound] / values[sound].sqrt()).T @ products
+    inside: Tensor = (vectors[:, sound] / values[sound].sqrt()).T @ products
+    return inside
 
 
 def _within(directions: Float[Tensor, "d K"], of: Summary) -> Float[Tensor, "d d"]:
