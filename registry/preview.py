@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from statistics import fmean
 from typing import Any
 
@@ -124,7 +125,7 @@ def preview(plan: Plan, progress: Progress) -> Preview:
         for layer in layers:
             taken = [materials.statistics(member, layer) for member in range(len(refs))]
             confusion.append(_confusion(materials, layer, taken, weights))
-            for pair, share in _overlaps(refs, taken):
+            for pair, share in _overlaps(layer, refs, taken):
                 shared.setdefault(pair, []).append(share)
             advance(1)
     counts = [materials.statistics(member, 0).count for member in range(len(refs))]
@@ -152,9 +153,18 @@ def _confusion(materials: Materials, layer: int, taken: Sequence[Statistics], we
     return tuple(tuple(row) for row in rows)
 
 
-def _overlaps(refs: Sequence[str], taken: Sequence[Statistics]) -> list[tuple[tuple[str, str], float]]:
+def _overlaps(layer: int, refs: Sequence[str], taken: Sequence[Statistics]) -> list[tuple[tuple[str, str], float]]:
     comparable = [number for number, item in enumerate(taken) if item.count >= TOKENS_PER_DIRECTION]
-    return [((refs[a], refs[b]), overlap(taken[a], taken[b]).routing) for a in comparable for b in comparable if a < b]
+    found = []
+    for a, b in combinations(comparable, 2):
+        try:
+            found.append(((refs[a], refs[b]), overlap(taken[a], taken[b]).routing))
+        except ValueError as error:  # forged or mistaken statistics
+            raise InvalidInputError(
+                f"{refs[a]} and {refs[b]} cannot be compared at layer {layer}: {error}",
+                "make the statistics again (reg collect CKPT --data FILE --out DIR) and register it anew",
+            ) from error
+    return found
 
 
 def _members(

@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
 
 from registry.ancestry import Relation
 from registry.composing import Member
 from registry.errors import DamagedError, NotFoundError
 from registry.maths.overlap import TOKENS_PER_DIRECTION, Overlap, overlap
 from registry.maths.threads import one_thread
-from registry.overlapping import INDISTINCT, compared_layers
+from registry.overlapping import ExpertOverlap, compared_layers
 from registry.registry import Registry
 from registry.sites import MLP_INPUT
 from store.catalog import VersionRecord
@@ -22,29 +21,6 @@ MOST_RELATED = 500
 
 MOST_OVERLAPS = 16
 """Experts, the latest registered, whose statistics an expert's are compared with."""
-
-
-@dataclass(frozen=True)
-class TextOverlap:
-    """How far the tokens of two experts can be told apart.
-
-    Attributes:
-        ref: the other.
-        layers: layer → what it says.
-    """
-
-    ref: str
-    layers: dict[int, Overlap]
-
-    @property
-    def routing(self) -> float:
-        """Share of tokens that a linear router cannot tell apart, mean over layers, from 0 to 1."""
-        return fmean(layer.routing for layer in self.layers.values())
-
-    @property
-    def is_indistinct(self) -> bool:
-        """Routing will hardly tell the two apart."""
-        return self.routing >= INDISTINCT
 
 
 @dataclass(frozen=True)
@@ -61,7 +37,7 @@ class Comparison:
     """
 
     relations: Sequence[Relation]
-    overlaps: Sequence[TextOverlap]
+    overlaps: Sequence[ExpertOverlap]
     layers: Sequence[int]
     left_out: int
     related: bool
@@ -91,7 +67,9 @@ def compare(registry: Registry, version: VersionRecord) -> Comparison:
                         found[ref][layer] = overlap(own, member.statistics(MLP_INPUT, layer))
                 except (DamagedError, NotFoundError) as error:  # it must not stand in the way of others
                     remarks[ref] = f"{ref} is not compared: {error.message}"
-    compared = [TextOverlap(ref, layers) for ref, layers in found.items() if ref not in remarks]
+                except ValueError as error:  # forged or mistaken statistics
+                    remarks[ref] = f"{ref} is not compared: {error}"
+    compared = [ExpertOverlap(ref, layers) for ref, layers in found.items() if ref not in remarks]
     compared.sort(key=lambda one: -one.routing)
     left_out = max(0, len(others) - MOST_OVERLAPS)
     return Comparison(relations, tuple(compared), tuple(chosen), left_out, related, tuple(remarks.values()))

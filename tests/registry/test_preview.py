@@ -90,3 +90,12 @@ def test_deep_networks_are_looked_at_in_layers_spread_evenly(filled: Registry, m
     found = preview(replace(filled.plan(["code", "math"])), silent)
     assert found.layers == (1,)
     assert found.notes == ("1 of 2 layers were looked at",)
+
+
+def test_statistics_of_no_activations_are_refused(filled: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("a Gram is that of no activations")
+
+    monkeypatch.setattr("registry.preview.overlap", fail)
+    with pytest.raises(InvalidInputError, match="cannot be compared at layer 0: a Gram is that of no"):
+        filled.preview(["code", "math"])
