@@ -9,6 +9,7 @@ there already, so that little is left to flush in the end. Any order in which th
 The first failure of any of them ends all, and is raised by the caller's thread.
 """
 
+import errno
 import hashlib
 import os
 import threading
@@ -146,8 +147,7 @@ class _Writing:
     def _make(self) -> None:
         """Write what is computed."""
         for number, shard in enumerate(self._shards):
-            if hasattr(os, "posix_fallocate"):  # writing where blocks are set aside is several times as fast
-                os.posix_fallocate(self._files[number], 0, len(shard.head) + shard.nbytes)
+            _set_aside(self._files[number], len(shard.head) + shard.nbytes)
             self._put(number, memoryview(shard.head), 0)
         for number, place in self._made:
             stream, done = self._shards[number].streams[place], 0
@@ -276,3 +276,18 @@ class _Writing:
         with self._turn:
             self._writers -= 1
             self._turn.notify_all()
+
+
+def _set_aside(file: int, nbytes: int) -> None:
+    """Have the blocks of a file there, where the system can: writing is several times as fast then.
+
+    Raises:
+        OSError: the disk is full.
+    """
+    if not hasattr(os, "posix_fallocate"):
+        return
+    try:
+        os.posix_fallocate(file, 0, nbytes)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):  # what file systems without it say
+            raise
