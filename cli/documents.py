@@ -105,6 +105,12 @@ COMPOSE = record(
     out=maybe(text("The folder that was written; null with --plan.")),
     pushed=maybe(PUSHED),
 )
+STRENGTHS = {
+    "layer": whole("The layer."),
+    "lams": several(number("A strength."), "Ridge strengths, absolute, ascending."),
+    "errors": several(number("An error."), "Held-out error of each, squared, a token."),
+    "accuracies": several(number("A share."), "Share of tokens predicted to go to their own expert, of each."),
+}
 DOMAINS = {
     "perplexity": by("domain", number("exp of the mean negative log-likelihood of a token.")),
     "score": by("domain", number("100 · perplexity of the domain's own expert / perplexity.")),
@@ -265,10 +271,7 @@ REPORT = record(
     curves=several(
         record(
             "A layer's ridge strengths.",
-            layer=whole("The layer."),
-            lams=several(number("A strength."), "Ridge strengths, ascending."),
-            errors=several(number("An error."), "Held-out error of each."),
-            accuracies=several(number("A share."), "Accuracy of each."),
+            **STRENGTHS,
             used=number("The one that the composition has."),
         ),
         "What ridge strengths would do.",

@@ -36,7 +36,8 @@ def verify(context: click.Context, session: Session, file: Path, folders: tuple[
         check = registry.verify_receipt(file, folders)
     found = check.receipt
     if as_json:
-        print_json({"receipt": found.document(), "problems": check.problems, "notes": check.notes})
+        told = {"problems": check.problems, "remedies": check.remedies, "notes": check.notes}
+        print_json({"receipt": found.document(), **told})
     else:
         for problem in check.problems:
             click.echo(f"problem: {problem}")
@@ -51,8 +52,6 @@ def verify(context: click.Context, session: Session, file: Path, folders: tuple[
             f"{count(len(folders), 'folder')} checked",
         )
     if check.problems:
-        note(
-            f"next: for what was not done here, repeat reg opt-out NAME@V --purge; delete a folder that holds it; "
-            f"where {file} was changed, take the copy that reg opt-out wrote"
-        )
+        for remedy in check.remedies:
+            note(f"next: {remedy}")
         context.exit(1)

@@ -17,6 +17,7 @@ from cli.documents import (
     ROW,
     SHOWN_COMPOSITION,
     SHOWN_VERSION,
+    STRENGTHS,
     TIME,
     VERSION,
 )
@@ -64,10 +65,7 @@ SCHEMAS: dict[str, Schema] = {
     "reg lam-curve": several(
         record(
             "A layer's routers, by ridge strength.",
-            layer=whole("The layer."),
-            lams=several(number("A strength."), "Ridge strengths, absolute, ascending."),
-            errors=several(number("An error."), "Held-out error of each, squared, a token."),
-            accuracies=several(number("A share."), "Share of tokens predicted to go to their own expert, of each."),
+            **STRENGTHS,
             best=number("The strength that --lam auto takes."),
         )
     ),
@@ -113,6 +111,7 @@ SCHEMAS: dict[str, Schema] = {
         "A receipt, held against the registry.",
         receipt=document("The receipt as its file has it (docs/formats.md)."),
         problems=several(text("A line."), "What is not as it says; empty where it holds."),
+        remedies=several(text("A line."), "What to do about the problems."),
         notes=several(text("A line."), "What to know beside that."),
     ),
     "reg list": several(VERSION),

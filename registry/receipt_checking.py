@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 _OWN = ("mlp", "calibration")
 """Roles of arrays that are an expert's own: the trunk, a tokenizer, a scale may be anybody's."""
 
+_COPY = "take the receipt as reg opt-out wrote it, and the registry that it is of"
+"""What to do where the two do not fit each other."""
+
 
 @dataclass
 class ReceiptCheck:
@@ -29,12 +32,20 @@ class ReceiptCheck:
     Attributes:
         receipt: the receipt.
         problems: what is not as it says, one line each; none means that all of it holds.
+        remedies: what to do about the problems, one line each.
         notes: what came after it, and does not contradict it.
     """
 
     receipt: Receipt
     problems: list[str] = field(default_factory=list)
+    remedies: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+    def tell(self, problem: str, remedy: str = _COPY) -> None:
+        """Note a problem, and what to do about it."""
+        self.problems.append(problem)
+        if remedy not in self.remedies:
+            self.remedies.append(remedy)
 
 
 def check_receipt(registry: "Composer", receipt: Receipt, folders: Sequence[Path]) -> ReceiptCheck:
@@ -51,52 +62,61 @@ def check_receipt(registry: "Composer", receipt: Receipt, folders: Sequence[Path
         )
     check = ReceiptCheck(receipt)
     known = {version.ref: version for version in registry.versions(everything=True)}
-    check.problems += _versions(receipt, known)
-    check.problems += _log(registry, receipt)
+    _versions(check, known)
+    _log(registry, check)
     _arrays(registry, check, known)
     withdrawn = [known[one.ref] for one in receipt.versions if one.ref in known]
     _compositions(registry, check, withdrawn)
-    check.problems += _pushes(registry, receipt, withdrawn)
+    _pushes(registry, check, withdrawn)
     for folder in folders:
-        check.problems += _folder(registry, folder, {one.digest: one.ref for one in receipt.versions})
+        for problem in _folder(registry, folder, {one.digest: one.ref for one in receipt.versions}):
+            check.tell(problem, f"delete {folder}, and every copy of it")
     return check
 
 
-def _versions(receipt: Receipt, known: dict[str, VersionRecord]) -> Iterator[str]:
-    if not receipt.versions:
-        yield "the receipt names no version"
-    for one in receipt.versions:
+def _versions(check: ReceiptCheck, known: dict[str, VersionRecord]) -> None:
+    if not check.receipt.versions:
+        check.tell("the receipt names no version")
+    for one in check.receipt.versions:
         found = known.get(one.ref)
         if found is None or found.digest != one.digest:
             there = f"no {one.ref}" if found is None else f"{one.ref} of content {found.digest[:12]}"
             said = f"{one.ref} of content {one.digest[:12]} was withdrawn"
-            yield f"the receipt says that {said}; the registry has {there}"
+            check.tell(f"the receipt says that {said}; the registry has {there}")
         elif found.state == "active":
-            yield f"{one.ref} is not withdrawn; the receipt says that it was, at {one.withdrawn_at}"
+            problem = f"{one.ref} is not withdrawn; the receipt says that it was, at {one.withdrawn_at}"
+            check.tell(problem, _again(one.ref, purge=one.purged_at is not None))
         elif one.purged_at is not None and found.state != "purged":
-            yield f"{one.ref} is not purged; the receipt says that it was, at {one.purged_at}"
+            problem = f"{one.ref} is not purged; the receipt says that it was, at {one.purged_at}"
+            check.tell(problem, _again(one.ref))
         elif found.withdrawn_at != one.withdrawn_at or one.purged_at not in (None, found.purged_at):
-            yield (
+            check.tell(
                 f"{one.ref} was withdrawn at {found.withdrawn_at} and purged at {found.purged_at}; the receipt says at "
                 f"{one.withdrawn_at} and {one.purged_at}"
             )
 
 
-def _log(registry: "Composer", receipt: Receipt) -> Iterator[str]:
+def _again(ref: str, *, purge: bool = True) -> str:
+    return f"repeat the opt-out: reg opt-out {ref}{' --purge' if purge else ''}"
+
+
+def _log(registry: "Composer", check: ReceiptCheck) -> None:
+    receipt = check.receipt
     chain = registry.catalog.chain()
     if chain.broken is not None:
-        yield f"the log: {chain.broken} does not follow from the one before: one was changed, or is missing"
+        problem = f"the log: {chain.broken} does not follow from the one before: one was changed, or is missing"
+        check.tell(problem, "put a backup of the catalog in its place, and hold the receipt against that")
         return
     events = registry.catalog.events()
     head = next((event.id for event in events if event.digest == receipt.head), None)
     if head is None:
-        yield f"the log has no event of digest {receipt.head}: it is not the log that the receipt was made from"
+        check.tell(f"the log has no event of digest {receipt.head}: it is not the log that the receipt was made from")
         return
     told = {(event.action, event.subject, event.details.get("digest")) for event in events if event.id <= head}
     for one in receipt.versions:
         for action, at in (("opt-out", one.withdrawn_at), ("purge", one.purged_at)):
             if at is not None and (action, one.ref, one.digest) not in told:
-                yield f"the log tells of no {action} of {one.ref} before the receipt"
+                check.tell(f"the log tells of no {action} of {one.ref} before the receipt")
 
 
 def _arrays(registry: "Composer", check: ReceiptCheck, known: dict[str, VersionRecord]) -> None:
@@ -108,32 +128,36 @@ def _arrays(registry: "Composer", check: ReceiptCheck, known: dict[str, VersionR
                 uses[link.digest].append((version.ref, link.role, link.name))
     for digest, users in uses.items():
         if not users:
-            check.problems.append(f"the deleted array {digest[:12]} is there, and no version needs it: run: reg gc")
+            check.tell(f"the deleted array {digest[:12]} is there, and no version needs it", "delete it: reg gc")
             continue
         ref, role, name = next((use for use in users if use[1] in _OWN), users[0])
-        into = check.problems if role in _OWN else check.notes
-        into.append(f"the deleted array {digest[:12]} is there again: {ref} needs it as {role} {name}")
+        again = f"the deleted array {digest[:12]} is there again: {ref} needs it as {role} {name}"
+        if role in _OWN:
+            check.tell(again, _again(ref))
+        else:
+            check.notes.append(again)
 
 
 def _compositions(registry: "Composer", check: ReceiptCheck, withdrawn: list[VersionRecord]) -> None:
     made = {composition.digest: composition for composition in registry.catalog.compositions(withdrawn)}
     listed = {one.digest: one for one in check.receipt.compositions}
     for digest in sorted({*made} - {*listed}):
-        check.problems.append(f"composition {digest[:12]} was made from what was withdrawn, and is not in the receipt")
+        check.tell(f"composition {digest[:12]} was made from what was withdrawn, and is not in the receipt")
     for digest, one in listed.items():
         if digest not in made:
-            check.problems.append(f"composition {digest[:12]} was not made from what was withdrawn")
+            check.tell(f"composition {digest[:12]} was not made from what was withdrawn")
             continue
         if lost := sorted(set(made[digest].folders) - set(one.folders)):
-            check.problems.append(f"composition {digest[:12]} was written to {lost[0]}, which is not in the receipt")
+            check.tell(f"composition {digest[:12]} was written to {lost[0]}, which is not in the receipt")
         _recomposed(registry, check, one, made[digest])
 
 
-def _pushes(registry: "Composer", receipt: Receipt, withdrawn: list[VersionRecord]) -> Iterator[str]:
+def _pushes(registry: "Composer", check: ReceiptCheck, withdrawn: list[VersionRecord]) -> None:
     known = registry.catalog.pushes(pushable(withdrawn, registry.catalog.compositions(withdrawn)))
     for push in known:
-        if push not in receipt.pushes:
-            yield f"{push.repo}, {push.revision}, was pushed to with what was withdrawn, and is not in the receipt"
+        if push not in check.receipt.pushes:
+            where = f"{push.repo}, {push.revision},"
+            check.tell(f"{where} was pushed to with what was withdrawn, and is not in the receipt")
 
 
 def _recomposed(registry: "Composer", check: ReceiptCheck, one: Affected, made: CompositionRecord) -> None:
@@ -144,15 +168,13 @@ def _recomposed(registry: "Composer", check: ReceiptCheck, one: Affected, made: 
     try:
         described = Description.from_document(made.document, where)
         if withdrawn & {member.digest for member in members} or not set(members) <= set(described.members):
-            check.problems.append(f"{where}, recomposed: its members are not those that remained")
+            check.tell(f"{where}, recomposed: its members are not those that remained")
         elif (digest := recompose(registry, described, members)) != one.recomposed.digest:
-            check.problems.append(
-                f"{where}, recomposed, has digest {digest[:12]}, the receipt says {one.recomposed.digest[:12]}"
-            )
+            check.tell(f"{where}, recomposed, has digest {digest[:12]}, the receipt says {one.recomposed.digest[:12]}")
     except (ConflictError, NotFoundError) as error:
         check.notes.append(f"{where} can no longer be recomposed: {error.message}")
     except RegError as error:
-        check.problems.append(f"{where} cannot be recomposed: {error.message}")
+        check.tell(f"{where} cannot be recomposed: {error.message}")
 
 
 def _folder(registry: "Composer", folder: Path, withdrawn: dict[str, str]) -> Iterator[str]:

@@ -32,7 +32,7 @@ def test_receipt_is_written_and_checked(filled: Registry, tmp_path: Path) -> Non
     assert lines[0].startswith(f"problem: {tmp_path / 'moe'} holds math@1: ")
     assert lines[1] == f"1 problem: {rest}, 1 folder checked"
     found = json.loads(run("receipt", "verify", file, "--json").stdout)
-    assert found == {"receipt": json.loads(file.read_bytes()), "problems": [], "notes": []}
+    assert found == {"receipt": json.loads(file.read_bytes()), "problems": [], "remedies": [], "notes": []}
     refused = run("opt-out", "code", "--receipt", file, "--yes", code=1)
     assert refused.stderr.startswith(f"error: {file} exists, and a receipt replaces nothing")
     assert filled.resolve("code").state == "active"
