@@ -100,11 +100,11 @@ def _number(value: float | int | None, digits: int = 2) -> str:
 
 
 def _short(value: float | int | None) -> str:
-    """Return a count as a person reads it: `21.0 M`."""
+    """Return a count as a person reads it: `21.0 M`, `674 k`."""
     if value is None:
         return "–"
     for unit in ("", " k", " M", " B"):
         if value < 1000:
-            return f"{value:.0f}" if not unit else f"{value:.1f}{unit}"
+            return f"{value:.0f}{unit}" if not unit or value >= 100 else f"{value:.1f}{unit}"
         value /= 1000
     return f"{value:.1f} T"
