@@ -20,7 +20,7 @@ from registry.maths.fixed_point import NORM_BITS, power_of_two, quantise, real_v
 from registry.maths.gram import OVERFLOW, GramSum, float64_gram, require_room
 
 _TILE = 64
-"""Rows that are added at once, few enough to stay in the cache."""
+"""Rows that are added or mirrored at once, few enough to stay in the cache."""
 
 WORTH_SPLITTING = 2**16
 """Activations from which on limbs are faster than float64 (`gram`)."""
@@ -182,9 +182,15 @@ class Statistics:
         if packed.numel() != size * (size + 1) // 2:
             raise ValueError(f"{packed.numel():,} packed values do not go with {size - 1} channels")
         matrix = torch.empty((size, size), dtype=torch.int64)
-        for row, part in enumerate(packed.split(list(range(size, 0, -1)))):
-            matrix[row, row:] = part
-            matrix[row:, row] = part
+        rows, values, begin = matrix.numpy(), packed.numpy(), 0
+        for start in range(0, size, _TILE):
+            stop = min(start + _TILE, size)
+            for row in range(start, stop):
+                end = begin + size - row
+                rows[row, row:] = values[begin:end]
+                rows[row:stop, row] = values[begin : begin + stop - row]
+                begin = end
+            rows[stop:, start:stop] = rows[start:stop, stop:].T
         return cls(matrix, exponents, saturated)
 
     def _require_same_scales(self, other: "Statistics") -> None:
