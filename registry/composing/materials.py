@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 from functools import cached_property, partial
+from itertools import groupby
+from operator import itemgetter
 
 import torch
 
@@ -16,6 +18,8 @@ from registry.maths.trunk.tensor import Pass
 from registry.sites import MLP_INPUT
 from registry.tensors import to_tensor
 from store.arrays import ArraySource
+
+_Numbered = tuple[int, torch.Tensor]
 
 
 class Materials:
@@ -36,7 +40,7 @@ class Materials:
             InvalidInputError: a linear system cannot be solved.
         """
         try:
-            yield from TRUNKS[self.plan.recipe.trunk].combine(self._combination(name))
+            yield from self._rows(name)
         except ValueError as error:
             raise InvalidInputError(
                 f"tensor {name} cannot be combined by {self.plan.recipe.trunk}: {error}",
@@ -123,6 +127,34 @@ class Materials:
     @cached_property
     def _linear_inputs(self) -> dict[str, tuple[str, int]]:
         return self.plan.lead.family.linear_inputs(self.plan.lead.architecture)
+
+    @cached_property
+    def _sharing(self) -> dict[tuple[str, int], list[str]]:
+        """The linear maps that have the same input."""
+        found: dict[tuple[str, int], list[str]] = {}
+        for name, where in self._linear_inputs.items():
+            found.setdefault(where, []).append(name)
+        return found
+
+    @cached_property
+    def _under_way(self) -> dict[tuple[str, int], tuple[list[str], Iterator[tuple[int, Iterator[_Numbered]]]]]:
+        """Maps of one input that are combined together: which are still to come, and their rows."""
+        return {}
+
+    def _rows(self, name: str) -> Iterator[torch.Tensor]:
+        method = TRUNKS[self.plan.recipe.trunk]
+        if method.together is None or name not in self._linear_inputs or len(self.plan.members) == 1:
+            yield from method.combine(self._combination(name))
+            return
+        where = self._linear_inputs[name]
+        names, maps = self._under_way.pop(where, ([], iter(())))
+        if name not in names[:1]:  # they are asked for in their order; else anew
+            names = self._sharing[where][self._sharing[where].index(name) :]
+            maps = groupby(method.together([self._combination(one) for one in names]), key=itemgetter(0))
+        _, rows = next(maps)
+        yield from (block for _, block in rows)
+        if names[1:]:
+            self._under_way[where] = names[1:], maps
 
     def _combination(self, name: str) -> Combination:
         plan, method = self.plan, TRUNKS[self.plan.recipe.trunk]

@@ -15,7 +15,7 @@ from registry.hosts import Constant, Experts, Host, Trunk
 from registry.hosts.remote_code import REMOTE_CODE
 from registry.maths.router import balanced
 from registry.maths.trunk import TRUNKS
-from registry.maths.trunk.regmean import SEGMENT_BYTES
+from registry.maths.trunk.regmean import RUN_BYTES
 from store.arrays import CARRIERS, CHUNK_ELEMENTS
 from store.digest import json_digest
 
@@ -282,6 +282,6 @@ def _workspace(made: Experts | Trunk | Constant | Router, solved: Collection[str
     """Return how many elements of a tensor are in memory at once; `solved` are made in longer runs of rows."""
     size = math.prod(made.shape)
     if isinstance(made, Trunk) and made.rows.name in solved:
-        return min(size, max(SEGMENT_BYTES // 8, CHUNK_ELEMENTS))
+        return min(size, max(RUN_BYTES // 8, CHUNK_ELEMENTS))
     reordered = isinstance(made, Trunk) and made.rows.rows is not None and not isinstance(made.rows.rows, range)
     return size if reordered else min(CHUNK_ELEMENTS, size)

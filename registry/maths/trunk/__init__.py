@@ -3,7 +3,7 @@
 A method combines the members' tensors of one name into one, yielding its rows in float64 (`tensor.Combination`).
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from registry.maths.trunk.base import base
 from registry.maths.trunk.dare import dare
 from registry.maths.trunk.mean import mean
-from registry.maths.trunk.regmean import regmean
+from registry.maths.trunk.regmean import regmean, regmean_together
 from registry.maths.trunk.task_arithmetic import task_arithmetic
 from registry.maths.trunk.tensor import Combination
 from registry.maths.trunk.ties import ties
@@ -26,6 +26,8 @@ class TrunkMethod:
         needs_base: the base model takes part, so one must be registered.
         needs_members: the members' own tensors take part.
         needs_inputs: so do statistics of each linear map's input, and token counts.
+        together: the same for several linear maps of one input, which is cheaper than one by one; each yielded with
+            its number, in their order, to the same bits.
         options: its parameters and their defaults.
     """
 
@@ -33,11 +35,12 @@ class TrunkMethod:
     needs_base: bool = False
     needs_members: bool = True
     needs_inputs: bool = False
+    together: Callable[[Sequence[Combination]], Iterator[tuple[int, Tensor]]] | None = None
     options: Mapping[str, float] = field(default_factory=dict)
 
 
 TRUNKS = {
-    "regmean": TrunkMethod(regmean, needs_inputs=True, options={"alpha": 1.0}),
+    "regmean": TrunkMethod(regmean, needs_inputs=True, together=regmean_together, options={"alpha": 1.0}),
     "mean": TrunkMethod(mean),
     "base": TrunkMethod(base, needs_base=True, needs_members=False),
     "ties": TrunkMethod(ties, needs_base=True, options={"density": 0.8, "scale": 1.0}),

@@ -21,27 +21,54 @@ from registry.maths.trunk.tensor import Combination, Rows, aligned, average
 RIDGE = 1e-6
 """r, times the mean of the summed Gram's diagonal."""
 
-SEGMENT_BYTES = 1 << 27
-"""Room for the rows that are solved for at a time, in float64."""
+RUN_BYTES = 1 << 26
+"""Room for the rows that are solved for at a time, in float64: every run takes a pass over all statistics."""
+
+ROWS = 512
+"""Rows that are multiplied or solved for at once."""
 
 
 def regmean(combination: Combination) -> Iterator[Tensor]:
     """Yield the rows of W in float64 (see the module); a single member's exactly.
 
-    Option `alpha` is α, from 0 to 1. Each segment of rows takes one pass over the members' statistics, one at a time.
+    Option `alpha` is α, from 0 to 1.
 
     Raises:
         ValueError: the summed Gram is not positive definite.
     """
-    if len(combination.members) == 1:
-        yield from mean(combination)
-    elif combination.counts is not None:
+    if len(combination.members) > 1 and combination.counts is not None:
         yield from _by_counts(combination, combination.counts)
-    elif combination.inputs is not None:
-        with one_thread():
-            yield from _solved(combination)
+    elif len(combination.members) > 1 and combination.inputs is not None:
+        yield from (rows for _, rows in regmean_together([combination]))
     else:
         yield from mean(combination)
+
+
+def regmean_together(combinations: Sequence[Combination]) -> Iterator[tuple[int, Tensor]]:
+    """Yield the rows of several W of one input, each with the number of its map: the bits of `regmean`, one by one.
+
+    Each run of rows takes one pass over the members' statistics, one member at a time, whatever maps it is of.
+
+    Args:
+        combinations: of two members or more, with `inputs`.
+
+    Raises:
+        ValueError: the summed Gram is not positive definite.
+    """
+    factors: dict[tuple[int, ...], tuple[Tensor, float]] = {}
+    weights = combinations[0].weights
+    for run in _runs(combinations):
+        if len(run[0][1].present) == 1:  # tokens that one member alone knows
+            yield from ((number, average(rows, weights)) for number, rows in run)
+            continue
+        with one_thread():
+            rights, (factor, ridge) = _right_sides(combinations[0], [rows for _, rows in run], factors)
+        for right, (number, rows) in zip(rights, run, strict=True):
+            right.add_(average(rows, weights), alpha=ridge)
+            for few in _few(right):
+                with one_thread():
+                    solved = torch.cholesky_solve(right[few].T.contiguous(), factor).T
+                yield number, solved
 
 
 def _by_counts(combination: Combination, counts: Sequence[Tensor]) -> Iterator[Tensor]:
@@ -57,28 +84,29 @@ def _by_counts(combination: Combination, counts: Sequence[Tensor]) -> Iterator[T
         yield torch.where(used[:, None] > 0, total / used.clamp_min(1e-300)[:, None], plain)
 
 
-def _solved(combination: Combination) -> Iterator[Tensor]:
-    factors: dict[tuple[int, ...], tuple[Tensor, float]] = {}
-    for rows in _segments(combination):
-        present = rows.present
-        if len(present) == 1:  # tokens that one member alone knows
-            yield average(rows, combination.weights)
+def _right_sides(
+    combination: Combination, run: Sequence[Rows], factors: dict[tuple[int, ...], tuple[Tensor, float]]
+) -> tuple[list[Tensor], tuple[Tensor, float]]:
+    """Return Σ_e ω_e W_e Ĝ_e of each of the rows, and the factor of Σ_e ω_e Ĝ_e + r I with r, which is kept."""
+    present, gram = run[0].present, None
+    rights = [torch.zeros(_part(rows).shape, dtype=torch.float64) for rows in run]
+    inputs = _inputs(combination)
+    for member in range(len(combination.members)):
+        statistics = next(inputs)
+        if member not in present:
             continue
-        key = tuple(present)
-        right, gram = torch.zeros(()), None
-        for member, statistics in enumerate(_inputs(combination)):
+        own = _gram(statistics, combination.options["alpha"]).mul_(combination.input_weights[member])
+        del statistics  # so that one Gram of the member is in memory
+        for right, rows in zip(rights, run, strict=True):
             part = rows.parts[member]
-            if part is None:
-                continue
-            own = _gram(statistics, combination.options["alpha"]).mul_(combination.input_weights[member])
-            right = right + part.double() @ own
-            if key not in factors:
-                gram = own if gram is None else gram.add_(own)
-        if gram is not None:
-            factors[key] = _factor(gram)
-        factor, ridge = factors[key]
-        right = right.add_(average(rows, combination.weights), alpha=ridge)
-        yield torch.cholesky_solve(right.T.contiguous(), factor).T
+            assert part is not None
+            for few in _few(part):
+                right[few].addmm_(part[few].double(), own)
+        if tuple(present) not in factors:
+            gram = own if gram is None else gram.add_(own)
+    if gram is not None:
+        factors[tuple(present)] = _factor(gram)
+    return rights, factors[tuple(present)]
 
 
 def _inputs(combination: Combination) -> Iterator[Statistics]:
@@ -104,25 +132,26 @@ def _factor(gram: Tensor) -> tuple[Tensor, float]:
     return factor, ridge
 
 
-def _segments(combination: Combination) -> Iterator[Rows]:
-    """Yield rows in as large runs as there is room for: every run takes a pass over all statistics."""
-    held: list[Rows] = []
-    for rows in aligned(combination):
-        if held and (rows.present != held[0].present or _nbytes([*held, rows]) > SEGMENT_BYTES):
-            yield _joined(held)
-            held = []
-        held.append(rows)
+def _runs(combinations: Sequence[Combination]) -> Iterator[list[tuple[int, Rows]]]:
+    """Yield rows, with the number of the combination that each are of, in as large runs as there is room for."""
+    held: list[tuple[int, Rows]] = []
+    room = RUN_BYTES
+    for number, combination in enumerate(combinations):
+        for rows in aligned(combination):
+            nbytes = 8 * _part(rows).numel()
+            if held and (rows.present != held[0][1].present or nbytes > room):
+                yield held
+                held, room = [], RUN_BYTES
+            held.append((number, rows))
+            room -= nbytes
     if held:
-        yield _joined(held)
+        yield held
 
 
-def _nbytes(runs: list[Rows]) -> int:
-    return sum(8 * part.numel() for rows in runs for part in rows.parts[:1] if part is not None)
+def _few(rows: Tensor) -> Iterator[slice]:
+    """Yield all rows, a few at a time."""
+    return (slice(start, start + ROWS) for start in range(0, len(rows), ROWS))
 
 
-def _joined(runs: list[Rows]) -> Rows:
-    parts = []
-    for member in range(len(runs[0].parts)):
-        blocks = [rows.parts[member] for rows in runs]
-        parts.append(None if blocks[0] is None else torch.cat([b for b in blocks if b is not None]))
-    return Rows(runs[0].start, tuple(parts), None)
+def _part(rows: Rows) -> Tensor:
+    return next(part for part in rows.parts if part is not None)
