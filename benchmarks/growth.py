@@ -24,6 +24,7 @@ SHAPE = {
     "intermediate_size": 3072,
     "num_hidden_layers": 11,
     "num_attention_heads": 12,
+    "num_key_value_heads": 4,
     "head_dim": 64,
 }
 SETTINGS = PassSettings(tokens=2048, seq_len=256, batch_size=4)

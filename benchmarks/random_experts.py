@@ -1,10 +1,14 @@
 """A registry of random experts of a real shape, for benchmarks of composing."""
 
+import os
 import shutil
 from pathlib import Path
 
 from benchmarks.compose_memory import CONFIG, make_checkpoint
 from registry import PassSettings, Registry
+
+HOMES = "REG_BENCH_HOMES"
+"""Environment variable: a folder in which registries stay for the next benchmark that asks for the same."""
 
 
 def fill(scratch: Path, experts: int, **shape: int) -> tuple[Path, list[str]]:
@@ -17,10 +21,15 @@ def fill(scratch: Path, experts: int, **shape: int) -> tuple[Path, list[str]]:
     """
     for key, value in shape.items():
         setattr(CONFIG, key, value)
+    names = [f"expert{number}" for number in range(experts)]
+    home = scratch / "home"
+    if HOMES in os.environ:
+        home = Path(os.environ[HOMES], "-".join(map(str, (experts, *shape.values()))))
+        if home.exists():
+            return home, names
     text = scratch / "text.txt"
     text.write_text("to be or not to be that is the question " * 400)
-    names = [f"expert{number}" for number in range(experts)]
-    with Registry(scratch / "home") as registry:
+    with Registry(home) as registry:
         for seed, name in enumerate(("base", *names)):
             folder = make_checkpoint(scratch / "checkpoint", seed)
             if name == "base":
@@ -29,4 +38,4 @@ def fill(scratch: Path, experts: int, **shape: int) -> tuple[Path, list[str]]:
                 settings = PassSettings(tokens=256, seq_len=128, batch_size=2, folds=1)
                 registry.add_expert(name, folder, data=[text], settings=settings, allow_unrelated=True)
             shutil.rmtree(folder)
-    return scratch / "home", names
+    return home, names

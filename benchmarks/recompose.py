@@ -30,7 +30,7 @@ def measure(scratch: Path) -> list[Comparison]:
         def other(trunk: str) -> None:
             registry.compose(names, fresh, Recipe(trunk=trunk))
 
-        for trunk, what in (("mean", "lam"), ("base", "weights"), ("regmean", "lam")):
+        for trunk, what in (("mean", "lam"), ("base", "weights")):
             registry.compose(names, same, Recipe(trunk=trunk), force=True)
             sides = (partial(ours, trunk, what), partial(other, trunk))
             claim = f"recompose with another {what} against compose, trunk {trunk}"

@@ -22,16 +22,16 @@ from registry.progress import silent
 from registry.statistics_pass import batch, take_statistics
 
 TARGET = 1.15
-ROUNDS = 3
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A model, the tokens that it reads, and of what length its windows are."""
+    """A model, the tokens that it reads, and how often."""
 
     name: str
     model_type: str
     tokens: int
+    rounds: int
     config: Mapping[str, Any]
 
 
@@ -40,6 +40,7 @@ SHAPES = (
         "135M parameters, as SmolLM2",
         "llama",
         4096,
+        5,
         {
             "vocab_size": 49_152,
             "hidden_size": 576,
@@ -54,6 +55,7 @@ SHAPES = (
         "494M parameters, as Qwen2.5",
         "qwen2",
         4096,
+        3,
         {
             "vocab_size": 151_936,
             "hidden_size": 896,
@@ -68,6 +70,7 @@ SHAPES = (
         "1.2B parameters, as Llama 3.2",
         "llama",
         4096,
+        2,
         {
             "vocab_size": 128_256,
             "hidden_size": 2048,
@@ -118,7 +121,9 @@ def measure(scratch: Path) -> list[Comparison]:
                     model(input_ids=batch(calibration, first, settings.batch_size)[0], use_cache=False)
 
         claim = f"registration pass against a bare forward pass, {shape.name}"
-        found.append(alternate(claim, ours, bare, ROUNDS, target=TARGET, note=f"bfloat16, {shape.tokens:,} tokens"))
+        found.append(
+            alternate(claim, ours, bare, shape.rounds, target=TARGET, note=f"bfloat16, {shape.tokens:,} tokens")
+        )
         del model, ours, bare
     return found
 
