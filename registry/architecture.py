@@ -39,6 +39,9 @@ class Architecture:
             size = values[name]
             if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size < 2**31:
                 raise ValueError(f"{name} is {size!r}, not a positive integer")
+        if values["num_attention_heads"] % values["num_key_value_heads"]:
+            heads = f"{values['num_attention_heads']} attention heads cannot share"
+            raise ValueError(f"{heads} {values['num_key_value_heads']} heads of keys and values")
         for name, kind in (("hidden_act", str), ("rope_parameters", dict), ("tie_word_embeddings", bool)):
             if not isinstance(values[name], kind):
                 raise ValueError(f"{name} is {values[name]!r}, not a {kind.__name__}")

@@ -11,10 +11,10 @@ from registry.families import FAMILIES, family_of
 from registry.families.family import Family
 
 SIZES = {
-    "hidden_size": 96,
+    "hidden_size": 512,
     "intermediate_size": 160,
     "num_hidden_layers": 8,
-    "num_attention_heads": 6,
+    "num_attention_heads": 32,
     "vocab_size": 320,
 }
 LLAMA3 = {
@@ -101,6 +101,7 @@ def test_special_tokens_are_those_of_transformers_where_the_file_is_silent(model
         ({"num_attention_heads": 0}, "do not go together"),
         ({"vocab_size": True}, "vocab_size is True, not a positive integer"),
         ({"vocab_size": 2**31}, "not a positive integer"),
+        ({"num_attention_heads": 12, "num_key_value_heads": 8}, "12 attention heads cannot share 8 heads of keys"),
         ({"rope_scaling": "linear"}, "do not go together"),
         ({"rope_parameters": [1]}, "do not go together"),
     ],
