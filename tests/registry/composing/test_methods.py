@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from registry import Recipe, Registry, statistics_file
 from registry.collecting import collect_to
 from registry.composing.folder import MARKER
+from registry.composing.materials import Materials
 from registry.errors import IncompatibleError
 from registry.loading import load_model
 from registry.maths.router.ridge import ridge
@@ -95,6 +96,15 @@ def test_regmean_is_its_equation_over_raw_features(
         if ".mlp." not in name:
             assert torch.equal(moe[name], dense[name])
             assert not torch.allclose(mean[name], dense[name], atol=0.02)
+
+
+def test_maps_of_one_input_have_the_same_bits_in_any_order(filled: Registry) -> None:
+    plan = filled.plan(PAIR, Recipe())
+    below = [f"model.layers.{layer}.{name}.weight" for layer in range(2) for name in INPUTS]
+    alone = {name: torch.cat(list(Materials(plan).combined(name))) for name in below}
+    together = Materials(plan)
+    for name in (*below, *reversed(below), *below[::2], below[1]):
+        assert torch.equal(torch.cat(list(together.combined(name))), alone[name]), name
 
 
 def test_dense_models_of_every_trunk_method(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Proves: each trunk method equals an independent float64 reference, whatever the blocks its tensors come in."""
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from registry.maths.statistics import Statistics
 from registry.maths.trunk import TRUNKS, Combination
 from registry.maths.trunk import tensor as tensor_module
 from registry.maths.trunk.dare import kept
-from registry.maths.trunk.regmean import RIDGE
+from registry.maths.trunk.regmean import RIDGE, regmean_together
 
 DIGESTS = ["a" * 64, "b" * 64, "c" * 64]
 
@@ -185,6 +186,34 @@ def test_regmean_where_one_member_alone_has_rows() -> None:
     found = combined("regmean", [one, longer], inputs=lambda: iter(statistics), size=4)
     assert torch.equal(found[7:], one[:3].double())
     torch.testing.assert_close(found[:7], combined("regmean", [one, two], inputs=lambda: iter(statistics)))
+
+
+@pytest.mark.parametrize("run_bytes", [1, 300_000, 1 << 26])
+def test_regmean_of_maps_of_one_input_has_the_bits_of_each_alone(
+    run_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heights, passes = (530, 7, 64), [0]
+    statistics = [taken(features(seed, 64, 48)) for seed in range(2)]
+    maps = [tensors(2, (height, 48), seed) for seed, height in enumerate(heights)]
+
+    def inputs() -> Iterator[Statistics]:
+        passes[0] += 1
+        return iter(statistics)
+
+    weights = [1.0, 2.0]
+    given = [
+        Combination(str(n), [blocks(m) for m in of], weights, None, (), inputs, weights, None, {"alpha": 1.0})
+        for n, of in enumerate(maps)
+    ]
+    alone = [torch.cat(list(TRUNKS["regmean"].combine(one))) for one in given]
+    monkeypatch.setattr(sys.modules[regmean_together.__module__], "RUN_BYTES", run_bytes)
+    passes[0] = 0
+    found: list[list[torch.Tensor]] = [[], [], []]
+    for number, rows in regmean_together(given):
+        found[number].append(rows)
+    assert [len(torch.cat(rows)) for rows in found] == list(heights)
+    assert all(torch.equal(torch.cat(rows), one) for rows, one in zip(found, alone, strict=True))
+    assert passes[0] == {1: 8, 300_000: 1, 1 << 26: 1}[run_bytes]  # blocks of 100 rows, or all at once
 
 
 def test_regmean_without_any_token_has_no_solution() -> None:
