@@ -49,7 +49,9 @@ def _print_evaluation(at: str, document: Mapping[str, Any]) -> None:
             ]
         )
     rows.append(["average", "", figure(figures["average"]), figure(oracle.get("average")), "", ""])
-    header = ("evaluation", "perplexity", "score", "oracle", "routing accuracy", "tokens")
+    header = ["evaluation", "perplexity", "score", "oracle", "routing accuracy", "tokens"]
+    if not oracle:
+        header, rows = header[:3] + header[4:], [row[:3] + row[4:] for row in rows]
     how = f"windows of {settings['seq_len']:,} tokens, {settings['dtype']}"
     click.echo(f"evaluated {at[:19]}: {how}")
     print_tables([Table(header, rows)])
@@ -61,4 +63,6 @@ def _print_evaluation(at: str, document: Mapping[str, Any]) -> None:
 def _text(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key} {_text(item)}" for key, item in value.items()) or "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     return "default" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,6 +1,6 @@
 """Checking a receipt: whether the registry still is what the receipt says, and folders hold nothing withdrawn."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -69,8 +69,7 @@ def check_receipt(registry: "Composer", receipt: Receipt, folders: Sequence[Path
     _compositions(registry, check, withdrawn)
     _pushes(registry, check, withdrawn)
     for folder in folders:
-        for problem in _folder(registry, folder, {one.digest: one.ref for one in receipt.versions}):
-            check.tell(problem, f"delete {folder}, and every copy of it")
+        _folder(registry, check, folder)
     return check
 
 
@@ -177,13 +176,17 @@ def _recomposed(registry: "Composer", check: ReceiptCheck, one: Affected, made: 
         check.tell(f"{where} cannot be recomposed: {error.message}")
 
 
-def _folder(registry: "Composer", folder: Path, withdrawn: dict[str, str]) -> Iterator[str]:
+def _folder(registry: "Composer", check: ReceiptCheck, folder: Path) -> None:
     try:
         document, described = read_composed(folder)
     except RegError as error:
-        yield error.message if str(folder) in error.message else f"{folder}: {error.message}"
+        told = error.message if str(folder) in error.message else f"{folder}: {error.message}"
+        check.tell(told, error.hint or f"name another folder than {folder}")
         return
+    withdrawn = {one.digest: one.ref for one in reversed(check.receipt.versions)}
     for one in (*described.members, *([described.base] if described.base else [])):
         if one.digest in withdrawn:
-            yield f"{folder} holds {withdrawn[one.digest]}: its {MARKER} names {one.name} {one.digest[:12]}"
-    yield from problems_of(folder, document, registry.progress)
+            held = f"{folder} holds {withdrawn[one.digest]}: its {MARKER} names {one.name} {one.digest[:12]}"
+            check.tell(held, f"delete {folder}, and every copy of it")
+    for problem in problems_of(folder, document, registry.progress):
+        check.tell(problem, f"compose {folder} again; what was changed in it may be anything")

@@ -164,8 +164,8 @@ def load(path: Path) -> Collected:
     document = json_object(header.metadata.get("expert-registry", "{}").encode(), f"the metadata of {path}")
     if document.get("format") != _FORMAT:
         raise CheckpointError(f"{path} was not written by reg collect", _REDO)
-    document = fields(document, _KINDS, f"the metadata of {path}")
-    fields(document["computed"], _COMPUTED, f"the metadata of {path}, computed", optional=_ADDED)
+    document = fields(document, _KINDS, f"the metadata of {path}", hint=_REDO)
+    fields(document["computed"], _COMPUTED, f"the metadata of {path}, computed", optional=_ADDED, hint=_REDO)
     try:
         with safe_open(path, framework="pt") as file:
             sites = {site: _layers(file, site, saturated) for site, saturated in document["saturated"].items()}

@@ -67,7 +67,7 @@ def list_of(kind: Kind) -> Kind:
 
 
 def fields(
-    document: object, kinds: Mapping[str, Kind], where: str, *, optional: Collection[str] = ()
+    document: object, kinds: Mapping[str, Kind], where: str, *, optional: Collection[str] = (), hint: str = _HINT
 ) -> dict[str, Any]:
     """Return `document` if it is an object of these keys, each of its kind.
 
@@ -76,19 +76,20 @@ def fields(
         kinds: key → what its value must be.
         where: what messages call it.
         optional: keys that may be absent.
+        hint: what to do where it is none of them.
 
     Raises:
         CheckpointError: it is no object, a key is unknown or missing, or a value is of another kind.
     """
     if not isinstance(document, dict):
-        raise CheckpointError(f"{where} is no JSON object", _HINT)
+        raise CheckpointError(f"{where} is no JSON object", hint)
     if unknown := [key for key in document if key not in kinds]:
-        raise CheckpointError(f"{where} has a key {unknown[0]!r}, which this program does not know", _HINT)
+        raise CheckpointError(f"{where} has a key {unknown[0]!r}, which this program does not know", hint)
     if missing := [key for key in kinds if key not in document and key not in optional]:
-        raise CheckpointError(f"{where} has no key {missing[0]!r}", _HINT)
+        raise CheckpointError(f"{where} has no key {missing[0]!r}", hint)
     for key, value in document.items():
         if not kinds[key].holds(value):
-            raise CheckpointError(f"{where}: {key} is {_short(value)}, it must be {kinds[key].words}", _HINT)
+            raise CheckpointError(f"{where}: {key} is {_short(value)}, it must be {kinds[key].words}", hint)
     return dict(document)
 
 
