@@ -85,11 +85,16 @@ def tab(browser: "Browser", **options: Any) -> "Iterator[tuple[BrowserContext, T
     page, said = context.new_page(), list[str]()
     page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
     page.on("pageerror", lambda error: said.append(f"fault: {error}"))
-    page.on("requestfailed", lambda request: said.append(f"failed: {request.url}"))
+    page.on("requestfailed", lambda request: said.extend(_failed(request)))
     try:
         yield context, page, said
     finally:
         context.close()
+
+
+def _failed(request: Any) -> list[str]:
+    """Return what to say of a request, unless the browser let go of it: of the icon, say, when the next page opens."""
+    return [] if request.failure == "net::ERR_ABORTED" else [f"failed: {request.url}: {request.failure}"]
 
 
 def loaded(page: "Tab") -> None:
