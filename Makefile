@@ -31,7 +31,7 @@ quality: .venv/installed  ## measure every method on real experts; FAR=folder ad
 	$(BIN)/python -m benchmarks.quality $(if $(FAR),--far $(FAR))
 
 trust: .venv/installed  ## the long runs behind docs/guarantees.md; each prints one line of JSON
-	REG_TEST_STRIDE=1 $(BIN)/pytest tests/registry/test_invariants.py tests/registry/test_upgrading.py
+	REG_TEST_STRIDE=1 $(BIN)/pytest tests/registry/test_invariants.py tests/registry/maintenance/test_upgrade.py
 	$(BIN)/python -m tests.crash kill
 	$(BIN)/python -m tests.crash random --kills 200
 	$(BIN)/python -m tests.crash full --tries 8

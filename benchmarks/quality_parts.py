@@ -14,8 +14,8 @@ from typing import Any
 
 from registry import PassSettings, Recipe, Registry, TestSettings
 from registry.evaluation.methods import DENSE, METHODS, PAPER
-from registry.sites import MLP_INPUT
-from registry.statistics_file import FILE_NAME, Collected, save
+from registry.families.sites import MLP_INPUT
+from registry.statistics.file import FILE_NAME, Collected, save
 
 Figures = dict[str, Any]
 Part = Callable[["Place"], Figures]

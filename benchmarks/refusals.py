@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from registry import Registry
-from registry.ancestry import SAMPLE
 from registry.families import FAMILIES
+from registry.registration.lineage import SAMPLE
 from store.arrays import rows_per_block
 from store.catalog import ArrayLink, NewVersion
 

@@ -16,10 +16,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from benchmarks.alternating import Comparison, alternate, run
 from registry.calibration import Calibration
 from registry.checkpoint import Checkpoint
-from registry.loading import load_model
-from registry.pass_settings import PassSettings
 from registry.progress import silent
-from registry.statistics_pass import batch, take_statistics
+from registry.runtime.loading import load_model
+from registry.statistics.forward_pass import batch, take_statistics
+from registry.statistics.settings import PassSettings
 
 TARGET = 1.15
 

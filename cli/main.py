@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
+from cli.errors import told
 from cli.session import Session, allows_colour, output_options
-from cli.told import told
-from registry.nearest import nearest
+from registry.names.suggest import nearest
 
 COMMANDS = {
     "add-expert": "add_expert",
@@ -59,7 +59,7 @@ class _Group(click.Group):
     def main(self, *arguments: Any, **options: Any) -> Any:
         """Run a command, or answer a shell that completes one."""
         if COMPLETING in os.environ:
-            importlib.import_module("cli.completing")  # has what bash is answered
+            importlib.import_module("cli.shell_completion")  # has what bash is answered
         return super().main(*arguments, **options)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -68,10 +68,10 @@ class _Group(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in COMMANDS and cmd_name not in self.commands:
             function = COMMANDS[cmd_name]
-            self.add_command(getattr(importlib.import_module(f"cli.{function.rstrip('_')}"), function))
+            self.add_command(getattr(importlib.import_module(f"cli.commands.{function.rstrip('_')}"), function))
         found = super().get_command(ctx, cmd_name)
         if found is not None and ctx.resilient_parsing:  # a shell asks
-            importlib.import_module("cli.completing").complete_names(found)
+            importlib.import_module("cli.shell_completion").complete_names(found)
         return found
 
     def resolve_command(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from cli.session import pairs
-from registry.nearest import nearest
+from registry.names.suggest import nearest
 
 if TYPE_CHECKING:
     from registry import PassSettings

@@ -11,7 +11,7 @@ from cli.session import Session, split
 from registry.errors import RegError
 
 if TYPE_CHECKING:
-    from registry.composing import EnsembleRecipe, Recipe
+    from registry.composition import EnsembleRecipe, Recipe
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -223,7 +223,7 @@ def recipe_of(context: click.Context, **settings: Any) -> "Recipe | EnsembleReci
     Raises:
         click.UsageError: an option was given that has no part in what is made.
     """
-    from registry.composing import EnsembleRecipe, Recipe
+    from registry.composition import EnsembleRecipe, Recipe
     from registry.maths.router import ROUTERS
 
     to, router = settings.get("to", "moe"), settings.get("router", "ridge")

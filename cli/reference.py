@@ -40,9 +40,9 @@ def reference() -> str:
 
 def schemas() -> str:
     """Return what every command prints with --json, field by field, as Markdown."""
-    from cli.documents import SHOWN_COMPOSITION
-    from cli.fields import table
-    from cli.schemas import ERROR, SCHEMAS
+    from cli.json_schema.commands import ERROR, SCHEMAS
+    from cli.json_schema.fields import table
+    from cli.json_schema.objects import SHOWN_COMPOSITION
 
     parts = [f"## Errors\n\n{table(ERROR)}"]
     for _, own in commands():

@@ -12,44 +12,6 @@ Importing this package loads nothing that takes time; what is taken from it load
 transformers before a method needs them.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+import lazy_loader
 
-from registry.errors import RegError
-
-if TYPE_CHECKING:
-    from registry.composing import EnsembleRecipe, Plan, Recipe
-    from registry.evaluation import TestSettings
-    from registry.maths.statistics import Statistics
-    from registry.pass_settings import PassSettings
-    from registry.registry import Registry
-    from registry.training.settings import TrainSettings
-
-_LAZY = {
-    "EnsembleRecipe": "registry.composing",
-    "PassSettings": "registry.pass_settings",
-    "Plan": "registry.composing",
-    "Recipe": "registry.composing",
-    "Registry": "registry.registry",
-    "Statistics": "registry.maths.statistics",
-    "TestSettings": "registry.evaluation",
-    "TrainSettings": "registry.training.settings",
-}
-
-__all__ = [
-    "EnsembleRecipe",
-    "PassSettings",
-    "Plan",
-    "Recipe",
-    "RegError",
-    "Registry",
-    "Statistics",
-    "TestSettings",
-    "TrainSettings",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return getattr(importlib.import_module(_LAZY[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

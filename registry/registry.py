@@ -8,39 +8,39 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from registry.annotations import Annotations
+from registry.checkpoint.annotations import Annotations
 from registry.content import intact_arrays
 from registry.errors import ConflictError, InvalidInputError, NotFoundError
-from registry.handle import PathLike
+from registry.hub.push import Publisher
 from registry.meanwhile import unless_purged
-from registry.pass_settings import PassSettings
-from registry.progress import remark
-from registry.publisher import Publisher
-from registry.reference import check_alias, several
-from registry.resolving import (
+from registry.names.reference import check_alias, several
+from registry.names.resolve import (
     affected,
     check_has_alias,
     check_name_is_free,
     composition_of,
     logged_as,
 )
-from registry.summaries import Summaries
+from registry.progress import remark
+from registry.registration.summary_store import Summaries
+from registry.statistics.settings import PassSettings
+from registry.workspace import PathLike
 from store.catalog import ArrayLink, CompositionRecord, EvaluationRecord, EventRecord, VersionRecord
 from store.lock import exclusive
 from store.ownership import check_owner
 
 if TYPE_CHECKING:
-    from registry.ancestry import Relation, Weights
-    from registry.checking import Check
     from registry.checkpoint import Checkpoint
-    from registry.clearing import Garbage
-    from registry.composing.member import StoredWeights
-    from registry.overlapping import Sibling
-    from registry.receipt_checking import ReceiptCheck
-    from registry.registering import Registration
-    from registry.relating import Relating
-    from registry.verification import Verification
-    from registry.withdrawing import OptOut
+    from registry.maintenance.garbage import Garbage
+    from registry.maintenance.verify import Verification
+    from registry.member import StoredWeights
+    from registry.opt_out.verify_receipt import ReceiptCheck
+    from registry.opt_out.withdraw import OptOut
+    from registry.registration.check import Check
+    from registry.registration.expert_overlap import Sibling
+    from registry.registration.lineage import Relation, Weights
+    from registry.registration.lineage_index import Relating
+    from registry.registration.register import Registration
 
 
 class Registry(Publisher):
@@ -105,13 +105,13 @@ class Registry(Publisher):
         annotations = Annotations(dict(tags or {}), license, alias)
         files = [Path(file) for file in several(data, "data")]
         with self._opened(checkpoint, base, remote_code) as opened:
-            from registry.announced import as_announced, read_announced
+            from registry.checkpoint.manifest import as_announced, read_announced
 
             announced = read_announced(opened.folder)
             annotations = as_announced(annotations, announced, os.fspath(checkpoint), opened.folder)
             mine, relations = self._relations(opened, allow_unrelated)
 
-            from registry.registering import register_expert
+            from registry.registration.register import register_expert
 
             registration = register_expert(
                 self.home,
@@ -151,7 +151,7 @@ class Registry(Publisher):
         with self._opened(checkpoint, None, remote_code) as opened:
             mine, relations = self._relations(opened, allow_unrelated=True)
 
-            from registry.registering import register_base
+            from registry.registration.register import register_base
 
             registration = register_base(
                 self.home, self.catalog, self.arrays, name, opened, annotations, progress=self.progress
@@ -177,7 +177,7 @@ class Registry(Publisher):
         with self._opened(checkpoint, base, remote_code) as opened:
             _, relations = self._relations(opened, allow_unrelated)
 
-            from registry.checking import check
+            from registry.registration.check import check
 
             others, settings = self._experts(), settings or PassSettings()
             return check(opened, relations, files, settings, others, self._summaries, self.progress)
@@ -220,12 +220,12 @@ class Registry(Publisher):
             NotFoundError: there is no such version.
             OutputError: `receipt` cannot be written.
         """
-        from registry.withdrawing import opt_out
+        from registry.opt_out.withdraw import opt_out
 
         versions = self.affected_by_opt_out(ref)
         with ExitStack() as stack:
             if receipt is not None:
-                from registry.receipts import make_receipt, receipt_file
+                from registry.opt_out.receipt import make_receipt, receipt_file
 
                 write = stack.enter_context(receipt_file(Path(receipt), ref))
             stack.enter_context(exclusive(self.home.lock, f"opting {ref} out"))
@@ -247,8 +247,8 @@ class Registry(Publisher):
         Raises:
             ConflictError: it is of another registry.
         """
-        from registry.receipt_checking import check_receipt
-        from registry.receipts import read_receipt
+        from registry.opt_out.receipt import read_receipt
+        from registry.opt_out.verify_receipt import check_receipt
 
         return check_receipt(self, read_receipt(Path(file)), [Path(one) for one in several(folders, "folders")])
 
@@ -323,7 +323,7 @@ class Registry(Publisher):
 
     def verify(self) -> "Verification":
         """Re-hash everything that is registered, follow the log, and return what was found."""
-        from registry.verification import verify
+        from registry.maintenance.verify import verify
 
         return verify(self.catalog, self.arrays, self.progress)
 
@@ -332,8 +332,8 @@ class Registry(Publisher):
 
         With `dry_run` nothing is deleted.
         """
-        from registry.clearing import collect_leftovers
-        from registry.withdrawing import collect_garbage
+        from registry.maintenance.garbage import collect_leftovers
+        from registry.opt_out.withdraw import collect_garbage
 
         with exclusive(self.home.lock, "collecting garbage"):
             garbage = collect_garbage(self.catalog, self.arrays, dry_run=dry_run)
@@ -344,7 +344,7 @@ class Registry(Publisher):
     def _opened(
         self, checkpoint: PathLike, base: PathLike | None, remote_code: bool
     ) -> "AbstractContextManager[Checkpoint]":
-        from registry.opening import opened
+        from registry.checkpoint.open import opened
 
         return opened(
             checkpoint,
@@ -367,12 +367,12 @@ class Registry(Publisher):
         except (NotFoundError, InvalidInputError):
             return None
 
-        from registry.composing.member import StoredWeights
+        from registry.member import StoredWeights
 
         return StoredWeights(self.member(version))
 
     def _relations(self, checkpoint: "Checkpoint", allow_unrelated: bool) -> "tuple[Weights, tuple[Relation, ...]]":
-        from registry.ancestry import weights_of_checkpoint
+        from registry.registration.lineage import weights_of_checkpoint
 
         mine, versions = weights_of_checkpoint(checkpoint), self.versions()
         relations = self._relating.relations(mine, versions)
@@ -382,7 +382,7 @@ class Registry(Publisher):
 
     @property
     def _relating(self) -> "Relating":
-        from registry.relating import Relating
+        from registry.registration.lineage_index import Relating
 
         return Relating(self.catalog, self.arrays, self._summaries, self.progress)
 
@@ -391,7 +391,7 @@ class Registry(Publisher):
         return Summaries(self.home, self.catalog)
 
     def _experts(self, *, but: str | None = None) -> "list[Sibling]":
-        from registry.overlapping import Sibling
+        from registry.registration.expert_overlap import Sibling
 
         versions = self.versions(kind="expert")
         return [Sibling(version, partial(self.member, version)) for version in versions if version.name != but]

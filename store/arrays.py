@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from store.access import SPACE
-from store.description import CARRIERS as CARRIERS
-from store.description import CHUNK_ELEMENTS as CHUNK_ELEMENTS
-from store.description import ROW_ELEMENTS, Layout, check_chunks, read_layout, regular_size
 from store.digest import canonical_json
 from store.errors import DamagedError, InvalidInputError, NotFoundError, StorageError
-from store.raw import RawArray, raw_form
+from store.permissions import SPACE
+from store.raw_chunks import RawArray, raw_form
+from store.zarr_layout import CARRIERS as CARRIERS
+from store.zarr_layout import CHUNK_ELEMENTS as CHUNK_ELEMENTS
+from store.zarr_layout import ROW_ELEMENTS, Layout, check_chunks, read_layout, regular_size
 
 if TYPE_CHECKING:
     import numpy as np

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from store.access import not_writable, why_not_writable
 from store.errors import ConflictError, StorageError
+from store.permissions import not_writable, why_not_writable
 
 WAIT_SECONDS = 600.0
 """How long a writer waits for another before it gives up."""

@@ -42,7 +42,7 @@ from registry import Registry
 from registry.errors import RegError
 from registry.evaluation import TestSettings
 from registry.progress import Advance, silent
-from registry.summaries import strays_in
+from registry.registration.summary_store import strays_in
 from tests.tiny import BASE, CONTENTS, RECIPES, SETTINGS, Fresh, Pool, make_pool, tree
 
 PRELOADED = (

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from registry import PassSettings, Registry
-from registry.collecting import collect_to
 from registry.demo import DemoResult, run_demo
+from registry.statistics.collect import collect_to
 from tests.models import WORDS, make_model, save_checkpoint, sentences, train_tokenizer, write_jsonl
 from tests.transformers4 import PLACE, Transformers4
 

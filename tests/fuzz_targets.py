@@ -18,14 +18,14 @@ from pyarrow import parquet
 from cli.main import main as reg
 from registry import Recipe, Registry
 from registry.checkpoint import Checkpoint, hash_checkpoint
-from registry.checkpoint.hub import HubReference
-from registry.collecting import collect_to, text_calibration
-from registry.composing.folder import MARKER
+from registry.checkpoint.hub_download import HubReference
 from registry.errors import RegError
-from registry.limits import HEADER_BYTES, JSON_KEYS, ROW_BYTES, TEXT_BYTES, TOKENIZER_BYTES, TOKENIZER_VALUES
+from registry.io.limits import HEADER_BYTES, JSON_KEYS, ROW_BYTES, TEXT_BYTES, TOKENIZER_BYTES, TOKENIZER_VALUES
+from registry.io.model_folder import MARKER
+from registry.names.reference import Reference
 from registry.progress import silent
-from registry.reference import Reference
-from registry.statistics_file import FILE_NAME
+from registry.statistics.collect import collect_to, text_calibration
+from registry.statistics.file import FILE_NAME
 from tests.conftest import files_of
 from tests.fuzz_world import EXPERTS, SETTINGS, World
 from tests.models import sentences

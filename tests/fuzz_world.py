@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from registry import PassSettings, Registry
-from registry.collecting import collect_to
+from registry.statistics.collect import collect_to
 from tests.models import make_model, save_checkpoint, sentences, train_tokenizer, write_jsonl
 from tests.registry.checkpoint.test_adapter import LINEAR, train
 

@@ -10,7 +10,7 @@ import torch
 from tokenizers import ByteLevelBPETokenizer
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from registry.loading import quiet_transformers
+from registry.runtime.loading import quiet_transformers
 
 WORDS = {
     "code": "def return self import class for in if else none true value list print range len",

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from cli.compose import compose
-from registry.composing.ensemble import ROUTINGS, TO_ENSEMBLE
-from registry.composing.recipe import OUTPUTS
+from cli.commands.compose import compose
+from registry.composition.ensemble.plan import ROUTINGS, TO_ENSEMBLE
+from registry.composition.recipe import OUTPUTS
 from registry.evaluation import METHODS, Continual, Row
 from registry.evaluation.methods import DENSE
 from registry.maths.router import ROUTERS

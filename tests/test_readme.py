@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from cli.main import main
 from cli.reference import PAGES, commands, marks, written
 from registry import Registry
-from registry.composing.folder import MARKER
+from registry.io.model_folder import MARKER
 
 README = Path(__file__).parents[1] / "README.md"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from registry import EnsembleRecipe, PassSettings, Recipe, Registry
-from registry.collecting import collect_to
+from registry.statistics.collect import collect_to
 from tests.models import make_model, save_checkpoint, sentences, train_tokenizer, write_jsonl
 
 SIZES = {

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from registry.calibration.calibration import Calibration
-from registry.calibration.documents import Corpus, Document
+from registry.calibration.corpus import Corpus, Document
 from registry.errors import CalibrationError, CheckpointError, first_line, is_foreign
 
 _CHARACTERS_PER_TOKEN = 8

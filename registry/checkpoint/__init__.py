@@ -3,9 +3,6 @@
 Nothing here loads torch before a weight is read, so that what cannot be registered is refused at once.
 """
 
-from registry.checkpoint.checkpoint import Checkpoint
-from registry.checkpoint.documents import COPIED_FILES, read_files
-from registry.checkpoint.hashed import HashedCheckpoint, hash_checkpoint
-from registry.checkpoint.tokenizer import tokenizer_digest
+import lazy_loader
 
-__all__ = ["COPIED_FILES", "Checkpoint", "HashedCheckpoint", "hash_checkpoint", "read_files", "tokenizer_digest"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

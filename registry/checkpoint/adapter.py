@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from registry.checkpoint.adapter_config import CONFIG, SAVE, Settings
-from registry.checkpoint.documents import TOKENIZER_FILES, own_file, read_files, read_json, some
+from registry.checkpoint.model_files import TOKENIZER_FILES, own_file, read_files, read_json, some
 from registry.checkpoint.weights import INDEX, SINGLE, Stored, read_headers, weight_source
-from registry.dtypes import NAMES, WEIGHT_DTYPES
 from registry.errors import CheckpointError
+from registry.io.dtypes import NAMES, WEIGHT_DTYPES
+from registry.io.strict_json import json_object
 from registry.progress import Progress
-from registry.untrusted_json import json_object
 from store.arrays import ArraySource, Block
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class Adapter:
         """
         import torch
 
-        from registry.tensors import DTYPES, to_block
+        from registry.io.torch_blocks import DTYPES, to_block
 
         read = {part: _tensor(weight_source(name, self._stored[name], self.label)) for part, name in parts.items()}
         dtype = DTYPES[source.dtype]
@@ -163,7 +163,7 @@ class Adapter:
 
     def _change(self, weight: "torch.Tensor", read: dict[str, "torch.Tensor"], name: str, kind: str) -> "torch.Tensor":
         """Return W of shape (outputs, inputs) after its low-rank change, rounded in between where PEFT rounds."""
-        from registry.maths.adapter import dora_weight, lora_delta, lora_scaling
+        from registry.maths.lora import dora_weight, lora_delta, lora_scaling
 
         module, settings = _module(name), self._settings
         scaling = lora_scaling(settings.alpha(module), settings.rank(module), stabilised=settings.rslora)
@@ -271,8 +271,8 @@ def merge_adapter(adapter: Adapter, base: DenseWeights, out: Path, progress: Pro
         OutputError: `out` is there already.
         StorageError: the disk is full or refuses.
     """
-    from registry.composing.folder import fresh_folder, write_files, write_weights
-    from registry.tensor_file import Stream
+    from registry.io.model_folder import fresh_folder, write_files, write_weights
+    from registry.io.safetensors_writer import Stream
 
     changes, streams = adapter.check(base), []
     for name, shape in base.shapes.items():
@@ -290,7 +290,7 @@ def merge_adapter(adapter: Adapter, base: DenseWeights, out: Path, progress: Pro
 
 def _files(adapter: Adapter, base: DenseWeights, shapes: dict[str, tuple[int, ...]]) -> dict[str, bytes]:
     """Return the small files of the merged model, whose tensors have `shapes`; a tokenizer is taken whole."""
-    from registry.composing.folder import json_file
+    from registry.io.model_folder import json_file
 
     files = dict(base.files())
     own = {name: data for name, data in read_files(adapter.folder).items() if name != "config.json"}
@@ -323,6 +323,6 @@ def _head(target: str) -> str:
 def _tensor(source: ArraySource) -> "torch.Tensor":
     import torch
 
-    from registry.tensors import to_tensor
+    from registry.io.torch_blocks import to_tensor
 
     return torch.cat([to_tensor(block, source.dtype) for block in source.blocks()])

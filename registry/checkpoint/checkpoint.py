@@ -4,11 +4,11 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from registry.checkpoint.documents import read_config, read_files, some
+from registry.checkpoint.model_files import read_config, read_files, some
 from registry.checkpoint.weights import read_headers, sample_weight, weight_files, weight_source
-from registry.dtypes import NAMES, SAFETENSORS, WEIGHT_DTYPES
 from registry.errors import CheckpointError, UnsupportedFamilyError
 from registry.families import Family, family_of
+from registry.io.dtypes import NAMES, SAFETENSORS, WEIGHT_DTYPES
 from store.arrays import ArraySource, Block
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class Checkpoint:
         """Return one small tensor whole (a norm's weight)."""
         import torch
 
-        from registry.tensors import to_tensor
+        from registry.io.torch_blocks import to_tensor
 
         source = self.source(name)
         return torch.cat([to_tensor(block, source.dtype) for block in source.blocks()])

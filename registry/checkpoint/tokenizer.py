@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from registry.errors import CheckpointError
-from registry.limits import TOKENIZER_VALUES
-from registry.untrusted_json import json_object
+from registry.io.limits import TOKENIZER_VALUES
+from registry.io.strict_json import json_object
 from store.digest import json_digest
 
 _SETTINGS = ("padding", "truncation")

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from registry.checkpoint.documents import is_plain, own_file, read_json, some
-from registry.checkpoint.header import read_header
-from registry.dtypes import NAMES
+from registry.checkpoint.model_files import is_plain, own_file, read_json, some
 from registry.errors import CheckpointError
+from registry.io.dtypes import NAMES
+from registry.io.safetensors_header import read_header
 from store.arrays import CARRIERS, ArraySource, Block, rows_per_block
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def weight_source(name: str, stored: Stored, label: str) -> ArraySource:
     def blocks() -> Iterator[Block]:
         from safetensors import SafetensorError, safe_open
 
-        from registry.tensors import to_block
+        from registry.io.torch_blocks import to_block
 
         rows = rows_per_block(stored.shape)
         try:

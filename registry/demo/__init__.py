@@ -1,5 +1,5 @@
 """A whole session: text that any machine has, a tiny base model, three experts, and every promise shown."""
 
-from registry.demo.run import DemoResult, run_demo
+import lazy_loader
 
-__all__ = ["DemoResult", "run_demo"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

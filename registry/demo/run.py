@@ -11,14 +11,14 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
-from registry.collecting import collect_to
 from registry.demo.text import DOMAINS, domain_files, write_domains
 from registry.demo.train import encode, new_model, read_texts, save, train, train_tokenizer
 from registry.errors import OutputError
 from registry.evaluation import Row, TestSettings
-from registry.pass_settings import DEFAULT_SEQ_LEN, PassSettings
 from registry.progress import Progress, remark, silent
 from registry.registry import Registry
+from registry.statistics.collect import collect_to
+from registry.statistics.settings import DEFAULT_SEQ_LEN, PassSettings
 
 BASE_STEPS, BASE_RATE = 300, 3e-3
 EXPERT_STEPS, EXPERT_RATE = 100, 5e-4

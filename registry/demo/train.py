@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from registry.loading import quiet_transformers
 from registry.progress import Progress
+from registry.runtime.loading import quiet_transformers
 
 VOCABULARY = 768
 SEQ_LEN = 128

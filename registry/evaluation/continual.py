@@ -5,10 +5,10 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
+from registry.evaluation.benchmark import Yardstick
 from registry.evaluation.methods import Compose
 from registry.evaluation.scoring import Model, open_model, perplexities_of
-from registry.evaluation.yardstick import Yardstick
-from registry.temporary import temporary_folder
+from registry.io.temporary_folder import temporary_folder
 
 
 @dataclass(frozen=True)

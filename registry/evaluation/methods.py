@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from registry.errors import InvalidInputError
-from registry.nearest import nearest
+from registry.names.suggest import nearest
 
 Compose = Callable[[Mapping[str, Any], Path], None]
 """Writes the composition of the experts in question by some fields of a `Recipe` to an absent folder.

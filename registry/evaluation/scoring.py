@@ -15,11 +15,11 @@ from torch import Tensor
 
 from registry.calibration import Calibration
 from registry.errors import CheckpointError, InvalidInputError
-from registry.evaluation.rows import TestSettings
+from registry.evaluation.results import TestSettings
 from registry.evaluation.text import predicted
-from registry.loading import load_model, quiet_transformers
 from registry.progress import Advance, Progress
-from registry.routed import Gate, Routing, forced, gates, recorded
+from registry.runtime.gates import Gate, Routing, forced, gates, recorded
+from registry.runtime.loading import load_model, quiet_transformers
 
 _LARGEST_LOSS = 700.0
 """From here on exp(loss) is too large for a float."""

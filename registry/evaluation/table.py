@@ -4,15 +4,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from registry.composing.folder import composed_of
-from registry.composing.member import Member
 from registry.errors import InvalidInputError
+from registry.evaluation.benchmark import Source, Yardstick, make_yardstick
 from registry.evaluation.methods import DENSE, METHODS, Compose, named_methods
-from registry.evaluation.rows import Row, TestSettings, over_seeds
+from registry.evaluation.results import Row, TestSettings, over_seeds
 from registry.evaluation.scoring import Model, Tally, open_model, perplexities_of, relative_time
-from registry.evaluation.yardstick import Source, Yardstick, make_yardstick
+from registry.io.model_folder import composed_of
+from registry.io.temporary_folder import temporary_folder
+from registry.member import Member
 from registry.progress import Progress, remark
-from registry.temporary import temporary_folder
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from registry.calibration import Calibration, Corpus, evenly_spaced
 from registry.checkpoint import tokenizer_digest
 from registry.checkpoint.tokenizer import tokenizer_conflict
 from registry.errors import CalibrationError
-from registry.evaluation.rows import TestSettings
-from registry.loading import load_tokenizer
+from registry.evaluation.results import TestSettings
 from registry.progress import Progress, remark
+from registry.runtime.loading import load_tokenizer
 
 
 def test_windows(

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from registry.architecture import Architecture
 from registry.families.cohere2 import Cohere2
 from registry.families.family import Shapes, Translation
 from registry.families.rope import SLIDING
+from registry.hosts.architecture import Architecture
 from registry.hosts.cohere2_moe import COHERE2_MOE
 
 

@@ -2,9 +2,9 @@
 
 from typing import Any, ClassVar
 
-from registry.architecture import Architecture
 from registry.families.family import Family, NormOutput, Shapes, Translation, attention_shapes, norm_shapes
 from registry.families.rope import FULL, SLIDING, every
+from registry.hosts.architecture import Architecture
 from registry.hosts.cohere2_moe import COHERE2_MOE
 
 

@@ -4,12 +4,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from registry.architecture import Architecture
 from registry.families.rope import rope_parameters
+from registry.families.sites import ATTENTION_INPUT, ATTENTION_OUTPUT, HEAD_INPUT, MLP_INPUT
 from registry.hosts import Constant, Host, Projections, Rows, Trunk
+from registry.hosts.architecture import Architecture
 from registry.hosts.dense import dense_host
 from registry.hosts.remote_code import REMOTE_CODE, remote_code_host
-from registry.sites import ATTENTION_INPUT, ATTENTION_OUTPUT, HEAD_INPUT, MLP_INPUT
 
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 """The three matrices of a gated MLP."""

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from registry.architecture import Architecture
 from registry.families.family import Family, NormOutput, Shapes, attention_shapes, norm_shapes
 from registry.families.gemma import TANH_GELU
 from registry.families.rope import FULL, SLIDING, every, nested_rope_parameters
+from registry.hosts.architecture import Architecture
 
 _NORMS = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
 

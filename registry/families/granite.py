@@ -1,7 +1,7 @@
 """Granite → GraniteMoE, bit for bit, its four multipliers included."""
 
-from registry.architecture import Architecture
 from registry.families.family import Family, Translation
+from registry.hosts.architecture import Architecture
 from registry.hosts.granitemoe import GRANITEMOE, MULTIPLIERS
 
 

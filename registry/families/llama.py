@@ -1,7 +1,7 @@
 """Llama → Mixtral, bit for bit: rope of any scaling, tied or not, any head size; with attention biases → GraniteMoE."""
 
-from registry.architecture import Architecture
 from registry.families.family import Family, Translation
+from registry.hosts.architecture import Architecture
 from registry.hosts.granitemoe import GRANITEMOE
 from registry.hosts.mixtral import MIXTRAL
 

@@ -1,7 +1,7 @@
 """Mistral → Mixtral, bit for bit, its one sliding window included."""
 
-from registry.architecture import Architecture
 from registry.families.family import Family, Translation
+from registry.hosts.architecture import Architecture
 from registry.hosts.mixtral import MIXTRAL
 
 

@@ -2,8 +2,8 @@
 
 from typing import ClassVar
 
-from registry.architecture import Architecture
 from registry.families.family import Family, ResidualStream, Shapes, Translation, attention_shapes, norm_shapes
+from registry.hosts.architecture import Architecture
 from registry.hosts.flex_olmo import FLEX_OLMO
 
 

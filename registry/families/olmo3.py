@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from registry.architecture import Architecture
 from registry.families.family import Translation
 from registry.families.olmo2 import Olmo2
 from registry.families.rope import FULL, SLIDING, every, nested_rope_parameters
+from registry.hosts.architecture import Architecture
 from registry.hosts.flex_olmo import FLEX_OLMO
 
 

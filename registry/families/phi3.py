@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from registry.architecture import Architecture
 from registry.families.family import Attention, Family, Shapes, Translation, norm_shapes
 from registry.families.rope import rope_parameters
 from registry.hosts import Constant, Projections, Rows, Trunk
+from registry.hosts.architecture import Architecture
 from registry.hosts.mixtral import MIXTRAL
 
 _STILL = 1e30

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from registry.architecture import Architecture
 from registry.families.family import Family, Shapes, Translation, attention_shapes, norm_shapes
 from registry.families.rope import FULL, SLIDING
 from registry.hosts import Constant
+from registry.hosts.architecture import Architecture
 from registry.hosts.granitemoe import GRANITEMOE
 from registry.hosts.qwen2_moe import QWEN2_MOE, shared_expert
 

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from registry.architecture import Architecture
 from registry.families.family import Family, Shapes, Translation, norm_shapes
 from registry.families.qwen2 import window_by_layer
 from registry.families.rope import SLIDING
+from registry.hosts.architecture import Architecture
 from registry.hosts.mellum import MELLUM
 from registry.hosts.qwen3_moe import QWEN3_MOE
 

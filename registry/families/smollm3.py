@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from registry.architecture import Architecture
 from registry.families.family import Family, Translation
 from registry.families.rope import FULL, SLIDING
+from registry.hosts.architecture import Architecture
 from registry.hosts.granitemoe_swa import GRANITEMOE_SWA, sinks
 
 

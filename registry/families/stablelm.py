@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from registry.architecture import Architecture
 from registry.families.family import Family, NormOutput, Shapes, attention_shapes, norm_shapes
 from registry.families.rope import rope_parameters
+from registry.hosts.architecture import Architecture
 
 
 class StableLM(Family):

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from registry.architecture import Architecture
+from registry.hosts.architecture import Architecture
 from registry.hosts.host import Fused, Host, decoder_config
 
 MULTIPLIERS = ("attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier")

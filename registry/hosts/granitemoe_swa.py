@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from registry.architecture import Architecture
+from registry.hosts.architecture import Architecture
 from registry.hosts.granitemoe import multipliers
 from registry.hosts.host import LAYERS, Fused, Host, decoder_config
 from registry.hosts.tensors import Constant

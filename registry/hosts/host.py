@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from registry.architecture import Architecture
+from registry.hosts.architecture import Architecture
 from registry.hosts.tensors import Experts, Rows
 
 LAYERS = "model.layers"

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from registry.architecture import Architecture
+from registry.hosts.architecture import Architecture
 from registry.hosts.host import Host, PerExpert, decoder_config
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from registry.architecture import Architecture
+from registry.hosts.architecture import Architecture
 from registry.hosts.host import Host, PerExpert
 
 REMOTE_CODE = "remote-code"

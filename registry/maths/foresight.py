@@ -23,7 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from registry.maths.confusion import chosen, sample
-from registry.maths.router.linear import as_gate, solve
+from registry.maths.router.solve import as_gate, solve
 from registry.maths.statistics import Statistics
 from registry.maths.threads import one_thread
 

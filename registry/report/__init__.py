@@ -1,6 +1,5 @@
 """The report of a composition: its figures, and the page that shows them."""
 
-from registry.report.figures import Figures
-from registry.report.page import page
+import lazy_loader
 
-__all__ = ["Figures", "page"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from registry.report.figures import Figures, Routing
-from registry.report.look import CONFIG, Spec
-from registry.route import printable
+from registry.composition.trace import printable
+from registry.report.data import Figures, Routing
+from registry.report.theme import CONFIG, Spec
 
 CELL = 26
 """Height of a row, in pixels."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from registry.errors import RegError
 from registry.report.charts import charts
-from registry.report.figures import Figures
+from registry.report.data import Figures
 
 _FOLDER = Path(__file__).parent
 _EXTRA = "run: pip install 'expert-registry[report]'"

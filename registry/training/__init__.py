@@ -1,6 +1,5 @@
 """Training the routers of a composition, and nothing else of it: what DUME calls DUME+."""
 
-from registry.training.settings import TrainSettings
-from registry.training.train_router import Trained, train_router
+import lazy_loader
 
-__all__ = ["TrainSettings", "Trained", "train_router"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

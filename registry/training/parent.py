@@ -6,18 +6,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from registry.checkpoint.documents import is_plain, read_json, some
+from registry.checkpoint.model_files import is_plain, read_json, some
 from registry.checkpoint.weights import Stored, read_headers
-from registry.composing.folder import MARKER
-from registry.composing.member import Member
 from registry.content import intact_arrays
-from registry.dtypes import NAMES, WEIGHT_DTYPES
 from registry.errors import CheckpointError
+from registry.io.dtypes import NAMES, WEIGHT_DTYPES
+from registry.io.model_folder import MARKER
+from registry.io.schema import is_digest
 from registry.meanwhile import unless_purged
+from registry.member import Member
+from registry.names.resolve import by_digest
 from registry.progress import Progress
-from registry.resolving import by_digest
-from registry.routed import GATE
-from registry.untrusted import is_digest
+from registry.runtime.gates import GATE
 from store.arrays import ArrayStore
 from store.catalog import Catalog, VersionRecord
 from store.digest import json_digest

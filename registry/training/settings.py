@@ -4,8 +4,8 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from registry.dtypes import WEIGHT_DTYPES
 from registry.errors import InvalidInputError
+from registry.io.dtypes import WEIGHT_DTYPES
 
 DEFAULT_CANDIDATES = 2
 """Experts that a token's gradient compares: more of them cost time for tokens that hardly ever go there."""

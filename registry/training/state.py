@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from registry.errors import StorageError
-from registry.tensor_file import Stream, replace_shard
-from registry.tensors import to_block
+from registry.io.safetensors_writer import Stream, replace_shard
+from registry.io.torch_blocks import to_block
 
 _FORMAT = "expert-registry training 1"
 _PARTS = ("changes", "first", "second")

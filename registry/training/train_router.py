@@ -8,23 +8,23 @@ from typing import Any
 
 import torch
 
-from registry.checkpoint.documents import read_config
-from registry.composing.folder import check_output
-from registry.dtypes import NAMES
+from registry.checkpoint.model_files import read_config
 from registry.errors import CalibrationError, CheckpointError, InvalidInputError, OutputError
 from registry.home import Home
-from registry.loading import device_name, load_model, load_tokenizer
+from registry.io.dtypes import NAMES
+from registry.io.model_folder import check_output
+from registry.io.torch_blocks import DTYPES
+from registry.io.work_dirs import resumable
 from registry.meanwhile import unless_purged
+from registry.names.reference import several
 from registry.progress import Progress, remark
-from registry.reference import several
-from registry.routed import gates
-from registry.scratch import resumable
-from registry.tensors import DTYPES
+from registry.runtime.gates import gates
+from registry.runtime.loading import device_name, load_model, load_tokenizer
 from registry.training.parent import Parent, members_of, read_parent
 from registry.training.settings import TrainSettings
 from registry.training.trainer import Trainer
-from registry.training.windows import make_windows, read_source
-from registry.training.writing import gate_bytes, write_trained
+from registry.training.training_windows import make_windows, read_source
+from registry.training.write_trained import gate_bytes, write_trained
 from store.arrays import ArrayStore
 from store.catalog import Catalog
 from store.digest import json_digest

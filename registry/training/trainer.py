@@ -20,13 +20,13 @@ from jaxtyping import Bool, Int64
 from torch import Tensor
 
 from registry.errors import CheckpointError, InvalidInputError
-from registry.maths.routing import balance_loss, straight_through, whitener
+from registry.maths.router_training import balance_loss, straight_through, whitener
 from registry.progress import Progress, remark
-from registry.routed import Gate, gates
+from registry.runtime.gates import Gate, gates
 from registry.training import state as states
 from registry.training.settings import TrainSettings
 from registry.training.state import State
-from registry.training.windows import Windows
+from registry.training.training_windows import Windows
 
 SAVE_SECONDS = 60.0
 """How often a training under way is written down."""

@@ -4,7 +4,6 @@ One file a kind of page, each of which is a function from the site and a request
 `templates/`, the one stylesheet and the one script in `static/`. `guard` decides who is answered at all.
 """
 
-from registry.ui.app import make_app
-from registry.ui.serving import listen, server
+import lazy_loader
 
-__all__ = ["listen", "make_app", "server"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

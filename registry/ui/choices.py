@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from registry.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from registry.composing import EnsembleRecipe, Recipe
+    from registry.composition import EnsembleRecipe, Recipe
 
 MOE, DENSE, ENSEMBLE = "moe", "dense", "ensemble"
 _OF_ALL = frozenset({MOE, DENSE, ENSEMBLE})
@@ -156,7 +156,7 @@ class Choices:
         Raises:
             InvalidInputError: a text is no value of its field, or there is no such recipe.
         """
-        from registry.composing import EnsembleRecipe, Recipe
+        from registry.composition import EnsembleRecipe, Recipe
 
         if self.to not in _OF_ALL:
             raise InvalidInputError(f"to {self.to!r} is none of {MOE}, {DENSE}, {ENSEMBLE}", "choose one of them")

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from registry.ancestry import Relation
-from registry.composing import Member
 from registry.errors import DamagedError, NotFoundError
+from registry.families.sites import MLP_INPUT
 from registry.maths.overlap import TOKENS_PER_DIRECTION, Overlap, overlap
 from registry.maths.threads import one_thread
-from registry.overlapping import ExpertOverlap, compared_layers
+from registry.member import Member
+from registry.registration.expert_overlap import ExpertOverlap, compared_layers
+from registry.registration.lineage import Relation
 from registry.registry import Registry
-from registry.sites import MLP_INPUT
 from store.catalog import VersionRecord
 
 MOST = 64

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from registry.composing import Recipe
+from registry.composition import Recipe
 from registry.errors import InvalidInputError, RegError
 from registry.ui.choices import CHOICES, ENSEMBLE, Choices
 from registry.ui.site import PART, Site, url
 from store.catalog import VersionRecord
 
 if TYPE_CHECKING:
-    from registry.composing import Ensemble, Plan
+    from registry.composition import Ensemble, Plan
 
 OFFERED = 40
 """Experts that are offered beside those ticked; a search finds others."""

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from registry.errors import NotFoundError
-from registry.resolving import ALL_STATES, resolve
+from registry.names.resolve import ALL_STATES, resolve
 from registry.ui.choices import Choices
 from registry.ui.paging import Paging
 from registry.ui.site import Site, url, whole

@@ -16,7 +16,7 @@ from starlette.responses import HTMLResponse, Response
 
 from registry.errors import ConflictError, InvalidInputError, NotFoundError, RegError, first_line
 from registry.registry import Registry
-from registry.ui.cache import Cache
+from registry.ui.page_cache import Cache
 from registry.ui.wording import FILTERS, details
 
 TEMPLATES = Path(__file__).with_name("templates")

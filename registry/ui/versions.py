@@ -6,7 +6,7 @@ from typing import cast
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from registry.resolving import ALL_STATES, resolve, versions_of
+from registry.names.resolve import ALL_STATES, resolve, versions_of
 from registry.ui.comparing import MOST, compare
 from registry.ui.paging import Paging
 from registry.ui.site import Site, url, whole

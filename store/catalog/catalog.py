@@ -7,13 +7,13 @@ from typing import cast
 
 from sqlalchemy import delete, func, select
 
-from store.catalog import schema, seals
+from store.catalog import row_digests as seals
+from store.catalog import schema
 from store.catalog.backup import backups
-from store.catalog.checks import Checks
 from store.catalog.compositions import Compositions
 from store.catalog.engine import make_engine, place_of
-from store.catalog.erasing import erase
 from store.catalog.events import Events
+from store.catalog.integrity import Checks
 from store.catalog.records import (
     KIND_WORDS,
     ArrayLink,
@@ -24,7 +24,7 @@ from store.catalog.records import (
     StatisticsRecord,
     VersionRecord,
 )
-from store.catalog.searching import Searching, wanted
+from store.catalog.search import Searching, wanted
 from store.catalog.tables import (
     Alias,
     Array,
@@ -36,6 +36,7 @@ from store.catalog.tables import (
     VersionArray,
 )
 from store.catalog.transactions import log, now, read_document
+from store.catalog.vacuum import erase
 from store.digest import canonical_json
 from store.errors import ConflictError, DamagedError
 from store.lock import exclusive

@@ -7,7 +7,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from store.catalog.records import CompositionRecord, EvaluationRecord, PushRecord, VersionRecord
-from store.catalog.seals import composition_seal, evaluation_group, evaluation_seal
+from store.catalog.row_digests import composition_seal, evaluation_group, evaluation_seal
 from store.catalog.tables import Composition, CompositionMember, Evaluation, Event, Expert, Version
 from store.catalog.transactions import Transactions, log, now, read_document
 from store.digest import canonical_json

@@ -12,8 +12,8 @@ from sqlalchemy import Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
-from store.access import SPACE, not_writable, why_not_writable
 from store.errors import DamagedError, InvalidInputError, StorageError
+from store.permissions import SPACE, not_writable, why_not_writable
 
 BUSY_SECONDS = 60
 """How long a transaction waits for another process's before it gives up."""

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from cli.main import main
 from registry import Registry
-from registry.composing.folder import MARKER
+from registry.io.model_folder import MARKER
 from store.catalog import schema
 from tests.conftest import Zoo, files_of
 
@@ -105,7 +105,7 @@ def test_collect_then_register_elsewhere(run: Run, bare: Path, zoo: Zoo, tmp_pat
 def test_collect_says_that_it_goes_on(
     run: Run, bare: Path, zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from registry.running_sums import RunningSums
+    from registry.statistics.accumulator import RunningSums
 
     words = ("collect", bare, "--data", zoo.train["code"], "--tokens", 128, "--seq-len", 32, "--batch-size", 1)
     add, calls = RunningSums.add, 0

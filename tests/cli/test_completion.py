@@ -10,7 +10,7 @@ import pytest
 from click.shell_completion import get_completion_class
 from click.testing import CliRunner
 
-import cli.completing  # has what bash is answered
+import cli.shell_completion  # has what bash is answered
 from cli.main import COMPLETING, main
 from registry import Registry
 from store.catalog import NewVersion
@@ -92,7 +92,7 @@ def test_without_a_registry_nothing_is_said_or_made(
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize("shell", cli.completing.SHELLS)
+@pytest.mark.parametrize("shell", cli.shell_completion.SHELLS)
 def test_script_is_clicks_own(shell: str) -> None:
     result = CliRunner().invoke(main, ["completion", shell])
     assert (result.exit_code, result.stderr) == (0, "")

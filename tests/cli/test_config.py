@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from cli.main import main
-from registry.configuration import Setting, configuration
+from registry.maintenance.environment import Setting, configuration
 
 TOKEN, PASSWORD = "hf_secret_token", "s3cret"
 

@@ -12,10 +12,10 @@ import jsonschema
 import pytest
 from click.testing import CliRunner
 
-from cli.fields import rows
+from cli.json_schema.commands import ERROR, SCHEMAS, schema_of
+from cli.json_schema.fields import rows
 from cli.main import main
 from cli.reference import commands
-from cli.schemas import ERROR, SCHEMAS, schema_of
 from registry import Registry
 from registry.demo import DemoResult
 from registry.evaluation import Row
@@ -96,7 +96,7 @@ def outputs(zoo: Zoo, _filled_home: Path, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.mark.parametrize("name", NAMES)
 def test_output_is_what_the_schema_says(outputs: dict[str, list[Any]], name: str) -> None:
-    assert name in SCHEMAS, "document what it prints with --json, in cli/schemas.py"
+    assert name in SCHEMAS, "document what it prints with --json, in cli/json_schema/commands.py"
     for found in outputs[name]:
         validate(found, schema_of(name))
 

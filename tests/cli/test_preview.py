@@ -7,7 +7,7 @@ from click.testing import CliRunner, Result
 
 from cli.main import main
 from registry import Registry
-from registry.preview import Preview, PreviewedMember
+from registry.composition.preview import Preview, PreviewedMember
 
 
 def run(registry: Registry, *words: str, code: int = 0) -> Result:

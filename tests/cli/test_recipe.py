@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from cli.main import main
 from registry import Recipe, Registry
-from registry.composing.folder import MARKER
+from registry.io.model_folder import MARKER
 from tests.conftest import Zoo, files_of
 from tests.models import sentences, write_jsonl
 

@@ -30,10 +30,10 @@ def main() -> None:
     os.environ[PLACE] = str(scratch)
     faults.load(scratch, apart=given.what == "mount")
 
-    from registry.composing import folder
+    from registry.io import model_folder
     from tests.crash import sweep  # everything heavy, once the library stands before it
 
-    folder.ONE_FILE_BYTES = 0  # so that the tiny models have several files, and recompositions take some over
+    model_folder.ONE_FILE_BYTES = 0  # so that the tiny models have several files, and recompositions take some over
     figures = sweep.sweep(scratch, given)
     print(json.dumps(figures))
     if any(one["failed"] for one in figures.values()):

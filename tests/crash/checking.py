@@ -11,10 +11,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import registry.clearing
+import registry.maintenance.garbage
 from registry import Registry
-from registry.composing.folder import MARKER
-from registry.summaries import strays_in
+from registry.io.model_folder import MARKER
+from registry.registration.summary_store import strays_in
 from store.catalog import schema
 from store.catalog.tables import VERSION_TABLE
 from tests.conftest import files_of
@@ -140,7 +140,7 @@ def outcome(world: Path) -> dict[str, Any]:
     home = world / "home"
     found: dict[str, Any] = {}
     if _at_head(home) and (home / "arrays").exists():
-        registry.clearing.STALE_SECONDS = -1.0  # whoever was killed has ended
+        registry.maintenance.garbage.STALE_SECONDS = -1.0  # whoever was killed has ended
         with Registry(home) as opened:
             assert not list(opened.verify().problems)
             opened.gc()

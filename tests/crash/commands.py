@@ -17,10 +17,10 @@ from click.testing import CliRunner, Result
 from safetensors.torch import save_file
 
 import cli.main
-import registry.statistics_pass
+import registry.statistics.forward_pass
 import registry.training.trainer
 from registry import PassSettings, Registry
-from registry.collecting import collect_to
+from registry.statistics.collect import collect_to
 from tests.models import make_model, save_checkpoint, sentences, train_tokenizer, write_jsonl
 
 GOLDEN = Path(__file__).parents[1] / "store" / "golden"
@@ -91,7 +91,9 @@ COMMANDS = {
 
 def run(world: Path, words: Sequence[object]) -> Result:
     """Run one command of `reg` on the home of a world, in this process."""
-    registry.statistics_pass.SAVE_SECONDS = registry.training.trainer.SAVE_SECONDS = 0.0  # written down at every step
+    registry.statistics.forward_pass.SAVE_SECONDS = registry.training.trainer.SAVE_SECONDS = (
+        0.0  # written down at every step
+    )
     tempfile.tempdir = str(world / "tmp")
     return CliRunner().invoke(cli.main.main, ["--home", str(world / "home"), *map(str, words)])
 

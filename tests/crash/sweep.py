@@ -15,14 +15,14 @@ import transformers.models.mixtral.modeling_mixtral
 import zarr
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import registry.collecting
-import registry.composing.compose
-import registry.composing.refitting
-import registry.evaluation.requests
-import registry.receipt_checking
-import registry.reproducing
+import registry.composition.refit
+import registry.composition.reproduce
+import registry.composition.write
+import registry.evaluation.service
+import registry.opt_out.verify_receipt
+import registry.opt_out.withdraw
+import registry.statistics.collect
 import registry.training
-import registry.withdrawing
 from tests.crash.commands import COMMANDS
 from tests.crash.filling import Mounted, fill_at_points, fill_file_system
 from tests.crash.killing import Ground, kill_at_points

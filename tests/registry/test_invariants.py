@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from registry import PassSettings, Recipe, Registry
-from registry.collecting import collect_to
-from registry.composing.folder import MARKER
 from registry.errors import ConflictError
+from registry.io.model_folder import MARKER
 from registry.maths.router import ROUTERS
 from registry.maths.trunk import TRUNKS
+from registry.statistics.collect import collect_to
 from tests.conftest import EXPERTS, Zoo, files_of
 from tests.models import make_model, save_checkpoint, sentences, write_jsonl
 

@@ -66,7 +66,7 @@ def test_same_data_is_recognised_without_another_pass(
     assert kept.version.ref == "code@2"
     other = registry.add_expert("code", bare, data=data, settings=PassSettings(tokens=256, seq_len=32))
     assert other.version.ref == "code@3"
-    monkeypatch.setattr("registry.collecting.load_model", lambda *_: pytest.fail("another pass began"))
+    monkeypatch.setattr("registry.statistics.collect.load_model", lambda *_: pytest.fail("another pass began"))
     assert registry.add_expert("code", bare, data=data, settings=SETTINGS).version.ref == "code@1"
     assert (
         registry.add_expert("code", bare, data=data, settings=SETTINGS, keep_calibration=True).version.ref == "code@2"
@@ -431,6 +431,6 @@ def test_experts_of_tied_sharded_bfloat16_checkpoints(tmp_path: Path, tokenizer:
 
 def test_package_offers_what_it_says() -> None:
     assert {name for name in package.__all__ if not hasattr(package, name)} == set()
-    with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
-        _ = package.nonsense
+    with pytest.raises(AttributeError, match="nonsense"):
+        _ = package.nonsense  # type: ignore[attr-defined]
     assert len(EXPERTS) == 5

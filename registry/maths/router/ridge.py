@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from registry.maths.router.linear import as_gate, solve
+from registry.maths.router.solve import as_gate, solve
 from registry.maths.statistics import Statistics
 
 

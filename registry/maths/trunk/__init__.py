@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from registry.maths.trunk.base import base
+from registry.maths.trunk.combination import Combination
 from registry.maths.trunk.dare import dare
 from registry.maths.trunk.mean import mean
 from registry.maths.trunk.regmean import regmean, regmean_together
 from registry.maths.trunk.task_arithmetic import task_arithmetic
-from registry.maths.trunk.tensor import Combination
 from registry.maths.trunk.ties import ties
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from registry.maths.trunk.combination import Combination, Rows
 from registry.maths.trunk.task_arithmetic import on_base, task_vectors
-from registry.maths.trunk.tensor import Combination, Rows
 
 _LEVELS = 2**32
 

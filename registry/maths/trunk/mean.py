@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from registry.maths.trunk.tensor import Combination, aligned, average, tiles
+from registry.maths.trunk.combination import Combination, aligned, average, tiles
 
 
 def mean(combination: Combination) -> Iterator[Tensor]:

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from registry.maths.statistics import Statistics
 from registry.maths.threads import one_thread
+from registry.maths.trunk.combination import Combination, Rows, aligned, average
 from registry.maths.trunk.mean import mean
-from registry.maths.trunk.tensor import Combination, Rows, aligned, average
 
 RIDGE = 1e-6
 """r, times the mean of the summed Gram's diagonal."""

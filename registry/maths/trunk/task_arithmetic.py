@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 from torch import Tensor
 
-from registry.maths.trunk.tensor import Combination, Rows, aligned, average
+from registry.maths.trunk.combination import Combination, Rows, aligned, average
 
 
 def task_arithmetic(combination: Combination) -> Iterator[Tensor]:

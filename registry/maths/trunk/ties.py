@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from registry.maths.trunk.combination import Combination, Rows, aligned
 from registry.maths.trunk.task_arithmetic import on_base, task_vectors
-from registry.maths.trunk.tensor import Combination, Rows, aligned
 
 _BITS = 16
 _PASSES = 4

@@ -13,8 +13,8 @@ from transformers import GenerationConfig
 from registry import PassSettings, Registry
 from registry.calibration import sample_from_expert
 from registry.errors import CalibrationError
-from registry.loading import load_model
 from registry.progress import Advance, silent
+from registry.runtime.loading import load_model
 from tests.conftest import SETTINGS, Zoo
 from tests.models import make_model, save_checkpoint
 
@@ -138,7 +138,7 @@ def test_registering_twice_samples_once(bare: Path, registry: Registry, monkeypa
     settings = PassSettings(tokens=60, seq_len=16, batch_size=4)
     first = registry.add_expert("code", bare, settings=settings)
     assert first.added
-    monkeypatch.setattr("registry.collecting.load_model", lambda *_: pytest.fail("the model was loaded again"))
+    monkeypatch.setattr("registry.statistics.collect.load_model", lambda *_: pytest.fail("the model was loaded again"))
     again = registry.add_expert("code", bare, settings=settings)
     assert not again.added
     assert again.version == first.version

@@ -8,7 +8,7 @@ import torch
 
 from registry.calibration import Calibration, Corpus, evenly_spaced, random_places
 from registry.calibration import windows as module
-from registry.calibration.documents import Document
+from registry.calibration.corpus import Document
 from registry.calibration.windows import encode, start_token
 from tests.models import sentences, write_jsonl
 

@@ -19,8 +19,8 @@ from transformers import AutoModelForCausalLM
 from registry.checkpoint import Checkpoint
 from registry.checkpoint.adapter import Adapter, DenseWeights, is_adapter, merge_adapter
 from registry.errors import CheckpointError, OutputError
-from registry.loading import quiet_transformers
 from registry.progress import Advance, silent
+from registry.runtime.loading import quiet_transformers
 from store.arrays import ArraySource, Block
 from tests.conftest import files_of
 from tests.models import make_model, save_checkpoint

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from registry import Recipe, Registry, TestSettings
-from registry.composing import EnsembleRecipe
+from registry.composition import EnsembleRecipe
 from registry.errors import IncompatibleError, InvalidInputError
 from registry.evaluation import METHODS, Method, Row
+from registry.evaluation.benchmark import Source
 from registry.evaluation.methods import DENSE, TRAIN_STEPS, named_methods
-from registry.evaluation.requests import composing
-from registry.evaluation.rows import over_seeds
+from registry.evaluation.results import over_seeds
+from registry.evaluation.service import composing
 from registry.evaluation.table import Wanted, evaluate
-from registry.evaluation.yardstick import Source
 from registry.progress import Advance, silent
 from tests.conftest import Zoo
 

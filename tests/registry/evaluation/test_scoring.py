@@ -10,11 +10,11 @@ import torch
 
 from registry import Recipe, Registry, TestSettings
 from registry.calibration import Calibration
-from registry.composing.folder import MARKER
 from registry.evaluation import scoring
 from registry.evaluation.scoring import Model, Tally, relative_time
-from registry.loading import load_model
-from registry.routed import Routing, forced, gates
+from registry.io.model_folder import MARKER
+from registry.runtime.gates import Routing, forced, gates
+from registry.runtime.loading import load_model
 from tests.conftest import Zoo
 
 SETTINGS = TestSettings(windows=4, seq_len=32, batch_size=3)

@@ -17,9 +17,9 @@ from registry import Registry, TestSettings
 from registry.calibration import Calibration, Corpus
 from registry.errors import CalibrationError, CheckpointError, IncompatibleError, InvalidInputError, first_line
 from registry.evaluation import perplexities, test_windows
-from registry.loading import load_model, load_tokenizer, quiet_transformers
+from registry.names.reference import several
 from registry.progress import Advance, silent
-from registry.reference import several
+from registry.runtime.loading import load_model, load_tokenizer, quiet_transformers
 from tests.conftest import Zoo
 from tests.models import make_model, save_checkpoint, train_tokenizer
 

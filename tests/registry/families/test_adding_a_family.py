@@ -9,7 +9,7 @@ from transformers import CONFIG_MAPPING
 
 from registry.families import FAMILIES, Family
 from tests.registry.families.test_configuration import SIZES
-from tests.registry.test_hosts import Case, check_exactness, variant_of
+from tests.registry.hosts.test_hosts import Case, check_exactness, variant_of
 from tests.transformers4 import Transformers4
 
 PAGE = Path(__file__).parents[3] / "docs" / "adding-a-family.md"

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from transformers import CONFIG_MAPPING
 
-from registry.architecture import Architecture
 from registry.errors import UnsupportedFamilyError
 from registry.families import FAMILIES, family_of
 from registry.families.family import Family
+from registry.hosts.architecture import Architecture
 
 SIZES = {
     "hidden_size": 512,

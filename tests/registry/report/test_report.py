@@ -13,13 +13,13 @@ from click.testing import CliRunner
 
 from cli.main import main
 from registry import Recipe, Registry, TestSettings
+from registry.composition.trace import printable
 from registry.errors import CheckpointError, NotFoundError, OutputError
 from registry.report import Figures, page
 from registry.report.charts import charts
-from registry.report.figures import Evaluated, ScoreRow
+from registry.report.data import Evaluated, ScoreRow
 from registry.report.page import DARK, LIGHT, colours
-from registry.report.writing import write_page
-from registry.route import printable
+from registry.report.write_page import write_page
 from tests.conftest import Zoo
 
 SETTINGS = TestSettings(windows=2, seq_len=32, batch_size=3)

@@ -16,7 +16,6 @@ import torch
 from safetensors.torch import load_file
 
 from registry import Recipe, Registry, TrainSettings
-from registry.composing.folder import MARKER
 from registry.errors import (
     CalibrationError,
     CheckpointError,
@@ -26,6 +25,7 @@ from registry.errors import (
     OutputError,
     RegError,
 )
+from registry.io.model_folder import MARKER
 from registry.progress import Advance, silent
 from registry.training.parent import read_parent
 from store.digest import json_digest

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from cli.main import main
 from registry import Registry
-from registry.composer import read_by
+from registry.composition.compose import read_by
 from registry.ui.choices import Choices
 from registry.ui.site import url
 from tests.conftest import files_of

@@ -1,0 +1,71 @@
+"""reg add-expert."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cli.options import (
+    adapter_base,
+    allow_unrelated,
+    annotations,
+    calibration,
+    checkpoint,
+    pass_settings,
+    remote_code,
+)
+from cli.session import Session, as_json, pass_session
+from cli.version_output import print_registration
+
+
+@click.command()
+@click.argument("name")
+@checkpoint
+@calibration
+@annotations
+@adapter_base
+@click.option("--keep-calibration", is_flag=True, help="Store the calibration tokens too.")
+@allow_unrelated
+@remote_code
+@as_json
+@pass_session
+def add_expert(
+    session: Session,
+    /,
+    name: str,
+    checkpoint: str,
+    data: tuple[Path, ...],
+    tags: dict[str, str],
+    license_id: str | None,
+    alias: str | None,
+    base: str | None,
+    keep_calibration: bool,
+    allow_unrelated: bool,
+    remote_code: bool,
+    as_json: bool,
+    **settings: Any,
+) -> None:
+    """Register CKPT as the next version of expert NAME.
+
+    CKPT is a Hugging Face folder or hf://ORG/NAME[@REVISION], whole or a PEFT adapter, which is merged into its base.
+
+    Statistics are taken on --data, else on CKPT's own calibration.* file; else those CKPT carries (reg collect) are
+    used, and no option of the pass has an effect; else the expert writes its own calibration text.
+    """
+    with session.registry(create=True) as registry:
+        registration = registry.add_expert(
+            name,
+            checkpoint,
+            data=data,
+            settings=pass_settings(**settings),
+            tags=tags,
+            license=license_id,
+            alias=alias,
+            keep_calibration=keep_calibration,
+            base=base,
+            allow_unrelated=allow_unrelated,
+            remote_code=remote_code,
+        )
+    labels = [statistics.calibration_label for statistics in registration.version.statistics]
+    own = registration.self_sampled or any(label.startswith("calibration.") for label in labels)
+    print_registration(registration, as_json, carried=not data and not own)

@@ -1,0 +1,30 @@
+"""reg alias."""
+
+import click
+
+from cli.session import Session, as_json, done, pass_session, print_json
+from registry.names.reference import Reference
+
+
+@click.command()
+@click.argument("ref", metavar="NAME[@V]")
+@click.argument("alias")
+@click.option("--delete", is_flag=True, help="Forget NAME@ALIAS instead.")
+@as_json
+@pass_session
+def alias(session: Session, ref: str, alias: str, delete: bool, as_json: bool) -> None:
+    """Point ALIAS at a version, so that NAME@ALIAS stands for it; it can be moved."""
+    name = Reference.parse(ref).name
+    with session.registry() as registry:
+        if delete:
+            registry.remove_alias(name, alias)
+            now = before = None
+        else:
+            before = registry.alias(ref, alias)
+            now = registry.resolve(f"{name}@{alias}").ref
+    if as_json:
+        print_json({"alias": f"{name}@{alias}", "version": now, "before": before})
+    elif now is None:
+        done(None, f"{name}@{alias} is no more")
+    else:
+        done(now, f"{name}@{alias} is {now}" + (f" (was {before})" if before not in (None, now) else ""))

@@ -1,0 +1,56 @@
+"""reg collect."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cli.options import adapter_base, calibration, checkpoint, file_path, pass_settings
+from cli.session import as_json, done, print_json, progress
+
+
+@click.command()
+@checkpoint
+@calibration
+@adapter_base
+@click.option("--out", type=file_path, metavar="DIR", required=True, help="Folder for statistics.safetensors.")
+@click.option("--keep-calibration", is_flag=True, help="Put the calibration tokens into the file too.")
+@as_json
+def collect(
+    checkpoint: str,
+    data: tuple[Path, ...],
+    base: str | None,
+    out: Path,
+    keep_calibration: bool,
+    as_json: bool,
+    **settings: Any,
+) -> None:
+    """Take the statistics of CKPT where its data is, so that the data need not move.
+
+    No registry is needed. CKPT with the resulting file in it registers elsewhere without data or a forward pass.
+    """
+    from registry.statistics.collect import collect_to
+
+    path, collected = collect_to(
+        checkpoint,
+        out,
+        data=data,
+        settings=pass_settings(**settings),
+        keep_calibration=keep_calibration,
+        base=base,
+        progress=progress(),
+    )
+    tokens = {site: layers[0].count for site, layers in collected.sites.items()}
+    if as_json:
+        print_json(
+            {
+                "file": path,
+                "weights": collected.weights,
+                "tokens": tokens,
+                "calibration_digest": collected.calibration_digest,
+                "calibration_label": collected.calibration_label,
+            }
+        )
+        return
+    count = next(iter(tokens.values()))
+    done(str(path), f"wrote {path}: {', '.join(tokens)} on {count:,} tokens: {collected.calibration_label}")

@@ -1,0 +1,22 @@
+"""reg completion."""
+
+import click
+
+from cli.options import Choice
+from cli.session import as_json, print_json
+from cli.shell_completion import SHELLS, script
+
+
+@click.command()
+@click.argument("shell", type=Choice(SHELLS), metavar="SHELL")
+@as_json
+def completion(shell: str, as_json: bool) -> None:
+    """Print the script by which SHELL (bash, zsh or fish) completes commands, options and registered names.
+
+    For now, or for every shell by a line in ~/.bashrc or ~/.zshrc: source <(reg completion bash). Of fish:
+    reg completion fish > ~/.config/fish/completions/reg.fish
+    """
+    if as_json:
+        print_json({"shell": shell, "script": script(shell)})
+    else:
+        click.echo(script(shell))

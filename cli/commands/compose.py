@@ -1,0 +1,161 @@
+"""reg compose."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cli.commands.push import print_pushed
+from cli.options import file_path
+from cli.recipe import check_members, recipe_of, recipe_options
+from cli.session import Session, as_json, done, pass_session, print_json, print_table, size, split
+
+if TYPE_CHECKING:
+    from registry.composition import Ensemble, Plan
+
+
+_NOT_SHOWN = ("weights", "dtype")
+
+
+@click.command()
+@click.option("--experts", multiple=True, required=True, metavar="A,B@2,…", help="The members, in any order.")
+@click.option("--out", type=file_path, metavar="DIR", help="The folder to write; it appears whole or not at all.")
+@recipe_options()
+@click.option(
+    "--base",
+    metavar="NAME[@V]",
+    help="The base model, with a trunk method that needs it: base, ties, dare, task-arithmetic. "
+    "[default: the only one registered]",
+)
+@click.option(
+    "--like",
+    multiple=True,
+    type=file_path,
+    metavar="FILE",
+    help="With --to dense: weigh the members by how many documents of FILE are nearest to their text, in the base "
+    "model; those of none are left out (repeatable).",
+)
+@click.option("--push", "repo", metavar="REPO", help="Then push it to the Hub, ORG/NAME, as reg push does.")
+@click.option("--private", is_flag=True, help="With --push: make the repository private.")
+@click.option("--license", "license_id", metavar="ID", help="With --push: what the whole is under.")
+@click.option("--plan", "plan_only", is_flag=True, help="Print what would be written, and stop.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Replace --out if it is an earlier composition, and with --push what an earlier push put there.",
+)
+@as_json
+@pass_session
+@click.pass_context
+def compose(
+    context: click.Context,
+    session: Session,
+    /,
+    experts: tuple[str, ...],
+    out: Path | None,
+    base: str | None,
+    like: tuple[Path, ...],
+    repo: str | None,
+    private: bool,
+    license_id: str | None,
+    plan_only: bool,
+    force: bool,
+    as_json: bool,
+    **settings: Any,
+) -> None:
+    """Compose registered experts into one model that transformers loads: a sparse mixture, unless --to says more."""
+    if out is None and not plan_only:
+        raise click.UsageError("Missing option '--out' (or '--plan').")
+    if repo is None and (private or license_id):
+        raise click.UsageError("--private and --license are for --push.")
+    check_members(session, split(experts))
+    recipe = recipe_of(context, **settings)
+    if like and (settings["to"] != "dense" or recipe.weights):
+        raise click.UsageError("--like needs --to dense, and makes the weights itself.")
+    pushed = None
+    with session.registry() as registry:
+        if like:
+            weights = registry.likeness(split(experts), like, base=base)
+            experts = tuple(ref for ref in split(experts) if registry.resolve(ref).name in weights)
+            recipe = replace(recipe, weights=weights)
+            base = base if recipe.needs_base else None
+            if not as_json:
+                done(None, f"weights by --like: {_shown(weights)}")
+        if out is None or plan_only:
+            plan = registry.plan(split(experts), recipe, base=base)
+        else:
+            if repo is not None:
+                from registry.hub.target import Target
+
+                target = Target.parse(repo, private=private, force=force)
+                registry.check_push(registry.plan(split(experts), recipe, base=base), target, license=license_id)
+            plan = registry.compose(split(experts), out, recipe, base=base, force=force)
+            if repo is not None:
+                pushed = registry.push(out, target, license=license_id)
+    if as_json:
+        print_json(_document(plan) | {"out": None if plan_only else out, "pushed": pushed})
+    elif plan_only:
+        _print_plan(plan)
+    else:
+        done(
+            plan.digest,
+            f"composed {', '.join(m.version.ref for m in plan.members)} into {out}  {plan.digest}",
+            *(f"  note: {note}" for note in plan.notes),
+            f"  {plan.model_type}, {plan.parameters:,} parameters, {plan.active_parameters:,} active per token",
+        )
+        if pushed is not None:
+            print_pushed(pushed)
+
+
+def _document(plan: "Plan | Ensemble") -> dict[str, Any]:
+    return plan.document | {
+        "digest": plan.digest,
+        "versions": [member.version.ref for member in plan.members],
+        "dtype": plan.dtype,
+        "parameters": plan.parameters,
+        "active_parameters": plan.active_parameters,
+        "bytes": plan.nbytes,
+        "peak_bytes": plan.peak_bytes,
+    }
+
+
+def _print_plan(plan: "Plan | Ensemble") -> None:
+    recipe = plan.recipe.document(plan.names)
+    weights = recipe["weights"] or dict.fromkeys(plan.names, 1.0)
+    print_table(
+        ("index", "expert", "digest", "weight", "tokens"),
+        [
+            (
+                str(index),
+                member.version.ref,
+                member.version.digest[:12],
+                f"{weights[member.version.name]:g}",
+                f"{member.tokens:,}",
+            )
+            for index, member in enumerate(plan.members)
+        ],
+    )
+    shown = [(key.replace("_", " "), _shown(value)) for key, value in recipe.items() if key not in _NOT_SHOWN]
+    if plan.base:
+        shown.append(("base", plan.base.version.ref))
+    print_table(
+        ("composition", plan.digest),
+        [
+            ("host", f"{plan.model_type}, {plan.dtype}"),
+            *(("note", note) for note in plan.notes),
+            *shown,
+            ("parameters", f"{plan.parameters:,}, of which {plan.active_parameters:,} active per token"),
+            ("bytes", f"{plan.nbytes:,} ({size(plan.nbytes)})"),
+            ("peak memory", f"about {size(plan.peak_bytes)} beyond the program itself"),
+        ],
+    )
+
+
+def _shown(value: object) -> str:
+    """Return a recipe's value as people write it."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={_shown(one)}" for name, one in value.items()) or "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else str(value)

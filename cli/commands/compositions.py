@@ -1,0 +1,53 @@
+"""reg compositions."""
+
+from typing import Any
+
+import click
+
+from cli.session import Session, as_json, pass_session, print_json, print_table
+from cli.version_output import members_and_base
+
+
+@click.command()
+@click.argument("ref", required=False, metavar="[NAME[@V]|DIGEST]")
+@as_json
+@pass_session
+def compositions(session: Session, ref: str | None, as_json: bool) -> None:
+    """List the compositions that were made, all or those made from NAME.
+
+    DIGEST is that of one composition, or its first digits, 6 or more.
+    """
+    with session.registry() as registry:
+        found = registry.compositions(ref)
+    if as_json:
+        print_json(found)
+        return
+    print_table(
+        ("composition", "made", "members", "base", "trunk", "router", "top-k"),
+        [
+            (
+                composition.digest[:12],
+                composition.created_at[:19],
+                *members_and_base(composition),
+                *_recipe(composition.document),
+            )
+            for composition in found
+        ],
+    )
+
+
+def _recipe(document: dict[str, Any]) -> tuple[str, str, str]:
+    """Return what was made and by which method, how its router was made, and the experts per token, where there are."""
+    recipe = document["recipe"]
+    to = recipe.get("to", "moe")
+    method = recipe.get("trunk") or recipe.get("routing") or ""
+    told = {
+        recipe.get("router", ""): True,
+        "lam auto": recipe.get("lam") == "auto",
+        "advantage": recipe.get("token_weight") == "advantage",
+        f"refine {recipe.get('refine')}": bool(recipe.get("refine")),
+        "refit": recipe.get("refine_mlp", False),
+        "trained": "training" in document,
+    }
+    router = ", ".join(text for text, holds in told.items() if text and holds)
+    return (method if to == "moe" else f"{to}, {method}"), router, str(recipe.get("top_k", ""))

@@ -1,0 +1,79 @@
+"""reg continual."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cli.recipe import check_members, recipe_of, recipe_options
+from cli.score_tables import Table, figure, forms, print_csv, print_tables, test_text
+from cli.session import Session, pass_session, print_json, split
+
+if TYPE_CHECKING:
+    from registry.evaluation import Continual
+
+
+@click.command()
+@click.option(
+    "--schedule",
+    multiple=True,
+    required=True,
+    metavar="A,B@2,…",
+    help="The experts in the order in which they join; each needs --data under its name.",
+)
+@test_text
+@recipe_options("to", "routing", "routing_tokens", "dtype", "device")
+@click.option("--base", metavar="NAME[@V]", help="The base model, with a recipe that needs it.")
+@forms
+@pass_session
+@click.pass_context
+def continual(
+    context: click.Context,
+    session: Session,
+    /,
+    schedule: tuple[str, ...],
+    data: dict[str, list[Path]],
+    as_json: bool,
+    as_markdown: bool,
+    as_csv: bool,
+    base: str | None,
+    windows: int,
+    seq_len: int,
+    batch_size: int,
+    device: str | None,
+    dtype: str,
+    **settings: Any,
+) -> None:
+    """Print what each domain is worth after every expert that joins, and how much was forgotten.
+
+    After each step the experts so far are composed, scored on their domains and deleted again. Scores are normalised:
+    100 is the domain's own expert. Forgetting: by how much a domain's best earlier score exceeds its last, the mean
+    over the earlier domains (Chaudhry et al. 2018). Backward transfer: the last score less the one at which the domain
+    joined (Lopez-Paz & Ranzato 2017).
+    """
+    check_members(session, split(schedule))
+    from registry import Recipe, TestSettings
+
+    recipe = recipe_of(context, **settings)
+    assert isinstance(recipe, Recipe)
+    tested = TestSettings(windows, seq_len, batch_size, device, dtype)
+    with session.registry() as registry:
+        found = registry.continual(split(schedule), data, tested, recipe, base=base)
+    if as_json:
+        print_json(found.document())
+    elif as_csv:
+        print_csv(_table(found, lambda value: "" if value is None else str(value)))
+    else:
+        print_tables([_table(found, figure)], as_markdown=as_markdown)
+
+
+def _table(found: "Continual", cell: Callable[[float | None], str]) -> Table:
+    """Return one line a step: the score of each domain so far, and what they come to; the last line has the result."""
+    lines = []
+    for step, name in enumerate(found.schedule, start=1):
+        so_far = found.until(step)
+        scores = [*so_far.score[-1], *[None] * (len(found.schedule) - step)]
+        figures = (so_far.average, so_far.forgetting, so_far.backward_transfer)
+        lines.append([name, *map(cell, (*scores, *figures))])
+    return Table(("score after", *found.schedule, "average", "forgetting", "backward transfer"), lines)

@@ -1,0 +1,91 @@
+"""reg list."""
+
+import shlex
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from cli.options import Choice, Integer, unique_pairs
+from cli.session import Session, as_json, note, pass_session, print_json, print_table
+from cli.version_output import version_document
+
+if TYPE_CHECKING:
+    from store.catalog import VersionRecord
+
+SCREENFUL = 50
+"""Lines at most, where nothing else is asked for."""
+
+
+@click.command("list")
+@click.option("--kind", type=Choice(["expert", "base"]), metavar="KIND", help="Only one kind: expert or base.")
+@click.option(
+    "--tag",
+    "tags",
+    multiple=True,
+    metavar="K=V",
+    help="Only versions with this tag (repeatable).",
+    callback=unique_pairs("K=V"),
+)
+@click.option("--all", "everything", is_flag=True, help="Those opted out too.")
+@click.option(
+    "--limit", type=Integer(1), metavar="N", help=f"Versions at most. [default: {SCREENFUL}; with --json all]"
+)
+@click.option(
+    "--offset", type=Integer(0), metavar="N", default=0, show_default=True, help="Pass over the first N versions."
+)
+@as_json
+@pass_session
+def list_(
+    session: Session,
+    kind: Literal["expert", "base"] | None,
+    tags: dict[str, str],
+    everything: bool,
+    limit: int | None,
+    offset: int,
+    as_json: bool,
+) -> None:
+    """List what is registered, by name and number.
+
+    Where there are more versions than are shown, a line on stderr tells how many, and the command that shows the next.
+    """
+    shown = limit if as_json else limit or SCREENFUL
+    with session.registry() as registry:
+        versions = registry.versions(kind=kind, everything=everything, tags=tags, limit=shown, offset=offset)
+        full = shown is not None and len(versions) == shown
+        total = registry.count_versions(kind=kind, everything=everything, tags=tags) if full else 0
+    if as_json:
+        print_json([version_document(version) for version in versions])
+    else:
+        _print(versions)
+        if not versions and not offset:
+            narrowed = "of that kind or with those tags " if kind or tags else ""
+            others = "" if everything else "; reg list --all shows those opted out"
+            note(f"nothing {narrowed}is registered: reg add-expert NAME CKPT registers an expert{others}")
+    if (more := total - offset - len(versions)) > 0:
+        words = ["reg", "list"]
+        words += ["--kind", kind] if kind else []
+        words += [word for key, value in tags.items() for word in ("--tag", f"{key}={value}")]
+        words += ["--all"] if everything else []
+        words += ["--limit", str(limit)] if limit else []
+        words += ["--offset", str(offset + len(versions)), *(["--json"] if as_json else [])]
+        note(f"{more:,} more: {shlex.join(words)}")
+
+
+def _print(versions: "Sequence[VersionRecord]") -> None:
+    print_table(
+        ("version", "kind", "digest", "parameters", "tokens", "aliases", "tags", "state"),
+        [
+            (
+                version.ref,
+                version.kind,
+                version.digest[:12],
+                f"{version.parameters:,}",
+                next((f"{s.tokens:,}" for s in version.statistics), ""),
+                ",".join(version.aliases),
+                ",".join(f"{key}={value}" for key, value in version.tags.items()),
+                version.state,
+            )
+            for version in versions
+        ],
+    )

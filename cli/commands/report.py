@@ -1,0 +1,55 @@
+"""reg report."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cli.options import file_path
+from cli.score_tables import maybe_test_text
+from cli.session import Session, as_json, done, pass_session, print_json
+
+
+@click.command()
+@click.argument("composition", metavar="FOLDER|DIGEST")
+@maybe_test_text
+@click.option("--out", type=file_path, metavar="FILE", help="The page to write; with --json none is.")
+@click.option("--force", is_flag=True, help="Replace --out.")
+@as_json
+@pass_session
+def report(
+    session: Session,
+    /,
+    composition: str,
+    data: dict[str, list[Path]],
+    out: Path | None,
+    force: bool,
+    as_json: bool,
+    **settings: Any,
+) -> None:
+    """Write a page that shows a composition: who handles what, confusion, overlap, load, scores, lam, lineage.
+
+    It is one HTML file that loads nothing. With --data, routing and scores are measured now, for the base model, the
+    experts, their average and oracle routing too; without, they are those of the stored evaluation with the most
+    domains, and where there is none, routing is foretold from statistics.
+    """
+    if out is None and not as_json:
+        raise click.UsageError("Missing option '--out'.")
+
+    from registry import TestSettings
+
+    if out is not None:
+        from registry.report.write_page import check_page
+
+        check_page(out, replace=force)
+    with session.registry() as registry:
+        figures = registry.report(composition, data, TestSettings(**settings))
+    if out is not None:
+        from registry.report import page
+        from registry.report.write_page import write_page
+
+        write_page(out, page(figures), replace=force)
+    if as_json:
+        print_json(figures.document())
+        return
+    done(str(out), f"wrote {out}", *(f"  {text}" for text in figures.notes))

@@ -1,0 +1,89 @@
+"""reg route."""
+
+import sys
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from cli.options import Integer, file_path
+from cli.session import allows_colour, as_json, is_quiet, print_json
+
+if TYPE_CHECKING:
+    from registry.composition.trace import Routed
+
+_COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red", "bright_cyan", "bright_yellow", "bright_green",
+            "bright_magenta", "bright_blue", "bright_red")  # fmt: skip
+_MARKS = "abcdefghijklmnopqrstuvwxyz"
+
+
+@click.command()
+@click.argument("folder", metavar="FOLDER", type=file_path)
+@click.argument("text", metavar="TEXT")
+@click.option("--layer", "layers", type=Integer(0), multiple=True, metavar="L", help="At this layer (repeatable).")
+@click.option("--every-layer", is_flag=True, help="At each layer, one after the other.")
+@click.option("--device", metavar="DEVICE", help="A torch device. [default: the GPU if there is one]")
+@as_json
+def route(
+    folder: Path, text: str, layers: tuple[int, ...], every_layer: bool, device: str | None, as_json: bool
+) -> None:
+    """Print a text with each token in the colour of the expert that handles it in a composed FOLDER.
+
+    Without --layer, that is the expert with the most routing weight over all layers. TEXT may be - for standard input.
+    Where there are no colours (no terminal, or NO_COLOR is set), each run of tokens has its expert's letter before it.
+    --json has every layer's experts and weights.
+    """
+    from registry.composition.trace import MOST_CHARACTERS, route
+    from registry.errors import InvalidInputError
+
+    if every_layer and layers:
+        raise click.UsageError("--layer and --every-layer exclude one another.")
+    if text == "-":
+        text = sys.stdin.read(MOST_CHARACTERS + 1)
+    routed = route(folder, text, device)
+    if as_json:
+        print_json(routed.document())
+        return
+    shown: list[int | None] = [*layers] or [None]
+    if every_layer:
+        shown = [*range(routed.layers)]
+    for layer in shown:
+        if layer is not None and layer >= routed.layers:
+            raise InvalidInputError(
+                f"there is no layer {layer}: {routed.layers} layers route", f"name one from 0 to {routed.layers - 1}"
+            )
+    coloured = sys.stdout.isatty() and allows_colour() is not False
+    for layer in shown:
+        if len(shown) > 1:
+            click.echo(f"layer {layer}")
+        click.echo("".join(_lines(routed, layer, coloured)), color=coloured)
+        if not is_quiet():
+            click.echo("  ".join(_legend(routed, layer, coloured)), color=coloured)
+
+
+def _lines(routed: "Routed", layer: int | None, coloured: bool) -> Iterator[str]:
+    from registry.composition.trace import printable
+
+    number = {expert: at for at, expert in enumerate(routed.experts)}
+    for expert, run in groupby(routed.tokens, key=lambda token: token.expert(layer)):
+        text = printable("".join(token.text for token in run), keep="\n\t")
+        yield click.style(text, fg=_colour(number[expert])) if coloured else f"[{_mark(number[expert])}]{text}"
+
+
+def _legend(routed: "Routed", layer: int | None, coloured: bool) -> Iterator[str]:
+    from registry.composition.trace import printable
+
+    for at, (expert, share) in enumerate(routed.shares(layer).items()):
+        name = f"{printable(expert)} {share:.0%}"
+        yield click.style(name, fg=_colour(at)) if coloured else f"[{_mark(at)}] {name}"
+
+
+def _colour(at: int) -> str:
+    return _COLOURS[at % len(_COLOURS)]
+
+
+def _mark(at: int) -> str:
+    """Return a, b, … z, a1, b1, …"""
+    return _MARKS[at % len(_MARKS)] + (str(at // len(_MARKS)) if at >= len(_MARKS) else "")

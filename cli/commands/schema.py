@@ -1,0 +1,27 @@
+"""reg schema."""
+
+from typing import Any
+
+import click
+
+from cli.session import as_json, print_json
+from registry.errors import NotFoundError
+from registry.names.suggest import nearest
+
+
+@click.command()
+@click.argument("words", metavar="[COMMAND]", nargs=-1)
+@as_json
+def schema(words: tuple[str, ...], as_json: bool) -> None:
+    """Print the JSON Schema of what COMMAND prints with --json, or of every command.
+
+    COMMAND is written as after reg: receipt verify. The schema is JSON with or without --json.
+    """
+    from cli.json_schema.commands import ERROR, SCHEMAS, schema_of
+
+    command = " ".join(("reg", *words)).removeprefix("reg reg")
+    if words and command not in SCHEMAS:
+        known = [name.removeprefix("reg ") for name in SCHEMAS]
+        raise NotFoundError(f"there is no command {' '.join(words)!r}{nearest(' '.join(words), known)}", "reg --help")
+    every: dict[str, Any] = {name: schema_of(name) for name in SCHEMAS} | {"error": ERROR}
+    print_json(schema_of(command) if words else every)

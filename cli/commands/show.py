@@ -1,0 +1,66 @@
+"""reg show."""
+
+import click
+
+from cli.commands.show_composition import show_composition
+from cli.session import Session, as_json, pass_session, print_json, print_table, size
+from cli.version_output import members_and_base, relation_documents, version_document
+
+
+@click.command()
+@click.argument("ref", metavar="NAME[@V]|DIGEST")
+@as_json
+@pass_session
+def show(session: Session, ref: str, as_json: bool) -> None:
+    """Show one version: what it is, what its statistics were taken on, and what was made from it.
+
+    DIGEST is that of a composition, or its first digits, 6 or more: its members, its recipe, where it was written, and
+    what reg evaluate found of it, the latest first.
+    """
+    with session.registry() as registry:
+        if (composition := registry.composition(ref)) is not None:
+            show_composition(composition, registry.evaluations(composition), as_json)
+            return
+        version = registry.resolve(ref, states=("active", "withdrawn", "purged"))
+        arrays = registry.arrays_of(version)
+        compositions = registry.compositions(version.ref)
+        relations = registry.relations(version.ref) if version.state == "active" else ()
+    sizes: dict[str, int] = {}
+    for link in arrays:
+        sizes[link.role] = sizes.get(link.role, 0) + link.nbytes
+    if as_json:
+        print_json(
+            version_document(version)
+            | {
+                "bytes": sizes,
+                "compositions": [c.digest for c in compositions],
+                "relations": relation_documents(relations),
+            }
+        )
+        return
+    rows = [("digest", version.digest), ("state", version.state), ("registered", version.created_at)]
+    rows += [("withdrawn", version.withdrawn_at)] if version.withdrawn_at else []
+    rows += [("purged", version.purged_at)] if version.purged_at else []
+    if version.content is not None:
+        architecture = version.content["architecture"]
+        shape = f"{architecture['num_hidden_layers']} layers, hidden size {architecture['hidden_size']}"
+        rows += [
+            ("family", f"{version.content['family']}, {shape}, {version.content['dtype']}"),
+            ("license", version.content["license"] or "not given"),
+        ]
+    rows += [("parameters", f"{version.parameters:,}")]
+    rows += [("aliases", ", ".join(version.aliases))] if version.aliases else []
+    rows += [("tag", f"{key}={value}") for key, value in version.tags.items()]
+    for s in version.statistics:
+        rows += [("statistics", f"{s.site}: {s.tokens:,} tokens, {s.saturated} saturated")]
+    calibrations = {f"{s.calibration_label}  {s.calibration_digest[:12]}" for s in version.statistics}
+    rows += [("calibration", label) for label in sorted(calibrations)]
+    rows += [(f"{role} arrays", size(nbytes)) for role, nbytes in sizes.items()]
+    rows += [
+        ("distance", f"{r.distance:.4f}  {r.verdict} {'to' if r.verdict == 'unrelated' else 'as'} {r.ref}")
+        for r in relations
+    ]
+    for composition in compositions:
+        members, base = members_and_base(composition)
+        rows += [("composition", f"{composition.digest[:12]}  {members}" + (f"  base {base}" if base else ""))]
+    print_table((version.kind, version.ref), rows)

@@ -1,0 +1,68 @@
+"""How a composition is shown, with what was found of it."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cli.score_tables import Table, figure, print_tables
+from cli.session import print_json, print_table
+from cli.version_output import members_and_base
+
+if TYPE_CHECKING:
+    from store.catalog import CompositionRecord, EvaluationRecord
+
+
+def show_composition(
+    composition: "CompositionRecord", evaluations: "Sequence[EvaluationRecord]", as_json: bool
+) -> None:
+    """Print a composition: members, recipe, folders, and its evaluations."""
+    if as_json:
+        found = [{"asked": e.asked, "evaluated_at": e.evaluated_at, **e.document} for e in evaluations]
+        print_json(vars(composition) | {"evaluations": found})
+        return
+    members, base = members_and_base(composition)
+    rows = [("made", composition.created_at), ("host", composition.document["host"]), ("members", members)]
+    rows += [("base", base)] if base else []
+    rows += [(key, _text(value)) for key, value in composition.document["recipe"].items()]
+    rows += [("folder", folder) for folder in composition.folders]
+    print_table(("composition", composition.digest), rows)
+    for evaluation in evaluations:
+        click.echo()
+        _print_evaluation(evaluation.evaluated_at, evaluation.document)
+
+
+def _print_evaluation(at: str, document: Mapping[str, Any]) -> None:
+    """Print one evaluation: a line for each domain, and one for what they come to."""
+    figures, oracle, settings = document["figures"], document["oracle"] or {}, document["settings"]
+    rows = []
+    for domain, text in document["data"].items():
+        accuracy = figures["overall_accuracy"].get(domain)
+        rows.append(
+            [
+                domain,
+                figure(figures["perplexity"][domain]),
+                figure(figures["score"].get(domain)),
+                figure(oracle.get("score", {}).get(domain)),
+                "" if accuracy is None else f"{accuracy:.1%}",
+                f"{text['tokens']:,} of {text['label']}",
+            ]
+        )
+    rows.append(["average", "", figure(figures["average"]), figure(oracle.get("average")), "", ""])
+    header = ["evaluation", "perplexity", "score", "oracle", "routing accuracy", "tokens"]
+    if not oracle:
+        header, rows = header[:3] + header[4:], [row[:3] + row[4:] for row in rows]
+    how = f"windows of {settings['seq_len']:,} tokens, {settings['dtype']}"
+    click.echo(f"evaluated {at[:19]}: {how}")
+    print_tables([Table(header, rows)])
+    if figures["overall_load"]:
+        shares = ", ".join(f"{name} {share:.1%}" for name, share in figures["overall_load"].items())
+        click.echo(f"load  {shares}")
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_text(item)}" for key, item in value.items()) or "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "default" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

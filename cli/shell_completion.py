@@ -1,0 +1,186 @@
+"""Shell completion: click's own scripts, and completion of names that are registered.
+
+Pressing a key must be quick and silent: no torch is imported, and nothing is said where there is no registry.
+"""
+
+import os
+from collections.abc import Collection
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+from click.shell_completion import BashComplete, CompletionItem, add_completion_class, get_completion_class
+
+SHELLS = ("bash", "zsh", "fish")
+
+_BASH = """\
+%(complete_func)s() {
+    local IFS=$'\\n' type value breaks before
+    local line=${COMP_LINE:0:COMP_POINT}
+    COMPREPLY=()
+    # What bash replaces begins after the last of these that the word has.
+    breaks=${COMP_WORDBREAKS//[[:space:]\\"\\'<>|;&(]/}
+    before=${line##*[[:space:]]}
+    if [[ -n $breaks && $before == *["$breaks"]* ]]; then
+        before=${before%%"${before##*["$breaks"]}"}
+    else
+        before=
+    fi
+    while IFS=, read -r type value; do
+        case $type in
+            dir) compopt -o dirnames 2>/dev/null ;;
+            file) compopt -o default 2>/dev/null ;;
+            plain) COMPREPLY+=("${value#"$before"}") ;;
+        esac
+        if [[ $value == *, ]]; then compopt -o nospace 2>/dev/null; fi
+    done < <(REG_COMPLETION_LINE=$line %(complete_var)s=bash_complete $1 2>/dev/null)
+}
+complete -o nosort -F %(complete_func)s %(prog_name)s
+"""
+
+
+class _Bash(BashComplete):
+    """Bash takes `@` for the end of a word, so the line is read here and not the words that bash makes of it."""
+
+    source_template = _BASH
+
+    @staticmethod
+    def _check_version() -> None:  # its own starts bash, and warns where there is none
+        return
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        """Return the words before the one at the cursor, and that one so far."""
+        line = os.environ.get("REG_COMPLETION_LINE", "")
+        words = click.shell_completion.split_arg_string(line)
+        incomplete = words.pop() if words and not line[-1:].isspace() else ""
+        return words[1:], incomplete
+
+    def format_completion(self, item: CompletionItem) -> str:
+        """Return a line: what kind of completion, and the text."""
+        return f"{item.type},{item.value}"
+
+
+add_completion_class(_Bash)
+
+
+def script(shell: str) -> str:
+    """Return what a shell has to read."""
+    from cli.main import COMPLETING, main
+
+    made = get_completion_class(shell)
+    assert made is not None
+    return made(main, {}, "reg", COMPLETING).source().rstrip("\n")
+
+
+if TYPE_CHECKING:
+    _Text = click.ParamType[str]
+else:
+    _Text = click.ParamType  # older versions are not generic
+
+
+class Registered(_Text):
+    """The name of something registered: text as any other, which the shell can complete.
+
+    Args:
+        kind: expert, base, or None for both.
+        many: names separated by commas.
+        everything: those opted out too.
+        folders: a folder may stand in its place.
+    """
+
+    name = "text"
+
+    def __init__(
+        self,
+        kind: Literal["expert", "base"] | None = None,
+        *,
+        many: bool = False,
+        everything: bool = False,
+        folders: bool = False,
+    ) -> None:
+        self.kind = kind
+        self.many = many
+        self.everything = everything
+        self.folders = folders
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the text as it is: whoever resolves it has the better messages."""
+        return value
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Return names, or after `@` the versions and aliases of one."""
+        before, comma, last = incomplete.rpartition(",") if self.many else ("", "", incomplete)
+        taken = {word.partition("@")[0] for word in before.split(",")} - {""}
+        found = [] if self.folders and last.startswith((".", "/", "~")) else self._references(ctx, last, taken)
+        if not found and self.folders:
+            return [CompletionItem(incomplete, type="dir")]
+        return [CompletionItem(before + comma + one) for one in found if one.startswith(last)]
+
+    def _references(self, ctx: click.Context, last: str, taken: Collection[str]) -> list[str]:
+        options = ctx.find_root().params
+        with suppress(Exception):
+            found = references(
+                options.get("home"), options.get("database"), last, self.kind, everything=self.everything
+            )
+            return [one for one in found if one not in taken]
+        return []
+
+
+def references(
+    home: str | None,
+    database: str | None,
+    text: str,
+    kind: Literal["expert", "base"] | None = None,
+    *,
+    everything: bool = False,
+) -> list[str]:
+    """Return the names that begin as `text` does, or of `NAME@…` the versions and aliases; nothing is created.
+
+    Args:
+        home: as `Registry` takes it.
+        database: as `Registry` takes it.
+        text: what was typed.
+        kind: only experts, or only base models.
+        everything: those opted out too.
+
+    Raises:
+        RegError: there is no registry, or it cannot be read.
+    """
+    from registry.maintenance.schema import revisions
+    from registry.names.resolve import ALL_STATES
+    from registry.registry import Registry
+
+    found, head = revisions(home, database)
+    if found != head:
+        return []
+    states = ALL_STATES if everything else ("active",)
+    name, at, _ = text.partition("@")
+    with Registry(home, database=database, create=False) as registry:
+        if not at:
+            return [one for one in registry.catalog.names(kind=kind, states=states) if one.startswith(text)]
+        own = registry.catalog.versions(name, kind=kind, states=states)
+    selectors = [str(version.number) for version in own] + [alias for version in own for alias in version.aliases]
+    return [f"{name}@{selector}" for selector in selectors if f"{name}@{selector}".startswith(text)]
+
+
+_BY_METAVAR = {
+    "NAME": Registered(),
+    "NAME[@V]": Registered(),
+    "NAME[@V]|DIGEST": Registered(everything=True),
+    "[NAME[@V]|DIGEST]": Registered(everything=True),
+    "A,B@2,…": Registered("expert", many=True),
+    "FILE|NAME": Registered("expert", folders=True),
+    "CKPT": Registered(folders=True),
+    "BASE": Registered("base", folders=True),
+}
+"""What a parameter is to be completed to, by what the help calls it."""
+
+
+def complete_names(command: click.Command) -> None:
+    """Make the parameters of a command, and of the commands below it, complete what is registered."""
+    for below in command.commands.values() if isinstance(command, click.Group) else ():
+        complete_names(below)
+    for param in command.params:
+        called = "BASE" if param.name == "base" else param.metavar or param.human_readable_name
+        if called in _BY_METAVAR and not isinstance(param.type, click.Path):
+            param.type = _BY_METAVAR[called]

@@ -1,0 +1,21 @@
+from .composition import EnsembleRecipe as EnsembleRecipe
+from .composition import Plan as Plan
+from .composition import Recipe as Recipe
+from .errors import RegError as RegError
+from .evaluation import TestSettings as TestSettings
+from .maths.statistics import Statistics as Statistics
+from .registry import Registry as Registry
+from .statistics.settings import PassSettings as PassSettings
+from .training.settings import TrainSettings as TrainSettings
+
+__all__ = [
+    "EnsembleRecipe",
+    "PassSettings",
+    "Plan",
+    "Recipe",
+    "RegError",
+    "Registry",
+    "Statistics",
+    "TestSettings",
+    "TrainSettings",
+]

@@ -1,0 +1,177 @@
+"""Documents from files: `.txt` (one document), `.jsonl`, `.jsonl.gz`, `.parquet` (one document a row)."""
+
+import gzip
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from registry.checkpoint.model_files import own_file
+from registry.errors import CalibrationError, first_line
+from registry.io.limits import EXPANSION, EXPANSION_FREE, FOOTER_BYTES, ROW_BYTES, TEXT_BYTES
+from registry.io.strict_json import parse_json
+
+SUFFIXES = (".txt", ".jsonl", ".jsonl.gz", ".parquet")
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text; `is_chat` where a chat template made it, which then wrote its own start token."""
+
+    text: str
+    is_chat: bool = False
+
+
+class Corpus:
+    """Documents of some files, read anew by each iteration; only one document is in memory at a time.
+
+    A row is a document if it has a string `text`, or `messages` that the tokenizer's chat template can render.
+    """
+
+    def __init__(self, paths: Sequence[Path], tokenizer: Any) -> None:
+        """Name the files.
+
+        Raises:
+            CalibrationError: a file does not exist or has another ending than `SUFFIXES`.
+        """
+        self.paths = tuple(paths)
+        self._tokenizer = tokenizer
+        for path in self.paths:
+            if not path.is_file():
+                raise CalibrationError(f"{path} is not a file", "name an existing file")
+            _reader(path)
+
+    @property
+    def label(self) -> str:
+        """The files' names, what cannot be printed as `?`."""
+        names = ", ".join(path.name for path in self.paths)
+        return "".join(character if character.isprintable() else "?" for character in names)
+
+    def __iter__(self) -> Iterator[Document]:
+        for path in self.paths:
+            try:
+                for number, row in _reader(path)(path):
+                    document = self._document(row, f"{path}, row {number}")
+                    if document.text and not document.text.isspace():
+                        yield document
+            except PermissionError as error:
+                raise CalibrationError(
+                    f"{path} cannot be read: permission denied", f"make it readable: chmod u+r {path}"
+                ) from error
+            except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+                raise CalibrationError(
+                    f"{path} cannot be read: {error}", "give --data an intact file in UTF-8"
+                ) from error
+
+    def _document(self, row: Any, where: str) -> Document:
+        if isinstance(row, dict) and isinstance(row.get("text"), str):
+            return Document(row["text"])
+        if isinstance(row, dict) and isinstance(row.get("messages"), list):
+            try:
+                return Document(str(self._tokenizer.apply_chat_template(row["messages"], tokenize=False)), is_chat=True)
+            except Exception as error:  # templates are programs of the checkpoint's author
+                raise CalibrationError(
+                    f"{where}: the tokenizer's chat template cannot render its messages: {first_line(error)}",
+                    "give rows with a 'text' field, or a checkpoint whose tokenizer has a chat template",
+                ) from error
+        raise CalibrationError(
+            f"{where} has neither a string 'text' nor a list 'messages'", "give each row one of them"
+        )
+
+
+def find_calibration(folder: Path) -> Path | None:
+    """Return the `calibration.*` file that a checkpoint folder carries, if any.
+
+    Raises:
+        CheckpointError: it is a symbolic link out of the folder.
+    """
+    candidates = (own_file(folder, f"calibration{suffix}") for suffix in SUFFIXES)
+    return next((path for path in candidates if path is not None), None)
+
+
+def _reader(path: Path) -> Callable[[Path], Iterator[tuple[int, Any]]]:
+    for suffix, reader in _READERS.items():
+        if path.name.endswith(suffix):
+            return reader
+    raise CalibrationError(f"{path} has none of the endings {', '.join(SUFFIXES)}", "convert it to one of them")
+
+
+def _read_text(path: Path) -> Iterator[tuple[int, Any]]:
+    with path.open("rb") as file:
+        data = file.read(TEXT_BYTES + 1)
+    if len(data) > TEXT_BYTES:
+        raise CalibrationError(
+            f"{path} has more than {TEXT_BYTES:,} bytes, and a .txt file is one document",
+            "split it, or write one document a row: .jsonl",
+        )
+    yield 1, {"text": data.decode("utf-8")}
+
+
+def _read_jsonl(path: Path) -> Iterator[tuple[int, Any]]:
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        most = path.stat().st_size * EXPANSION + EXPANSION_FREE
+        for number, line in enumerate(_lines(path, file, most), start=1):
+            if line.strip():
+                try:
+                    yield number, parse_json(line)
+                except UnicodeDecodeError:
+                    raise
+                except ValueError as error:
+                    raise CalibrationError(f"{path}, row {number} is not JSON: {error}", "mend that line") from error
+
+
+def _lines(path: Path, file: Any, most: int) -> Iterator[bytes]:
+    """Yield the lines of a file that has at most `most` bytes."""
+    read = 0
+    while line := file.readline(ROW_BYTES + 1):
+        read += len(line)
+        if len(line) > ROW_BYTES:
+            raise CalibrationError(f"{path} has a row of more than {ROW_BYTES:,} bytes", "split that document")
+        if read > most:
+            raise CalibrationError(
+                f"{path} expands to more than {EXPANSION} times its own size", "expand it where you trust it: gunzip"
+            )
+        yield line
+
+
+def _read_parquet(path: Path) -> Iterator[tuple[int, Any]]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise CalibrationError(f"{path}: reading parquet needs pyarrow", "run: pip install pyarrow") from error
+    try:
+        limits = {"thrift_string_size_limit": FOOTER_BYTES, "thrift_container_size_limit": FOOTER_BYTES}
+        with parquet.ParquetFile(path, **limits) as file:
+            kinds = {field.name: field.type for field in file.schema_arrow}
+            kind = kinds.get("text")
+            kind = kind.value_type if isinstance(kind, pyarrow.DictionaryType) else kind
+            texts = ["text"] if kind in (pyarrow.string(), pyarrow.large_string()) else []
+            columns = texts + [name for name in ("messages",) if name in kinds]
+        # Texts stay a dictionary: one that comes a million times is in memory once.
+        with parquet.ParquetFile(path, read_dictionary=texts, **limits) as file:
+            number = 0
+            for batch in file.iter_batches(batch_size=64, columns=columns):
+                for row in range(batch.num_rows):
+                    number += 1
+                    yield number, {name: _cell(path, number, batch.column(name)[row]) for name in columns}
+    except (pyarrow.ArrowException, OSError) as error:
+        if isinstance(error, PermissionError):
+            raise
+        raise CalibrationError(f"{path} is not parquet: {first_line(error)}", "give --data an intact file") from error
+
+
+def _cell(path: Path, number: int, value: Any) -> Any:
+    """Return one cell of a table, once its size is known."""
+    held = getattr(value, "value", value)  # of a dictionary
+    if hasattr(held, "as_buffer"):
+        size = 0 if (data := held.as_buffer()) is None else data.size
+    else:
+        size = getattr(getattr(held, "values", None), "nbytes", 0)
+    if size > ROW_BYTES:
+        raise CalibrationError(f"{path}, row {number} has more than {ROW_BYTES:,} bytes", "split that document")
+    return value.as_py()
+
+
+_READERS = {".txt": _read_text, ".jsonl": _read_jsonl, ".jsonl.gz": _read_jsonl, ".parquet": _read_parquet}

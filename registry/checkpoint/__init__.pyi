@@ -1,0 +1,6 @@
+from .checkpoint import Checkpoint as Checkpoint
+from .hashed import HashedCheckpoint as HashedCheckpoint
+from .hashed import hash_checkpoint as hash_checkpoint
+from .model_files import COPIED_FILES as COPIED_FILES
+from .model_files import read_files as read_files
+from .tokenizer import tokenizer_digest as tokenizer_digest

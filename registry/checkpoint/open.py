@@ -1,0 +1,104 @@
+"""From what a user names to a checkpoint on this disk: a folder, a Hub repository, or an adapter with its base."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from registry.checkpoint import Checkpoint
+from registry.checkpoint.adapter import Adapter, DenseWeights, is_adapter, merge_adapter
+from registry.checkpoint.hub_download import HubReference, fetch_repository, is_hub_reference
+from registry.errors import CheckpointError, InvalidInputError, NotFoundError, RegError, StorageError
+from registry.io.work_dirs import temporary
+from registry.progress import Progress, remark
+from store.permissions import SPACE
+
+PathLike = str | os.PathLike[str]
+Registered = Callable[[str], DenseWeights | None]
+
+NAME_BASE = "name its base model: --base NAME[@V] of a registered one, --base FOLDER, or --base hf://ORG/NAME"
+
+
+@contextmanager
+def opened(
+    checkpoint: PathLike,
+    scratch: Path,
+    *,
+    base: PathLike | None = None,
+    registered: Registered = lambda ref: None,
+    remote_code: bool = False,
+    progress: Progress,
+) -> Iterator[Checkpoint]:
+    """Give the checkpoint that `checkpoint` names, all its headers checked.
+
+    Args:
+        checkpoint: a folder, `hf://ORG/NAME[@REVISION]`, or either of an adapter.
+        scratch: where an adapter is merged into its base; what is written there is deleted afterwards.
+        base: an adapter's base model, where its own configuration does not name it: a registered model's name, a folder
+            or `hf://…`.
+        registered: from a reference to a registered model, or to None where there is none of that name.
+        remote_code: take models too that no native host carries.
+        progress: told of the bytes merged.
+
+    Raises:
+        CheckpointError: it is no checkpoint that can be registered.
+        UnsupportedFamilyError: no native host carries the model exactly.
+        NotFoundError, StorageError: the Hub has no such repository, or cannot be reached; the disk is full.
+        InvalidInputError: `base` is given for a whole checkpoint.
+    """
+    folder, label = _local(checkpoint)
+    if not is_adapter(folder):
+        if base is not None:
+            raise InvalidInputError(f"{label} is a whole checkpoint: only an adapter has a base model", "drop --base")
+        yield Checkpoint(folder, label=label, remote_code=remote_code)
+        return
+    adapter = Adapter(folder, label)
+    weights = _base_of(adapter, base, registered, remote_code)
+    if base is not None and adapter.base_name not in (None, os.fspath(base)):
+        remark(progress, f"merging {label} into {base}, though its configuration names {adapter.base_name}")
+    adapter.check(weights)
+    with ExitStack() as stack:
+        try:
+            merged = stack.enter_context(temporary(scratch, weights.registered_as, prefix="merged-"))
+        except OSError as error:
+            raise StorageError(f"{scratch} cannot be written: {error.strerror}", SPACE) from error
+        merge_adapter(adapter, weights, merged / "model", progress)
+        yield Checkpoint(merged / "model", label=label, remote_code=remote_code)
+
+
+def _local(checkpoint: PathLike) -> tuple[Path, str]:
+    text = os.fspath(checkpoint)
+    if is_hub_reference(text):
+        reference = HubReference.parse(text)
+        return fetch_repository(reference), str(reference)
+    return Path(text), text
+
+
+def _base_of(adapter: Adapter, base: PathLike | None, registered: Registered, remote_code: bool) -> DenseWeights:
+    if base is not None:
+        text = os.fspath(base)
+        found = registered(text)
+        if found is not None:
+            return found
+        if not is_hub_reference(text) and not Path(text).is_dir():
+            raise NotFoundError(f"there is no base model {text!r}: neither registered nor a folder", NAME_BASE)
+        return Checkpoint(*_local(text), remote_code=remote_code)
+    if adapter.base_name is None:
+        raise CheckpointError(f"{adapter.label} does not say which base model it belongs to", NAME_BASE)
+    if Path(adapter.base_name).is_dir():
+        return Checkpoint(Path(adapter.base_name), remote_code=remote_code)
+    if adapter.base_name.startswith(("/", ".", "~")):
+        raise CheckpointError(
+            f"{adapter.label}: its configuration names the folder {adapter.base_name} as its base model, "
+            "which is not here",
+            NAME_BASE,
+        )
+    revision = f"@{adapter.revision}" if adapter.revision else ""
+    try:
+        folder, label = _local(f"hf://{adapter.base_name}{revision}")
+    except RegError as error:
+        raise CheckpointError(
+            f"{adapter.label}: its base model {adapter.base_name!r} cannot be had: {error.message}",
+            f"{error.hint}; or {NAME_BASE}" if error.hint else NAME_BASE,
+        ) from error
+    return Checkpoint(folder, label=label, remote_code=remote_code)

@@ -1,0 +1,5 @@
+"""Composing: from a subset and a recipe to a folder that plain transformers loads."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

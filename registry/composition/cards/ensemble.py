@@ -1,0 +1,96 @@
+"""The model card of an ensemble: what it is made of, what it costs and how to use it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from registry.composition.cards.licenses import RollUp
+from registry.composition.cards.parts import citation, license_note, limits, metadata, reproduce, use
+
+_PAGE = """\
+---
+{metadata}
+---
+
+# {title}
+
+An ensemble of {count} whole dense models whose next-token distributions are mixed ({host}), without training, by
+expert-registry.
+
+| index | expert | content digest | license |{prior_head}
+|---|---|---|---|{prior_rule}
+{members}
+
+| | |
+|---|---|
+| routing | {routing}: {meaning} |
+| kept | the {top_k} largest weights, renormalised; temperature {temperature:g} |
+| cost | {cost} |
+| parameters | {parameters:,} stored; a tensor that members share is stored once |
+| dtype | {dtype} |
+| composition | `{digest}` |
+
+`composition.json` holds the recipe, the members' digests and the SHA-256 of every other file. The logits are log
+probabilities of the mixture; the weights at a token depend on the tokens before it alone.
+
+{license}
+{use}
+{reproduce}
+{limits}
+{citation}"""
+
+
+def ensemble_card(
+    document: Mapping[str, Any],
+    *,
+    licenses: Sequence[str | None],
+    rolled: RollUp,
+    routing: str,
+    parameters: int,
+    dtype: str,
+) -> bytes:
+    """Return README.md of an ensemble's folder: metadata the Hub reads, and a page a person reads.
+
+    Args:
+        document: the ensemble's document with its digest.
+        licenses: the members', in order.
+        rolled: what all licenses come to.
+        routing: what the routing method does, in words.
+        parameters: weights that are stored.
+        dtype: of the weights.
+    """
+    recipe, members, base = document["recipe"], document["members"], document["base"]
+    weights = recipe["weights"]
+    rows = [
+        f"| {index} | {member['name']} | `{member['digest']}` | {own or 'not given'} |"
+        + (f" {weights[member['name']]:g} |" if weights else "")
+        for index, (member, own) in enumerate(zip(members, licenses, strict=True))
+    ]
+    cost = "every member runs on every token"
+    if base is not None:
+        cost = (
+            f"every member runs on the first {recipe['routing_tokens']} tokens, then those chosen; once a sequence, "
+            f"a gradient of the base model {base['name']} `{base['digest']}`"
+        )
+    page = _PAGE.format(
+        metadata=metadata(rolled.license, ["ensemble", document["host"]]),
+        title=" + ".join(member["name"] for member in members),
+        count=len(members),
+        host=document["host"],
+        prior_head=" prior weight |" if weights else "",
+        prior_rule="---|" if weights else "",
+        members="\n".join(rows),
+        routing=recipe["routing"],
+        meaning=routing,
+        top_k=recipe["top_k"],
+        temperature=recipe["temperature"],
+        cost=cost,
+        parameters=parameters,
+        dtype=dtype,
+        digest=document["digest"],
+        license=license_note(rolled),
+        use=use(trust=True, architecture="EnsembleForCausalLM"),
+        reproduce=reproduce(members, base),
+        limits=limits(()),
+        citation=citation(recipe),
+    )
+    return page.encode()

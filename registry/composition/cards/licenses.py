@@ -1,0 +1,124 @@
+"""Licences of members, rolled up into one that a composition of them may be published under.
+
+A table of well-known licences by the identifiers of the Hub, and which may go into which; it is no legal advice, and
+what it does not know it does not decide. Sources: the Hub's list of licences (hub-docs, "Licenses"); the GNU project's
+"Various Licenses and Comments about Them"; Creative Commons' chart for adapters' licences, its declaration of one-way
+compatibility of BY-SA 4.0 with GPLv3 (2015); Apache-2.0 section 4; MPL-2.0 sections 1.12 and 3.3; LGPL-2.1 section 3;
+GPLv3 and AGPLv3 section 13; the Llama community licences section 1.b; Gemma's terms of use section 3.1; the Open RAIL-M
+licences sections 4 and 5.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from registry.errors import InvalidInputError
+from registry.names.suggest import nearest
+
+_PUBLIC = ("cc0-1.0", "unlicense", "wtfpl", "0bsd", "pddl")
+_PLAIN = ("mit", "isc", "bsd", "bsd-2-clause", "bsd-3-clause", "bsd-3-clause-clear", "zlib", "bsl-1.0", "ncsa")
+_COPYLEFT = ("mpl-2.0", "lgpl-2.1", "lgpl-3.0", "gpl-2.0", "gpl-3.0", "agpl-3.0", "cc-by-sa-4.0")
+_NON_COMMERCIAL = ("cc-by-nc-4.0", "cc-by-nc-sa-4.0")
+_CUSTOM = (
+    *("llama2", "llama3", "llama3.1", "llama3.2", "llama3.3", "llama4", "gemma"),
+    *("openrail", "openrail++", "bigscience-openrail-m", "bigscience-bloom-rail-1.0", "creativeml-openrail-m"),
+    "bigcode-openrail-m",
+)
+"""Each asks that what is made of it is passed on under its own terms, and none takes another's."""
+_NO_DERIVATIVES = ("cc-by-nd-4.0", "cc-by-nc-nd-4.0")
+_ORDER = (*_PUBLIC, *_PLAIN, "apache-2.0", "cc-by-4.0", *_COPYLEFT, *_NON_COMMERCIAL, *_CUSTOM)
+"""From what asks least to what asks most; among equals the order decides which of them names the whole."""
+
+_ELSEWHERE = (
+    *("afl-3.0", "artistic-2.0", "c-uda", "cc", "cc-by-2.0", "cc-by-2.5", "cc-by-3.0", "cc-by-sa-3.0", "cc-by-nc-2.0"),
+    *("cc-by-nc-3.0", "cc-by-nc-nd-3.0", "cc-by-nc-sa-2.0", "cc-by-nc-sa-3.0", "cdla-sharing-1.0"),
+    *("cdla-permissive-1.0", "cdla-permissive-2.0", "ecl-2.0", "epl-1.0", "epl-2.0", "etalab-2.0", "eupl-1.1"),
+    *("eupl-1.2", "gfdl", "gpl", "lgpl", "lgpl-lr", "h-research", "intel-research", "lppl-1.3c", "ms-pl", "apple-ascl"),
+    *("apple-amlr", "odc-by", "odbl", "openmdw-1.0", "osl-3.0", "postgresql", "ofl-1.1", "deepfloyd-if-license"),
+    *("fair-noncommercial-research-license", "grok2-community", "unknown", "other"),
+)
+"""The rest of the Hub's list, of which nothing is decided here."""
+
+_GPL3 = ("gpl-3.0", "agpl-3.0")
+_INTO: dict[str, frozenset[str]] = {
+    **dict.fromkeys(_PUBLIC, frozenset(_ORDER)),
+    **dict.fromkeys(_PLAIN, frozenset(_ORDER) - frozenset(_PUBLIC)),
+    "apache-2.0": frozenset(("cc-by-4.0", *_COPYLEFT, *_NON_COMMERCIAL, *_CUSTOM)) - {"lgpl-2.1", "gpl-2.0"},
+    "cc-by-4.0": frozenset(("cc-by-sa-4.0", *_NON_COMMERCIAL, *_CUSTOM, "gpl-2.0", *_GPL3)),
+    "mpl-2.0": frozenset(("lgpl-2.1", "lgpl-3.0", "gpl-2.0", *_GPL3)),
+    "lgpl-2.1": frozenset(("gpl-2.0", *_GPL3)),
+    "lgpl-3.0": frozenset(_GPL3),
+    "gpl-3.0": frozenset(("agpl-3.0",)),
+    "cc-by-sa-4.0": frozenset(("gpl-3.0",)),
+    "cc-by-nc-4.0": frozenset(("cc-by-nc-sa-4.0",)),
+}
+"""Licence → others that a work may be under in which a part is under it. No chains: a pair stands here or is none."""
+
+
+@dataclass(frozen=True)
+class RollUp:
+    """What the members' licences come to.
+
+    Attributes:
+        license: the most restrictive of them, which all others may go into; None where there is none.
+        why: why there is none, for a person.
+    """
+
+    license: str | None
+    why: str | None = None
+
+
+def check_spelling(license_id: str) -> None:
+    """Refuse an identifier that the Hub does not list and that looks like one that it does.
+
+    Others are left for the Hub to judge, whose list grows.
+
+    Raises:
+        InvalidInputError: it is misspelt.
+    """
+    known = (*_ORDER, *_NO_DERIVATIVES, *_ELSEWHERE)
+    if license_id.lower() not in known and (meant := nearest(license_id.lower(), known)):
+        raise InvalidInputError(
+            f"the Hub knows no license {license_id!r}{meant}",
+            "write it as the Hub does, or give other: --license other",
+        )
+
+
+def roll_up(licenses: Mapping[str, str | None]) -> RollUp:
+    """Return what the licences of some parts come to.
+
+    Args:
+        licenses: name of each part → its licence, as the Hub writes it, or None where it has none.
+    """
+    if missing := sorted(name for name, license_id in licenses.items() if license_id is None):
+        return RollUp(None, f"no license was given for {', '.join(missing)}")
+    found = {name: _plain(str(license_id)) for name, license_id in licenses.items()}
+    if closed := [name for name, one in found.items() if one in _NO_DERIVATIVES]:
+        return RollUp(None, f"{closed[0]} is under {found[closed[0]]}, which allows no derivatives")
+    different = sorted(set(found.values()), key=_strictness)
+    if len(different) == 1 and different[0] not in ("other", "unknown"):
+        return RollUp(different[0])
+    if unknown := [name for name, one in found.items() if one not in _ORDER]:
+        return RollUp(None, f"{unknown[0]} is under {found[unknown[0]]!r}, of which nothing is known here")
+    for candidate in reversed(different):
+        if all(candidate == one or candidate in _INTO.get(one, ()) for one in different):
+            return RollUp(candidate)
+    return RollUp(None, _conflict(found, different))
+
+
+def _conflict(found: Mapping[str, str], different: Sequence[str]) -> str:
+    holder = {license_id: name for name, license_id in reversed([*found.items()])}
+    for first, second in combinations(different, 2):
+        if second not in _INTO.get(first, ()) and first not in _INTO.get(second, ()):
+            told = f"{holder[first]} is under {first} and {holder[second]} under {second}"
+            return f"{told}, and neither may go into the other"
+    return f"none of {', '.join(different)} takes all the others"
+
+
+def _plain(license_id: str) -> str:
+    """Return a licence as the Hub writes it; SPDX says `GPL-3.0-only`."""
+    return license_id.lower().removesuffix("-only")
+
+
+def _strictness(license_id: str) -> int:
+    return _ORDER.index(license_id) if license_id in _ORDER else len(_ORDER)

@@ -1,0 +1,110 @@
+"""The model card of a composition: what it is made of and how to use it. No time, place or registry history."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from registry.composition.cards.parts import citation, license_note, licenses_of, limits, metadata, reproduce, use
+from registry.composition.plan import Plan
+
+_PAGE = """\
+---
+{metadata}
+---
+
+# {title}
+
+{what} composed in closed form, without training, by expert-registry.
+
+| index | expert | content digest | license | weight |
+|---|---|---|---|---|
+{members}
+
+| | |
+|---|---|
+{settings}
+| parameters | {parameters:,}, of which {active:,} are active per token |
+| dtype | {dtype} |
+| composition | `{digest}` |
+
+`composition.json` holds the recipe, the members' digests and the SHA-256 of every other file.
+
+{license}
+{use}
+{reproduce}
+{limits}
+## Methods
+
+{sources}
+
+{citation}"""
+
+_SOURCES = {
+    "ridge": 'The routers are the closed-form ridge solution of "Training-Free Dynamic Upcycling of Expert Language '
+    'Models" (DUME), equations 6 and 7.',
+    "domain-embedding": 'The routers are mean features of the experts\' text, as in "FlexOlmo", section 3.3.2.',
+    "random": 'The routers are random, as in "Branch-Train-MiX" before training.',
+    "regmean": 'The trunk is solved for by "Dataless Knowledge Fusion by Merging Weights of Language Models", RegMean.',
+    "mean": 'The trunk is the average of the experts\', as in "Branch-Train-MiX".',
+    "ties": 'The trunk is merged by "TIES-Merging: Resolving Interference When Merging Models".',
+    "dare": 'The trunk is merged by "Language Models are Super Mario" (DARE).',
+    "task-arithmetic": 'The trunk is merged by "Editing Models with Task Arithmetic".',
+}
+
+
+def model_card(plan: Plan) -> bytes:
+    """Return README.md of a composed folder: metadata the Hub reads, and a page a person reads."""
+    rolled = licenses_of(plan.members, plan.base)
+    recipe = plan.recipe.document(plan.names)
+    weights = recipe["weights"]
+    base = f", base model {plan.base.version.name} `{plan.base.version.digest}`" if plan.base else ""
+    members = [
+        f"| {index} | {member.version.name} | `{member.version.digest}` | {member.content['license'] or 'not given'} "
+        f"| {weights[member.version.name]:g} |"
+        for index, member in enumerate(plan.members)
+    ]
+    tags = [*(["mixture-of-experts", "moe"] if recipe["to"] == "moe" else []), plan.host.model_type]
+    sparse = f"A sparse mixture of {len(plan.members)} experts ({plan.host.model_type}),"
+    dense = f"One dense model ({plan.host.model_type}) made of {len(plan.members)} experts,"
+    page = _PAGE.format(
+        metadata=metadata(rolled.license, tags),
+        title=" + ".join(plan.names),
+        what=sparse if recipe["to"] == "moe" else dense,
+        members="\n".join(members),
+        settings="\n".join(f"| {key} | {value} |" for key, value in _settings(recipe, base)),
+        sources="\n".join(_sources(recipe)),
+        parameters=plan.parameters,
+        active=plan.active_parameters,
+        dtype=plan.dtype,
+        digest=plan.digest,
+        license=license_note(rolled),
+        use=use(trust=bool(plan.host.files), architecture=plan.host.class_name),
+        reproduce=reproduce(plan.document["members"], plan.document["base"]),
+        limits=limits(plan.translation.notes, routed=recipe["to"] == "moe"),
+        citation=citation(recipe),
+    )
+    return page.encode()
+
+
+def _sources(recipe: dict[str, Any]) -> Iterator[str]:
+    """Yield a sentence on each method that the recipe used."""
+    for name in (recipe.get("router"), recipe["trunk"]):
+        if name in _SOURCES:
+            yield _SOURCES[name]
+    if recipe["to"] == "dense":
+        yield 'All weights were combined alike, as in "Model soups".'
+    elif recipe["refine"]:
+        yield "The routers' statistics were taken anew through the composed model (DUME, equation 7)."
+    if recipe.get("refine_mlp"):
+        yield "The trunk's linear maps and the experts' down projections were refitted in closed form to the whole."
+
+
+def _settings(recipe: dict[str, Any], base: str) -> Iterator[tuple[str, str]]:
+    """Yield (name, value) of what the recipe says, apart from weights and dtype."""
+    for name, value in recipe.items():
+        if name in ("to", "weights", "dtype", "trunk_options"):
+            continue
+        if name == "trunk":
+            options = "".join(f", {option} {number:g}" for option, number in recipe["trunk_options"].items())
+            yield name, f"{value}{options}{base}"
+        else:
+            yield name.replace("_", " "), f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,95 @@
+"""What must agree among the members of a composition, and the vocabulary where they differ in its size."""
+
+from collections.abc import Sequence
+
+from registry.checkpoint.tokenizer import tokenizer_conflict
+from registry.composition.recipe import AUTO, Recipe
+from registry.errors import IncompatibleError
+from registry.families.sites import MLP_INPUT, SITES, TOKEN_COUNTS
+from registry.maths.router import OWN, ROUTERS
+from registry.maths.trunk import TRUNKS
+from registry.member import Member
+
+VOCABULARY = ("vocab_size",)
+"""What members may differ in: some have rows for tokens that others lack."""
+
+
+def check_compatible(members: Sequence[Member]) -> None:
+    """Check that all can stand in one composition.
+
+    Families, architectures apart from the vocabulary's size, and tokenizers on the tokens that both have must agree.
+
+    Raises:
+        IncompatibleError: two do not; the message says who, and in what.
+    """
+    lead = leading(members)
+    for other in members:
+        pair = f"{lead.version.ref} and {other.version.ref} cannot stand in one composition"
+        if lead.family is not other.family:
+            raise IncompatibleError(
+                f"{pair}: family {lead.family.model_type} against {other.family.model_type}",
+                "compose experts of one family",
+            )
+        if differences := lead.architecture.differences(other.architecture, apart_from=VOCABULARY):
+            raise IncompatibleError(f"{pair}: {'; '.join(differences)}", "compose experts of one base model")
+        if conflict := _tokenizer_conflict(lead, other):
+            raise IncompatibleError(
+                f"{pair}: their tokenizers differ: {conflict}",
+                "leave one of them out, or train them with one tokenizer: added tokens need the same numbers",
+            )
+
+
+def check_statistics(members: Sequence[Member], recipe: Recipe) -> None:
+    """Check that the members have the statistics that a recipe needs.
+
+    Raises:
+        IncompatibleError: one has not; the message says who, and of which site.
+    """
+    features = ROUTERS[recipe.router].features if recipe.to == "moe" else None
+    needed = [MLP_INPUT] if features == OWN or recipe.balance != "none" else []
+    if TRUNKS[recipe.trunk].needs_inputs and len(members) > 1:
+        needed += [*SITES["all"], TOKEN_COUNTS]
+    for member in members:
+        for site in needed:
+            if not member.has_statistics(site):
+                raise IncompatibleError(
+                    f"{member.version.ref} has no statistics of {site}, which trunk method {recipe.trunk!r} needs",
+                    f"register it again with all sites: reg add-expert {member.name} CKPT, and where CKPT carries "
+                    "statistics take those anew first: reg collect CKPT --data FILE --out CKPT; or choose --trunk mean",
+                )
+
+    if recipe.to == "moe" and (recipe.retakes or recipe.refine_mlp):
+        for member in members:
+            if "ids" not in member.names("calibration"):
+                raise IncompatibleError(
+                    f"{member.version.ref} kept no calibration tokens, which this recipe runs through models",
+                    f"register it again with them: reg add-expert {member.name} CKPT --data FILE --keep-calibration; "
+                    "a checkpoint that carries neither text nor statistics writes its own, which is kept",
+                )
+    if recipe.to == "moe" and recipe.lam == AUTO:
+        counts = {member.version.ref: member.fold_count(MLP_INPUT) for member in members}
+        if min(counts.values()) < 2 or len(set(counts.values())) > 1:
+            listed = ", ".join(f"{ref} {count}" for ref, count in counts.items())
+            raise IncompatibleError(
+                f"lam auto needs every member's statistics in as many folds, 2 or more: {listed}",
+                "register them again with --folds 2 (where CKPT carries statistics, take those anew first: reg collect "
+                "CKPT --data FILE --folds 2 --out CKPT), or give a number: --lam 0.01",
+            )
+
+
+def leading(members: Sequence[Member]) -> Member:
+    """Return the first member, in the order given, that has the most tokens, by rows and then by its tokenizer."""
+    return max(members, key=lambda member: (member.architecture.vocab_size, _known_tokens(member)))
+
+
+def _known_tokens(member: Member) -> int:
+    return int(member.content["tokens"] or 0)
+
+
+def _tokenizer_conflict(first: Member, second: Member) -> str | None:
+    if first.content["tokenizer"] == second.content["tokenizer"]:
+        return None
+    if not all("tokenizer.json" in member.names("file") for member in (first, second)):
+        short = [str(member.content["tokenizer"])[:12] for member in (first, second)]
+        return f"digest {short[0]} against {short[1]}, and not both have a tokenizer.json that could be compared"
+    return tokenizer_conflict(first.file("tokenizer.json"), second.file("tokenizer.json"))

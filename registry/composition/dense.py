@@ -1,0 +1,67 @@
+"""Dense folders from the store: an expert given back bit for bit, and the plain average of some."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+from registry.composition.render import span
+from registry.hosts import Rows as HostRows
+from registry.io.model_folder import fresh_folder, write_files, write_weights
+from registry.io.safetensors_writer import Span, Stream
+from registry.io.torch_blocks import DTYPES, to_block, to_tensor
+from registry.maths.trunk.combination import Rows, average
+from registry.member import Member
+from registry.progress import Progress
+from store.arrays import Block
+from store.catalog.records import Role
+
+
+def write_dense(members: Sequence[Member], out: Path, progress: Progress) -> None:
+    """Write the average of all tensors of `members` to `out`, with the files of the first; of one member, itself.
+
+    Args:
+        members: versions of one architecture, in the order in which they are summed.
+        out: an absent or empty folder.
+        progress: told of the bytes written.
+
+    Raises:
+        OutputError: `out` is there already.
+        StorageError: the disk is full or refuses.
+        DamagedError: an array is not what was stored.
+    """
+    first = members[0]
+    links = [link for link in first.arrays if link.role in ("trunk", "mlp")]
+    streams = [
+        Stream(
+            link.name,
+            link.dtype,
+            link.shape,
+            partial(_average, members, link.role, link.name, link.dtype),
+            partial(_spans, members, link.role, link.name, link.dtype),
+        )
+        for link in links
+    ]
+    nbytes = sum(stream.nbytes for stream in streams)
+    with fresh_folder(out, replace=None, nbytes=nbytes) as folder:
+        with progress("writing", nbytes, "B") as advance:
+            write_weights(folder, streams, advance)
+        write_files(folder, {name: first.file(name) for name in first.names("file")})
+
+
+def _spans(members: Sequence[Member], role: Role, name: str, dtype: str) -> list[Span] | None:
+    found = span(members[0].open(role, name), HostRows(name), dtype) if len(members) == 1 else None
+    return None if found is None else [found]
+
+
+def _average(members: Sequence[Member], role: Role, name: str, dtype: str) -> Iterable[Block]:
+    sources = [member.open(role, name) for member in members]
+    if len(sources) == 1:
+        return sources[0].blocks()
+
+    def blocks() -> Iterator[Block]:
+        for parts in zip(*(source.blocks() for source in sources), strict=True):
+            tensors = [to_tensor(part, source.dtype) for part, source in zip(parts, sources, strict=True)]
+            combined = average(Rows(0, tuple(tensors), None), [1.0] * len(tensors))
+            yield to_block(combined.to(DTYPES[dtype]))
+
+    return blocks()

@@ -1,0 +1,103 @@
+"""A composition's document read back: what was composed of what, and how."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from registry.composition.ensemble.plan import TO_ENSEMBLE, EnsembleRecipe
+from registry.composition.plan import DOCUMENT_FORMAT
+from registry.composition.recipe import Recipe
+from registry.errors import CheckpointError, InvalidInputError
+from registry.hosts.remote_code import REMOTE_CODE, ROUTED
+from registry.io.schema import DIGEST, LIST, OBJECT, TEXT, WHOLE, fields, maybe
+from registry.names.reference import check_name
+
+_KINDS = {
+    "format": WHOLE,
+    "host": TEXT,
+    "recipe": OBJECT,
+    "members": LIST,
+    "base": maybe(OBJECT),
+    "digest": DIGEST,
+    "files": OBJECT,
+    "lam": LIST,
+    "parent": DIGEST,
+    "training": OBJECT,
+}
+_OPTIONAL = ("digest", "files", "lam", "parent", "training")
+"""Of `composition.json` alone, of lam `auto`, and of trained routers."""
+
+
+@dataclass(frozen=True)
+class Content:
+    """A version as documents name it: by name and content digest."""
+
+    name: str
+    digest: str
+
+    @classmethod
+    def from_document(cls, document: object, where: str) -> "Content":
+        """Read `{"name": …, "digest": …}`.
+
+        Raises:
+            InvalidInputError: it is none, or no name is of that form.
+        """
+        given = fields(document, {"name": TEXT, "digest": DIGEST}, where)
+        return cls(check_name(given["name"]), given["digest"])
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a composition's document says.
+
+    Attributes:
+        members: in the order of the experts, which is that of their names.
+        base: the base model, where it took part.
+        recipe: how they were composed.
+        host: the `model_type`.
+        parent: the digest of the composition whose routers were trained, None where none were.
+    """
+
+    members: tuple[Content, ...]
+    base: Content | None
+    recipe: Recipe | EnsembleRecipe
+    host: str
+    parent: str | None = None
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any], where: str) -> "Description":
+        """Read what `composition.json` holds, or the catalog's document of a composition.
+
+        Args:
+            document: untrusted.
+            where: what messages call it.
+
+        Raises:
+            CheckpointError: a key is unknown or missing, a value is not what this program writes, or no such recipe is.
+            InvalidInputError: a member's name cannot be one.
+        """
+        given = fields(document, _KINDS, where, optional=_OPTIONAL)
+        if given["format"] != DOCUMENT_FORMAT:
+            raise CheckpointError(
+                f"{where} has format {given['format']}, this program reads {DOCUMENT_FORMAT}",
+                "use the program that it was composed with",
+            )
+        if ("parent" in given) != ("training" in given):
+            raise CheckpointError(f"{where} has one of parent and training, which go together", "copy the file again")
+        members = tuple(Content.from_document(member, f"{where}, members") for member in given["members"])
+        names = [member.name for member in members]
+        if not names or names != sorted(set(names)):
+            raise CheckpointError(f"{where}: its members are not in the order of their names", "copy the file again")
+        base = None if given["base"] is None else Content.from_document(given["base"], f"{where}, base")
+        try:
+            recipe = _recipe(given["recipe"], names, given["host"])
+        except InvalidInputError as error:
+            raise CheckpointError(f"{where}: {error.message}", "copy the file again") from error
+        return cls(members, base, recipe, given["host"], given.get("parent"))
+
+
+def _recipe(document: Mapping[str, Any], names: Sequence[str], host: str) -> Recipe | EnsembleRecipe:
+    if document.get("to") == TO_ENSEMBLE:
+        return EnsembleRecipe.from_document(document, names)
+    chosen = REMOTE_CODE if host.startswith(ROUTED) else host
+    return Recipe.from_document(document, names, host=chosen if document.get("to") == "moe" else None)

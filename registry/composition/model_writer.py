@@ -1,0 +1,73 @@
+"""Writing a model of a plan: weights, config.json, tokenizer and code."""
+
+import json
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from registry.checkpoint import COPIED_FILES
+from registry.composition.plan import Plan, Router
+from registry.composition.provenance import origin
+from registry.composition.render import produce, spans
+from registry.composition.tensor_source import Materials
+from registry.hosts import Experts
+from registry.io.model_folder import json_file, write_files, write_weights
+from registry.io.safetensors_writer import Stream
+from registry.io.shard_reuse import Earlier
+from registry.maths.threads import one_thread
+from registry.maths.trunk import TRUNKS
+from registry.progress import Progress
+
+_PARTS: dict[type, str] = {Experts: "experts", Router: "routers"}
+"""How a tensor is made → which files of a large model it goes to."""
+
+
+def write_model(
+    materials: Materials, folder: Path, progress: Progress, earlier: Earlier | None = None
+) -> dict[str, str]:
+    """Write weights, config.json, tokenizer and code of a plan into a folder, and return file name → SHA-256.
+
+    Args:
+        materials: what to write.
+        folder: an empty folder.
+        progress: told of the bytes written.
+        earlier: the folder that this one replaces.
+    """
+    plan = materials.plan
+    # Where little is computed, threads that wait for one another only take the time of those that copy and hash.
+    threads = nullcontext() if TRUNKS[plan.recipe.trunk].needs_inputs else one_thread()
+    with threads, progress("composing", plan.nbytes, "B") as advance:
+        digests = write_weights(folder, streams_of(materials), advance, earlier)
+    copied = {name: plan.lead.file(name) for name in plan.lead.names("file") if name in COPIED_FILES}
+    return digests | write_files(folder, copied | dict(plan.host.files) | {"config.json": json_file(host_config(plan))})
+
+
+def streams_of(materials: Materials) -> list[Stream]:
+    """Return every tensor of a plan as a stream."""
+    return [
+        Stream(
+            tensor.name,
+            tensor.dtype,
+            tensor.shape,
+            partial(produce, materials, tensor),
+            partial(spans, materials, tensor),
+            _PARTS.get(type(tensor.made), "trunk"),
+            origin(materials.plan, tensor),
+        )
+        for tensor in materials.plan.tensors
+    ]
+
+
+def host_config(plan: Plan) -> dict[str, Any]:
+    """Return config.json: the host's own keys, the members' special tokens, the dtype in both spellings."""
+    count = len(plan.members)
+    return {
+        **plan.host.dense_config(json.loads(plan.lead.file("config.json"))),
+        "architectures": [plan.host.class_name],
+        "model_type": plan.host.model_type,
+        "dtype": plan.dtype,
+        "torch_dtype": plan.dtype,
+        **plan.lead.content["special_tokens"],
+        **plan.host.config(plan.translation.architecture, count, plan.recipe.experts_per_token(count)),
+    }

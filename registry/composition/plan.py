@@ -1,0 +1,287 @@
+"""What a composition will be, before a byte of it is written: members, host, every tensor and how it is made."""
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from registry.composition.compatibility import check_compatible, check_statistics, leading
+from registry.composition.recipe import Recipe
+from registry.errors import IncompatibleError, InvalidInputError, UnsupportedFamilyError
+from registry.families import Translation
+from registry.hosts import Constant, Experts, Host, Trunk
+from registry.hosts.remote_code import REMOTE_CODE
+from registry.maths.router import balanced
+from registry.maths.trunk import TRUNKS
+from registry.maths.trunk.regmean import RUN_BYTES
+from registry.member import Member
+from store.arrays import CARRIERS, CHUNK_ELEMENTS
+from store.digest import json_digest
+
+DOCUMENT_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Router:
+    """The router of one layer, made by the router method from the members' statistics."""
+
+    shape: tuple[int, ...]
+    layer: int
+
+
+@dataclass(frozen=True)
+class OutputTensor:
+    """One tensor of the folder: its host name, its dtype, and how it is made."""
+
+    name: str
+    dtype: str
+    made: Experts | Trunk | Constant | Router
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        return self.made.shape
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return math.prod(self.shape) * CARRIERS[self.dtype][1]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A composition to be.
+
+    Attributes:
+        members: in name order, which is the order of the experts.
+        base: the base model, where the trunk method needs it.
+        recipe: how they are combined.
+        dtype: what config.json says of the weights.
+        lead: the member whose tokenizer and settings the folder takes over: the first with the largest vocabulary.
+        translation: how the host carries it.
+        tensors: every tensor, layer by layer.
+    """
+
+    members: tuple[Member, ...]
+    base: Member | None
+    recipe: Recipe
+    dtype: str
+    lead: Member
+    translation: Translation
+    tensors: tuple[OutputTensor, ...]
+
+    @property
+    def weights(self) -> list[float]:
+        """ω of each member, in their order."""
+        return [float(self.recipe.weights.get(name, 1.0)) for name in self.names]
+
+    @property
+    def statistics_weights(self) -> list[float]:
+        """What each member's statistics are multiplied by: ω, and where tokens are balanced their mean over its own."""
+        if self.recipe.balance == "none":
+            return self.weights
+        return balanced(self.weights, [member.tokens for member in self.members])
+
+    @property
+    def host(self) -> Host:
+        """The architecture that will carry it."""
+        return self.translation.host
+
+    @property
+    def model_type(self) -> str:
+        """The `model_type` written to config.json."""
+        return self.host.model_type
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know of the result."""
+        return self.translation.notes
+
+    @property
+    def names(self) -> list[str]:
+        """The members' names, in order."""
+        return [member.name for member in self.members]
+
+    @property
+    def parameters(self) -> int:
+        """Weights in all."""
+        return sum(math.prod(tensor.shape) for tensor in self.tensors)
+
+    @property
+    def active_parameters(self) -> int:
+        """Weights that take part in one token: the trunk, the routers and top_k experts."""
+        experts = sum(math.prod(tensor.shape) for tensor in self.tensors if isinstance(tensor.made, Experts))
+        return (
+            self.parameters - experts + experts // len(self.members) * self.recipe.experts_per_token(len(self.members))
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of weights that will be written."""
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    @property
+    def peak_bytes(self) -> int:
+        """An upper estimate of the memory that composing takes beyond the program itself.
+
+        One layer's Gram workspace (seven matrices of 8-byte numbers: as read, as decoded, as integers of two members,
+        as reals, their sum and its factor) and one block of a tensor (in float64, widened and rounded, beside what each
+        member contributes, as read and as decoded). Both count: what one frees is not always there for the other. Where
+        tokens run through models, the largest of these is in memory too, with the statistics that it gives.
+        """
+        architecture = self.translation.architecture
+        widest = architecture.hidden_size
+        if TRUNKS[self.recipe.trunk].needs_inputs:
+            widest = max(widest, architecture.num_attention_heads * architecture.head_dim)
+        gram = 7 * 8 * (widest + 1) ** 2
+        solved = self.lead.family.linear_inputs(architecture) if TRUNKS[self.recipe.trunk].needs_inputs else {}
+        elements = max(_workspace(tensor.made, solved) for tensor in self.tensors)
+        contributed = 2 * CARRIERS[self.dtype][1] * (len(self.members) + (self.base is not None))
+        return gram + (3 * 8 + contributed) * elements + self._pass_bytes
+
+    @property
+    def _pass_bytes(self) -> int:
+        """Bytes of the largest model that tokens run through, and of the sums that are taken there; 0 for none."""
+        recipe, architecture = self.recipe, self.lead.architecture
+        if recipe.to != "moe" or not (recipe.retakes or recipe.refine_mlp):
+            return 0
+        dense = sum(link.nbytes for link in self.lead.arrays if link.role in ("trunk", "mlp"))
+        sums = 2 * 8 * architecture.num_hidden_layers * (architecture.hidden_size + 1) ** 2
+        return sums + (self.nbytes if recipe.refine > 1 else dense)
+
+    @cached_property
+    def document(self) -> dict[str, Any]:
+        """Recipe, names and content digests: all that the composition is a function of."""
+        return {
+            "format": DOCUMENT_FORMAT,
+            "host": self.host.model_type,
+            "recipe": self.recipe.document(self.names),
+            "members": [{"name": m.name, "digest": m.version.digest} for m in self.members],
+            "base": None if self.base is None else {"name": self.base.name, "digest": self.base.version.digest},
+        }
+
+    @property
+    def digest(self) -> str:
+        """The composition's digest."""
+        return json_digest(self.document)
+
+
+def make_plan(members: Sequence[Member], base: Member | None, recipe: Recipe) -> Plan:
+    """Return the plan of composing `members` (in any order) by `recipe`.
+
+    Args:
+        members: active versions of different experts.
+        base: the base model where `recipe.trunk` needs one; it takes no part otherwise.
+        recipe: how.
+
+    Raises:
+        InvalidInputError: no member, a name twice, or a recipe that does not fit them.
+        IncompatibleError: members differ in what must agree; the message says in what, and who from whom.
+        UnsupportedFamilyError: the host asked for does not carry them.
+    """
+    ordered = tuple(sorted(members, key=lambda member: member.name))
+    if not ordered:
+        raise InvalidInputError("a composition needs at least one expert", "name some: --experts code,math")
+    names = [member.name for member in ordered]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise InvalidInputError(
+            f"{', '.join(twice)} is named more than once: a composition holds one version of an expert",
+            "name each once",
+        )
+    recipe.check_members(names)
+    base = base if recipe.needs_base else None
+    everyone = (*ordered, *([base] if base else []))
+    check_compatible(everyone)
+    check_statistics(ordered, recipe)
+    lead = leading(everyone)
+    translation = lead.family.dense(lead.architecture) if recipe.to == "dense" else _translation(lead, recipe.host)
+    dtype = recipe.dtype or _common_dtype(ordered)
+    return Plan(
+        ordered,
+        base,
+        recipe,
+        dtype,
+        lead,
+        translation,
+        tuple(_tensors(ordered, base, recipe, dtype, lead, translation)),
+    )
+
+
+def dense_plan(plan: Plan) -> Plan:
+    """Return the plan of one dense model made of the same trunk: what every member sees when tokens are forced."""
+    translation = plan.lead.family.dense(plan.lead.architecture)
+    recipe = replace(plan.recipe, to="dense", refine=0, refine_mlp=False, host=None)
+    tensors = tuple(_tensors(plan.members, plan.base, recipe, plan.dtype, plan.lead, translation))
+    return replace(plan, recipe=recipe, translation=translation, tensors=tensors)
+
+
+def _translation(lead: Member, host: str | None) -> Translation:
+    hosts = lead.hosts
+    if host is None:
+        host = next(iter(hosts))
+        if host == REMOTE_CODE:
+            raise UnsupportedFamilyError(
+                f"no native host carries {lead.version.ref} exactly: {lead.family.refusal(lead.architecture)}",
+                "add --remote-code: the folder then carries a modelling file of its own",
+            )
+    if host not in hosts:
+        raise UnsupportedFamilyError(
+            f"host {host!r} does not carry {lead.version.ref} ({lead.family.model_type})",
+            f"those that do: {', '.join(hosts)}",
+        )
+    return hosts[host]
+
+
+def _common_dtype(members: Sequence[Member]) -> str:
+    dtypes = {member.version.ref: str(member.content["dtype"]) for member in members}
+    if len(set(dtypes.values())) > 1:
+        listed = ", ".join(f"{ref} {dtype}" for ref, dtype in dtypes.items())
+        raise IncompatibleError(
+            f"the members' weights have different dtypes ({listed})", "choose one: --dtype bfloat16"
+        )
+    return next(iter(dtypes.values()))
+
+
+def _tensors(
+    members: Sequence[Member], base: Member | None, recipe: Recipe, dtype: str, lead: Member, translation: Translation
+) -> Iterator[OutputTensor]:
+    family, architecture, host = lead.family, lead.architecture, translation.host
+    for name, made in translation.trunk.items():
+        own = dtype if isinstance(made, Constant) else _trunk_dtype(members, base, recipe, made.rows.name)
+        yield OutputTensor(name, recipe.dtype or own, made)
+    for layer in range(architecture.num_hidden_layers if recipe.to == "moe" else 0):
+        shape = (len(members), architecture.hidden_size)
+        yield OutputTensor(host.below(layer, host.gate), dtype, Router(shape, layer))
+        whole = recipe.host == REMOTE_CODE
+        parts = family.mlp_tensors(layer, architecture) if whole else family.projections(layer, architecture)
+        for name, experts in host.experts.tensors(len(members), parts):
+            dtypes = {
+                members[member].version.ref: members[member].link("mlp", rows.name).dtype
+                for member, rows in experts.parts
+            }
+            yield OutputTensor(host.below(layer, name), recipe.dtype or _one(name, dtypes), experts)
+
+
+def _trunk_dtype(members: Sequence[Member], base: Member | None, recipe: Recipe, name: str) -> str:
+    method = TRUNKS[recipe.trunk]
+    contributors = [*(members if method.needs_members else ()), *([base] if base and method.needs_base else [])]
+    if recipe.dtype:
+        return recipe.dtype
+    return _one(name, {member.version.ref: member.weight(name).dtype for member in contributors})
+
+
+def _one(name: str, dtypes: dict[str, str]) -> str:
+    if len(set(dtypes.values())) > 1:
+        listed = ", ".join(f"{ref} {dtype}" for ref, dtype in dtypes.items())
+        raise IncompatibleError(f"tensor {name} has different dtypes ({listed})", "choose one: --dtype bfloat16")
+    return next(iter(dtypes.values()))
+
+
+def _workspace(made: Experts | Trunk | Constant | Router, solved: Collection[str]) -> int:
+    """Return how many elements of a tensor are in memory at once; `solved` are made in longer runs of rows."""
+    size = math.prod(made.shape)
+    if isinstance(made, Trunk) and made.rows.name in solved:
+        return min(size, max(RUN_BYTES // 8, CHUNK_ELEMENTS))
+    reordered = isinstance(made, Trunk) and made.rows.rows is not None and not isinstance(made.rows.rows, range)
+    return size if reordered else min(CHUNK_ELEMENTS, size)

@@ -1,0 +1,9 @@
+from .continual import Continual as Continual
+from .methods import METHODS as METHODS
+from .methods import Method as Method
+from .results import Row as Row
+from .results import Spread as Spread
+from .results import TestSettings as TestSettings
+from .scoring import perplexities as perplexities
+from .table import evaluate as evaluate
+from .text import test_windows as test_windows

@@ -1,0 +1,142 @@
+"""What a push adds to a card: what does not follow from what was composed, but what its registry knows beside it."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from registry.checkpoint.annotations import HUB_TAG, LANGUAGE_TAG
+from registry.hub.hub_errors import endpoint
+from store.catalog import Catalog, EvaluationRecord, VersionRecord
+
+_HUB = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", re.ASCII)
+_LANGUAGE = re.compile(r"[a-z]{2,3}|code|multilingual")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A version, and where it is on the Hub: `ORG/NAME` or `ORG/NAME@COMMIT`, None where that is not known."""
+
+    version: VersionRecord
+    place: str | None
+
+    @property
+    def repo_id(self) -> str | None:
+        """The repository alone."""
+        return None if self.place is None else self.place.partition("@")[0]
+
+
+def source_of(catalog: Catalog, version: VersionRecord) -> Source:
+    """Return where a version is on the Hub: as its tag says, else where it was pushed to last."""
+    tagged = version.tags.get(HUB_TAG)
+    if tagged is not None and _HUB.fullmatch(tagged):
+        return Source(version, tagged)
+    pushed = [push for push in catalog.pushes([version.ref]) if push.commit is not None]
+    return Source(version, f"{pushed[-1].repo}@{pushed[-1].commit}" if pushed else None)
+
+
+def languages_of(versions: Sequence[VersionRecord]) -> list[str]:
+    """Return every language that versions are tagged with, once each."""
+    found = [part.strip() for version in versions for part in version.tags.get(LANGUAGE_TAG, "").split(",")]
+    return sorted({language for language in found if _LANGUAGE.fullmatch(language)})
+
+
+def metadata(
+    name: str,
+    sources: Sequence[Source],
+    languages: Sequence[str],
+    license_id: str | None,
+    evaluation: EvaluationRecord | None,
+) -> str:
+    """Return lines of YAML for the front matter; empty where there is nothing to say.
+
+    Args:
+        name: of the model.
+        sources: of what it was composed of.
+        languages: of all of them.
+        license_id: one that was chosen, in place of the members'.
+        evaluation: what was found of it last.
+    """
+    from huggingface_hub import ModelCardData
+
+    repositories = list(dict.fromkeys(source.repo_id for source in sources if source.repo_id))
+    data = ModelCardData(
+        base_model=repositories or None,
+        language=list(languages) or None,
+        license=license_id,
+        model_name=name if evaluation else None,
+        eval_results=_results(evaluation) if evaluation else None,
+    )
+    if repositories:
+        data["base_model_relation"] = "merge"
+    return f"{data.to_yaml(line_break=chr(10))}\n" if any((repositories, languages, license_id, evaluation)) else ""
+
+
+def page(sources: Sequence[Source], evaluation: EvaluationRecord | None) -> str:
+    """Return Markdown for the end of the card; arguments as `metadata`."""
+    return "\n".join(part for part in (_members(sources), _scores(evaluation) if evaluation else "") if part)
+
+
+def _members(sources: Sequence[Source]) -> str:
+    rows = [
+        f"| {source.version.name} | {source.version.ref} | `{source.version.digest[:12]}` "
+        f"| {'not known' if source.place is None else _link(source.place)} |"
+        for source in sources
+    ]
+    commands = [
+        f"$ reg add-{source.version.kind} {source.version.name} hf://{source.place}"
+        for source in sources
+        if source.place is not None
+    ]
+    told = "\n```console\n" + "\n".join(commands) + "\n```\n" if commands else ""
+    return (
+        "## Members\n\nVersions are numbered as in the registry that this was pushed from.\n\n"
+        "| expert | version | content digest | on the Hub |\n|---|---|---|---|\n" + "\n".join(rows) + "\n" + told
+    )
+
+
+def _link(place: str) -> str:
+    repo_id, _, commit = place.partition("@")
+    return f"[{repo_id}]({endpoint()}/{repo_id})" + (f" at `{commit[:12]}`" if commit else "")
+
+
+def _scores(evaluation: EvaluationRecord) -> str:
+    document = evaluation.document
+    figures, oracle, settings = document["figures"], document["oracle"] or {}, document["settings"]
+    rows = [
+        f"| {domain} | {figures['perplexity'][domain]:.3f} | {_number(figures['score'].get(domain))} "
+        f"| {_number(oracle.get('score', {}).get(domain))} | {text['tokens']:,} "
+        f"| `{str(text['digest'])[:12]}` |"
+        for domain, text in document["data"].items()
+    ]
+    rows.append(f"| average | | {_number(figures['average'])} | {_number(oracle.get('average'))} | | |")
+    return (
+        "## Scores\n\nScore: 100 is the perplexity of the domain's own expert; oracle: every token sent to it. "
+        f"Windows of {settings['seq_len']:,} tokens, {settings['dtype']}.\n\n"
+        "| domain | perplexity | score | oracle | tokens | text |\n|---|---|---|---|---|---|\n" + "\n".join(rows) + "\n"
+    )
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def _results(evaluation: EvaluationRecord) -> list[Any]:
+    from huggingface_hub import EvalResult
+
+    figures: Mapping[str, Mapping[str, float]] = evaluation.document["figures"]
+    found = []
+    for domain, text in evaluation.document["data"].items():
+        for kind, name in (("perplexity", "perplexity"), ("score", "score (100: the domain's own expert)")):
+            if domain in figures[kind]:
+                found.append(
+                    EvalResult(
+                        task_type="text-generation",
+                        dataset_type=domain,
+                        dataset_name=f"{domain} {str(text['digest'])[:12]}",
+                        metric_type=kind,
+                        metric_name=name,
+                        metric_value=round(figures[kind][domain], 4),
+                    )
+                )
+    return found

@@ -1,0 +1,160 @@
+"""Pushing a registered expert: its checkpoint as it came, its statistics, and what identifies it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from registry.calibration.sampling import is_self_sampled
+from registry.checkpoint import manifest as announced
+from registry.checkpoint.manifest import Announced
+from registry.composition.cards.pushed import CARD
+from registry.composition.dense import write_dense
+from registry.composition.integrity import file_digest
+from registry.content import content_digest
+from registry.families.sites import SITES, TOKEN_COUNTS
+from registry.hub.card_additions import languages_of
+from registry.hub.target import Outgoing
+from registry.io.model_folder import json_file
+from registry.maths.statistics import Statistics
+from registry.member import Member
+from registry.progress import Progress, remark
+from registry.statistics import file as statistics_file
+from registry.statistics.file import Collected
+
+_PAGE = """\
+---
+{metadata}
+---
+
+# {name}
+
+An expert language model with its sufficient statistics, for [expert-registry](https://pypi.org/project/expert-registry/):
+it can be composed with others of its kind into one model, without its data and without training.
+
+| | |
+|---|---|
+| content digest | `{digest}` |
+| family | {family}, {parameters:,} parameters, {dtype} |
+| statistics | {tokens:,} tokens: {sites} |
+| calibration | {label} (`{calibration}`) |
+| calibration tokens | {kept} |
+| license | {license} |
+
+```console
+$ reg add-expert {name} hf://{repo_id}
+```
+
+registers it with no data and no forward pass, under the digest above. The weights are the whole checkpoint's, the trunk
+too, as it was registered; it loads with transformers as any other does.
+
+Statistics are sums over tokens (Gram matrices and moments of activations, and how often each token came); no text is
+in them{own}.
+"""
+
+
+def write_expert(member: Member, folder: Path, *, calibration: bool, progress: Progress) -> Announced:
+    """Write what is pushed of an expert to an absent or empty folder, but for its card, and return what it announces.
+
+    Args:
+        member: an active version.
+        folder: where to.
+        calibration: kept calibration tokens that come from somebody's text go along; those that the expert wrote
+            itself always do.
+        progress: told of the bytes written, and where tokens stay at home.
+
+    Raises:
+        StorageError: the disk is full or refuses.
+        DamagedError: an array is not what was stored.
+    """
+    collected = collected_of(member)
+    digest = member.version.digest
+    if collected.calibration is not None and not calibration and not is_self_sampled(collected.calibration_label):
+        collected = replace(collected, calibration=None)
+        links = [link for link in member.arrays if link.role != "calibration"]
+        digest = content_digest(member.content | {"calibration_kept": False}, links)
+        remark(
+            progress,
+            f"the calibration tokens of {member.version.ref} are not pushed, so elsewhere it is {digest[:12]}, not "
+            f"{member.version.digest[:12]}; --calibration pushes them",
+        )
+    write_dense([member], folder, progress)
+    statistics_file.save(folder / statistics_file.FILE_NAME, collected)
+    said = Announced(member.name, digest, member.content["license"], tuple(languages_of([member.version])))
+    (folder / announced.FILE_NAME).write_bytes(json_file(said.document()))
+    return said
+
+
+def collected_of(member: Member) -> Collected:
+    """Return an expert's statistics as a checkpoint carries them."""
+    sites: dict[str, tuple[Statistics, ...]] = {}
+    folds: dict[str, tuple[tuple[Statistics, ...], ...]] = {}
+    layers = member.architecture.num_hidden_layers
+    for site in SITES["all"]:
+        if not member.has_statistics(site):
+            continue
+        count = sum(name.startswith(f"{site}/gram/") for name in member.names("statistics"))
+        sites[site] = tuple(member.statistics(site, layer) for layer in range(count))
+        if member.fold_count(site) > 1:
+            folds[site] = tuple(member.folds(site, layer)[:-1] for layer in range(layers))
+    taken = member.version.statistics[0]
+    return Collected(
+        member.content["weights"],
+        sites,
+        taken.calibration_digest,
+        taken.calibration_label,
+        member.content["computed"],
+        member.calibration,
+        folds,
+        member.token_counts if member.has_statistics(TOKEN_COUNTS) else None,
+    )
+
+
+def card(member: Member, said: Announced, repo_id: str, *, kept: bool) -> bytes:
+    """Return the model card of an expert's repository."""
+    from huggingface_hub import ModelCardData
+
+    taken, content = member.version.statistics[0], member.content
+    metadata = ModelCardData(
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        tags=["expert-registry", "expert", content["family"]],
+        license=None if said.license is None else said.license.lower(),
+        language=list(said.languages) or None,
+    )
+    return _PAGE.format(
+        metadata=metadata.to_yaml(line_break="\n"),
+        name=member.name,
+        digest=said.digest,
+        family=content["family"],
+        parameters=member.version.parameters,
+        dtype=content["dtype"],
+        tokens=member.tokens,
+        sites=", ".join(record.site for record in member.version.statistics),
+        label=taken.calibration_label,
+        calibration=taken.calibration_digest[:12],
+        kept="in `statistics.safetensors`" if kept else "not here",
+        license=said.license or "not given",
+        repo_id=repo_id,
+        own=" but the calibration tokens" if kept else "",
+    ).encode()
+
+
+def outgoing(folder: Path, page: bytes, progress: Progress) -> dict[str, Outgoing]:
+    """Return the files to push of what `write_expert` wrote."""
+    paths = sorted(folder.iterdir())
+    with progress("hashing", sum(path.stat().st_size for path in paths), "B") as advance:
+        found = {path.name: Outgoing(path, file_digest(path, advance)) for path in paths}
+    return found | {CARD: Outgoing.of(page)}
+
+
+def judge(name: str, digest: str) -> Callable[[Mapping[str, Any]], str | None]:
+    """Return what tells why another expert may not be replaced by that of a name and digest."""
+
+    def why(found: Mapping[str, Any]) -> str | None:
+        other, digits = str(found.get("name"))[:40], str(found.get("digest"))[:12]
+        if other != name:
+            return f"another expert, {other}"
+        return None if found.get("digest") == digest else f"another version of {name}, {digits}"
+
+    return why

@@ -1,0 +1,1 @@
+"""Reading and writing files: limits, formats, atomic writes, locks."""

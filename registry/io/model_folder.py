@@ -1,0 +1,258 @@
+"""Writing a model folder as a stream: safetensors shards tensor by tensor, every file hashed, all of it or nothing.
+
+A folder is built beside its place under a hidden name, flushed to disk, and renamed; what it replaces is moved aside
+first and deleted last. A crash leaves hidden folders, which the next writing to the same place puts back or removes.
+The hidden folder is locked while it is written, so that two processes never write one folder at once.
+"""
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shlex
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from registry.checkpoint.model_files import read_json
+from registry.errors import OutputError, StorageError
+from registry.io.safetensors_writer import Stream
+from registry.io.shard_reuse import Earlier
+from registry.io.shard_writer import Shard, write_shards
+from registry.progress import Advance
+from store.arrays import flush
+
+SHARD_BYTES = 5 * 10**9
+ONE_FILE_BYTES = 10**9
+MARKER = "composition.json"
+"""What tells a folder that this program wrote from any other, which it never deletes."""
+
+
+@contextmanager
+def fresh_folder(out: Path, *, replace: bool | None, nbytes: int) -> Iterator[Path]:
+    """Give a hidden folder to write into; when the context ends well it becomes `out`, otherwise nothing remains.
+
+    Args:
+        out: where the folder shall stand; it may exist if it is empty.
+        replace: an existing composed folder may be replaced; None where the command never replaces one.
+        nbytes: what will be written, at least; checked against the free space.
+
+    Raises:
+        OutputError: `out` stands there already and may not be replaced, or another process is writing it.
+        StorageError: the disk is full or refuses.
+    """
+    out = out.absolute()
+    hidden = out.with_name(f".{out.name}.partial")
+    hint = "free some space, or choose another --out"
+    try:
+        absent = [folder for folder in out.parents if not folder.exists()]
+        out.parent.mkdir(parents=True, exist_ok=True)
+        for folder in absent:
+            flush(folder.parent)
+        with _claimed(hidden, out):
+            _recover(out)
+            check_output(out, replace=replace)
+            if (free := shutil.disk_usage(out.parent).free) < nbytes:
+                raise StorageError(f"{out} needs {nbytes:,} bytes, its disk has {free:,} free", hint)
+            for left in hidden.iterdir():  # by a crash
+                _remove(left)
+            yield hidden
+            for path in (*hidden.iterdir(), hidden):
+                flush(path)
+            _swap(hidden, out)
+    except OSError as error:
+        if isinstance(error, StorageError):
+            raise
+        raise StorageError(f"{out} cannot be written: {error.strerror or error}", hint) from error
+
+
+def check_output(out: Path, *, replace: bool | None) -> None:
+    """Check that a folder can be written at `out` (`replace` as in `fresh_folder`).
+
+    Raises:
+        OutputError: there is a file, or a folder that is not empty and not to be replaced.
+    """
+    if out.is_symlink():
+        raise OutputError(
+            f"{out} is a symbolic link, and what it leads to is not replaced",
+            f"name the folder itself: --out {shlex.quote(str(out.resolve()))}",
+        )
+    try:
+        names = {path.name for path in out.iterdir()}  # read once: another process may be replacing it
+    except FileNotFoundError:
+        return
+    except NotADirectoryError:
+        raise OutputError(f"{out} exists and is not a folder", "choose another --out") from None
+    if not names:
+        return
+    if not replace:
+        force = ", or replace that composition: --force" if replace is False and MARKER in names else ""
+        raise OutputError(f"{out} exists and is not empty", f"choose another --out{force}")
+    if MARKER not in names:
+        raise OutputError(
+            f"{out} is not empty and has no {MARKER}, so it was not composed by this program and is not deleted",
+            "choose another --out",
+        )
+
+
+def composed_of(folder: Path) -> dict[str, str]:
+    """Return member name → content digest of a composed folder; empty for any other."""
+    try:
+        members = read_json(folder / MARKER)["members"]
+        return {str(member["name"]): str(member["digest"]) for member in members}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def write_weights(
+    folder: Path, streams: Iterable[Stream], advance: Advance, earlier: Earlier | None = None
+) -> dict[str, str]:
+    """Write all tensors as safetensors, in one file or in shards with an index, and return file name → SHA-256.
+
+    Args:
+        folder: where.
+        streams: the tensors.
+        advance: told of the bytes written or taken over.
+        earlier: the folder that this one replaces; files in which nothing changes are linked to it.
+    """
+    shards, digests = layout(folder, streams), dict[str, str]()
+    if len(shards) == 1:  # that one has the routers too
+        earlier = None
+    for shard in shards:
+        if earlier is not None and (digest := earlier.take(shard)) is not None:
+            digests[shard.path.name] = digest
+            advance(shard.nbytes)
+    fresh = [shard for shard in shards if shard.path.name not in digests]
+    digests |= dict(zip((shard.path.name for shard in fresh), write_shards(fresh, advance), strict=True))
+    if earlier is not None:
+        earlier.note(shards, [digests[shard.path.name] for shard in shards])
+    if len(shards) == 1:
+        return digests
+    weight_map = {stream.name: shard.path.name for shard in shards for stream in shard.streams}
+    index = {
+        "metadata": {"total_size": sum(shard.nbytes for shard in shards)},
+        "weight_map": dict(sorted(weight_map.items())),
+    }
+    return digests | write_files(folder, {"model.safetensors.index.json": json_file(index)})
+
+
+def write_files(folder: Path, files: Mapping[str, bytes]) -> dict[str, str]:
+    """Write small files and return file name → SHA-256."""
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    return {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+
+
+def json_file(document: object) -> bytes:
+    """Return a document as a file of JSON: sorted keys, indented, one newline at the end."""
+    return (json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+
+def layout(folder: Path, streams: Iterable[Stream]) -> list[Shard]:
+    """Return the files that tensors go to.
+
+    A model of at most `ONE_FILE_BYTES` is one file, as people like it, and is written anew in a second. In a larger
+    one tensors of different parts (experts, routers, trunk) do not share a file, so that a recomposition can take over
+    those files in which nothing changes; no file has more than `SHARD_BYTES` unless one tensor does.
+    """
+    streams = list(streams)
+    parts = sorted({stream.part for stream in streams})
+    if sum(stream.nbytes for stream in streams) <= ONE_FILE_BYTES:
+        parts = []
+    runs = [run for part in parts for run in _runs([s for s in streams if s.part == part])] or _runs(streams)
+    names = [f"model-{number:05d}-of-{len(runs):05d}.safetensors" for number in range(1, len(runs) + 1)]
+    if len(runs) == 1:
+        names = ["model.safetensors"]
+    return [Shard(folder / name, tuple(run)) for name, run in zip(names, runs, strict=True)]
+
+
+def _runs(streams: Iterable[Stream]) -> list[list[Stream]]:
+    runs: list[list[Stream]] = [[]]
+    size = 0
+    for stream in streams:
+        if runs[-1] and size + stream.nbytes > SHARD_BYTES:
+            runs.append([])
+            size = 0
+        runs[-1].append(stream)
+        size += stream.nbytes
+    return runs
+
+
+@contextmanager
+def _claimed(hidden: Path, out: Path) -> Iterator[None]:
+    """Hold the hidden folder, made where it is absent, against every other process; where the context fails, remove it.
+
+    The system frees what a dead process held.
+
+    Raises:
+        OutputError: another process holds it.
+    """
+    while True:
+        hidden.mkdir(exist_ok=True)
+        try:
+            descriptor = os.open(hidden, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except FileNotFoundError:  # whoever held it has just ended
+            continue
+        try:
+            if not _locked(descriptor):
+                raise OutputError(
+                    f"{out} is being written by another process", "repeat when it has ended, or choose another --out"
+                )
+            if _is_at(descriptor, hidden):
+                try:
+                    yield
+                except BaseException:
+                    if _is_at(descriptor, hidden):
+                        _remove(hidden)
+                    raise
+                return
+        finally:
+            os.close(descriptor)
+
+
+def _locked(descriptor: int) -> bool:
+    """Lock an open folder; where its file system knows no locks, go without. Tell whether nobody else holds it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno not in (errno.EAGAIN, errno.EACCES)
+    return True
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _recover(out: Path) -> None:
+    """Put back what a crash left aside while `out` was being replaced, or finish that."""
+    old = _old(out)
+    if old.exists():
+        _remove(old) if out.exists() else old.rename(out)
+
+
+def _swap(hidden: Path, out: Path) -> None:
+    if out.exists() and any(out.iterdir()):
+        out.rename(_old(out))
+        hidden.rename(out)
+        _remove(_old(out))
+    else:
+        hidden.replace(out)
+    flush(out.parent)
+
+
+def _old(out: Path) -> Path:
+    return out.with_name(f".{out.name}.old")
+
+
+def _remove(path: Path) -> None:
+    """Remove a file or folder, which another process may be removing too."""
+    if not path.is_dir() or path.is_symlink():
+        path.unlink(missing_ok=True)
+    while path.is_dir():
+        with suppress(FileNotFoundError):
+            shutil.rmtree(path)

@@ -1,0 +1,113 @@
+"""Headers of safetensors files, checked whole before a tensor is read.
+
+The format is that of https://github.com/huggingface/safetensors: 8 bytes with the header's length, little-endian; the
+header, a JSON object from tensor name to dtype, shape and offsets; the tensors back to back.
+"""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from registry.errors import CheckpointError
+from registry.io.limits import HEADER_BYTES, HEADER_VALUES
+from registry.io.strict_json import parse_json
+
+_LARGEST = 2**48
+_BITS = {
+    **dict.fromkeys(("F4",), 4),
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E5M2FNUZ", "F8_E4M3FNUZ"), 8),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
+    **dict.fromkeys(("U32", "I32", "F32"), 32),
+    **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
+}
+"""Every dtype there is, though few can be registered → bits an element."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tensor as the header describes it: dtype in the header's spelling, `begin` and `end` in bytes of the file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a file says of itself: its tensors by name, and its metadata."""
+
+    tensors: dict[str, Entry]
+    metadata: dict[str, str]
+
+
+def read_header(path: Path) -> Header:
+    """Return the header of a safetensors file, whose tensors fill the file exactly.
+
+    Raises:
+        CheckpointError: it is no such file, or cannot be read.
+    """
+    try:
+        if not path.is_file():
+            raise ValueError("it is no regular file")
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or length > size - 8:
+                raise ValueError(f"its header is said to have {length:,} bytes, the file has {size:,}")
+            if length > HEADER_BYTES:
+                raise ValueError(f"its header has {length:,} bytes, the limit is {HEADER_BYTES:,}")
+            data = file.read(length)
+        if not data.startswith(b"{"):
+            raise ValueError("its header is no JSON object")
+        return _header(parse_json(data, values=HEADER_VALUES), 8 + length, size)
+    except PermissionError as error:
+        raise CheckpointError(
+            f"{path} cannot be read: permission denied", f"make it readable: chmod u+r {path}"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is no safetensors file: {error}", "copy or save the file again") from error
+
+
+def _header(document: dict[str, Any], start: int, size: int) -> Header:
+    metadata = document.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise ValueError("its metadata is no object of texts")
+    tensors = {name: _entry(name, described, start) for name, described in document.items()}
+    place = start
+    for name, entry in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if entry.begin != place:
+            raise ValueError(
+                f"tensor {name!r} begins at byte {entry.begin:,}, not where the one before ends, {place:,}"
+            )
+        place = entry.end
+    if place != size:
+        raise ValueError(f"its tensors end at byte {place:,}, the file at {size:,}")
+    return Header(tensors, metadata)
+
+
+def _entry(name: str, described: object, start: int) -> Entry:
+    if not isinstance(described, dict) or described.keys() != {"dtype", "shape", "data_offsets"}:
+        raise ValueError(f"tensor {name[:200]!r} has not dtype, shape and data_offsets alone")
+    dtype, shape, offsets = described["dtype"], described["shape"], described["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in _BITS:
+        raise ValueError(f"tensor {name[:200]!r} has the dtype {str(dtype)[:40]!r}, which there is not")
+    if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
+        raise ValueError(f"tensor {name[:200]!r} has a shape or offsets that are no sizes")
+    elements = math.prod(shape)
+    if elements * _BITS[dtype] != (offsets[1] - offsets[0]) * 8:
+        raise ValueError(
+            f"tensor {name[:200]!r} has {offsets[1] - offsets[0]:,} bytes, which is not what {dtype} of shape "
+            f"{str(shape)[:80]} takes"
+        )
+    return Entry(dtype, tuple(shape), start + offsets[0], start + offsets[1])
+
+
+def _are_sizes(value: object) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) <= 16
+        and all(isinstance(n, int) and not isinstance(n, bool) and 0 <= n < _LARGEST for n in value)
+    )

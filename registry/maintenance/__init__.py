@@ -1,0 +1,1 @@
+"""Keeping a home in order: verification, garbage, the schema, the environment."""

@@ -1,0 +1,128 @@
+"""Where everything comes from that a command depends on and that was not typed: folders, database, Hub, device."""
+
+import os
+import re
+import sys
+from dataclasses import dataclass
+from importlib import metadata
+
+from registry.home import DATABASE_VARIABLE, HOME_VARIABLE, Home
+
+DEFAULT = "default"
+PACKAGES = (
+    *("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "zarr", "sqlalchemy", "alembic"),
+    "click",
+)
+"""Whose versions matter."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting.
+
+    Attributes:
+        name: what it is.
+        value: as a person reads it; never a secret.
+        source: `option --NAME`, `environment variable NAME`, `file PATH` or `default`.
+    """
+
+    name: str
+    value: str
+    source: str
+
+
+def configuration(
+    home: str | os.PathLike[str] | None = None, database: str | None = None, *, given: frozenset[str] = frozenset()
+) -> list[Setting]:
+    """Return every setting with where it comes from; nothing is created or fetched.
+
+    Args:
+        home: as `Registry` takes it.
+        database: as `Registry` takes it.
+        given: which of `home` and `database` an option named; others come from the environment.
+    """
+    place = Home.locate(home, database)
+    url = "option --database" if "database" in given else _source(DATABASE_VARIABLE)
+    return [
+        Setting("home", str(place.path), "option --home" if "home" in given else _source(HOME_VARIABLE)),
+        Setting("database", _without_password(place.database), url),
+        Setting("cache", str(place.cache), "in the home"),
+        *_hub(),
+        *_machine(),
+        Setting("tracebacks", "yes" if os.environ.get("REG_DEBUG") else "no", _source("REG_DEBUG")),
+        Setting("colours", *_colours()),
+    ]
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of this program, of Python and of the packages that results depend on."""
+    found = {"reg": _version("expert-registry"), "python": ".".join(map(str, sys.version_info[:3]))}
+    return found | {name: _version(name) for name in PACKAGES}
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _source(*variables: str) -> str:
+    """Return the first of some environment variables that is set, else that nobody said anything."""
+    found = next((name for name in variables if os.environ.get(name)), None)
+    return DEFAULT if found is None else f"environment variable {found}"
+
+
+def _without_password(url: str) -> str:
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    try:
+        shown = make_url(url)
+    except (ArgumentError, ValueError):
+        return "(no database URL)"
+    hidden = {key: "***" for key in shown.query if re.search("pass|secret|token|key", key, re.IGNORECASE)}
+    return shown.update_query_dict(hidden).render_as_string(hide_password=True)
+
+
+def _hub() -> list[Setting]:
+    from huggingface_hub import constants, get_token
+
+    from registry.hub.hub_errors import endpoint
+
+    folder = _source("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME")
+    offline = _source("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+    token = _source("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+    try:
+        found = bool(get_token())
+    except OSError:
+        found = False
+    if found and token == DEFAULT:
+        token = f"file {constants.HF_TOKEN_PATH}"
+    return [
+        Setting("Hub", endpoint(), _source("HF_ENDPOINT")),
+        Setting("Hub token", "present" if found else "none", token),
+        Setting("Hub cache", str(constants.HF_HUB_CACHE), folder),
+        Setting("Hub offline", "yes" if constants.HF_HUB_OFFLINE else "no", offline),
+    ]
+
+
+def _machine() -> list[Setting]:
+    import torch
+
+    from registry.runtime.loading import device_name
+
+    name = device_name(None)
+    shown = f"{name} ({torch.cuda.get_device_name()})" if name == "cuda" else name
+    return [
+        Setting("device", shown, _source("CUDA_VISIBLE_DEVICES")),
+        Setting("threads", str(torch.get_num_threads()), _source("OMP_NUM_THREADS", "MKL_NUM_THREADS")),
+    ]
+
+
+def _colours() -> tuple[str, str]:
+    if os.environ.get("NO_COLOR"):
+        return "no", _source("NO_COLOR")
+    if os.environ.get("TERM") == "dumb":
+        return "no", _source("TERM")
+    return "on a terminal", DEFAULT

@@ -1,0 +1,198 @@
+"""A registered version as a composition sees it: its architecture, its arrays, its statistics."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from registry.calibration import Calibration
+from registry.errors import DamagedError, RegError
+from registry.families import FAMILIES, Family, Translation
+from registry.families.sites import MLP_INPUT, TOKEN_COUNTS
+from registry.hosts.architecture import Architecture
+from registry.io.torch_blocks import to_tensor
+from registry.maths.folds import complete
+from registry.maths.statistics import Statistics
+from store.arrays import ArraySource, ArrayStore, Block
+from store.catalog import ArrayLink, VersionRecord
+from store.catalog.records import Role
+
+
+@dataclass(frozen=True)
+class Member:
+    """One version and where its arrays are."""
+
+    version: VersionRecord
+    arrays: tuple[ArrayLink, ...]
+    store: ArrayStore
+
+    @cached_property
+    def content(self) -> dict[str, Any]:
+        """What the version says of itself."""
+        if self.version.content is None:
+            raise RegError(f"{self.version.ref} was purged", "run: reg list --all")
+        return self.version.content
+
+    @property
+    def name(self) -> str:
+        """The expert's name."""
+        return self.version.name
+
+    @cached_property
+    def family(self) -> Family:
+        """The dense family."""
+        return FAMILIES[self.content["family"]]
+
+    @cached_property
+    def architecture(self) -> Architecture:
+        """The sizes and switches."""
+        return Architecture(**self.content["architecture"])
+
+    @cached_property
+    def hosts(self) -> dict[str, Translation]:
+        """Every host that carries this version, by what a recipe calls it, the default one first."""
+        return self.family.hosts(self.architecture)
+
+    @cached_property
+    def _links(self) -> dict[tuple[str, str], ArrayLink]:
+        return {(link.role, link.name): link for link in self.arrays}
+
+    def names(self, role: Role) -> list[str]:
+        """Return the names of the arrays that have a role."""
+        return [link.name for link in self.arrays if link.role == role]
+
+    def link(self, role: Role, name: str) -> ArrayLink:
+        """Return what the catalog says of one array.
+
+        Raises:
+            DamagedError: the version has no such array.
+        """
+        link = self._links.get((role, name))
+        if link is None:
+            raise DamagedError(f"{self.version.ref} has no {role} array {name}", "run: reg verify")
+        return link
+
+    def weight(self, name: str) -> ArrayLink:
+        """Return what the catalog says of one tensor, whether it is of the trunk or of an MLP (errors as `link`)."""
+        return self._links.get(("mlp", name)) or self.link("trunk", name)
+
+    def open_weight(self, name: str) -> ArraySource:
+        """Return one tensor as blocks, checked while it is read."""
+        return self._source(self.weight(name))
+
+    def open(self, role: Role, name: str) -> ArraySource:
+        """Return one array as blocks, checked while it is read."""
+        return self._source(self.link(role, name))
+
+    def file(self, name: str) -> bytes:
+        """Return the content of one of the version's files."""
+        return self._read(self.link("file", name)).tobytes()
+
+    def statistics(self, site: str, layer: int) -> Statistics:
+        """Return the statistics of one site and layer.
+
+        Raises:
+            DamagedError: they do not go together.
+        """
+        exponents, saturated = self._scales(site)
+        packed = self._tensor("statistics", f"{site}/gram/{layer}")
+        try:
+            return Statistics.unpack(packed, exponents[layer], int(saturated[layer]))
+        except ValueError as error:
+            raise DamagedError(f"{self.version.ref}, {site}, layer {layer}: {error}", "run: reg verify") from error
+
+    def folds(self, site: str, layer: int) -> tuple[Statistics, ...]:
+        """Return the statistics of one site and layer in parts; in one where none were kept (errors as above)."""
+        total, parts = self.statistics(site, layer), list[Statistics]()
+        while ("statistics", name := f"{site}/fold/{layer}/{len(parts)}") in self._links:
+            try:
+                parts.append(Statistics.unpack(self._tensor("statistics", name), total.exponents))
+            except ValueError as error:
+                raise DamagedError(f"{self.version.ref}, {name}: {error}", "run: reg verify") from error
+        return complete(total, parts)
+
+    def fold_count(self, site: str) -> int:
+        """Return in how many parts the statistics of a site are kept."""
+        prefix = f"{site}/fold/0/"
+        return 1 + sum(name.startswith(prefix) for name in self.names("statistics"))
+
+    def has_statistics(self, site: str) -> bool:
+        """Tell whether statistics of a site are there; `TOKEN_COUNTS` is one for this purpose."""
+        return ("statistics", site if site == TOKEN_COUNTS else f"{site}/exponents") in self._links
+
+    @property
+    def token_counts(self) -> torch.Tensor:
+        """How often each token came in the calibration, int64 of shape (V,)."""
+        return self._tensor("statistics", TOKEN_COUNTS)
+
+    @property
+    def tokens(self) -> int:
+        """Calibration tokens that the statistics count."""
+        return next((taken.tokens for taken in self.version.statistics if taken.site == MLP_INPUT), 0)
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """The kept calibration tokens, if there are any."""
+        if ("calibration", "ids") not in self._links:
+            return None
+        label = next((taken.calibration_label for taken in self.version.statistics), "")
+        return Calibration(self._tensor("calibration", "ids"), self._tensor("calibration", "lengths"), label)
+
+    def _scales(self, site: str) -> tuple[torch.Tensor, torch.Tensor]:
+        if site not in self._read_scales:  # small, and asked for once a layer
+            names = (f"{site}/exponents", f"{site}/saturated")
+            self._read_scales[site] = tuple(self._tensor("statistics", name) for name in names)
+        exponents, saturated = self._read_scales[site]
+        return exponents, saturated
+
+    @cached_property
+    def _read_scales(self) -> dict[str, tuple[torch.Tensor, ...]]:
+        return {}
+
+    def _tensor(self, role: Role, name: str) -> torch.Tensor:
+        link = self.link(role, name)
+        return to_tensor(self._read(link), link.dtype)
+
+    def _read(self, link: ArrayLink) -> Block:
+        self._source(link)
+        return self.store.read(link.digest)
+
+    def _source(self, link: ArrayLink) -> ArraySource:
+        source = self.store.open(link.digest)
+        if (source.dtype, source.shape) != (link.dtype, link.shape):
+            raise DamagedError(
+                f"{self.version.ref}: its {link.role} array {link.name} is {source.dtype} {list(source.shape)}, "
+                f"the catalog says {link.dtype} {list(link.shape)}",
+                "run: reg verify",
+            )
+        return source
+
+
+@dataclass(frozen=True)
+class StoredWeights:
+    """A registered version as the base model that an adapter is merged into."""
+
+    member: Member
+
+    @cached_property
+    def _roles(self) -> dict[str, Role]:
+        return {link.name: link.role for link in self.member.arrays if link.role in ("trunk", "mlp")}
+
+    @property
+    def registered_as(self) -> tuple[str, ...]:
+        """The version's digest."""
+        return (self.member.version.digest,)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of every tensor, by name."""
+        return {name: self.member.link(role, name).shape for name, role in self._roles.items()}
+
+    def source(self, name: str) -> ArraySource:
+        """Return one tensor as blocks, checked while it is read."""
+        return self.member.open(self._roles[name], name)
+
+    def files(self) -> dict[str, bytes]:
+        """Return config.json, the tokenizer's files and generation_config.json, by name."""
+        return {name: self.member.file(name) for name in self.member.names("file")}

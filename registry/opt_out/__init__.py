@@ -1,0 +1,1 @@
+"""Withdrawing a version, and the receipt of it."""

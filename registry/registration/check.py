@@ -1,0 +1,77 @@
+"""What registering a checkpoint would say of it, without registering it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from registry.checkpoint import Checkpoint, hash_checkpoint
+from registry.families.sites import MLP_INPUT
+from registry.progress import Progress
+from registry.registration.expert_overlap import ExpertOverlap, Sibling, overlaps, summarise
+from registry.registration.lineage import Relation
+from registry.registration.summary_store import Summaries
+from registry.statistics.collect import carried_statistics, collect, text_calibration
+from registry.statistics.settings import PassSettings
+
+
+@dataclass(frozen=True)
+class Check:
+    """What is to be said of a checkpoint that can be registered.
+
+    Attributes:
+        label: the checkpoint.
+        family: its `model_type`.
+        hosts: the hosts that carry it, by what `--host` calls them, the preferred one first.
+        notes: what a user should know of a composition in the preferred host.
+        dtype: the dtype that most weights have.
+        parameters: number of weights.
+        tokens: how many tokens its tokenizer knows; None without a tokenizer.json.
+        relations: its distance to every registered version of its shape, the nearest first.
+        overlaps: how far its statistics overlap with those of registered experts, the most alike first; None where
+            there was nothing to take statistics on.
+    """
+
+    label: str
+    family: str
+    hosts: tuple[str, ...]
+    notes: tuple[str, ...]
+    dtype: str
+    parameters: int
+    tokens: int | None
+    relations: tuple[Relation, ...]
+    overlaps: tuple[ExpertOverlap, ...] | None
+
+
+def check(
+    checkpoint: Checkpoint,
+    relations: Sequence[Relation],
+    data: Sequence[Path],
+    settings: PassSettings,
+    experts: Sequence[Sibling],
+    summaries: Summaries,
+    progress: Progress,
+) -> Check:
+    """Return what there is to say of `checkpoint` (arguments as `Registry.check`, and `overlapping.overlaps`).
+
+    Raises:
+        CheckpointError: weights are NaN or infinite, or statistics it carries are not its own.
+        CalibrationError: there is no text, or an activation is NaN or infinite.
+    """
+    hashed = hash_checkpoint(checkpoint, progress)
+    calibration = text_calibration(checkpoint, data, settings)
+    collected = carried_statistics(hashed) if calibration is None else None
+    if calibration is not None:
+        collected = collect(hashed, calibration, settings, progress=progress)
+    mine = None if collected is None else summarise(collected.sites[MLP_INPUT], progress)
+    hosts = checkpoint.family.hosts(checkpoint.architecture)
+    return Check(
+        label=checkpoint.label,
+        family=checkpoint.family.model_type,
+        hosts=tuple(hosts),
+        notes=next(iter(hosts.values())).notes,
+        dtype=checkpoint.dtype,
+        parameters=checkpoint.parameters,
+        tokens=hashed.tokens,
+        relations=tuple(relations),
+        overlaps=None if mine is None else overlaps(mine, experts, summaries, progress),
+    )

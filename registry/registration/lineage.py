@@ -1,0 +1,257 @@
+"""Whether a checkpoint comes from the same base model as what is registered, told from samples of the weights.
+
+Fine-tuning moves weights a little; another training run, started from other random numbers, shares nothing. A few rows
+of every tensor tell which, so that it is known before any forward pass and in little time. numpy alone is needed.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from statistics import median
+from typing import TYPE_CHECKING, Literal
+
+from registry.checkpoint import Checkpoint
+from registry.errors import DamagedError, IncompatibleError
+from registry.io.limits import HEADER_BYTES, HEADER_VALUES
+from registry.io.strict_json import parse_json
+from registry.progress import Progress, remark
+from store.arrays import CARRIERS, ArrayStore, Block
+from store.catalog import ArrayLink, VersionRecord
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+SAMPLE = 2**14
+"""Weights of a tensor that are compared: whole rows, spread evenly."""
+
+_TOLD = "samples"
+"""What the header of packed weights calls how they were taken: [SAMPLE, name → [dtype, shape]]."""
+
+UNRELATED = 0.9
+"""A median distance from which on two models have no common ancestor; independent weights lie at 1."""
+
+Verdict = Literal["same weights", "same base", "unrelated"]
+Sampler = Callable[[str, "npt.NDArray[np.int64]"], Block]
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A model whose tensors can be sampled.
+
+    Attributes:
+        shapes: tensor name → shape.
+        dtypes: tensor name → dtype.
+        sample: (tensor name, numbers of rows) → these rows, in the carrier dtype.
+        kept: the rows `own`, where they were read before.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    dtypes: Mapping[str, str]
+    sample: Sampler
+    kept: "Mapping[str, Block] | None" = None
+
+    @cached_property
+    def own(self) -> "Mapping[str, Block]":
+        """The rows of every tensor that it is compared by with models of its very shape; read once."""
+        if self.kept is not None:
+            return self.kept
+        return {name: self.sample(name, _rows(shape[0], _width(shape))) for name, shape in self.shapes.items()}
+
+    def real(self, name: str, rows: "npt.NDArray[np.int64]") -> "npt.NDArray[np.float64]":
+        """Return rows of one tensor as real numbers; those of `own` are converted once."""
+        shape = self.shapes[name]
+        if rows is not _rows(shape[0], _width(shape)):
+            return _real(self.sample(name, rows), self.dtypes[name])
+        if name not in self._reals:
+            self._reals[name] = _real(self.own[name], self.dtypes[name])
+        return self._reals[name]
+
+    @cached_property
+    def _reals(self) -> "dict[str, npt.NDArray[np.float64]]":
+        return {}
+
+
+@dataclass(frozen=True)
+class Relation:
+    """How far a checkpoint is from a registered version.
+
+    Attributes:
+        ref: the version.
+        kind: expert or base.
+        distances: tensor name → ‖a − b‖ / √(‖a‖² + ‖b‖²) of its samples a and b, from 0 (equal) to √2 (opposite);
+            1 for independent ones.
+        grown: the one has rows for tokens that the other lacks.
+    """
+
+    ref: str
+    kind: str
+    distances: Mapping[str, float]
+    grown: bool = False
+
+    @cached_property
+    def distance(self) -> float:
+        """Median distance over all tensors that differ from equal vectors in name only: the matrices."""
+        matrices = [value for name, value in self.distances.items() if "norm" not in name and "bias" not in name]
+        return median(matrices or self.distances.values())
+
+    @property
+    def verdict(self) -> Verdict:
+        """What follows from it."""
+        if not self.grown and not any(self.distances.values()):
+            return "same weights"
+        return "unrelated" if self.distance >= UNRELATED else "same base"
+
+
+def weights_of_checkpoint(checkpoint: Checkpoint) -> Weights:
+    """Return a checkpoint's weights."""
+    shapes = checkpoint.shapes
+    return Weights(shapes, {name: checkpoint.dtype_of(name) for name in shapes}, checkpoint.sample)
+
+
+def weights_of_version(links: Iterable[ArrayLink], store: ArrayStore) -> Weights:
+    """Return a registered version's weights."""
+    weights = {link.name: link for link in links if link.role in ("trunk", "mlp")}
+    return Weights(
+        {name: link.shape for name, link in weights.items()},
+        {name: link.dtype for name, link in weights.items()},
+        lambda name, rows: store.sample(weights[name].digest, rows),
+    )
+
+
+def pack_weights(weights: Weights) -> bytes:
+    """Return what stands for a model where it is compared: its rows `own`, with dtypes and shapes, as safetensors."""
+    from safetensors.numpy import save
+
+    told = {name: [weights.dtypes[name], list(shape)] for name, shape in sorted(weights.shapes.items())}
+    return save(dict(weights.own), metadata={_TOLD: json.dumps([SAMPLE, told])})
+
+
+def unpack_weights(data: bytes, sample: Sampler) -> Weights | None:
+    """Return the weights that `pack_weights` packed, or None where it is nothing that this program packs.
+
+    Args:
+        data: what it returned.
+        sample: gives other rows, which a model of another vocabulary is compared by.
+    """
+    from safetensors.numpy import load
+
+    try:
+        length = int.from_bytes(data[:8], "little")
+        if length > HEADER_BYTES:
+            return None
+        header = parse_json(data[8 : 8 + length], values=HEADER_VALUES)
+        taken, told = parse_json(header["__metadata__"][_TOLD].encode(), values=HEADER_VALUES)
+        if taken != SAMPLE:
+            return None
+        blocks = load(data)
+        shapes = {name: tuple(int(size) for size in shape) for name, (_, shape) in told.items()}
+        dtypes = {name: str(dtype) for name, (dtype, _) in told.items()}
+        for name, shape in shapes.items():
+            rows = _rows(shape[0], _width(shape))
+            if blocks[name].shape != (len(rows), *shape[1:]) or not _are_weights(blocks[name], dtypes[name]):
+                return None
+    except Exception:  # safetensors has errors of its own
+        return None
+    return Weights(shapes, dtypes, sample, blocks)
+
+
+def relation(mine: Weights, version: VersionRecord, theirs: Weights) -> Relation | None:
+    """Return how far `mine` is from a registered version, or None where their shapes forbid a comparison.
+
+    Tensors outside the layers may differ in their first axis: a vocabulary may have grown.
+    """
+    if mine.shapes.keys() != theirs.shapes.keys():
+        return None
+    for name, shape in theirs.shapes.items():
+        first = 0 if ".layers." in name else 1
+        if mine.shapes[name][first:] != shape[first:]:
+            return None
+    distances = {name: _distance(name, mine, theirs) for name in mine.shapes}
+    return Relation(version.ref, version.kind, distances, grown=dict(mine.shapes) != dict(theirs.shapes))
+
+
+def relations_of(
+    mine: Weights,
+    versions: Iterable[tuple[VersionRecord, Callable[[], Weights]]],
+    progress: Progress,
+    is_gone: Callable[[VersionRecord], bool] = lambda version: False,
+) -> tuple[Relation, ...]:
+    """Return how far `mine` is from each registered version of its shape, given with what reads its weights.
+
+    The nearest come first. One whose arrays are damaged is remarked on and left out: it must not stand in the way of
+    others, nor of its repair. One that was purged meanwhile (`is_gone`) is left out without a word.
+    """
+    found = []
+    for version, weights in versions:
+        try:
+            related = relation(mine, version, weights())
+        except DamagedError as error:
+            if not is_gone(version):
+                remark(progress, f"{version.ref} is not compared: {error.message}")
+        else:
+            found += [] if related is None else [related]
+    return tuple(sorted(found, key=lambda other: other.distance))
+
+
+def check_related(label: str, relations: Iterable[Relation]) -> None:
+    """Check that a checkpoint is related to something, where there is anything to compare it with.
+
+    Raises:
+        IncompatibleError: it is unrelated to every version of its shape.
+    """
+    found = sorted(relations, key=lambda relation: relation.distance)
+    if found and all(relation.verdict == "unrelated" for relation in found):
+        raise IncompatibleError(
+            f"{label} is unrelated to every registered model of its shape: it does not come from the same base model "
+            f"(nearest is {found[0].ref} at distance {found[0].distance:.2f}; 1 is chance, experts of one base model "
+            f"stay below {UNRELATED})",
+            "register the base model that it comes from (reg add-base NAME CKPT), or add --allow-unrelated",
+        )
+
+
+def _distance(name: str, mine: Weights, theirs: Weights) -> float:
+    import numpy as np
+
+    shape = mine.shapes[name]
+    count = min(shape[0], theirs.shapes[name][0])
+    rows = _rows(count, _width(shape))
+    a, b = (weights.real(name, rows).ravel() for weights in (mine, theirs))
+    with np.errstate(all="ignore"):  # weights that are not finite are refused when all are read
+        size = float(np.sqrt(a @ a + b @ b))
+        apart = a - b
+        return float(np.sqrt(apart @ apart)) / size if size else 0.0
+
+
+def _width(shape: tuple[int, ...]) -> int:
+    return math.prod(shape[1:])
+
+
+@lru_cache(maxsize=4096)
+def _rows(count: int, width: int) -> "npt.NDArray[np.int64]":
+    """Return which rows of a tensor of `count` rows are compared: the same array each time."""
+    import numpy as np
+
+    wanted = max(1, min(count, SAMPLE // width))
+    return np.unique(np.linspace(0, count - 1, wanted).astype(np.int64))
+
+
+def _are_weights(block: Block, dtype: str) -> bool:
+    """Tell whether a block is in the carrier dtype of `dtype` and finite, as all registered weights are."""
+    import numpy as np
+
+    if block.dtype != np.dtype(CARRIERS[dtype][0]):
+        return False
+    if dtype == "bfloat16":
+        return not bool(((block.astype(np.uint16) & 0x7F80) == 0x7F80).any())
+    return bool(np.isfinite(block).all())
+
+
+def _real(block: Block, dtype: str) -> "npt.NDArray[np.float64]":
+    import numpy as np
+
+    if dtype == "bfloat16":  # the upper half of a float32
+        block = (block.astype(np.uint32) << 16).view(np.float32)
+    return block.astype(np.float64)

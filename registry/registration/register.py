@@ -1,0 +1,303 @@
+"""Registering: a checkpoint's weights, files and statistics become content-addressed arrays and one immutable version.
+
+Order of writing, so that a crash leaves at most arrays that nobody names: everything is checked, the statistics are
+taken, the arrays are written and read back, and one transaction of the catalog makes them visible.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from registry.calibration.sampling import self_sampled_label
+from registry.checkpoint import Checkpoint, HashedCheckpoint, hash_checkpoint
+from registry.checkpoint.annotations import Annotations
+from registry.content import content_digest
+from registry.families.sites import MLP_INPUT, TOKEN_COUNTS
+from registry.home import Home
+from registry.io.torch_blocks import to_block
+from registry.maths.statistics import Statistics
+from registry.meanwhile import is_purged
+from registry.progress import Progress
+from registry.registration.expert_overlap import ExpertOverlap, Sibling, overlaps, pack, summarise
+from registry.registration.lineage import Relation
+from registry.registration.summary_store import Summaries
+from registry.statistics.collect import carried_statistics, collect, text_calibration
+from registry.statistics.file import Collected
+from registry.statistics.forward_pass import computed_by, window_size
+from registry.statistics.settings import PassSettings
+from store.arrays import ArraySource, ArrayStore, digest_of
+from store.catalog import ArrayLink, Catalog, NewVersion, StatisticsRecord, VersionRecord
+from store.catalog.records import Kind, Role
+from store.lock import exclusive
+from store.ownership import claim
+
+CONTENT_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Registration:
+    """What registering did.
+
+    Attributes:
+        version: the version that holds the content.
+        added: False where the same content was there already.
+        self_sampled: the expert wrote its own calibration text, because nothing else was given.
+        relations: its distance to every registered version of its shape, the nearest first.
+        overlaps: how far its statistics overlap with those of the other experts, the most alike first.
+        newest: the version that the bare name stands for.
+    """
+
+    version: VersionRecord
+    added: bool
+    self_sampled: bool = False
+    relations: tuple[Relation, ...] = ()
+    overlaps: tuple[ExpertOverlap, ...] = ()
+    newest: str = ""
+
+
+def register_expert(
+    home: Home,
+    catalog: Catalog,
+    store: ArrayStore,
+    name: str,
+    checkpoint: Checkpoint,
+    data: Sequence[Path],
+    settings: PassSettings,
+    annotations: Annotations,
+    *,
+    keep_calibration: bool,
+    others: Sequence[Sibling],
+    summaries: Summaries,
+    progress: Progress,
+) -> Registration:
+    """Register a checkpoint as the next version of expert `name` (see `Registry.add_expert`)."""
+    hashed = hash_checkpoint(checkpoint, progress)
+    calibration = text_calibration(checkpoint, data, settings)
+    collected = carried_statistics(hashed) if calibration is None else None
+    self_sampled = calibration is None and collected is None
+    kept = keep_calibration or self_sampled if collected is None else collected.calibration is not None
+    computed = computed_by(checkpoint, settings) if collected is None else collected.computed
+    found = _find_same(
+        catalog.versions(name, states=["active"]),
+        content_of(hashed, "expert", annotations.license, kept=kept, computed=computed),
+        calibration.digest if calibration else collected.calibration_digest if collected else None,
+        self_sampled_label(settings.tokens, window_size(checkpoint, settings)),
+    )
+    if found is not None and all(store.is_intact(link.digest) for link in catalog.arrays_of(found)):
+        return Registration(_annotate(catalog, found, annotations), added=False, self_sampled=self_sampled)
+    if collected is None:
+        collected = collect(
+            hashed,
+            calibration,
+            settings,
+            keep_calibration=keep_calibration,
+            partial=home.partial,
+            progress=progress,
+        )
+    mine = summarise(collected.sites[MLP_INPUT], progress)
+    overlapping = overlaps(mine, others, summaries, progress, partial(is_purged, catalog))
+    registration = _register(
+        home, catalog, store, name, "expert", hashed, collected, annotations, self_sampled, progress
+    )
+    if mine:
+        summaries.put(registration.version, "tokens", pack(mine))
+    return replace(registration, overlaps=overlapping)
+
+
+def register_base(
+    home: Home,
+    catalog: Catalog,
+    store: ArrayStore,
+    name: str,
+    checkpoint: Checkpoint,
+    annotations: Annotations,
+    *,
+    progress: Progress,
+) -> Registration:
+    """Register a checkpoint as the next version of base model `name` (see `Registry.add_base`)."""
+    hashed = hash_checkpoint(checkpoint, progress)
+    return _register(home, catalog, store, name, "base", hashed, None, annotations, False, progress)
+
+
+def content_of(
+    hashed: HashedCheckpoint,
+    kind: Kind,
+    license_id: str | None,
+    *,
+    kept: bool = False,
+    computed: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return what a version says of itself beside its arrays; both together have the content digest.
+
+    Args:
+        hashed: the checkpoint.
+        kind: expert or base.
+        license_id: its license.
+        kept: its calibration tokens are among the arrays.
+        computed: how its statistics were (`Collected.computed`).
+    """
+    checkpoint = hashed.checkpoint
+    return {
+        "format": CONTENT_FORMAT,
+        "kind": kind,
+        "family": checkpoint.family.model_type,
+        "architecture": checkpoint.architecture.to_dict(),
+        "dtype": checkpoint.dtype,
+        "special_tokens": checkpoint.special_tokens,
+        "weights": hashed.weights,
+        "tokenizer": hashed.tokenizer,
+        "tokens": hashed.tokens,
+        "license": license_id,
+        "calibration_kept": kept,
+        "computed": computed,
+    }
+
+
+def write_arrays(
+    store: ArrayStore, hashed: HashedCheckpoint, collected: Collected | None, progress: Progress
+) -> tuple[ArrayLink, ...]:
+    """Write what is not there yet of a version's arrays and return what each is to it; on failure leave nothing behind.
+
+    The caller holds the registry's lock.
+
+    Raises:
+        StorageError: the disk refused.
+        DamagedError: what was read back is not what was written, or the checkpoint changed meanwhile.
+    """
+    links, fresh = [], []
+    items = list(_arrays(hashed, collected))
+    try:
+        with progress("storing", sum(source.nbytes for _, _, source, _ in items), "B") as advance:
+            for role, name, source, known in items:
+                digest = known or digest_of(source)
+                if not store.has(digest):
+                    fresh.append(digest)
+                store.put(source, compress=role == "statistics", digest=digest)
+                links.append(ArrayLink(role, name, digest, source.dtype, source.shape, source.nbytes))
+                advance(source.nbytes)
+    except BaseException:
+        for digest in fresh:  # nobody needs them: the caller holds the registry's lock
+            store.delete(digest)
+        raise
+    return tuple(links)
+
+
+def _register(
+    home: Home,
+    catalog: Catalog,
+    store: ArrayStore,
+    name: str,
+    kind: Kind,
+    hashed: HashedCheckpoint,
+    collected: Collected | None,
+    annotations: Annotations,
+    self_sampled: bool,
+    progress: Progress,
+) -> Registration:
+    kept = collected is not None and collected.calibration is not None
+    computed = None if collected is None else collected.computed
+    content = content_of(hashed, kind, annotations.license, kept=kept, computed=computed)
+    with exclusive(home.lock, f"registering {name}"):
+        claim(catalog, store)
+        arrays = write_arrays(store, hashed, collected, progress)
+        new = NewVersion(
+            name,
+            kind,
+            content_digest(content, arrays),
+            content,
+            hashed.checkpoint.parameters,
+            arrays,
+            () if collected is None else tuple(_statistics_records(collected)),
+            annotations.tags,
+        )
+        version, added = catalog.add_version(new)
+    return Registration(_annotate(catalog, version, annotations), added, self_sampled)
+
+
+def _annotate(catalog: Catalog, version: VersionRecord, annotations: Annotations) -> VersionRecord:
+    if not annotations.tags.items() <= version.tags.items():
+        catalog.set_tags(version, annotations.tags)
+    if annotations.alias is not None and annotations.alias not in version.aliases:
+        catalog.set_alias(version, annotations.alias)
+    return catalog.reread([version])[0]
+
+
+def _statistics_records(collected: Collected) -> Iterator[StatisticsRecord]:
+    for site, layers in collected.sites.items():
+        saturated = sum(layer.saturated for layer in layers)
+        digest, label = collected.calibration_digest, collected.calibration_label
+        yield StatisticsRecord(site, layers[0].count, saturated, digest, label)
+
+
+def _find_same(
+    candidates: list[VersionRecord],
+    content: dict[str, Any],
+    calibration_digest: str | None,
+    calibration_label: str,
+) -> VersionRecord | None:
+    """Return the active version that already holds `content` with this calibration, if any.
+
+    It lets a repeated registration end before its forward pass. Text that the expert is still to write has no digest
+    yet (`calibration_digest` None); its label tells how it is made, which with the weights decides it.
+    """
+    for version in candidates:
+        if version.content != content:
+            continue
+        for taken in version.statistics:
+            if calibration_digest in (taken.calibration_digest, None) and (
+                calibration_digest is not None or taken.calibration_label == calibration_label
+            ):
+                return version
+    return None
+
+
+def _arrays(
+    hashed: HashedCheckpoint, collected: Collected | None
+) -> Iterator[tuple[Role, str, ArraySource, str | None]]:
+    """Yield (role, name, array, its digest if known) for everything a version consists of."""
+    checkpoint = hashed.checkpoint
+    for name in checkpoint.trunk:
+        yield "trunk", name, checkpoint.source(name), hashed.tensors[name]
+    for name in checkpoint.mlp:
+        yield "mlp", name, checkpoint.source(name), hashed.tensors[name]
+    for name, data in hashed.files.items():
+        yield "file", name, _source(torch.frombuffer(bytearray(data), dtype=torch.uint8), "uint8"), None
+    if collected is None:
+        return
+    for site, layers in collected.sites.items():
+        yield (
+            "statistics",
+            f"{site}/exponents",
+            _source(torch.stack([t.exponents for t in layers]), "int16"),
+            None,
+        )
+        yield (
+            "statistics",
+            f"{site}/saturated",
+            _source(torch.tensor([t.saturated for t in layers]), "int64"),
+            None,
+        )
+        for number, layer in enumerate(layers):
+            yield "statistics", f"{site}/gram/{number}", _packed(layer), None
+    for site, folded in collected.folds.items():
+        for number, folds in enumerate(folded):
+            for fold, part in enumerate(folds):
+                yield "statistics", f"{site}/fold/{number}/{fold}", _packed(part), None
+    if collected.token_counts is not None:
+        yield "statistics", TOKEN_COUNTS, _source(collected.token_counts, "int64"), None
+    if collected.calibration is not None:
+        yield "calibration", "ids", _source(collected.calibration.ids, "int32"), None
+        yield "calibration", "lengths", _source(collected.calibration.lengths, "int32"), None
+
+
+def _source(tensor: torch.Tensor, dtype: str) -> ArraySource:
+    return ArraySource.of(to_block(tensor), dtype)
+
+
+def _packed(layer: Statistics) -> ArraySource:
+    size = len(layer.matrix)  # packed only while it is written: all layers at once would double the memory
+    return ArraySource("int64", (size * (size + 1) // 2,), lambda: _source(layer.packed(), "int64").blocks())

@@ -1,0 +1,2 @@
+from .data import Figures as Figures
+from .page import page as page

@@ -1,0 +1,1 @@
+"""Loaded transformers models: their layers and gates."""

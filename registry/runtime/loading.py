@@ -1,0 +1,111 @@
+"""Loading with transformers: safetensors only, no code but our own, nothing printed."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from registry.checkpoint.model_files import few, read_json, read_small
+from registry.errors import CheckpointError, InvalidInputError, first_line, is_foreign
+from registry.families import FAMILIES
+from registry.hosts.remote_code import ENSEMBLE, ROUTED, ensemble_code, remote_code_host
+from registry.io.torch_blocks import DTYPES
+
+_CODE_BYTES = 2**20
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """Return the tokenizer of a checkpoint folder.
+
+    Raises:
+        CheckpointError: it has none, or one that only its author's own code can read.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except BaseException as error:  # transformers and tokenizers raise many kinds
+        if not is_foreign(error):
+            raise
+        raise CheckpointError(
+            f"{folder} has no tokenizer that can be loaded: {first_line(error)}",
+            "put the tokenizer's files into the folder",
+        ) from error
+
+
+def load_model(folder: Path, dtype: str, device: str | None) -> Any:
+    """Return a causal language model in evaluation mode, with every key of its folder matched.
+
+    Raises:
+        CheckpointError: keys are missing, unexpected or mismatched.
+        InvalidInputError: there is no such device.
+    """
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with quiet_transformers():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=DTYPES[dtype],
+                local_files_only=True,
+                trust_remote_code=has_our_code(folder),
+                use_safetensors=True,
+                output_loading_info=True,
+            )
+    except Exception as error:  # transformers raises many kinds
+        raise CheckpointError(
+            f"{folder} cannot be loaded by transformers: {first_line(error)}", "save or compose the folder again"
+        ) from error
+    model, info = loaded
+    if wrong := [f"{kind.replace('_', ' ')} {few(sorted(map(str, keys)))}" for kind, keys in info.items() if keys]:
+        raise CheckpointError(
+            f"{folder}: its keys do not match its architecture: {'; '.join(wrong)}", "save the checkpoint again"
+        )
+    try:
+        return model.to(device_name(device)).eval()
+    except (RuntimeError, AssertionError) as error:
+        raise InvalidInputError(
+            f"device {device!r} cannot be used: {first_line(error)}", "name another --device"
+        ) from error
+
+
+def has_our_code(folder: Path) -> bool:
+    """Tell whether the code in a model folder is, byte by byte, a modelling file that this program writes."""
+    try:
+        model_type = str(read_json(folder / "config.json").get("model_type"))
+        code = {path.name: read_small(path, _CODE_BYTES) for path in folder.rglob("*.py")}
+        return bool(code) and code == _our_code(model_type)
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def _our_code(model_type: str) -> Mapping[str, bytes]:
+    if model_type.startswith(ENSEMBLE):
+        return ensemble_code(FAMILIES[model_type.removeprefix(ENSEMBLE)].class_name)
+    if model_type.startswith(ROUTED):
+        family = FAMILIES[model_type.removeprefix(ROUTED)]
+        return remote_code_host(family.model_type, family.class_name, family.layers).files
+    return {}
+
+
+def device_name(name: str | None) -> str:
+    """Return the device that is meant: the one named, else the GPU if there is one, else the CPU."""
+    return name or ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Keep the progress bars and reports of transformers off the terminal."""
+    from transformers.utils import logging
+
+    shown, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if shown:
+            logging.enable_progress_bar()

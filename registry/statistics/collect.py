@@ -1,0 +1,208 @@
+"""Taking an expert's statistics: one forward pass over its calibration tokens, exact, and resumable at any batch."""
+
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from registry.calibration import Calibration, Corpus, random_places, sample_from_expert
+from registry.calibration.corpus import find_calibration
+from registry.calibration.windows import start_token
+from registry.checkpoint import Checkpoint, HashedCheckpoint, hash_checkpoint
+from registry.checkpoint.model_files import own_file
+from registry.checkpoint.open import opened
+from registry.errors import CalibrationError, CheckpointError, StorageError
+from registry.families.sites import MLP_INPUT, SITES
+from registry.progress import Progress, silent
+from registry.runtime.loading import load_model, load_tokenizer
+from registry.statistics import file as statistics_file
+from registry.statistics.file import Collected
+from registry.statistics.forward_pass import take_statistics, window_size
+from registry.statistics.scales import scales
+from registry.statistics.settings import PassSettings
+
+SEED = 0
+
+
+def text_calibration(checkpoint: Checkpoint, data: Sequence[Path], settings: PassSettings) -> Calibration | None:
+    """Return the calibration tokens of `data`, sampled over the whole of it (`windows.random_places`).
+
+    Without `data` the checkpoint's own `calibration.*` file is taken; where there is none either, None is returned.
+
+    Raises:
+        CalibrationError: there is no text; `data` cannot be read; it has tokens that the model does not know.
+        CheckpointError: there is no tokenizer.
+    """
+    if not data:
+        own = find_calibration(checkpoint.folder)
+        if own is None:
+            return None
+        data = (own,)
+    tokenizer = load_tokenizer(checkpoint.folder)
+    seq_len = window_size(checkpoint, settings)
+    calibration = random_places(Corpus(data, tokenizer), tokenizer, tokens=settings.tokens, seq_len=seq_len, seed=SEED)
+    if (largest := int(calibration.ids.max())) >= checkpoint.architecture.vocab_size:
+        raise CalibrationError(
+            f"{checkpoint.label}: its tokenizer gives token {largest}, the model knows "
+            f"{checkpoint.architecture.vocab_size}",
+            "put the tokenizer that the model was trained with into the folder",
+        )
+    return calibration
+
+
+def carried_statistics(hashed: HashedCheckpoint) -> Collected | None:
+    """Return the statistics that a checkpoint carries in its folder, checked, or None where it carries none.
+
+    Raises:
+        CheckpointError: they are of other weights, or their layers, scales, counts or tokens cannot be this model's, or
+            contradict one another.
+    """
+    checkpoint, weights = hashed.checkpoint, hashed.weights
+    where = own_file(checkpoint.folder, statistics_file.FILE_NAME)
+    if where is None:
+        return None
+    collected = statistics_file.load(where)
+    redo = "make them again: reg collect CKPT --data FILE --out DIR"
+    if collected.weights != weights:
+        raise CheckpointError(
+            f"{where} has statistics of weights {collected.weights[:12]}, the checkpoint has {weights[:12]}",
+            redo,
+        )
+    kept = collected.calibration
+    if kept is not None and not 0 <= int(kept.ids.min()) <= int(kept.ids.max()) < checkpoint.architecture.vocab_size:
+        raise CheckpointError(f"{where} has calibration tokens that the model does not know", redo)
+    if strange := sorted(set(collected.sites) - set(SITES["all"])):
+        raise CheckpointError(f"{where} has statistics of {', '.join(strange)}, which is no site", redo)
+    for site in dict.fromkeys((MLP_INPUT, *collected.sites)):  # in this order: the others are held to its count
+        _check_site(checkpoint, collected, site, where, redo)
+    counts, vocabulary = collected.token_counts, checkpoint.architecture.vocab_size
+    if counts is not None and (
+        counts.shape != (vocabulary,)
+        or int(counts.min()) < 0
+        or int(counts.sum()) != collected.sites[MLP_INPUT][0].count
+    ):
+        raise CheckpointError(f"{where}: its token counts are not those of {vocabulary:,} tokens", redo)
+    if kept is not None:
+        count = collected.sites[MLP_INPUT][0].count
+        same = counts is None or torch.equal(counts, kept.counts(vocabulary))
+        if (kept.digest, kept.tokens, same) != (collected.calibration_digest, count, True):
+            raise CheckpointError(f"{where}: its statistics were not taken on the calibration tokens it holds", redo)
+    return collected
+
+
+def _check_site(checkpoint: Checkpoint, collected: Collected, site: str, where: Path, redo: str) -> None:
+    """Check one site of carried statistics against the weights: layers, scales, counts."""
+    layers, expected = collected.sites.get(site, ()), scales(checkpoint, site).exponents
+    if len(layers) != len(expected):
+        raise CheckpointError(f"{where} has {len(layers)} layers of {site}, the checkpoint has {len(expected)}", redo)
+    tokens = collected.sites[MLP_INPUT][0].count
+    for number, (layer, exponents) in enumerate(zip(layers, expected, strict=True)):
+        if not torch.equal(layer.exponents, exponents):
+            raise CheckpointError(
+                f"{where}: the scales of {site}, layer {number}, are not those that the weights give", redo
+            )
+        try:
+            folds = collected.all_folds(site, number)
+        except (ValueError, LookupError) as error:
+            raise CheckpointError(f"{where}: the folds of {site}, layer {number}: {error}", redo) from error
+        parts = [layer, *folds]
+        if layer.count != tokens or any(p.count < 1 or bool((p.matrix.diagonal() < 0).any()) for p in parts):
+            raise CheckpointError(f"{where}: {site}, layer {number}, holds no sum over {tokens} tokens", redo)
+
+
+def collect(
+    hashed: HashedCheckpoint,
+    calibration: Calibration | None,
+    settings: PassSettings,
+    *,
+    keep_calibration: bool = False,
+    partial: Path | None = None,
+    progress: Progress,
+) -> Collected:
+    """Load the expert and return its statistics on `calibration`, or on text it writes itself where that is None.
+
+    Args:
+        hashed: the checkpoint.
+        calibration: what `text_calibration` returned.
+        settings: how the pass runs.
+        keep_calibration: put the tokens into the result; those that the expert writes itself are always there.
+        partial: as in `take_statistics`.
+        progress: told of tokens sampled and counted.
+
+    Raises:
+        CalibrationError: the expert cannot write text, or an activation is NaN or infinite.
+        CheckpointError: the model cannot be loaded.
+    """
+    checkpoint = hashed.checkpoint
+    model = load_model(checkpoint.folder, settings.dtype or checkpoint.dtype, settings.device)
+    if calibration is None:
+        calibration = _sampled_calibration(checkpoint, model, settings, progress)
+        keep_calibration = True  # it reveals nothing that the weights do not
+    collected = take_statistics(
+        checkpoint, hashed.weights, model, calibration, settings, partial=partial, progress=progress
+    )
+    return replace(collected, calibration=calibration) if keep_calibration else collected
+
+
+def collect_to(
+    folder: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    data: Sequence[str | os.PathLike[str]] = (),
+    settings: PassSettings | None = None,
+    keep_calibration: bool = False,
+    base: str | os.PathLike[str] | None = None,
+    progress: Progress = silent,
+) -> tuple[Path, Collected]:
+    """Take the statistics of a checkpoint where its data is, and write them to `out`/statistics.safetensors.
+
+    No registry takes part. The checkpoint with that file in its folder registers anywhere without data and without a
+    forward pass. An interrupted pass goes on when it is started again with the same `out`.
+
+    Raises:
+        CheckpointError, UnsupportedFamilyError: the checkpoint cannot be registered.
+        CalibrationError: there is no text, or an activation is NaN or infinite.
+        StorageError: `out` cannot be written.
+    """
+    settings = settings or PassSettings()
+    target = Path(out)
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"{target} cannot be created: {error.strerror}", "choose another --out") from error
+    with opened(folder, target / "partial", base=base, remote_code=True, progress=progress) as checkpoint:
+        hashed = hash_checkpoint(checkpoint, progress)
+        calibration = text_calibration(checkpoint, [Path(file) for file in data], settings)
+        collected = collect(
+            hashed,
+            calibration,
+            settings,
+            keep_calibration=keep_calibration,
+            partial=target / "partial",
+            progress=progress,
+        )
+    path = target / statistics_file.FILE_NAME
+    statistics_file.save(path, collected)
+    shutil.rmtree(target / "partial", ignore_errors=True)
+    return path, collected
+
+
+def _sampled_calibration(checkpoint: Checkpoint, model: Any, settings: PassSettings, progress: Progress) -> Calibration:
+    ends = checkpoint.special_tokens["eos_token_id"]
+    end = [ends] if isinstance(ends, int) else list(ends or [])
+    start = checkpoint.special_tokens["bos_token_id"]
+    if start is None and (checkpoint.folder / "tokenizer_config.json").is_file():
+        start = start_token(load_tokenizer(checkpoint.folder))
+    return sample_from_expert(
+        model,
+        start=start if start is not None else next(iter(end), None),
+        end=end,
+        tokens=settings.tokens,
+        seq_len=window_size(checkpoint, settings),
+        batch_size=settings.batch_size,
+        progress=progress,
+    )

@@ -1,0 +1,125 @@
+"""The fixed-point scales of a checkpoint's statistics: they follow from its weights alone."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from registry.checkpoint import Checkpoint
+from registry.families import NormOutput, ResidualStream
+from registry.families.sites import ATTENTION_INPUT, ATTENTION_OUTPUT, HEAD_INPUT, MLP_INPUT
+from registry.io.torch_blocks import to_tensor
+from registry.maths.fixed_point import (
+    MIXED_MARGIN,
+    NORM_BITS,
+    RESIDUAL_BITS,
+    exponents_for,
+    norm_bound,
+    residual_bounds,
+)
+
+
+@dataclass(frozen=True)
+class Scales:
+    """Of one site: the exponents of each layer, int16 of shape (channels,), and the bits of an integer."""
+
+    exponents: tuple[Tensor, ...]
+    bits: int
+
+
+def scales(checkpoint: Checkpoint, site: str) -> Scales:
+    """Return the scales of a checkpoint's statistics at one site."""
+    bounds, bits = _BOUNDS[site](checkpoint)
+    return Scales(tuple(exponents_for(bound, bits) for bound in bounds), bits)
+
+
+Bounds = tuple[list[Tensor], int]
+
+
+def _mlp_input(checkpoint: Checkpoint) -> Bounds:
+    match checkpoint.family.mlp_input(checkpoint.architecture):
+        case NormOutput() as norm:
+            return [norm_bound(*_norm(checkpoint, name, norm)) for name in _below(checkpoint, norm.norm)], NORM_BITS
+        case ResidualStream() as stream:
+            # The MLP of a layer sees what the layer's attention has added, not yet what it adds itself.
+            return _stream_bounds(checkpoint, stream)[1::2], RESIDUAL_BITS
+
+
+def _attention_input(checkpoint: Checkpoint) -> Bounds:
+    match checkpoint.family.attention_input(checkpoint.architecture):
+        case NormOutput() as norm:
+            return [norm_bound(*_norm(checkpoint, name, norm)) for name in _below(checkpoint, norm.norm)], NORM_BITS
+        case ResidualStream() as stream:
+            return _stream_bounds(checkpoint, stream)[:-1:2], RESIDUAL_BITS
+
+
+def _attention_output(checkpoint: Checkpoint) -> Bounds:
+    """Bound a head's output, a weighted mean of values, by the largest value that its inputs can give.
+
+    With v = W(γ ∘ n + β) + b and ‖n‖₂ ≤ √H, |v_i| ≤ √H ‖W_i ∘ γ‖₂ + |W_i β + b_i| (Cauchy-Schwarz); from the residual
+    stream, |v_i| ≤ Σ_j |W_ij| bound_j + |b_i|.
+    """
+    architecture, family = checkpoint.architecture, checkpoint.family
+    seen = family.attention_input(architecture)
+    stream = _stream_bounds(checkpoint, seen)[:-1:2] if isinstance(seen, ResidualStream) else []
+    bounds = []
+    for layer in range(architecture.num_hidden_layers):
+        weight, bias = _values(checkpoint, layer)
+        if isinstance(seen, NormOutput):
+            gain, shift = _norm(checkpoint, family.below(layer, seen.norm), seen)
+            constant = bias if shift is None else bias + weight @ shift.double()
+            bound = math.sqrt(architecture.hidden_size) * (weight * gain).norm(dim=1) + constant.abs()
+        else:
+            bound = weight.abs() @ stream[layer] + bias.abs()
+        heads = bound.view(architecture.num_key_value_heads, architecture.head_dim)
+        groups = architecture.num_attention_heads // architecture.num_key_value_heads
+        bounds.append(heads.repeat_interleave(groups, dim=0).flatten() * MIXED_MARGIN)
+    return bounds, RESIDUAL_BITS
+
+
+def _head_input(checkpoint: Checkpoint) -> Bounds:
+    norm = checkpoint.family.head_input(checkpoint.architecture)
+    return [norm_bound(*_norm(checkpoint, norm.norm, norm))], NORM_BITS
+
+
+_BOUNDS = {
+    MLP_INPUT: _mlp_input,
+    ATTENTION_INPUT: _attention_input,
+    ATTENTION_OUTPUT: _attention_output,
+    HEAD_INPUT: _head_input,
+}
+
+
+def _below(checkpoint: Checkpoint, name: str) -> list[str]:
+    return [checkpoint.family.below(layer, name) for layer in range(checkpoint.architecture.num_hidden_layers)]
+
+
+def _norm(checkpoint: Checkpoint, name: str, norm: NormOutput) -> tuple[Tensor, Tensor | None]:
+    """Return what a norm multiplies by, in float64, and what it adds."""
+    bias = checkpoint.tensor(f"{name}.bias") if norm.bias else None
+    return checkpoint.tensor(f"{name}.weight").double() + norm.offset, bias
+
+
+def _values(checkpoint: Checkpoint, layer: int) -> tuple[Tensor, Tensor]:
+    """Return the weight (channels, H) and the bias (channels,) that make a layer's values, in float64."""
+    attention = checkpoint.family.attention(checkpoint.architecture)
+    name = checkpoint.family.below(layer, attention.values)
+    rows = slice(None) if attention.value_rows is None else list(attention.value_rows)
+    weight = checkpoint.tensor(f"{name}.weight")[rows].double()
+    if f"{name}.bias" not in checkpoint.shapes:
+        return weight, weight.new_zeros(len(weight))
+    return weight, checkpoint.tensor(f"{name}.bias")[rows].double()
+
+
+def _stream_bounds(checkpoint: Checkpoint, stream: ResidualStream) -> list[Tensor]:
+    """Return the bounds of the residual stream before the first layer and after each output that is added to it."""
+    source = checkpoint.source(stream.embedding)
+    largest = [to_tensor(block, source.dtype).double().abs().amax(dim=0) for block in source.blocks()]
+    embedding = torch.stack(largest).amax(dim=0)
+    added = [
+        norm_bound(checkpoint.tensor(checkpoint.family.below(layer, f"{norm}.weight")))
+        for layer in range(checkpoint.architecture.num_hidden_layers)
+        for norm in (stream.after_attention, stream.after_mlp)
+    ]
+    return [embedding, *residual_bounds(embedding, added)]

@@ -1,0 +1,54 @@
+"""How the forward pass that takes an expert's statistics runs."""
+
+from dataclasses import dataclass
+
+from registry.errors import InvalidInputError
+from registry.families.sites import SITES
+from registry.io.dtypes import WEIGHT_DTYPES
+
+DEFAULT_TOKENS = 24_576
+"""Calibration tokens for an expert: 96 windows of 256. A sixth of it costs 0.2 of the normalised score."""
+
+DEFAULT_SEQ_LEN = 256
+"""Tokens of a window."""
+
+DEFAULT_FOLDS = 2
+"""Parts that the statistics of the MLP inputs are kept in: each takes as much room as the whole."""
+
+
+@dataclass(frozen=True)
+class PassSettings:
+    """How the forward pass runs.
+
+    Attributes:
+        tokens: calibration tokens wanted.
+        seq_len: tokens in a window.
+        batch_size: windows in a batch; every batch has this many, so that all have one shape.
+        device: a torch device, or None for the GPU if there is one.
+        dtype: what the model computes in, or None for the checkpoint's own.
+        sites: a key of `SITES`: all, or those that routers need.
+        folds: parts that the MLP inputs' statistics are kept in, window by window in a seeded order, so that what one
+            part gives can be tried on another; 1 for none.
+    """
+
+    tokens: int = DEFAULT_TOKENS
+    seq_len: int = DEFAULT_SEQ_LEN
+    batch_size: int = 16
+    device: str | None = None
+    dtype: str | None = None
+    sites: str = "all"
+    folds: int = DEFAULT_FOLDS
+
+    def __post_init__(self) -> None:
+        for name, least in (("tokens", 1), ("seq_len", 2), ("batch_size", 1), ("folds", 1)):
+            if getattr(self, name) < least:
+                option = f"--{name.replace('_', '-')}"
+                raise InvalidInputError(
+                    f"{name} is {getattr(self, name)}, the least is {least}", f"give {option} {least} or more"
+                )
+        if self.sites not in SITES:
+            raise InvalidInputError(f"sites {self.sites!r} is none of {', '.join(SITES)}", "choose one: --sites all")
+        if self.dtype is not None and self.dtype not in WEIGHT_DTYPES:
+            raise InvalidInputError(
+                f"dtype {self.dtype!r} is none of {', '.join(WEIGHT_DTYPES)}", "choose one of them: --dtype float32"
+            )

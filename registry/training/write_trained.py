@@ -1,0 +1,104 @@
+"""Writing the trained composition: its parent's files, byte by byte, but for the routers."""
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from registry.errors import CheckpointError
+from registry.io.dtypes import NAMES
+from registry.io.model_folder import MARKER, fresh_folder, json_file, write_files
+from registry.io.torch_blocks import DTYPES, to_block
+from registry.progress import Advance, Progress
+from registry.training.parent import CHUNK, Parent
+
+_CARD = "README.md"
+
+
+def gate_bytes(parent: Parent, weights: Mapping[int, Any]) -> dict[int, bytes]:
+    """Return layer → the bytes of its router (float32 tensors (E, H)), rounded to what the parent's file holds."""
+    found = {}
+    for layer, (_, stored) in parent.gates.items():
+        found[layer] = to_block(weights[layer].to(DTYPES[NAMES[stored.dtype]])).tobytes()
+    return found
+
+
+def write_trained(
+    parent: Parent,
+    gates: Mapping[int, bytes],
+    document: Mapping[str, Any],
+    digest: str,
+    out: Path,
+    *,
+    replace: bool,
+    record: Callable[[], None],
+    progress: Progress,
+) -> None:
+    """Write the trained composition to `out`, which appears whole or not at all.
+
+    Args:
+        parent: what was trained.
+        gates: layer → the bytes of its router.
+        document: the composition's document.
+        digest: its digest.
+        out: the folder; absent, empty, or with `replace` an earlier composition.
+        replace: see `out`.
+        record: called when everything is written, just before the folder appears; raising, it prevents that.
+        progress: told of the bytes written.
+
+    Raises:
+        OutputError: `out` cannot be written to.
+        StorageError: the disk is full or refuses.
+        CheckpointError: the parent was changed meanwhile.
+    """
+    nbytes = parent.nbytes
+    with fresh_folder(out, replace=replace, nbytes=nbytes) as folder:
+        digests = {}
+        with progress("writing", nbytes, "B") as advance:
+            for name in parent.files:
+                patches = {
+                    stored.begin: gates[layer]
+                    for layer, (_, stored) in parent.gates.items()
+                    if stored.file == parent.folder / name
+                }
+                digests[name] = _copy(parent, name, folder / name, patches, advance)
+        if _CARD in parent.files:
+            page = (parent.folder / _CARD).read_text(encoding="utf-8")
+            digests |= write_files(folder, {_CARD: card(page, document, digest).encode()})
+        write_files(folder, {MARKER: json_file({**document, "digest": digest, "files": digests})})
+        record()
+
+
+def card(page: str, document: Mapping[str, Any], digest: str) -> str:
+    """Return the parent's model card with the new digest and what was trained."""
+    training = document["training"]
+    row = (
+        f"| composition | `{digest}` |\n"
+        f"| training | routers alone, {training['steps']} steps on data `{training['data']}`, "
+        f"from composition `{document['parent']}` |\n"
+    )
+    page = page.replace("composed in closed form, without training, by", "composed in closed form by")
+    page, found = re.subn(r"^\| composition \| `[0-9a-f]{64}` \|\n", lambda _: row, page, count=1, flags=re.MULTILINE)
+    table = "" if found else f"\n| | |\n|---|---|\n{row}"
+    return f"{page}{table}\nThe routers were then trained on the language-model loss; no other weight was.\n"
+
+
+def _copy(parent: Parent, name: str, target: Path, patches: Mapping[int, bytes], advance: Advance) -> str:
+    """Copy a file with some of its bytes (place → bytes) replaced, and return the SHA-256 of the copy."""
+    before, after, place = hashlib.sha256(), hashlib.sha256(), 0
+    with (parent.folder / name).open("rb") as source, target.open("wb") as copy:
+        while data := source.read(CHUNK):
+            before.update(data)
+            changed = bytearray(data)
+            for begin, new in patches.items():
+                first, last = max(begin, place), min(begin + len(new), place + len(data))
+                if first < last:
+                    changed[first - place : last - place] = new[first - begin : last - begin]
+            copy.write(changed)
+            after.update(changed)
+            place += len(data)
+            advance(len(data))
+    if before.hexdigest() != parent.files[name]:
+        raise CheckpointError(f"{parent.folder / name} was changed during training", "compose it again, and train that")
+    return after.hexdigest()

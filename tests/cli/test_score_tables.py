@@ -1,0 +1,138 @@
+"""Proves: figures are printed as text, Markdown, CSV and JSON alike, and `reg show` tells those of a composition."""
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from cli.main import main
+from cli.score_tables import Table, print_tables, ranking_of, tables_of, wide_table
+from registry import Registry
+from registry.evaluation import Continual, Row, Spread
+from tests.conftest import Zoo
+
+Run = Callable[..., Result]
+SMALL = ("--windows", 1, "--seq-len", 32)
+
+
+@pytest.fixture
+def run(filled: Registry) -> Run:
+    """Return a function that runs `reg --home … ARGS` on a filled registry and expects success, or exit `code`."""
+
+    def invoke(*arguments: object, code: int = 0) -> Result:
+        result = CliRunner().invoke(main, ["--home", str(filled.home.path), *map(str, arguments)])
+        assert result.exit_code == code, result.output
+        return result
+
+    return invoke
+
+
+def text(zoo: Zoo, *names: str) -> list[object]:
+    return [*SMALL, *(word for name in names for word in ("--data", f"{name}={zoo.test[name]}"))]
+
+
+def read_csv(printed: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(printed)))
+
+
+def test_forms_hold_the_same_figures(run: Run, zoo: Zoo, tmp_path: Path) -> None:
+    run("compose", "--experts", "code,math", "--out", tmp_path / "moe")
+    words = ["evaluate", tmp_path / "moe", *text(zoo, "code", "math"), "--oracle"]
+    plain = run(*words).stdout
+    moe, oracle = json.loads(run(*words, "--json").stdout)
+    lines = read_csv(run(*words, "--csv").stdout)
+    markdown = run(*words, "--markdown").stdout
+    assert [line["model"] for line in lines] == ["moe", "moe oracle"] == [moe["name"], oracle["name"]]
+    assert float(lines[0]["score code"]) == moe["score"]["code"]
+    assert float(lines[1]["score average"]) == oracle["average"]
+    assert float(lines[0]["load math"]) == moe["overall_load"]["math"]
+    assert lines[1]["load math"] == ""
+    assert int(lines[0]["active parameters"]) == moe["active_parameters"]
+    titles = ["perplexity", "normalised score", "routing accuracy", "load", "parameters"]
+    found = [line.strip("| ").split(" | ")[0] for line in markdown.splitlines()]
+    assert [line for line in found if line in titles] == titles
+    assert f"| moe | {moe['score']['code']:.2f} | {moe['score']['math']:.2f} | {moe['average']:.2f} |" in markdown
+    assert f"moe         {moe['overall_accuracy']['code']:.1%}" in plain.replace("moe               ", "moe         ")
+    assert "exclude one another" in run(*words, "--json", "--csv", code=2).stderr
+
+
+def test_methods_stand_side_by_side(run: Run, zoo: Zoo) -> None:
+    table = run("evaluate", "--experts", "code,math", "--methods", "base,oracle, regmean", *text(zoo, "code", "math"))
+    first = [line.split()[0] for line in table.stdout.splitlines() if line]
+    assert first[:5] == ["perplexity", "base", "oracle", "regmean", "(tokens)"]
+    told = run("evaluate", "--experts", "code", "--methods", "nonsense", *text(zoo, "code"), code=1).stderr
+    assert "error: method 'nonsense' is none of base, experts, average, " in told
+    assert "--experts and --methods go together" in run("evaluate", "--experts", "a", *text(zoo, "code"), code=2).stderr
+    assert "Missing argument" in run("evaluate", *text(zoo, "code"), code=2).stderr
+
+
+def test_seeds_are_mean_and_deviation_in_one_cell(capsys: pytest.CaptureFixture[str]) -> None:
+    spread = Spread(5, {"a": 0.5}, {"a": 1.25}, 1.25)
+    rows = [Row("random", {"a": 7.0}, {"a": 77.0}, {"a": 10}, spread=spread), Row("fixed", {"a": 6.0}, {"a": 88.0})]
+    print_tables(tables_of(rows, ["a"]))
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[1].split(maxsplit=1)[1] == "7.00 ± 0.50"
+    assert printed[6].split(maxsplit=1)[1] == "77.00 ± 1.25  77.00 ± 1.25"
+    assert printed[7].split()[1:] == ["88.00", "88.00"]
+    header, lines = wide_table(rows, ["a"])
+    by_column: Any = dict(zip(header, lines[0], strict=True))
+    assert (by_column["score a sd"], by_column["seeds"]) == ("1.25", "5")
+    assert lines[1][list(header).index("seeds")] == ""
+
+
+def test_markdown_escapes_what_would_part_a_cell(capsys: pytest.CaptureFixture[str]) -> None:
+    print_tables([Table(("a|b", "c"), [("x", "1")])], as_markdown=True)
+    assert capsys.readouterr().out.splitlines() == ["| a\\|b | c |", "| --- | ---: |", "| x | 1 |"]
+
+
+def test_show_tells_a_composition_and_what_was_found_of_it(run: Run, zoo: Zoo, tmp_path: Path) -> None:
+    run("compose", "--experts", "code,math", "--trunk", "base", "--out", tmp_path / "moe")
+    (made,) = json.loads(run("compositions", "--json").stdout)
+    words = ["evaluate", tmp_path / "moe", *text(zoo, "code", "math")]
+    run(*words, "--oracle")
+    (row,) = json.loads(run("evaluate", tmp_path / "moe", *text(zoo, "code"), "--json").stdout)
+    shown = json.loads(run("show", made["digest"][:10], "--json").stdout)
+    assert {key: shown[key] for key in made} == made
+    assert [len(e["data"]) for e in shown["evaluations"]] == [1, 2]
+    assert shown["evaluations"][0]["figures"] == row
+    printed = run("show", made["digest"]).stdout
+    told = dict(line.split(maxsplit=1) for line in printed.split("\n\n")[0].splitlines())
+    assert told["composition"] == made["digest"]
+    assert (told["members"], told["base"], told["trunk"]) == ("code@1,math@1", "base@1", "base")
+    assert told["folder"] == str(tmp_path / "moe")
+    assert printed.count("evaluated ") == 2
+    assert f"{row['score']['code']:.2f}" in printed
+    assert "there is no composition and no expert 'abcdef'" in run("show", "abcdef", code=1).stderr
+
+
+def test_continual(run: Run, zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["continual", "--schedule", "math,code", *text(zoo, "code", "math")]
+    found = json.loads(run(*words, "--json").stdout)
+    assert found["schedule"] == ["math", "code"]
+    result = Continual(("math", "code"), found["perplexity"], found["score"])
+    monkeypatch.setattr(Registry, "continual", lambda *_, **__: result)
+    (first, second) = read_csv(run(*words, "--csv").stdout)
+    assert (first["score after"], first["math"], first["code"], first["forgetting"]) == ("math", "100.0", "", "")
+    assert float(second["forgetting"]) == found["forgetting"] == -found["backward_transfer"]
+    assert float(second["average"]) == found["average"] == sum(found["score"][1]) / 2
+    header, one, two = run(*words).stdout.splitlines()
+    assert header.split() == ["score", "after", "math", "code", "average", "forgetting", "backward", "transfer"]
+    assert one.split() == ["math", "100.00", "100.00"]
+    assert two.split()[:2] == ["code", f"{found['score'][1][0]:.2f}"]
+    assert run(*words, "--markdown").stdout.startswith("| score after | math | code |")
+
+
+def test_ranking_puts_the_best_first_and_leaves_out_what_has_no_average() -> None:
+    rows = [Row(name, {"a": 2.0}, {"a": score}) for name, score in (("mean", 80.0), ("regmean", 90.0), ("base", 78.5))]
+    (table,) = ranking_of([*rows, Row("none", {"a": 2.0}, {})])
+    assert list(table.rows) == [
+        ["1", "regmean", "90.00", "0.00"],
+        ["2", "mean", "80.00", "10.00"],
+        ["3", "base", "78.50", "11.50"],
+    ]
+    assert ranking_of(rows[:1]) == []

@@ -1,0 +1,151 @@
+"""Proves: an adapter registers as its merged checkpoint would, wherever its base model is, or says what to name."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
+
+from registry import Registry
+from registry.errors import CheckpointError, IncompatibleError, InvalidInputError, NotFoundError
+from registry.runtime.loading import quiet_transformers
+from registry.statistics.collect import collect_to
+from tests.conftest import SETTINGS, Zoo, files_of
+from tests.models import make_model, save_checkpoint
+
+# PEFT asks transformers in words that it has given up.
+pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")
+
+
+@pytest.fixture(scope="module")
+def trained(zoo: Zoo, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """An adapter that was trained on the base for some steps, and the same merged by PEFT."""
+    root = tmp_path_factory.mktemp("adapter")
+    with quiet_transformers(), torch.random.fork_rng():
+        torch.manual_seed(0)
+        model: Any = AutoModelForCausalLM.from_pretrained(zoo.base)
+        settings = LoraConfig(r=4, target_modules="all-linear", use_dora=True, task_type="CAUSAL_LM")
+        adapted: Any = get_peft_model(model, settings)
+        optimizer = torch.optim.AdamW((p for p in adapted.parameters() if p.requires_grad), lr=0.03)
+        for _ in range(5):
+            ids = torch.randint(1, 320, (4, 16))
+            adapted(input_ids=ids, labels=ids).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        adapted.save_pretrained(root / "adapter")
+        adapted.merge_and_unload().save_pretrained(root / "merged")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (root / "merged" / name).write_bytes((zoo.base / name).read_bytes())
+    return root / "adapter", root / "merged"
+
+
+@pytest.fixture
+def elsewhere(trained: tuple[Path, Path], tmp_path: Path) -> Path:
+    """The adapter, its base model's path being none of this machine."""
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    for name, data in files_of(trained[0]).items():
+        (folder / name).write_bytes(data)
+    config = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": None}))
+    return folder
+
+
+def test_adapter_composes_to_the_bytes_of_its_merged_checkpoint(
+    trained: tuple[Path, Path], zoo: Zoo, tmp_path: Path
+) -> None:
+    made = []
+    for kind, checkpoint in zip(("adapter", "merged"), trained, strict=True):
+        with Registry(tmp_path / kind) as registry:
+            registry.add_base("base", zoo.base)
+            registry.add_expert("math", zoo.experts["math"])
+            registry.add_expert("tuned", checkpoint, data=[zoo.train["law"]], settings=SETTINGS)
+            registry.compose(["math", "tuned"], tmp_path / f"{kind}-moe")
+            made.append(files_of(tmp_path / f"{kind}-moe"))
+            assert not list(registry.home.merged.glob("*"))
+            assert registry.verify().problems == ()
+    assert made[0] == made[1]
+
+
+@pytest.mark.parametrize("base", ["base", "base@1", "folder"])
+def test_base_is_a_registered_name_or_a_folder(filled: Registry, elsewhere: Path, zoo: Zoo, base: str) -> None:
+    registered = filled.add_expert("tuned", elsewhere, base=zoo.base if base == "folder" else base, settings=SETTINGS)
+    assert registered.added
+    assert registered.relations[0].ref == "base@1"
+    assert registered.relations[0].verdict == "same base"
+
+
+def test_collect_and_check_take_adapters(
+    filled: Registry, trained: tuple[Path, Path], zoo: Zoo, tmp_path: Path
+) -> None:
+    path, collected = collect_to(trained[0], tmp_path / "out", data=[zoo.train["law"]], settings=SETTINGS)
+    assert path.is_file()
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+    _, merged = collect_to(trained[1], tmp_path / "out2", data=[zoo.train["law"]], settings=SETTINGS)
+    assert collected == merged
+    found = filled.check(trained[0], data=[zoo.train["law"]], settings=SETTINGS)
+    assert found.family == "llama"
+    assert found.hosts == ("mixtral", "remote-code")
+    assert found.overlaps is not None
+    assert len(found.overlaps) == 5
+    assert filled.check(zoo.experts["code"]).relations[0].verdict == "same weights"
+    assert [v.ref for v in filled.versions()] == [f"{n}@1" for n in ("base", "biomed", "code", "german", "law", "math")]
+
+
+def test_base_that_cannot_be_had_asks_for_a_name(
+    filled: Registry, elsewhere: Path, zoo: Zoo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(CheckpointError, match="does not say which base model it belongs to") as caught:
+        filled.add_expert("tuned", elsewhere)
+    assert "--base NAME[@V]" in str(caught.value.hint)
+    config = json.loads((elsewhere / "adapter_config.json").read_text())
+    (elsewhere / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": "nobody/nothing"}))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(CheckpointError, match="its base model 'nobody/nothing' cannot be had: ") as caught:
+        filled.add_expert("tuned", elsewhere)
+    assert "--base NAME[@V]" in str(caught.value.hint)
+    with pytest.raises(NotFoundError, match="there is no"):
+        filled.add_expert("tuned", elsewhere, base="nonesuch")
+
+
+def test_base_of_another_shape_is_refused_by_name(
+    filled: Registry, elsewhere: Path, tmp_path: Path, tokenizer: Any
+) -> None:
+    wide = save_checkpoint(make_model("llama", 100, intermediate_size=96), tmp_path / "wide", tokenizer)
+    with pytest.raises(CheckpointError, match="mlp"):
+        filled.add_expert("tuned", elsewhere, base=wide)
+    assert not list(filled.home.merged.glob("*"))
+
+
+def test_whole_checkpoint_has_no_base(filled: Registry, zoo: Zoo) -> None:
+    with pytest.raises(InvalidInputError, match="is a whole checkpoint: only an adapter has a base model"):
+        filled.add_expert("code", zoo.experts["code"], base="base")
+
+
+def test_adapter_on_an_unrelated_base_is_refused_and_leaves_nothing(
+    filled: Registry, elsewhere: Path, tmp_path: Path, tokenizer: Any
+) -> None:
+    other = save_checkpoint(make_model("llama", 700), tmp_path / "other", tokenizer)
+    with pytest.raises(IncompatibleError, match="is unrelated to every registered model"):
+        filled.add_expert("tuned", elsewhere, base=other)
+    assert not list(filled.home.merged.glob("*"))
+
+
+def test_base_that_is_a_folder_elsewhere_is_told(filled: Registry, elsewhere: Path) -> None:
+    config = json.loads((elsewhere / "adapter_config.json").read_text())
+    (elsewhere / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": "/nowhere/base"}))
+    with pytest.raises(CheckpointError, match="names the folder /nowhere/base as its base model, which is not here"):
+        filled.add_expert("tuned", elsewhere)
+
+
+def test_other_base_than_the_configured_one_is_remarked_on(
+    filled: Registry, trained: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    from cli.session import bar
+
+    filled.progress = bar
+    filled.add_expert("tuned", trained[0], base="base", settings=SETTINGS)
+    assert "into base, though its configuration names" in capsys.readouterr().err

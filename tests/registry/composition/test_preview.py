@@ -1,0 +1,101 @@
+"""Proves: a preview is foretold from statistics alone, says who is drowned out, and refuses what it cannot foretell."""
+
+from dataclasses import replace
+
+import pytest
+
+from registry import PassSettings, Recipe, Registry
+from registry.composition.preview import preview
+from registry.errors import InvalidInputError
+from registry.member import Member
+from registry.progress import silent
+from tests.conftest import Zoo
+from tests.models import sentences, write_jsonl
+
+
+def test_no_weight_is_read(filled: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Member, name: str) -> None:
+        raise AssertionError(name)
+
+    monkeypatch.setattr(Member, "open_weight", refuse)
+    found = filled.preview(["math", "code", "german"])
+    assert found.refs == ("code@1", "german@1", "math@1")
+    assert found.layers == (0, 1)
+    assert [sum(row) for matrix in found.confusion for row in matrix] == pytest.approx([1.0] * 6)
+    assert [member.accuracy for member in found.members] == [found.mean_confusion[n][n] for n in range(3)]
+    assert sum(member.part for member in found.members) == pytest.approx(1)
+    assert sum(member.share for member in found.members) == pytest.approx(1)
+    assert set(found.overlap) == {("code@1", "german@1"), ("code@1", "math@1"), ("german@1", "math@1")}
+    document = found.document()
+    assert document["accuracy"] == found.accuracy > 1 / 3
+    assert [layer["layer"] for layer in document["layers"]] == [0, 1]
+
+
+def test_order_and_trunk_do_not_matter(filled: Registry) -> None:
+    found = filled.preview(["math", "code"])
+    assert filled.preview(["code@1", "math@1"]) == found
+    assert filled.preview(["code", "math"], Recipe(trunk="mean", top_k=1)) == found
+    assert filled.preview(["code", "math"], Recipe(normalize=True)) != found
+
+
+def test_who_is_drowned_is_told_and_balance_helps(registry: Registry, zoo: Zoo, tmp_path: object) -> None:
+    for name, tokens in (("code", 4096), ("german", 32)):
+        data = write_jsonl(zoo.base.parent / f"{name}.many.jsonl", sentences(name, 400, seed=5))
+        settings = PassSettings(tokens=tokens, seq_len=32, batch_size=8)
+        registry.add_expert(name, zoo.experts[name], data=[data], settings=settings)
+    code, german = registry.preview(["code", "german"]).members
+    assert (code.drowned, code.tokens) == (None, 4096)
+    assert german.part < 0.02
+    assert german.accuracy < 0.5
+    assert german.drowned is not None
+    assert "--balance tokens" in german.drowned
+    balanced = registry.preview(["code", "german"], Recipe(balance="tokens")).members[1]
+    assert balanced.part == pytest.approx(0.5)
+    assert balanced.accuracy > german.accuracy
+
+
+def test_same_text_twice_is_told(registry: Registry, zoo: Zoo) -> None:
+    registry.add_expert("code", zoo.experts["code"])
+    settings = PassSettings(tokens=2048, seq_len=32, batch_size=8)
+    data = write_jsonl(zoo.base.parent / "again.jsonl", sentences("code", 200, seed=6))
+    registry.add_expert("coder", zoo.experts["code"], data=[data], settings=settings)
+    found = registry.preview(["code", "coder"], Recipe(balance="tokens"))
+    assert found.accuracy < 0.8
+    assert len(found.overlap) == 1
+
+
+def test_one_expert_takes_all(filled: Registry) -> None:
+    (member,) = filled.preview(["code"]).members
+    assert (member.accuracy, member.share, member.part, member.drowned) == (1.0, 1.0, 1.0, None)
+
+
+def test_random_routers_send_tokens_anywhere(filled: Registry) -> None:
+    found = filled.preview(["code", "german", "math"], Recipe(router="random"))
+    assert 0.1 < found.accuracy < 0.6
+
+
+def test_what_is_not_foretold_is_said_or_refused(filled: Registry) -> None:
+    plain = filled.preview(["code", "math"])
+    refined = filled.preview(["code", "math"], Recipe(refine=1, refine_mlp=True))
+    assert refined.confusion == plain.confusion
+    assert (plain.notes, len(refined.notes)) == ((), 1)
+    with pytest.raises(InvalidInputError, match="--to dense"):
+        filled.preview(["code", "math"], Recipe(to="dense"))
+    with pytest.raises(InvalidInputError, match="domain-embedding"):
+        filled.preview(["code", "math"], Recipe(router="domain-embedding"))
+
+
+def test_deep_networks_are_looked_at_in_layers_spread_evenly(filled: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("registry.registration.expert_overlap.LAYERS", 1)
+    found = preview(replace(filled.plan(["code", "math"])), silent)
+    assert found.layers == (1,)
+    assert found.notes == ("1 of 2 layers were looked at",)
+
+
+def test_statistics_of_no_activations_are_refused(filled: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("a Gram is that of no activations")
+
+    monkeypatch.setattr("registry.composition.preview.overlap", fail)
+    with pytest.raises(InvalidInputError, match="cannot be compared at layer 0: a Gram is that of no"):
+        filled.preview(["code", "math"])

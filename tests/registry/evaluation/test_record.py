@@ -1,0 +1,94 @@
+"""Proves: figures are stored with a composition that was made here and is unchanged, once for what was asked."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from registry import Recipe, Registry, TestSettings
+from registry.io.model_folder import MARKER
+from tests.conftest import Zoo
+
+SETTINGS = TestSettings(windows=2, seq_len=32, batch_size=3)
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is remarked on about storing."""
+    heard: list[str] = []
+    monkeypatch.setattr("registry.evaluation.record.remark", lambda _, text: heard.append(text))
+    return heard
+
+
+def test_figures_are_stored_and_replaced(filled: Registry, zoo: Zoo, tmp_path: Path, said: list[str]) -> None:
+    data = {name: [zoo.test[name]] for name in ("code", "math")}
+    plan = filled.compose(["code", "math"], tmp_path / "moe")
+    (made,) = filled.compositions()
+    assert filled.composition(plan.digest[:8]) == made
+    assert filled.composition("code") is None
+    assert filled.evaluations(made) == []
+    row, oracle = filled.evaluate([tmp_path / "moe"], data, SETTINGS, oracle=True)
+    (stored,) = filled.evaluations(made)
+    assert stored.document["figures"] == row.document()
+    assert stored.document["oracle"] == oracle.document()
+    assert stored.document["settings"]["seq_len"] == 32
+    assert set(stored.document["experts"]) == {"code", "math"}
+    assert stored.document["data"]["code"]["label"] == "code.test.jsonl"
+    moved = shutil.copytree(tmp_path / "moe", tmp_path / "elsewhere")
+    filled.evaluate([moved], data, SETTINGS)  # the same composition, text and settings
+    (again,) = filled.evaluations(made)
+    assert (again.asked, again.document["oracle"]) == (stored.asked, None)
+    assert again.evaluated_at > stored.evaluated_at
+    filled.evaluate([moved], data, replace(SETTINGS, windows=1))
+    filled.evaluate([moved], {"code": data["code"]}, SETTINGS)
+    found = filled.evaluations(made)
+    assert [len(e.document["data"]) for e in found] == [1, 2, 2]
+    assert [e.evaluated_at for e in found] == sorted((e.evaluated_at for e in found), reverse=True)
+    assert said == []
+
+
+def test_figures_are_stored_where_the_document_tells_what_lam_was_chosen(
+    filled: Registry, zoo: Zoo, tmp_path: Path
+) -> None:
+    plan = filled.compose(["code", "math"], tmp_path / "moe", Recipe(lam="auto"))
+    filled.evaluate([tmp_path / "moe"], {"code": [zoo.test["code"]]}, SETTINGS)
+    (made,) = filled.compositions(plan.digest)
+    assert len(filled.evaluations(made)) == 1
+
+
+def test_folder_that_was_changed_is_scored_and_not_stored(
+    filled: Registry, zoo: Zoo, tmp_path: Path, said: list[str]
+) -> None:
+    data = {"code": [zoo.test["code"]]}
+    filled.compose(["code"], tmp_path / "other")
+    filled.compose(["code", "math"], tmp_path / "moe")
+    weights = "model.safetensors"
+    shutil.copy(tmp_path / "other" / "README.md", tmp_path / "moe" / "README.md")
+    filled.evaluate([tmp_path / "moe"], data, SETTINGS)
+    assert said == [f"the figures of moe are not stored: README.md is not as {MARKER} describes it"]
+    filled.compose(["code", "math"], tmp_path / "moe", force=True)
+    shutil.copy(tmp_path / "moe" / weights, tmp_path / "moe" / "more.safetensors")
+    filled.evaluate([tmp_path / "moe"], data, SETTINGS)
+    assert said[1] == f"the figures of moe are not stored: more.safetensors is not as {MARKER} describes it"
+    for composition in filled.compositions():
+        assert filled.evaluations(composition) == []
+
+
+def test_what_was_not_made_here_is_not_stored(
+    filled: Registry, registry: Registry, zoo: Zoo, tmp_path: Path, said: list[str]
+) -> None:
+    data = {"code": [zoo.test["code"]]}
+    filled.compose(["code"], tmp_path / "moe")
+    filled.compose(["math"], tmp_path / "forged")
+    with Registry(tmp_path / "stranger") as stranger:
+        stranger.evaluate([tmp_path / "moe", zoo.base], data, SETTINGS)
+        assert stranger.log() == []
+    document = json.loads((tmp_path / "moe" / MARKER).read_text())
+    forged = json.loads((tmp_path / "forged" / MARKER).read_text()) | {"digest": document["digest"]}
+    for content in (json.dumps(forged), "[]", "{", "{}"):
+        (tmp_path / "forged" / MARKER).write_text(content)
+        filled.evaluate([tmp_path / "forged"], data, SETTINGS)
+    assert [event.action for event in filled.log()][:2] == ["compose", "compose"]
+    assert said == []

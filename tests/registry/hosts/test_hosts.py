@@ -1,0 +1,356 @@
+"""Proves: each family's composition loads in plain transformers without a stray key and computes what the experts do.
+
+One expert: the dense expert's logits and its greedy text. Several: each forced expert's logits are those of the dense
+expert on the same trunk, and those that the router mixes are the softmax mixture of the dense MLPs. Bit for bit, except
+where a case says by how much they may differ, and why.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from registry import PassSettings, Recipe, Registry
+from registry.errors import CheckpointError
+from registry.families import FAMILIES
+from registry.hosts.remote_code import REMOTE_CODE
+from registry.runtime.loading import has_our_code, load_model, quiet_transformers
+from tests.models import make_model, save_checkpoint, sentences, write_jsonl
+from tests.transformers4 import Transformers4
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+LONG = {"rope_type": "longrope", "rope_theta": 10000.0}
+EAGER = {"attn_implementation": "eager"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A dense configuration, the host that carries it, and by how much its logits may differ from the dense ones.
+
+    `tolerance` is (float32, bfloat16): 0 is bit for bit. `old`: transformers 4.57 has the host too. `dense` is how the
+    dense model is loaded for the comparison.
+    """
+
+    family: str
+    host: str
+    config: dict[str, Any] = field(default_factory=dict)
+    tolerance: tuple[float, float] = (0.0, 0.0)
+    old: bool = True
+    dense: dict[str, Any] = field(default_factory=dict)
+
+
+CASES = {
+    "llama": Case("llama", "mixtral"),
+    "llama tied, llama3 rope, wide heads": Case(
+        "llama", "mixtral", {"tie_word_embeddings": True, "rope_parameters": LLAMA3, "head_dim": 16}
+    ),
+    "llama yarn rope": Case("llama", "mixtral", {"rope_parameters": YARN}),
+    "llama attention bias": Case("llama", "granitemoe", {"attention_bias": True}),
+    "llama attention bias, wide heads": Case(
+        "llama", "granitemoe", {"attention_bias": True, "head_dim": 16}, old=False
+    ),
+    "mistral": Case("mistral", "mixtral", {"sliding_window": None}),
+    "mistral window": Case("mistral", "mixtral", {"sliding_window": 8}),
+    "phi3": Case("phi3", "mixtral", {"sliding_window": 8}),
+    "phi3 longrope": Case(
+        "phi3",
+        "mixtral",
+        {
+            "original_max_position_embeddings": 32,
+            "rope_parameters": LONG | {"short_factor": [1.0] * 4, "long_factor": [1.5, 2.0, 3.0, 4.0]},
+        },
+    ),
+    # The idle channels' frequencies stand in a table of float32 numbers, and their weights make up for a factor.
+    "phi3 partial rotary": Case("phi3", "mixtral", {"hidden_size": 64, "partial_rotary_factor": 0.75}, (1e-4, 0.5)),
+    "phi3 longrope, partial rotary": Case(
+        "phi3",
+        "mixtral",
+        {
+            "hidden_size": 64,
+            "original_max_position_embeddings": 32,
+            "rope_parameters": LONG
+            | {
+                "short_factor": [1.0] * 6,
+                "long_factor": [1.5, 2.0, 3.0, 4.0, 5.0, 6.0],
+                "partial_rotary_factor": 0.75,
+            },
+        },
+        (2e-4, 1.5),
+    ),
+    "qwen2": Case("qwen2", "qwen2_moe", {"tie_word_embeddings": True}),
+    "qwen2 window by layer": Case(
+        "qwen2", "qwen2_moe", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}, old=False
+    ),
+    "qwen2 in granitemoe": Case("qwen2", "granitemoe"),
+    "qwen3": Case("qwen3", "qwen3_moe", {"head_dim": 16}),
+    "qwen3 tied, attention bias": Case(
+        "qwen3", "qwen3_moe", {"head_dim": 8, "tie_word_embeddings": True, "attention_bias": True}
+    ),
+    "qwen3 window by layer": Case(
+        "qwen3",
+        "mellum",
+        {"head_dim": 16, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+        old=False,
+    ),
+    "olmo2": Case("olmo2", "flex_olmo"),
+    "olmo3": Case("olmo3", "flex_olmo", {"num_hidden_layers": 4, "sliding_window": 64}),
+    "granite": Case(
+        "granite",
+        "granitemoe",
+        {
+            "attention_multiplier": 0.3,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.5,
+            "logits_scaling": 2.0,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "cohere": Case("cohere", "cohere2_moe", {"logit_scale": 0.5}, old=False),
+    "cohere2": Case(
+        "cohere2", "cohere2_moe", {"logit_scale": 0.5, "num_hidden_layers": 4, "sliding_window": 8}, old=False
+    ),
+    "smollm3": Case("smollm3", "granitemoe_swa", {"num_hidden_layers": 4}, old=False, dense=EAGER),
+    # In bfloat16 the 1 that Gemma adds to its norms' weights, and the root that multiplies its embeddings, are rounded.
+    "gemma": Case("gemma", "granitemoe", {"head_dim": 8}, (0.0, 2.5)),
+    "llama MLP bias": Case("llama", "routed_llama", {"mlp_bias": True}, old=False),
+    "cohere norms of queries and keys": Case(
+        "cohere", "routed_cohere", {"use_qk_norm": True, "logit_scale": 0.5}, old=False
+    ),
+    "gemma2": Case("gemma2", "routed_gemma2", {"head_dim": 8, "sliding_window": 8}, old=False),
+    "gemma3": Case("gemma3_text", "routed_gemma3_text", {"head_dim": 8, "sliding_window": 8}, old=False),
+    "gpt_neox": Case("gpt_neox", "routed_gpt_neox", old=False),
+    "stablelm": Case("stablelm", "routed_stablelm", {"hidden_size": 64, "use_qkv_bias": True}, old=False),
+    "stablelm parallel": Case(
+        "stablelm",
+        "routed_stablelm",
+        {"hidden_size": 64, "use_parallel_residual": True, "qk_layernorm": True},
+        old=False,
+    ),
+}
+IDS = torch.randint(1, 320, (2, 48), generator=torch.Generator().manual_seed(0))
+MIXED = ("llama", "qwen3", "granite", "cohere2", "gpt_neox")
+"""Cases, one of each kind of router, on which mixing is tested."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A case's checkpoints of a base and two experts, and the registry that holds them."""
+
+    case: Case
+    dense: dict[str, Path]
+    registry: Registry
+
+    def recipe(self, **settings: Any) -> Recipe:
+        """Return a recipe for the case's host, of one expert a token: two are mixed in another order elsewhere."""
+        host = REMOTE_CODE if self.remote else self.case.host
+        return Recipe(host=host, **{"top_k": 1} | settings)
+
+    @property
+    def remote(self) -> bool:
+        """Its folder carries code."""
+        return self.case.host.startswith("routed_")
+
+
+@contextmanager
+def variant_of(case: Case, root: Path, tokenizer: Any) -> Iterator[Variant]:
+    """Give a case's checkpoints, registered."""
+    dense = {
+        name: save_checkpoint(make_model(case.family, 100 + seed, **case.config), root / name, tokenizer)
+        for seed, name in enumerate(("base", "code", "math"))
+    }
+    data = write_jsonl(root / "data.jsonl", sentences("code", 20))
+    settings = PassSettings(tokens=128, seq_len=32, batch_size=2)
+    with Registry(root / "home") as registry, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_MODULES_CACHE", str(root / "modules"))
+        registry.add_base("base", dense["base"], remote_code=True)
+        for name in ("code", "math"):
+            registry.add_expert(name, dense[name], data=[data], settings=settings, remote_code=True)
+        yield Variant(case, dense, registry)
+
+
+@pytest.fixture(scope="module", params=sorted(CASES))
+def variant(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tokenizer: Any
+) -> Iterator[Variant]:
+    with variant_of(CASES[request.param], tmp_path_factory.mktemp("variant"), tokenizer) as made:
+        yield made
+
+
+def load(folder: Path, dtype: torch.dtype = torch.float32, **options: Any) -> Any:
+    """Load as a user would, and fail on any key that is missing, unexpected or mismatched."""
+    remote = "auto_map" in (folder / "config.json").read_text()
+    with quiet_transformers():
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, output_loading_info=True, trust_remote_code=remote, **options
+        )
+    model, info = loaded
+    assert not any(info.values()), info
+    return model.eval()
+
+
+def force(model: Any, expert: int) -> None:
+    """Send every token to one expert."""
+
+    def hook(_module: Any, _inputs: Any, output: Any) -> Any:
+        if isinstance(output, torch.Tensor):
+            return torch.nn.functional.one_hot(torch.full_like(output[:, 0], expert).long(), 2) * 1e4
+        router_logits, weights, index = output
+        first = torch.zeros_like(weights)
+        first[..., 0] = 1
+        return router_logits, first, torch.full_like(index, expert)
+
+    found = 0
+    for name, module in model.named_modules():
+        if name.endswith(("mlp.gate", "block_sparse_moe.router")):
+            module._forward_hooks.clear()
+            module.register_forward_hook(hook)
+            found += 1
+    assert found == model.config.num_hidden_layers
+
+
+def with_mlp_of(trunk: Any, expert: Any) -> Any:
+    """Return the dense model that has the trunk of one model and the MLPs of another."""
+    other = expert.state_dict()
+    trunk.load_state_dict({n: other[n] if ".mlp." in n else w for n, w in trunk.state_dict().items()})
+    return trunk
+
+
+def greedy(model: Any) -> torch.Tensor:
+    """Return 16 tokens, chosen with a cache."""
+    prompt = {"input_ids": IDS[:, :8], "attention_mask": torch.ones_like(IDS[:, :8])}
+    text: torch.Tensor = model.generate(**prompt, max_new_tokens=16, do_sample=False, eos_token_id=None, pad_token_id=0)
+    return text
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_experts_compute_in_the_host_what_they_do_by_themselves(
+    variant: Variant, tmp_path: Path, dtype: str, transformers4: Transformers4
+) -> None:
+    check_exactness(variant, tmp_path, dtype, transformers4)
+
+
+def check_exactness(variant: Variant, tmp_path: Path, dtype: str, transformers4: Transformers4) -> None:
+    """Check one expert, two forced ones, greedy text, and transformers 4."""
+    kind, case = getattr(torch, dtype), variant.case
+    tolerance = case.tolerance[dtype == "bfloat16"]
+
+    def equal(left: torch.Tensor, right: torch.Tensor) -> bool:
+        return torch.equal(left, right) if tolerance == 0 else bool((left - right).abs().max() <= tolerance)
+
+    plan = variant.registry.compose(["math"], tmp_path / "one", variant.recipe(dtype=dtype))
+    assert plan.host.model_type == case.host
+    one, own = load(tmp_path / "one", kind), load(variant.dense["math"], kind, **case.dense)
+    with torch.no_grad():
+        assert equal(one(input_ids=IDS).logits, own(input_ids=IDS).logits)
+        assert tolerance or torch.equal(greedy(one), greedy(own))
+    variant.registry.compose(["math", "code"], tmp_path / "moe", variant.recipe(trunk="base", dtype=dtype))
+    moe, trunk = load(tmp_path / "moe", kind), load(variant.dense["base"], kind, **case.dense)
+    with torch.no_grad():
+        routed = moe(input_ids=IDS).logits
+        forced = []
+        for index, name in enumerate(("code", "math")):
+            force(moe, index)
+            forced.append(moe(input_ids=IDS).logits)
+            dense = with_mlp_of(trunk, load(variant.dense[name], kind, **case.dense))
+            assert equal(forced[-1], dense(input_ids=IDS).logits)
+    assert (forced[0] - forced[1]).abs().max() > 0.05  # the test can fail: experts differ
+    if case.old:
+        assert torch.equal(transformers4.logits(tmp_path / "moe", IDS, dtype, tmp_path), routed)
+
+
+@pytest.mark.parametrize("variant", MIXED, indirect=True)
+def test_two_experts_mix_by_softmax_of_the_router(variant: Variant, tmp_path: Path) -> None:
+    recipe = variant.recipe(trunk="base", top_k=2, temperature=0.05)
+    plan = variant.registry.compose(["code", "math"], tmp_path / "moe", recipe)
+    family, moe = plan.lead.family, load(tmp_path / "moe")
+    dense_mlps = [list(family.mlps(load(variant.dense[name]))) for name in ("code", "math")]
+    gates = [weight for name, weight in moe.named_parameters() if name.endswith(("gate.weight", "router.weight"))]
+    reference = load(variant.dense["base"])
+
+    def mixture(layer: int) -> Any:
+        def hook(_module: Any, inputs: Any, _output: Any) -> Any:
+            weight = torch.softmax(inputs[0] @ gates[layer].T, dim=-1)
+            parts = torch.stack([mlps[layer](inputs[0]) for mlps in dense_mlps], dim=-2)
+            return (weight[..., None] * parts).sum(-2)
+
+        return hook
+
+    for layer, module in enumerate(family.mlps(reference)):
+        module.register_forward_hook(mixture(layer))
+    with torch.no_grad():
+        # Some hosts take softmax before top-k and renormalise, which is the same up to rounding in float32.
+        assert torch.allclose(moe(input_ids=IDS).logits, reference(input_ids=IDS).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_folder_is_what_other_tools_read(variant: Variant, tmp_path: Path) -> None:
+    plan = variant.registry.compose(["code", "math"], tmp_path / "moe", variant.recipe(top_k=2))
+    config = json.loads((tmp_path / "moe" / "config.json").read_text())
+    own = json.loads((variant.dense["code"] / "config.json").read_text())
+    assert config["architectures"] == [plan.host.class_name]
+    assert config["model_type"] == plan.host.model_type
+    kept = {"hidden_size", "num_hidden_layers", "vocab_size", "tie_word_embeddings", "eos_token_id", "rms_norm_eps"}
+    for key in kept & own.keys():
+        assert config[key] == own[key], key
+    assert config.get("num_local_experts", config.get("num_experts")) == 2
+    assert config["num_experts_per_tok"] == 2
+    assert config["dtype"] == config["torch_dtype"] == "float32"
+    assert "transformers_version" not in config
+    if not variant.remote:
+        assert config["router_aux_loss_coef"] == 0.0
+        assert isinstance(config["head_dim"], int)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "moe")
+    dense = AutoTokenizer.from_pretrained(variant.dense["code"])
+    assert tokenizer("def return sum").input_ids == dense("def return sum").input_ids
+    for name in ("generation_config.json", "tokenizer.json"):
+        assert (tmp_path / "moe" / name).read_bytes() == (variant.dense["code"] / name).read_bytes()
+
+
+def test_names_are_those_that_save_pretrained_writes(variant: Variant, tmp_path: Path) -> None:
+    from safetensors import safe_open
+
+    variant.registry.compose(["code", "math"], tmp_path / "moe", variant.recipe())
+    with quiet_transformers():
+        load(tmp_path / "moe").save_pretrained(tmp_path / "again")
+    shapes = []
+    for folder in ("moe", "again"):
+        with safe_open(tmp_path / folder / "model.safetensors", framework="pt") as file:
+            shapes.append({name: file.get_slice(name).get_shape() for name in file.keys()})  # noqa: SIM118
+    assert shapes[0] == shapes[1]
+
+
+@pytest.mark.parametrize("variant", ["gpt_neox"], indirect=True)
+def test_our_own_code_is_run_and_no_other(variant: Variant, tmp_path: Path) -> None:
+    variant.registry.compose(["code", "math"], tmp_path / "moe", variant.recipe())
+    load_model(tmp_path / "moe", "float32", "cpu")
+    source = tmp_path / "moe" / "modeling_routed.py"
+    for change in (
+        lambda: (tmp_path / "moe" / "other.py").write_text("raise SystemExit"),
+        lambda: source.write_text(source.read_text() + "\nraise SystemExit\n"),
+        source.unlink,
+    ):
+        assert has_our_code(tmp_path / "moe")
+        kept = source.read_bytes()
+        change()
+        assert not has_our_code(tmp_path / "moe")
+        with pytest.raises(CheckpointError, match="cannot be loaded by transformers"):
+            load_model(tmp_path / "moe", "float32", "cpu")
+        source.write_bytes(kept)
+        (tmp_path / "moe" / "other.py").unlink(missing_ok=True)
+
+
+def test_every_family_is_tested() -> None:
+    assert {case.family for case in CASES.values()} == set(FAMILIES)

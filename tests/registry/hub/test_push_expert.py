@@ -1,0 +1,164 @@
+"""Proves: an expert that was pushed is registered from the Hub elsewhere without data, to the same digests."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import ModelCard
+from safetensors import safe_open
+
+from registry import PassSettings, Recipe, Registry
+from registry.errors import CheckpointError, ConflictError
+from registry.hub.target import Target
+from registry.statistics.collect import collect_to
+from tests.conftest import SETTINGS, Zoo, files_of
+from tests.writable_hub import WritableHub
+
+
+@contextmanager
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str = "elsewhere") -> Iterator[Registry]:
+    """Give a registry on a machine where no model can be run, so that nothing can be taken anew."""
+
+    def refuse(*arguments: Any, **options: Any) -> None:
+        raise AssertionError("a forward pass")
+
+    with monkeypatch.context() as patch, Registry(tmp_path / name) as opened:
+        patch.setattr("registry.statistics.collect.load_model", refuse)
+        patch.setattr("registry.runtime.loading.load_model", refuse)
+        yield opened
+
+
+def links(registry: Registry, ref: str) -> set[tuple[str, str, str]]:
+    return {(link.role, link.name, link.digest) for link in registry.arrays_of(registry.resolve(ref))}
+
+
+def test_an_expert_has_the_digests_that_it_had_at_home(
+    registry: Registry, zoo: Zoo, hub: WritableHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names, settings = ("code", "math"), PassSettings(tokens=256, seq_len=32, batch_size=4)
+    for name in names:
+        registry.add_expert(
+            name,
+            zoo.experts[name],
+            data=[zoo.train[name]] if name == "code" else (),
+            settings=settings,
+            license="apache-2.0",
+            tags={"language": "en"},
+            keep_calibration=False,
+        )
+        assert registry.push_expert(name, f"org/{name}", calibration=True).added
+    with elsewhere(tmp_path, monkeypatch) as other:
+        for name in names:
+            home = registry.resolve(name)
+            registration = other.add_expert(name, f"hf://org/{name}")
+            assert registration.version.digest == home.digest
+            assert registration.version.content == home.content
+            assert registration.version.statistics == home.statistics
+            assert links(other, name) == links(registry, name)
+            commit = hub.repositories[f"org/{name}"].revisions["main"]
+            assert registration.version.tags == {"language": "en", "hub": f"org/{name}@{commit}"}
+            assert not other.add_expert(name, f"hf://org/{name}").added
+        for registered, folder in ((registry, "here"), (other, "there")):
+            registered.compose(names, tmp_path / folder, Recipe(trunk="mean", lam="auto"))
+        assert files_of(tmp_path / "here") == files_of(tmp_path / "there")
+        assert other.verify().problems == ()
+    card = ModelCard(hub.files("org/math")["README.md"].decode())
+    card.validate()
+    data: Any = card.data
+    assert (data.license, data.language) == ("apache-2.0", ["en"])
+    assert registry.resolve("math").digest in card.text
+    assert "hf://org/math" in card.text
+
+
+def test_kept_tokens_stay_at_home_unless_they_are_asked_for(
+    filled: Registry, hub: WritableHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    home = filled.resolve("math")
+    assert ("calibration", "ids") in {(role, name) for role, name, _ in links(filled, "math")}
+    monkeypatch.setattr(filled, "progress", _telling(told))
+    filled.push_expert("math", "org/without")
+    (said,) = [line for line in told if "calibration tokens" in line]
+    assert "--calibration pushes them" in said
+    announced = json.loads(hub.files("org/without")["expert.json"])
+    assert announced["digest"] != home.digest
+    (tmp_path / "s.safetensors").write_bytes(hub.files("org/without")["statistics.safetensors"])
+    with safe_open(tmp_path / "s.safetensors", framework="pt") as file:
+        assert not [name for name in file.keys() if name.startswith("calibration")]  # noqa: SIM118 - it is no dict
+    filled.push_expert("math", "org/with", calibration=True)
+    with elsewhere(tmp_path, monkeypatch) as other:
+        without = other.add_expert("math", "hf://org/without").version
+        assert without.digest == announced["digest"]
+        expected = {link for link in links(filled, "math") if link[0] != "calibration"}
+        assert links(other, "math") == expected
+        assert other.add_expert("math", "hf://org/with").version.digest == home.digest
+        assert links(other, "math") == links(filled, "math")
+
+
+def test_what_the_expert_wrote_itself_goes_along(
+    registry: Registry, bare: Path, hub: WritableHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = registry.add_expert("code", bare, settings=PassSettings(tokens=64, seq_len=16, batch_size=4)).version
+    registry.push_expert("code", "org/code")
+    with elsewhere(tmp_path, monkeypatch) as other:
+        assert other.add_expert("code", "hf://org/code").version.digest == home.digest
+        assert links(other, "code") == links(registry, "code")
+
+
+def test_statistics_of_routers_alone_travel(
+    registry: Registry, bare: Path, zoo: Zoo, hub: WritableHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = PassSettings(tokens=128, seq_len=32, batch_size=4, sites="router", folds=1)
+    collect_to(bare, bare, data=[zoo.train["code"]], settings=settings)
+    home = registry.add_expert("code", bare).version
+    registry.push_expert("code", "org/code")
+    with elsewhere(tmp_path, monkeypatch) as other:
+        assert other.add_expert("code", "hf://org/code").version.digest == home.digest
+
+
+def test_another_expert_or_version_is_not_replaced_unasked(
+    filled: Registry, zoo: Zoo, hub: WritableHub, tmp_path: Path
+) -> None:
+    filled.push_expert("math", "org/expert")
+    with pytest.raises(ConflictError, match="another expert, math"):
+        filled.push_expert("code", "org/expert")
+    filled.add_expert("math", zoo.experts["math"], data=[zoo.train["math"]], settings=SETTINGS, license="mit")
+    with pytest.raises(ConflictError, match="another version of math") as caught:
+        filled.push_expert("math", "org/expert")
+    assert "--force" in str(caught.value.hint)
+    assert filled.push_expert("math@1", "org/expert").added is False
+    filled.push_expert("math", Target("org/expert", force=True))
+    assert json.loads(hub.files("org/expert")["expert.json"])["license"] == "mit"
+
+
+def test_an_announcement_is_untrusted(
+    filled: Registry, registry: Registry, hub: WritableHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled.push_expert("math", "org/math", calibration=True)
+    files = hub.files("org/math")
+    for change in ({"format": 2}, {"digest": "x"}, {"license": "a b"}, {"name": "../x"}, {"more": 1}):
+        document = json.loads(files["expert.json"]) | change
+        hub.add("org/bad", files | {"expert.json": json.dumps(document).encode()})
+        with elsewhere(tmp_path, monkeypatch) as other, pytest.raises(Exception) as caught:  # noqa: PT011
+            other.add_expert("math", "hf://org/bad")
+        assert isinstance(caught.value, CheckpointError | ValueError), change
+    wrong = json.loads(files["expert.json"]) | {"digest": "0" * 64}
+    hub.add("org/bad", files | {"expert.json": json.dumps(wrong).encode()})
+    told: list[str] = []
+    with elsewhere(tmp_path, monkeypatch) as other:
+        other.progress = _telling(told)
+        registration = other.add_expert("math", "hf://org/bad")
+    assert registration.version.digest == filled.resolve("math").digest
+    assert any("announces 000000000000, and is " in line for line in told)
+
+
+def _telling(told: list[str]) -> Any:
+    @contextmanager
+    def progress(label: str, total: int, unit: str) -> Iterator[Any]:
+        told.append(label)
+        yield lambda amount: None
+
+    return progress

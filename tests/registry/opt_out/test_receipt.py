@@ -1,0 +1,308 @@
+"""Proves: a receipt says what an opt-out did, holds as long as that is so, and fails at whatever contradicts it."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy
+
+from registry import EnsembleRecipe, Recipe, Registry
+from registry.errors import ConflictError, InvalidInputError, NotFoundError, OutputError
+from registry.io.model_folder import MARKER
+from registry.opt_out.receipt import NOT_ERASED, receipt_file
+from store.arrays import ArrayStore
+from tests.conftest import Zoo, files_of
+
+
+@pytest.fixture(scope="module")
+def place(_filled_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home with some compositions and math opted out, the compositions, and the receipt."""
+    place = tmp_path_factory.mktemp("receipt")
+    with Registry(shutil.copytree(_filled_home, place / "home")) as registry:
+        one = {"code": 2.0}
+        registry.compose(["math", "code", "law"], place / "moe", Recipe(top_k=3, weights=one, balance="tokens"))
+        registry.compose(["math", "code"], place / "biased", Recipe(router="domain-embedding", bias={"math": 0.5}))
+        registry.compose(["math", "law"], place / "dense", Recipe(to="dense", trunk="ties"))
+        registry.compose(["math", "code"], place / "ensemble", EnsembleRecipe(routing="task-vector"))
+        registry.compose(["math"], place / "alone")
+        registry.compose(["code", "law"], place / "others")
+        plan = registry.plan(["code", "math"])
+        trained = plan.document | {"parent": plan.digest, "training": {"steps": 1}}
+        registry.catalog.record_composition(
+            "f" * 64, trained, [m.version for m in plan.members], str(place / "trained")
+        )
+        registry.opt_out("math", purge=True, receipt=place / "receipt.json")
+    return place
+
+
+@pytest.fixture
+def withdrawn(place: Path, tmp_path: Path) -> Iterator[Registry]:
+    """A registry of its own like that of `place`, with the other composition and the receipt beside it."""
+    shutil.copytree(place / "others", tmp_path / "others")
+    shutil.copy(place / "receipt.json", tmp_path)
+    with Registry(shutil.copytree(place / "home", tmp_path / "home")) as opened:
+        yield opened
+
+
+@pytest.fixture
+def made(place: Path) -> dict[str, Any]:
+    """The receipt's document."""
+    document: dict[str, Any] = json.loads((place / "receipt.json").read_bytes())
+    return document
+
+
+def rewrite(path: Path, document: dict[str, Any]) -> None:
+    path.write_text(json.dumps(document, indent=2, sort_keys=True) + "\n")
+
+
+def test_receipt_says_what_was_done(withdrawn: Registry, made: dict[str, Any], place: Path) -> None:
+    (version,) = [v for v in withdrawn.versions(everything=True) if v.name == "math"]
+    assert made["versions"] == [
+        {
+            "ref": "math@1",
+            "digest": version.digest,
+            "withdrawn_at": version.withdrawn_at,
+            "purged_at": version.purged_at,
+        }
+    ]
+    assert (made["registry"], made["head"]) == (withdrawn.catalog.id, withdrawn.log(limit=1)[0].digest)
+    assert len(made["deleted"]["arrays"]) > 10
+    assert made["deleted"]["bytes"] == withdrawn.log(limit=1)[0].details["bytes"]
+    assert not any(withdrawn.arrays.path(digest).exists() for digest in made["deleted"]["arrays"])
+    assert all(withdrawn.arrays.path(one["digest"]).exists() and one["versions"] for one in made["shared"])
+    folders = [str(place / name) for name in ("moe", "biased", "dense", "ensemble", "alone", "trained")]
+    assert made["not_erased"] == {"folders": folders, "pushed": [], "copies": NOT_ERASED, "remains": []}
+    expected: dict[str, Any] = {  # the same recipes without it, as anybody would ask for them
+        "moe": withdrawn.plan(["code", "law"], Recipe(top_k=2, weights={"code": 2.0}, balance="tokens")),
+        "biased": withdrawn.plan(["code"], Recipe(router="domain-embedding")),
+        "dense": withdrawn.plan(["law"], Recipe(to="dense", trunk="ties")),
+        "ensemble": withdrawn.plan(["code"], EnsembleRecipe(routing="task-vector")),
+    }
+    found = {Path(one["folders"][0]).name: one for one in made["compositions"]}
+    for name, plan in expected.items():
+        members = [{"name": m.name, "digest": m.version.digest} for m in plan.members]
+        assert found[name]["recomposed"] == {"digest": plan.digest, "members": members}
+    assert (found["alone"]["recomposed"], found["alone"]["why"]) == (None, "no member remains")
+    assert found["trained"]["recomposed"] is None
+    assert found["trained"]["why"] == "its routers were trained on text, which is not done again"
+    text = (place / "receipt.json").read_text()
+    assert text == json.dumps(made, indent=2, sort_keys=True) + "\n"
+    assert [path.name for path in place.glob(".*")] == []
+
+
+def test_receipt_holds_and_goes_on_holding(withdrawn: Registry, made: dict[str, Any], zoo: Zoo, tmp_path: Path) -> None:
+    before = files_of(tmp_path / "others")
+    check = withdrawn.verify_receipt(tmp_path / "receipt.json", [tmp_path / "others"])
+    assert (check.problems, check.notes) == ([], [])
+    assert check.receipt.document() == made
+    withdrawn.alias("code", "good")
+    withdrawn.compose(["code"], tmp_path / "later")
+    withdrawn.opt_out("code", purge=True)
+    check = withdrawn.verify_receipt(tmp_path / "receipt.json")
+    assert check.problems == []
+    assert len(check.notes) == 3
+    assert "can no longer be recomposed: it holds code@1, which was opted out" in check.notes[0]
+    for name in ("law", "german", "biomed", "base"):
+        withdrawn.opt_out(name, purge=True)
+    withdrawn.add_expert("law", zoo.experts["law"])  # brings back what is anybody's, such as the tokenizer
+    assert withdrawn.verify_receipt(tmp_path / "receipt.json").problems == []
+    assert files_of(tmp_path / "others") == before
+
+
+def test_without_purge_a_receipt_tells_of_the_withdrawal(filled: Registry, tmp_path: Path) -> None:
+    filled.opt_out("math", receipt=tmp_path / "first.json")
+    first = json.loads((tmp_path / "first.json").read_bytes())
+    assert (first["deleted"], first["versions"][0]["purged_at"]) == ({"arrays": [], "bytes": 0}, None)
+    filled.opt_out("math", purge=True, receipt=tmp_path / "second.json")
+    for name in ("first", "second"):
+        assert filled.verify_receipt(tmp_path / f"{name}.json").problems == []
+
+
+def test_base_model_leaves_nothing_where_the_recipe_needs_it(filled: Registry, tmp_path: Path) -> None:
+    filled.compose(["math", "code"], tmp_path / "ties", Recipe(trunk="ties"))
+    filled.opt_out("base", receipt=tmp_path / "receipt.json")
+    (one,) = json.loads((tmp_path / "receipt.json").read_bytes())["compositions"]
+    assert one["recomposed"] is None
+    assert one["why"].startswith("it holds base@1, which was opted out at ")
+    assert filled.verify_receipt(tmp_path / "receipt.json").problems == []
+
+
+@pytest.mark.parametrize("where", ["before", "amid", "after"])
+def test_purge_that_was_interrupted_has_its_whole_receipt_when_repeated(
+    filled: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    filled.compose(["math", "code"], tmp_path / "moe")
+    links = {link.digest for link in filled.arrays_of(filled.resolve("math"))}
+    sizes = {digest: filled.arrays.disk_bytes(digest) for digest in links}
+    delete, left = ArrayStore.delete, {"before": 0, "amid": 5, "after": len(links)}[where]
+
+    def interrupted(*words: Any) -> Any:
+        raise KeyboardInterrupt
+
+    def some(store: ArrayStore, digest: str) -> int:
+        nonlocal left
+        left -= 1
+        return delete(store, digest) if left >= 0 else interrupted()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ArrayStore, "delete", some)
+        patch.setattr("registry.opt_out.receipt.make_receipt", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            filled.opt_out("math", purge=True, receipt=tmp_path / "receipt.json")
+    assert not (tmp_path / "receipt.json").exists()
+    for name in ("receipt", "again"):
+        filled.opt_out("math", purge=True, receipt=tmp_path / f"{name}.json")
+        made = json.loads((tmp_path / f"{name}.json").read_bytes())
+        deleted, shared = set(made["deleted"]["arrays"]), {one["digest"] for one in made["shared"]}
+        assert deleted | shared == links
+        assert deleted & shared == set()
+        assert shared == links & filled.catalog.referenced() != set()
+        assert made["deleted"]["bytes"] == sum(sizes[digest] for digest in deleted)
+        assert filled.verify_receipt(tmp_path / f"{name}.json").problems == []
+
+
+def test_place_of_the_receipt_is_made_sure_of_before_anything_is_withdrawn(filled: Registry, tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("x")
+    for path, message in ((tmp_path / "taken", "replaces nothing"), (tmp_path / "no" / "x", "is not a folder")):
+        with pytest.raises(OutputError, match=message):
+            filled.opt_out("math", purge=True, receipt=path)
+    assert filled.resolve("math").state == "active"
+    assert (tmp_path / "taken").read_text() == "x"
+
+
+def test_two_receipts_in_one_file_are_kept_apart(tmp_path: Path) -> None:
+    path = tmp_path / "receipt.json"
+    with receipt_file(path, "math"):
+        with pytest.raises(OutputError, match="another command is writing"), receipt_file(path, "code"):
+            pytest.fail("both write it")
+        assert (tmp_path / ".receipt.json.partial").exists()
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / ".receipt.json.partial").write_text("{")  # of an interruption
+    with receipt_file(path, "math"):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+Change = Callable[[Registry, dict[str, Any], Path], Any]
+
+
+def execute(statement: str) -> Change:
+    def change(registry: Registry, _made: dict[str, Any], _folder: Path) -> None:
+        with registry.catalog._writing() as session:
+            session.execute(sqlalchemy.text(statement))
+
+    return change
+
+
+CONTRADICTIONS: dict[str, tuple[Change, str]] = {
+    "active": (execute("UPDATE versions SET state = 'active' WHERE state = 'purged'"), "math@1 is not withdrawn"),
+    "not purged": (execute("UPDATE versions SET state = 'withdrawn' WHERE state = 'purged'"), "math@1 is not purged"),
+    "another time": (
+        lambda _r, made, _f: made["versions"][0].update(withdrawn_at="2020"),
+        "math@1 was withdrawn at 20",
+    ),
+    "another version": (
+        lambda _r, made, _f: made["versions"][0].update(digest="0" * 64),
+        "was withdrawn; the registry has math@1 of content",
+    ),
+    "no version": (lambda _r, made, _f: made["versions"].clear(), "the receipt names no version"),
+    "log changed": (execute("UPDATE events SET at = '2020' WHERE action = 'opt-out'"), "the log: event 14 (opt-out"),
+    "log cut": (execute("DELETE FROM events WHERE action = 'gc'"), "the log has no event of digest"),
+    "head before": (
+        lambda registry, made, _f: made.update(head=registry.log(limit=9)[-1].digest),
+        "the log tells of no opt-out of math@1 before the receipt",
+    ),
+    "array is back": (
+        lambda registry, made, _f: registry.arrays.path(made["deleted"]["arrays"][0]).mkdir(parents=True),
+        "is there, and no version needs it",
+    ),
+    "composition left out": (
+        lambda _r, made, _f: made["compositions"].pop(0),
+        "was made from what was withdrawn, and is not in the receipt",
+    ),
+    "composition put in": (
+        lambda _r, made, _f: made["compositions"][0].update(digest="0" * 64),
+        "composition 000000000000 was not made from what was withdrawn",
+    ),
+    "folder left out": (lambda _r, made, _f: made["compositions"][0].update(folders=[]), "which is not in the receipt"),
+    "recomposed": (
+        lambda _r, made, _f: made["compositions"][0]["recomposed"].update(digest="0" * 64),
+        "the receipt says 000000000000",
+    ),
+    "recomposed of it": (
+        lambda _r, made, _f: made["compositions"][0]["recomposed"]["members"].append(
+            {"name": "math", "digest": made["versions"][0]["digest"]}
+        ),
+        "its members are not those that remained",
+    ),
+    "file changed": (lambda _r, _m, folder: (folder / "config.json").write_text("{}"), "config.json was changed"),
+    "file gone": (lambda _r, _m, folder: (folder / "config.json").unlink(), "config.json is missing"),
+    "file put in": (lambda _r, _m, folder: (folder / "x").write_text("x"), "x is no file of the composition"),
+    "marker changed": (
+        lambda _r, _m, folder: (folder / MARKER).write_text((folder / MARKER).read_text().replace('"law"', '"lax"', 1)),
+        "others/composition.json: the recipe: weights is {'code': 1.0, 'law': 1.0}, this program would write",
+    ),
+    "marker's digest": (
+        lambda _r, _m, folder: (folder / MARKER).write_text(
+            (folder / MARKER).read_text().replace('"temperature": 0.05', '"temperature": 0.5')
+        ),
+        "composition.json was changed since it was written",
+    ),
+    "no composition": (lambda _r, _m, folder: (folder / MARKER).unlink(), "was not composed by this program"),
+}
+
+
+@pytest.mark.parametrize("case", sorted(CONTRADICTIONS))
+def test_what_contradicts_a_receipt_is_told(
+    withdrawn: Registry, made: dict[str, Any], tmp_path: Path, case: str
+) -> None:
+    change, message = CONTRADICTIONS[case]
+    change(withdrawn, made, tmp_path / "others")
+    rewrite(tmp_path / "receipt.json", made)
+    check = withdrawn.verify_receipt(tmp_path / "receipt.json", [tmp_path / "others"])
+    assert any(message in problem for problem in check.problems), check.problems
+    assert check.remedies
+    assert not any(remedy.startswith("delete ") and "others" in remedy for remedy in check.remedies)
+
+
+def test_folder_and_content_that_still_hold_it_are_told(
+    withdrawn: Registry, made: dict[str, Any], place: Path, zoo: Zoo, tmp_path: Path
+) -> None:
+    digest = made["versions"][0]["digest"]
+    check = withdrawn.verify_receipt(tmp_path / "receipt.json", [place / "moe"])
+    (problem,) = check.problems
+    assert check.remedies == [f"delete {place / 'moe'}, and every copy of it"]
+    assert problem == f"{place / 'moe'} holds math@1: its {MARKER} names math {digest[:12]}"
+    withdrawn.add_expert("math", zoo.experts["math"])
+    problems = withdrawn.verify_receipt(tmp_path / "receipt.json").problems
+    assert all("is there again: math@2 needs it as " in problem for problem in problems)
+    assert len(problems) > 4
+
+
+def test_what_is_no_receipt_of_this_registry_is_refused(
+    withdrawn: Registry, made: dict[str, Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "receipt.json"
+    with pytest.raises(NotFoundError, match="is not a file"):
+        withdrawn.verify_receipt(tmp_path / "absent")
+    with Registry(tmp_path / "elsewhere") as other, pytest.raises(ConflictError, match="is of the registry"):
+        other.verify_receipt(path)
+    for changes, message in (
+        ({"format": 2}, "has format 2, this program reads 1"),
+        ({"head": "x"}, "head is 'x', it must be a digest"),
+        ({"more": 1}, "has a key 'more'"),
+        ({"deleted": {"arrays": ["../x"], "bytes": 1}}, "arrays is ['../x'], it must be a list of which each is"),
+        ({"versions": [dict(made["versions"][0], ref="math")]}, "math is not of the form NAME@NUMBER"),
+        ({"compositions": [{}]}, "compositions has no key 'digest'"),
+        ({"shared": [1]}, "shared is no JSON object"),
+    ):
+        rewrite(path, made | changes)
+        with pytest.raises(InvalidInputError) as told:
+            withdrawn.verify_receipt(path)
+        assert message in told.value.message
+    path.write_text("[")
+    with pytest.raises(InvalidInputError, match="is not JSON"):
+        withdrawn.verify_receipt(path)

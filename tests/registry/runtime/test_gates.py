@@ -1,0 +1,84 @@
+"""Proves: on every host, each layer's router is found, its decisions are recorded, and any expert can be forced."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from registry.calibration import Calibration
+from registry.errors import InvalidInputError
+from registry.runtime.gates import choice, forced, gates, recorded
+from registry.training import TrainSettings
+from registry.training.trainer import Trainer
+from registry.training.training_windows import Windows
+from tests.conftest import Zoo
+from tests.registry.hosts.test_hosts import CASES, IDS, load, variant_of, with_mlp_of
+
+# Host → a case of it; all remote code has one router.
+EXACT = {name: case for name, case in CASES.items() if case.tolerance == (0.0, 0.0)}
+ONE_EACH = {case.host: name for name, case in EXACT.items() if not case.host.startswith("routed_")} | {
+    "remote-code": "gpt_neox"
+}
+ALL = torch.arange(2)
+
+
+@pytest.mark.parametrize("host", sorted(ONE_EACH))
+def test_forced_expert_computes_what_it_does_by_itself(host: str, tmp_path: Path, tokenizer: object) -> None:
+    case = CASES[ONE_EACH[host]]
+    with variant_of(case, tmp_path, tokenizer) as variant:
+        variant.registry.compose(["code", "math"], tmp_path / "moe", variant.recipe(trunk="base", top_k=2))
+        moe, trunk = load(tmp_path / "moe"), load(variant.dense["base"], **case.dense)
+        assert [gate.layer for gate in gates(moe)] == list(range(moe.config.num_hidden_layers))
+        assert all(gate.experts == gate.top_k == 2 for gate in gates(moe))
+        with torch.no_grad():
+            routed = moe(input_ids=IDS).logits
+            for index, name in enumerate(("code", "math")):
+                dense = with_mlp_of(trunk, load(variant.dense[name], **case.dense))
+                with forced(moe, index), recorded(moe) as seen:
+                    assert torch.equal(moe(input_ids=IDS).logits, dense(input_ids=IDS).logits)
+                for routing in seen:
+                    taken = routing.chosen[0].gather(1, routing.weights[0].argmax(dim=1, keepdim=True))
+                    assert bool((taken == index).all())
+                    assert torch.equal(routing.weights[0].amax(dim=1), torch.ones(IDS.numel()))
+            with recorded(moe) as seen:
+                assert torch.equal(moe(input_ids=IDS).logits, routed)  # both contexts left nothing behind
+            for gate, routing in zip(gates(moe), seen, strict=True):
+                weights, chosen = choice(gate, routing.logits[0])
+                assert torch.equal(routing.chosen[0], chosen)
+                assert torch.allclose(routing.weights[0], weights, atol=1e-6)
+                assert routing.logits[0].shape == (IDS.numel(), 2)
+        check_training(moe)
+
+
+def check_training(moe: Any) -> None:
+    """Check that routers get a gradient at top-1, in whose forward pass nothing is different, and nothing else does."""
+    for gate in gates(moe):
+        holder: Any = gate.block if gate.is_linear else gate.module
+        holder.top_k = 1
+    windows = Windows(Calibration(IDS.int(), torch.full((2,), 48, dtype=torch.int32), ""), ALL, ALL, 0)
+    trainer = Trainer(moe, windows, TrainSettings(batch_size=2), candidates=2)
+    with torch.no_grad():
+        before = moe(input_ids=IDS).logits
+    with trainer._trained():
+        logits = moe(input_ids=IDS).logits
+        assert torch.allclose(logits, before, atol=1e-4)  # an expert of weight 0 adds exact zeros, in another order
+        logits.logsumexp(-1).sum().backward()
+    assert [name for name, weight in moe.named_parameters() if weight.grad is not None] == [
+        f"{gate.name}.weight" for gate in gates(moe)
+    ]
+    assert all(bool(gate.weight.grad.abs().sum() > 0) for gate in gates(moe) if gate.weight.grad is not None)
+    with torch.no_grad():
+        assert torch.equal(moe(input_ids=IDS).logits, before)
+
+
+def test_what_there_is_not_is_refused(zoo: Zoo, tmp_path: Path, tokenizer: object) -> None:
+    dense = load(zoo.base)
+    with pytest.raises(InvalidInputError, match="no router"):
+        gates(dense)
+    with variant_of(CASES["llama"], tmp_path, tokenizer) as variant:
+        variant.registry.compose(["code", "math"], tmp_path / "moe", variant.recipe())
+    moe = load(tmp_path / "moe")
+    for expert in (-1, 2):
+        with pytest.raises(InvalidInputError, match="it has 2"), forced(moe, expert):
+            raise AssertionError("entered")

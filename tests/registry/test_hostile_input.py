@@ -1,0 +1,421 @@
+"""Proves: what somebody else wrote is refused by its size, depth and kind before it is parsed, and hangs no command.
+
+Each case is refused with the reason, and nothing is registered. `tests/fuzz.py` looks for what nobody thought of.
+"""
+
+import gzip
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import torch
+from pyarrow import parquet
+from safetensors.torch import load_file, save_file
+
+from registry import Registry
+from registry.calibration.corpus import Corpus, find_calibration
+from registry.checkpoint import Checkpoint
+from registry.checkpoint.model_files import own_file, read_files
+from registry.errors import CalibrationError, CheckpointError, InvalidInputError, NotFoundError, RegError
+from registry.io.limits import HEADER_BYTES, JSON_BYTES, JSON_DEPTH, JSON_VALUES, TOKENIZER_BYTES
+from registry.io.safetensors_header import read_header
+from registry.io.strict_json import parse_json
+from registry.runtime.loading import has_our_code
+from tests.conftest import Zoo
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+Change = Callable[[Path], object]
+
+
+def headed(edit: Callable[[dict[str, Any]], object]) -> Change:
+    """Return a change of the header of the weights; the file is rebuilt around it."""
+
+    def change(folder: Path) -> None:
+        data = (folder / WEIGHTS).read_bytes()
+        length = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8 : 8 + length])
+        edit(header)
+        text = json.dumps(header).encode()
+        (folder / WEIGHTS).write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
+
+    return change
+
+
+def raw(header: bytes, length: int | None = None) -> Change:
+    """Return a change that writes a header of bytes, and what is said to be its length."""
+    size = len(header) if length is None else length
+    return lambda folder: (folder / WEIGHTS).write_bytes(size.to_bytes(8, "little") + header)
+
+
+def one(header: dict[str, Any]) -> dict[str, Any]:
+    """Return the entry of a tensor in the middle."""
+    found: dict[str, Any] = header["model.layers.1.mlp.gate_proj.weight"]
+    return found
+
+
+def emptied(name: str, make: Change) -> Change:
+    """Return a change that puts something else in a file's place."""
+
+    def change(folder: Path) -> None:
+        (folder / name).unlink(missing_ok=True)
+        make(folder / name)
+
+    return change
+
+
+def pipe(name: str) -> Change:
+    """Return a change that puts a pipe, which nobody writes to, in a file's place."""
+    return emptied(name, os.mkfifo)
+
+
+def linked(name: str, target: str) -> Change:
+    """Return a change that puts a symbolic link in a file's place."""
+
+    def change(folder: Path) -> None:
+        (folder.parent / "secret").write_text("{}")
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(target)
+
+    return change
+
+
+def text(name: str, content: str) -> Change:
+    """Return a change that writes a file."""
+    return lambda folder: (folder / name).write_text(content)
+
+
+BAD: dict[str, tuple[Change, str]] = {
+    "header longer than the file": (
+        raw(b"{}", 2**40),
+        "its header is said to have 1,099,511,627,776 bytes, the file has",
+    ),
+    "header of 2^64": (raw(b"{}", 2**64 - 1), "its header is said to have"),
+    "header over the limit": (
+        raw(b" " * (HEADER_BYTES + 1)),
+        f"its header has {HEADER_BYTES + 1:,} bytes, the limit is",
+    ),
+    "header no object": (raw(b"[]"), "its header is no JSON object"),
+    "header deep": (raw(b'{"a":' * 200), f"nested deeper than {JSON_DEPTH} levels"),
+    "header of empty lists": (raw(b'{"a":[' + b"[]," * JSON_VALUES), "values, the limit is"),
+    "header names a tensor twice": (raw(b'{"a": 1, "a": 2}'), "it has the key 'a' twice"),
+    "header in UTF-16": (raw("{}".encode("utf-16")), "is no safetensors file"),
+    "metadata no texts": (headed(lambda h: h.update(__metadata__={"a": 1})), "its metadata is no object of texts"),
+    "entry no object": (headed(lambda h: h.update(a=[])), "tensor 'a' has not dtype, shape and data_offsets alone"),
+    "entry with more": (headed(lambda h: one(h).update(x=1)), "has not dtype, shape and data_offsets alone"),
+    "overlapping": (headed(lambda h: h.update({"lm_head.weight": one(h)})), "is no safetensors file"),
+    "gap": (headed(lambda h: h.pop("lm_head.weight")), "is no safetensors file"),
+    "negative": (headed(lambda h: one(h).update(data_offsets=[-8, 0])), "has a shape or offsets that are no sizes"),
+    "offsets no numbers": (headed(lambda h: one(h).update(data_offsets=["0", True])), "offsets that are no sizes"),
+    "backwards": (headed(lambda h: one(h)["data_offsets"].reverse()), "which is not what F32 of shape"),
+    "shape too large": (headed(lambda h: one(h).update(shape=[2**40, 2**40])), "which is not what F32 of shape"),
+    "shape overflows": (headed(lambda h: one(h).update(shape=[2**63, 4])), "has a shape or offsets that are no sizes"),
+    "shape of many axes": (
+        headed(lambda h: one(h).update(shape=[1] * 9999)),
+        "has a shape or offsets that are no sizes",
+    ),
+    "dtype of twice the size": (headed(lambda h: one(h).update(dtype="F64")), "which is not what F64 of shape"),
+    "dtype that is none": (
+        headed(lambda h: one(h).update(dtype="object")),
+        "has the dtype 'object', which there is not",
+    ),
+    "config with a key twice": (text("config.json", '{"a": 1, "a": 2}'), "it has the key 'a' twice"),
+    "config with NaN": (text("config.json", '{"a": NaN}'), "NaN is no number of JSON"),
+    "config with infinity": (text("config.json", '{"a": 1e999}'), "the number 1e999 is too large"),
+    "config with digits": (
+        text("config.json", '{"a": ' + "9" * 5000 + "}"),
+        "a number has 5,000 digits, the limit is 40",
+    ),
+    "config with half a character": (text("config.json", '{"a": "\\ud800"}'), "is not JSON"),
+    "config a pipe": (pipe("config.json"), "has no config.json"),
+    "weights a pipe": (pipe(WEIGHTS), "has no weights"),
+    "weights a folder": (emptied(WEIGHTS, Path.mkdir), "has no weights"),
+    "config a device": (linked("config.json", "/dev/zero"), "has no config.json"),
+    "config a link out": (linked("config.json", "../secret"), "is a symbolic link out of the folder, to"),
+    "weights a link out": (linked(WEIGHTS, "../secret"), "is a symbolic link out of the folder, to"),
+    "tokenizer a link out": (linked("tokenizer.json", "../secret"), "is a symbolic link out of the folder, to"),
+    "statistics a link out": (
+        linked("statistics.safetensors", "../secret"),
+        "is a symbolic link out of the folder, to",
+    ),
+    "calibration a link out": (linked("calibration.txt", "../secret"), "is a symbolic link out of the folder, to"),
+    "index out of the folder": (
+        text(INDEX, '{"weight_map": {"a": "../x.safetensors"}}'),
+        "names files outside the folder",
+    ),
+    "index absolute": (text(INDEX, '{"weight_map": {"a": "/x.safetensors"}}'), "names files outside the folder"),
+    "index with a long name": (
+        text(INDEX, json.dumps({"weight_map": {"a": "x" * 9999}})),
+        "names files outside the folder",
+    ),
+    "index with a NUL": (text(INDEX, '{"weight_map": {"a": "x\\u0000y"}}'), "names files outside the folder"),
+    "index to a link out": (
+        lambda f: (linked("x.safetensors", "../secret")(f), text(INDEX, '{"weight_map": {"a": "x.safetensors"}}')(f)),
+        "is a symbolic link out of the folder, to",
+    ),
+    "index of nothing": (text(INDEX, "[" * 10_000), f"nested deeper than {JSON_DEPTH} levels"),
+    "tokenizer too large": (
+        lambda f: os.truncate(f / "tokenizer.json", TOKENIZER_BYTES + 1),
+        "has more than 50,331,648 bytes",
+    ),
+    "generation config too large": (
+        emptied("generation_config.json", lambda path: path.write_bytes(b" " * (JSON_BYTES + 1))),
+        "generation_config.json has more than 16,777,216 bytes",
+    ),
+    "special tokens deep": (text("special_tokens_map.json", "[" * 9999), f"nested deeper than {JSON_DEPTH} levels"),
+}
+
+
+@pytest.mark.parametrize("case", sorted(BAD))
+def test_hostile_checkpoint_is_refused_with_the_reason(bare: Path, registry: Registry, case: str) -> None:
+    change, message = BAD[case]
+    change(bare)
+    with pytest.raises(CheckpointError) as told:
+        registry.add_expert("math", bare)
+    assert message in told.value.message
+    assert told.value.hint
+    assert len(told.value.message) < 1000
+    assert (registry.versions(everything=True), list(registry.arrays.digests()), registry.log()) == ([], [], [])
+
+
+def test_what_genuine_files_hold_is_read() -> None:
+    assert parse_json(
+        b'{"model_max_length": 1000000000000000019884624838656, "a": "\\ud83d\\ude42[{,", "b": "\\"["}'
+    ) == {
+        "model_max_length": 10**30 + 19884624838656,
+        "a": "🙂[{,",
+        "b": '"[',
+    }
+    assert parse_json(b"[" * JSON_DEPTH + b"]" * JSON_DEPTH)
+    for data in (b'"', b'"\\', b'{"a": "', b"\xef\xbb\xbf{}", b""):
+        with pytest.raises(ValueError, match=r".+"):
+            parse_json(data)
+
+
+def test_links_within_the_folder_and_into_the_hubs_cache_are_followed(zoo: Zoo, tmp_path: Path) -> None:
+    cache = tmp_path / "models--org--name"
+    snapshot = cache / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (cache / "blobs").mkdir()
+    for number, path in enumerate(sorted(zoo.base.iterdir())):
+        shutil.copy(path, cache / "blobs" / str(number))
+        (snapshot / path.name).symlink_to(f"../../blobs/{number}")
+    assert Checkpoint(snapshot).shapes == Checkpoint(zoo.base).shapes
+    assert read_files(snapshot) == read_files(zoo.base)
+    (tmp_path / "named").symlink_to(snapshot)
+    assert read_files(tmp_path / "named") == read_files(zoo.base)
+    (tmp_path / "secret").write_text("x")
+    (cache / "blobs" / "escape").symlink_to(tmp_path / "secret")
+    (snapshot / "merges.txt").unlink(missing_ok=True)
+    (snapshot / "merges.txt").symlink_to("../../blobs/escape")
+    with pytest.raises(CheckpointError, match=r"is a symbolic link out of the folder, to .*secret"):
+        read_files(snapshot)
+    folder = shutil.copytree(zoo.base, tmp_path / "folder")
+    (folder / "vocab.json").symlink_to("config.json")
+    assert own_file(folder, "vocab.json") == folder / "vocab.json"
+    (folder / "merges.txt").symlink_to("nowhere")
+    assert own_file(folder, "merges.txt") is None
+
+
+def test_tensor_of_two_files_is_refused(bare: Path) -> None:
+    tensors = load_file(bare / WEIGHTS)
+    save_file(tensors, bare / "a.safetensors")
+    save_file({"lm_head.weight": tensors["lm_head.weight"]}, bare / "b.safetensors")
+    text(INDEX, '{"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}')(bare)
+    with pytest.raises(CheckpointError, match=r"tensor lm_head\.weight is in a\.safetensors and in .*b\.safetensors"):
+        Checkpoint(bare)
+
+
+def test_header_says_what_safetensors_reads(zoo: Zoo) -> None:
+    found = read_header(zoo.experts["code"] / "statistics.safetensors")
+    tensors = load_file(zoo.experts["code"] / "statistics.safetensors")
+    assert {name: entry.shape for name, entry in found.tensors.items()} == {
+        n: tuple(t.shape) for n, t in tensors.items()
+    }
+    assert list(found.metadata) == ["expert-registry"]
+
+
+def test_code_of_others_is_never_waited_for(tmp_path: Path) -> None:
+    text("config.json", '{"model_type": "routed_llama"}')(tmp_path)
+    os.mkfifo(tmp_path / "modeling.py")
+    assert not has_our_code(tmp_path)
+
+
+DATA: dict[str, tuple[str, bytes, str]] = {
+    "many lines": (
+        ".jsonl.gz",
+        gzip.compress(b'{"text": "a"}\n' * 50_000),
+        "expands to more than 100 times its own size",
+    ),
+    "empty lines": (".jsonl.gz", gzip.compress(b"\n" * 500_000), "expands to more than 100 times its own size"),
+    "one line": (".jsonl.gz", gzip.compress(b'{"text": "' + b"x" * 10_000), "has a row of more than 10,000 bytes"),
+    "no end of line": (".jsonl", b'{"text": "' + b"x" * 10_000, "has a row of more than 10,000 bytes"),
+    "deep": (".jsonl", b'{"text":' * 200, "row 1 is not JSON: it is nested deeper than 100 levels"),
+    "key twice": (".jsonl", b'{"text": "a", "text": "b"}', "row 1 is not JSON: it has the key 'text' twice"),
+    "no UTF-8": (".jsonl", b'{"text": "\xff"}', "cannot be read"),
+    "no number": (".jsonl", b'{"text": NaN}', "row 1 is not JSON: NaN is no number"),
+    "text": (".txt", b"x" * 20_001, "has more than 20,000 bytes, and a .txt file is one document"),
+}
+
+
+@pytest.mark.parametrize("case", sorted(DATA))
+def test_data_that_is_larger_than_it_looks_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    for name, limit in (("ROW_BYTES", 10_000), ("TEXT_BYTES", 20_000), ("EXPANSION_FREE", 0)):
+        monkeypatch.setattr(f"registry.calibration.corpus.{name}", limit)
+    suffix, data, message = DATA[case]
+    (tmp_path / f"data{suffix}").write_bytes(data)
+    with pytest.raises(CalibrationError) as told:
+        list(Corpus([tmp_path / f"data{suffix}"], None))
+    assert message in told.value.message
+    assert told.value.hint
+
+
+@pytest.mark.parametrize("column", ["text", "messages"])
+def test_table_with_a_row_that_is_larger_than_it_looks_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, column: str
+) -> None:
+    monkeypatch.setattr("registry.calibration.corpus.ROW_BYTES", 10_000)
+    value: Any = "x" * 20_000
+    rows = ["x", value] if column == "text" else [["x"], [value]]
+    parquet.write_table(pa.table({column: rows}), tmp_path / "data.parquet")
+    tokenizer = type("Tokenizer", (), {"apply_chat_template": lambda *_, **__: "x"})()
+    with pytest.raises(CalibrationError, match="row 2 has more than 10,000 bytes"):
+        list(Corpus([tmp_path / "data.parquet"], tokenizer))
+
+
+def test_text_that_comes_many_times_is_read(tmp_path: Path) -> None:
+    parquet.write_table(pa.table({"text": ["x" * 1000] * 10_000}), tmp_path / "data.parquet")
+    assert (tmp_path / "data.parquet").stat().st_size < 20_000
+    assert sum(1 for _ in Corpus([tmp_path / "data.parquet"], None)) == 10_000
+
+
+def test_data_that_is_no_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "data.jsonl")
+    for path in (tmp_path / "data.jsonl", Path("/dev/zero"), tmp_path):
+        with pytest.raises(CalibrationError, match="is not a file"):
+            Corpus([path], None)
+    assert find_calibration(tmp_path) is None
+
+
+def statistics(edit: Callable[[dict[str, Any], dict[str, torch.Tensor]], object]) -> Change:
+    """Return a change of a statistics file: of its document and tensors."""
+
+    def change(folder: Path) -> None:
+        path = folder / "statistics.safetensors"
+        document = json.loads(read_header(path).metadata["expert-registry"])
+        tensors = load_file(path)
+        edit(document, tensors)
+        save_file(tensors, path, metadata={"expert-registry": json.dumps(document)})
+
+    return change
+
+
+LYING: dict[str, tuple[Change, str]] = {
+    "tensor of floats": (
+        statistics(lambda d, t: t.update({"mlp_input.gram.0": t["mlp_input.gram.0"].double()})),
+        "has a tensor 'mlp_input.gram.0' that is none of statistics",
+    ),
+    "tensor of another name": (statistics(lambda d, t: t.update(x=torch.zeros(1))), "has a tensor 'x' that is none of"),
+    "empty tensor": (
+        statistics(lambda d, t: t.update(token_counts=torch.zeros(0, dtype=torch.int64))),
+        "has a tensor 'token_counts' that is none of statistics",
+    ),
+    "lengths too long": (
+        statistics(lambda d, t: t["calibration.lengths"].fill_(33)),
+        "the lengths of its windows are not theirs",
+    ),
+    "lengths too few": (
+        statistics(lambda d, t: t.update({"calibration.lengths": t["calibration.lengths"][:-1].clone()})),
+        "the lengths of its windows are not theirs",
+    ),
+    "other tokens": (
+        statistics(lambda d, t: t["calibration.ids"][0, 0].add_(1)),
+        "its statistics were not taken on the calibration tokens it holds",
+    ),
+    "other digest": (
+        statistics(lambda d, t: d.update(calibration_digest="0" * 64)),
+        "its statistics were not taken on the calibration tokens it holds",
+    ),
+    "label that moves the cursor": (
+        statistics(lambda d, t: d.update(calibration_label="\x1b[2J")),
+        "calibration_label is '\\x1b[2J', it must be a printable text",
+    ),
+    "saturation no count": (
+        statistics(lambda d, t: d["saturated"].update(mlp_input=[-1, 2**70])),
+        "it must be an object of lists of counts",
+    ),
+    "weights no digest": (statistics(lambda d, t: d.update(weights="x")), "weights is 'x', it must be a digest"),
+    "unknown key": (statistics(lambda d, t: d.update(exec="x")), "has a key 'exec', which this program does not know"),
+}
+
+
+@pytest.mark.parametrize("case", sorted(LYING))
+def test_statistics_that_lie_are_refused(zoo: Zoo, tmp_path: Path, registry: Registry, case: str) -> None:
+    change, message = LYING[case]
+    folder = shutil.copytree(zoo.experts["code"], tmp_path / "code")
+    change(folder)
+    with pytest.raises(CheckpointError) as told:
+        registry.add_expert("code", folder)
+    assert message in told.value.message
+    assert registry.versions() == []
+
+
+NAMES = [
+    "../x",
+    "a/b",
+    "",
+    ".",
+    "-x",
+    "A",
+    "x" * 101,
+    "a\n",
+    "a\x00",
+    "ｃｏｄｅ",
+    "соde",
+    "a\u202eb",
+    "'; DROP TABLE experts;--",
+    "a b",
+    "é",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_that_are_paths_or_look_alikes_are_refused(filled: Registry, tmp_path: Path, name: str) -> None:
+    before = len(filled.log())
+    for call in (
+        lambda: filled.add_expert(name, tmp_path),
+        lambda: filled.add_expert("x", tmp_path, tags={name: "x"}),
+        lambda: filled.add_expert("x", tmp_path, alias=name),
+        lambda: filled.alias("code", name),
+        lambda: filled.resolve(name),
+        lambda: filled.resolve(f"code@{name}"),
+        lambda: filled.opt_out(name),
+    ):
+        with pytest.raises((InvalidInputError, NotFoundError)):
+            call()
+    assert len(filled.log()) == before
+
+
+@pytest.mark.parametrize("tag", ["", "x" * 1001, "a\nb", "\x1b[31m", "\u202e", "\ud800"])
+def test_tags_that_cannot_be_printed_are_refused(filled: Registry, tmp_path: Path, tag: str) -> None:
+    with pytest.raises(InvalidInputError, match="empty, unprintable or too long"):
+        filled.add_expert("x", tmp_path, tags={"key": tag})
+
+
+def test_folder_that_is_compared_may_hold_pipes_and_links(filled: Registry, tmp_path: Path) -> None:
+    filled.compose(["code"], tmp_path / "made")
+    (tmp_path / "made" / "elsewhere").symlink_to(tmp_path)
+    os.mkfifo(tmp_path / "made" / "pipe")
+    (tmp_path / "made" / "README.md").unlink()
+    os.mkfifo(tmp_path / "made" / "README.md")
+    found = filled.reproduce(tmp_path / "made")
+    states = {file.name: file.state for file in found.differing}
+    assert states == {"README.md": "missing", "elsewhere": "added", "pipe": "added"}
+    with pytest.raises(RegError):
+        filled.reproduce(tmp_path / "made" / "pipe")
