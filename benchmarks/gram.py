@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.alternating import Comparison, alternate, run
-from registry.maths.gram import GramSum, float64_gram
+from registry.maths.gram import GramAccumulator, float64_gram
 from registry.maths.limbs import Splitter
 
 WIDTHS = (1024, 2048, 4096)
@@ -28,23 +28,23 @@ def measure(scratch: Path) -> list[Comparison]:
         draw = torch.Generator().manual_seed(width)
         q = torch.randint(-32767, 32768, (TOKENS, width), generator=draw, dtype=torch.int32).to(torch.int16)
         x = q.float() / 2**13
-        new = partial(GramSum, torch.full((width,), 13, dtype=torch.int16), 16, Splitter())
+        new = partial(GramAccumulator, torch.full((width,), 13, dtype=torch.int16), 16, Splitter())
         running = new()
 
         def other(x: torch.Tensor = x) -> object:
             return x.T @ x
 
-        def integers(q: torch.Tensor = q, new: Callable[[], GramSum] = new) -> torch.Tensor:
+        def integers(q: torch.Tensor = q, new: Callable[[], GramAccumulator] = new) -> torch.Tensor:
             sums = new()
             sums.add_integers(q)
             return sums.matrix()
 
-        def activations(x: torch.Tensor = x, new: Callable[[], GramSum] = new) -> torch.Tensor:
+        def activations(x: torch.Tensor = x, new: Callable[[], GramAccumulator] = new) -> torch.Tensor:
             sums = new()
             sums.add([x])
             return sums.matrix()
 
-        def batch(x: torch.Tensor = x, running: GramSum = running) -> None:
+        def batch(x: torch.Tensor = x, running: GramAccumulator = running) -> None:
             running.add([x])
 
         exact = float64_gram(q.double(), 16)

@@ -13,7 +13,7 @@ from benchmarks import random_experts
 from benchmarks.alternating import Comparison, alternate, run
 from benchmarks.compose_memory import make_checkpoint
 from registry import PassSettings, Recipe, Registry
-from registry.content import content_digest
+from registry.workspace import content_digest
 from store.catalog import NewVersion
 
 EXPERTS = 64

@@ -51,8 +51,8 @@ class _ToldAsJson(Told):
     """The same, as one line of JSON on stderr."""
 
     def show(self, file: IO[Any] | None = None) -> None:
-        told = {"kind": self.kind, "message": self.message, "next": self.hint, "exit_code": self.exit_code}
-        click.echo(json.dumps({"error": told}), file=file or sys.stderr)
+        translate_errors = {"kind": self.kind, "message": self.message, "next": self.hint, "exit_code": self.exit_code}
+        click.echo(json.dumps({"error": translate_errors}), file=file or sys.stderr)
 
 
 class _MisusedAsJson(_ToldAsJson):
@@ -60,7 +60,7 @@ class _MisusedAsJson(_ToldAsJson):
 
 
 @contextmanager
-def told(*, as_json: bool) -> Iterator[None]:
+def translate_errors(*, as_json: bool) -> Iterator[None]:
     """Turn every exception of the library and of the system into a message; a traceback only with REG_DEBUG."""
     try:
         yield

@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from cli.errors import told
+from cli.errors import translate_errors
 from cli.session import Session, allows_colour, output_options
-from registry.names.suggest import nearest
+from registry.names.suggest import suggest
 
 COMMANDS = {
     "add-expert": "add_expert",
@@ -79,21 +79,21 @@ class _Group(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         word = args[0]
         if word not in COMMANDS and not word.startswith("-") and not ctx.resilient_parsing:
-            ctx.fail(f"No such command {word!r}{nearest(word, COMMANDS, 0.5) or '.'}")
+            ctx.fail(f"No such command {word!r}{suggest(word, COMMANDS, 0.5) or '.'}")
         return super().resolve_command(ctx, args)
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
         as_json = _asks_for_json(args)
-        with told(as_json=as_json):
+        with translate_errors(as_json=as_json):
             context = super().make_context(info_name, args, parent, **extra)
         context.meta[_AS_JSON] = as_json
         context.color = allows_colour()
         return context
 
     def invoke(self, ctx: click.Context) -> Any:
-        with told(as_json=ctx.meta[_AS_JSON]):
+        with translate_errors(as_json=ctx.meta[_AS_JSON]):
             return super().invoke(ctx)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from cli.session import pairs
-from registry.names.suggest import nearest
+from registry.names.suggest import suggest
 
 if TYPE_CHECKING:
     from registry import PassSettings
@@ -35,7 +35,7 @@ class Choice(_Words):
         try:
             return super().convert(value, param, ctx)
         except click.BadParameter as error:
-            text = f"{error.message.removesuffix('.')}{nearest(str(value), self.choices) or '.'}"
+            text = f"{error.message.removesuffix('.')}{suggest(str(value), self.choices) or '.'}"
             raise click.BadParameter(text, ctx=error.ctx, param=error.param) from None
 
 

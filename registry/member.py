@@ -1,5 +1,7 @@
 """A registered version as a composition sees it: its architecture, its arrays, its statistics."""
 
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -7,13 +9,14 @@ from typing import Any
 import torch
 
 from registry.calibration import Calibration
-from registry.errors import DamagedError, RegError
+from registry.errors import ConflictError, DamagedError, RegError
 from registry.families import FAMILIES, Family, Translation
 from registry.families.sites import MLP_INPUT, TOKEN_COUNTS
 from registry.hosts.architecture import Architecture
 from registry.io.torch_blocks import to_tensor
-from registry.maths.folds import complete
+from registry.maths.folds import complete_folds
 from registry.maths.statistics import Statistics
+from registry.workspace import Workspace, open_array
 from store.arrays import ArraySource, ArrayStore, Block
 from store.catalog import ArrayLink, VersionRecord
 from store.catalog.records import Role
@@ -110,7 +113,7 @@ class Member:
                 parts.append(Statistics.unpack(self._tensor("statistics", name), total.exponents))
             except ValueError as error:
                 raise DamagedError(f"{self.version.ref}, {name}: {error}", "run: reg verify") from error
-        return complete(total, parts)
+        return complete_folds(total, parts)
 
     def fold_count(self, site: str) -> int:
         """Return in how many parts the statistics of a site are kept."""
@@ -159,40 +162,24 @@ class Member:
         return self.store.read(link.digest)
 
     def _source(self, link: ArrayLink) -> ArraySource:
-        source = self.store.open(link.digest)
-        if (source.dtype, source.shape) != (link.dtype, link.shape):
-            raise DamagedError(
-                f"{self.version.ref}: its {link.role} array {link.name} is {source.dtype} {list(source.shape)}, "
-                f"the catalog says {link.dtype} {list(link.shape)}",
-                "run: reg verify",
-            )
-        return source
+        return open_array(self.store, self.version, link)
 
 
-@dataclass(frozen=True)
-class StoredWeights:
-    """A registered version as the base model that an adapter is merged into."""
+def load_member(workspace: Workspace, version: VersionRecord) -> Member:
+    """Return a version with its arrays, checked against its digest.
 
-    member: Member
+    Raises:
+        ConflictError: it was purged meanwhile.
+        DamagedError: its rows in the catalog are not those that were written.
+    """
+    with workspace.reading(version):
+        return Member(version, workspace.verified_arrays(version), workspace.arrays)
 
-    @cached_property
-    def _roles(self) -> dict[str, Role]:
-        return {link.name: link.role for link in self.member.arrays if link.role in ("trunk", "mlp")}
 
-    @property
-    def registered_as(self) -> tuple[str, ...]:
-        """The version's digest."""
-        return (self.member.version.digest,)
-
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of every tensor, by name."""
-        return {name: self.member.link(role, name).shape for name, role in self._roles.items()}
-
-    def source(self, name: str) -> ArraySource:
-        """Return one tensor as blocks, checked while it is read."""
-        return self.member.open(self._roles[name], name)
-
-    def files(self) -> dict[str, bytes]:
-        """Return config.json, the tokenizer's files and generation_config.json, by name."""
-        return {name: self.member.file(name) for name in self.member.names("file")}
+def load_members(workspace: Workspace, versions: Iterable[VersionRecord]) -> list[Member]:
+    """Return those of `versions` that were not purged meanwhile, with their arrays."""
+    members = []
+    for version in versions:
+        with suppress(ConflictError):
+            members.append(load_member(workspace, version))
+    return members

@@ -1,59 +1,97 @@
-"""The registry: what the commands of `reg` do with a home is a method here, and does here what it does there."""
+"""The facade: every operation on a registry is one method of `Registry`, and every command of `reg` calls one.
 
-import os
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+Methods delegate to the package of their subject, which is loaded when a method first needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import overload
 
+from registry import composition as composition_  # methods have the names of these three packages
+from registry import evaluation, hub, maintenance, maths, registration, training
+from registry import opt_out as opt_out_
+from registry import report as report_
 from registry.checkpoint.annotations import Annotations
-from registry.content import intact_arrays
-from registry.errors import ConflictError, InvalidInputError, NotFoundError
-from registry.hub.push import Publisher
-from registry.meanwhile import unless_purged
-from registry.names.reference import check_alias, several
-from registry.names.resolve import (
-    affected,
-    check_has_alias,
-    check_name_is_free,
-    composition_of,
-    logged_as,
-)
-from registry.progress import remark
-from registry.registration.summary_store import Summaries
+from registry.home import Home
+from registry.names.reference import check_alias, require_list
+from registry.names.resolve import check_has_alias, composition_of, logged_as, versions_matching
+from registry.progress import Progress, silent
 from registry.statistics.settings import PassSettings
-from registry.workspace import PathLike
-from store.catalog import ArrayLink, CompositionRecord, EvaluationRecord, EventRecord, VersionRecord
-from store.lock import exclusive
-from store.ownership import check_owner
-
-if TYPE_CHECKING:
-    from registry.checkpoint import Checkpoint
-    from registry.maintenance.garbage import Garbage
-    from registry.maintenance.verify import Verification
-    from registry.member import StoredWeights
-    from registry.opt_out.verify_receipt import ReceiptCheck
-    from registry.opt_out.withdraw import OptOut
-    from registry.registration.check import Check
-    from registry.registration.expert_overlap import Sibling
-    from registry.registration.lineage import Relation, Weights
-    from registry.registration.lineage_index import Relating
-    from registry.registration.register import Registration
+from registry.workspace import PathLike, Workspace
+from store.arrays import ArrayStore
+from store.catalog import (
+    ArrayLink,
+    Catalog,
+    CompositionRecord,
+    EvaluationRecord,
+    EventRecord,
+    TagCount,
+    VersionRecord,
+)
+from store.catalog.records import Kind, State
 
 
-class Registry(Publisher):
+class Registry:
     """Experts registered once, composed in any subset, withdrawn exactly.
 
     Args:
         home: the registry's folder; default REG_HOME, else the platform's user-data folder.
         database: SQLAlchemy URL of the catalog; default REG_DATABASE, else SQLite in the home.
         progress: what long steps report to; default nothing.
-        create: make the registry where there is none; without it a `home` that holds none is a NotFoundError.
+        create: create the registry if it does not exist; otherwise a `home` without one is a NotFoundError.
 
-    Every method raises below `registry.errors.RegError`, before anything is written where the request is wrong.
+    Every method raises subclasses of `registry.errors.RegError`, and a wrong request raises before anything is written.
     """
+
+    def __init__(
+        self,
+        home: PathLike | None = None,
+        *,
+        database: str | None = None,
+        progress: Progress = silent,
+        create: bool = True,
+    ) -> None:
+        self._workspace = Workspace.open(home, database, progress, create=create)
+
+    def __enter__(self) -> Registry:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release the database's connections."""
+        self._workspace.close()
+
+    @property
+    def home(self) -> Home:
+        """The registry's folder."""
+        return self._workspace.home
+
+    @property
+    def catalog(self) -> Catalog:
+        """Versions, compositions and the log, in SQL."""
+        return self._workspace.catalog
+
+    @property
+    def arrays(self) -> ArrayStore:
+        """Weights and statistics, by content digest."""
+        return self._workspace.arrays
+
+    @property
+    def progress(self) -> Progress:
+        """What long steps report to."""
+        return self._workspace.progress
+
+    @progress.setter
+    def progress(self, progress: Progress) -> None:
+        self._workspace = replace(self._workspace, progress=progress)
 
     # -- registering -------------------------------------------------------------------------------------------------
 
@@ -71,68 +109,49 @@ class Registry(Publisher):
         base: PathLike | None = None,
         allow_unrelated: bool = False,
         remote_code: bool = False,
-    ) -> "Registration":
+    ) -> registration.Registration:
         """Register a checkpoint as the next version of expert `name`, with statistics.
 
-        They are taken on `data`, else on the checkpoint's own `calibration.*` file; else the checkpoint's
-        `statistics.safetensors` is used; else on text that the expert samples from itself.
+        They are collected on `data`, else on the checkpoint's own `calibration.*` file; else the checkpoint's
+        `statistics.safetensors` is used; else the expert samples its own text.
 
         Args:
             name: `[a-z0-9][a-z0-9._-]*`.
             checkpoint: a Hugging Face folder with safetensors weights, `hf://ORG/NAME[@REVISION]`, or a PEFT adapter.
             data: calibration files (.txt, .jsonl, .jsonl.gz, .parquet).
-            settings: how the forward pass runs.
-            tags: keys and values to find it by. `language` (`de` or `de,en`) and `hub` (`ORG/NAME@COMMIT`) are for the
-                cards of its compositions; of `hf://…` the latter is set.
-            license: its license, as the Hub writes it (`apache-2.0`); default what the checkpoint's `expert.json` says.
+            settings: settings of the forward pass.
+            tags: keys and values to find it by. `language` (`de` or `de,en`) and `hub` (`ORG/NAME@COMMIT`) also appear
+                on cards of its compositions; `hub` is set automatically for `hf://` checkpoints.
+            license: its license, as the Hub writes it (`apache-2.0`); default that of the checkpoint's `expert.json`.
             alias: a movable name to point at it.
             keep_calibration: store the calibration tokens too.
             base: an adapter's base model, if its configuration does not name it: a registered name, a folder, `hf://…`.
-            allow_unrelated: take it even if it does not come from the base model of anything registered.
-            remote_code: take it even if no native host carries it.
+            allow_unrelated: accept a checkpoint that shares no ancestor with anything registered.
+            remote_code: accept a checkpoint that no native host carries.
 
         Returns:
-            the version, and how it lies to what is registered; where the same content is there, that version.
+            the version and its relations to what is registered; an existing version if it has the same content.
 
         Raises:
-            CheckpointError: it is no checkpoint that can be registered, or what it carries is not its own.
-            CalibrationError: there is no text to take statistics on.
-            IncompatibleError: it comes from no base model of anything registered.
+            CheckpointError: the checkpoint cannot be registered, or its statistics are of other weights.
+            CalibrationError: there is no text to collect statistics on.
+            IncompatibleError: it shares no ancestor with anything registered.
             ConflictError: `name` is a base model's.
         """
-        check_owner(self.catalog, self.arrays)
-        check_name_is_free(self.catalog, name, "expert")
-        annotations = Annotations(dict(tags or {}), license, alias)
-        files = [Path(file) for file in several(data, "data")]
-        with self._opened(checkpoint, base, remote_code) as opened:
-            from registry.checkpoint.manifest import as_announced, read_announced
-
-            announced = read_announced(opened.folder)
-            annotations = as_announced(annotations, announced, os.fspath(checkpoint), opened.folder)
-            mine, relations = self._relations(opened, allow_unrelated)
-
-            from registry.registration.register import register_expert
-
-            registration = register_expert(
-                self.home,
-                self.catalog,
-                self.arrays,
-                name,
-                opened,
-                files,
-                settings or PassSettings(),
-                annotations,
-                keep_calibration=keep_calibration,
-                others=self._experts(but=name),
-                summaries=self._summaries,
-                progress=self.progress,
-            )
-            self._relating.keep(registration.version, mine)
-        if announced is not None and announced.digest != registration.version.digest:
-            digest = registration.version.digest[:12]
-            said = f"{checkpoint} announces {announced.digest[:12]}"
-            remark(self.progress, f"{said}, and is {digest} here: license, statistics or files differ")
-        return replace(registration, relations=relations, newest=self._newest(registration.version))
+        request = registration.RegistrationRequest(
+            name,
+            checkpoint,
+            "expert",
+            data,
+            settings,
+            Annotations(dict(tags or {}), license, alias),
+            keep_calibration,
+            base,
+            allow_unrelated,
+            remote_code,
+        )
+        with registration.open_candidate(self._workspace, request) as candidate:
+            return registration.register_expert(self._workspace, candidate)
 
     def add_base(
         self,
@@ -143,21 +162,14 @@ class Registry(Publisher):
         license: str | None = None,  # noqa: A002 - the field's word
         alias: str | None = None,
         remote_code: bool = False,
-    ) -> "Registration":
+    ) -> registration.Registration:
         """Register a checkpoint as the next version of base model `name`, and return it (arguments as `add_expert`)."""
-        check_owner(self.catalog, self.arrays)
-        check_name_is_free(self.catalog, name, "base")
         annotations = Annotations(dict(tags or {}), license, alias)
-        with self._opened(checkpoint, None, remote_code) as opened:
-            mine, relations = self._relations(opened, allow_unrelated=True)
-
-            from registry.registration.register import register_base
-
-            registration = register_base(
-                self.home, self.catalog, self.arrays, name, opened, annotations, progress=self.progress
-            )
-            self._relating.keep(registration.version, mine)
-        return replace(registration, relations=relations, newest=self._newest(registration.version))
+        request = registration.RegistrationRequest(
+            name, checkpoint, "base", annotations=annotations, remote_code=remote_code
+        )
+        with registration.open_candidate(self._workspace, request) as candidate:
+            return registration.register_base(self._workspace, candidate)
 
     def check(
         self,
@@ -168,135 +180,507 @@ class Registry(Publisher):
         base: PathLike | None = None,
         allow_unrelated: bool = False,
         remote_code: bool = False,
-    ) -> "Check":
-        """Return what `add_expert` would say of a checkpoint, registering nothing (arguments as there).
+    ) -> registration.Check:
+        """Return what `add_expert` would report of a checkpoint, and register nothing (arguments as `add_expert`).
 
-        Statistics are taken on `data`, or those that the checkpoint carries are used; it samples no text.
+        Statistics are collected on `data`, or read from the checkpoint; no text is sampled.
         """
-        files = [Path(file) for file in several(data, "data")]
-        with self._opened(checkpoint, base, remote_code) as opened:
-            _, relations = self._relations(opened, allow_unrelated)
-
-            from registry.registration.check import check
-
-            others, settings = self._experts(), settings or PassSettings()
-            return check(opened, relations, files, settings, others, self._summaries, self.progress)
+        request = registration.RegistrationRequest(
+            None,
+            checkpoint,
+            data=data,
+            settings=settings,
+            base=base,
+            allow_unrelated=allow_unrelated,
+            remote_code=remote_code,
+        )
+        with registration.open_candidate(self._workspace, request) as candidate:
+            return registration.check_candidate(self._workspace, candidate)
 
     def alias(self, ref: str, alias: str) -> str | None:
-        """Point `alias` at the version that `ref` stands for, and return the version it pointed at before, if any.
+        """Point `alias` at the version `ref`, and return the version it pointed at before, if any.
 
         Raises:
-            NotFoundError: there is no such version.
-            InvalidInputError: no alias can be called that.
+            NotFoundError: no version matches.
+            InvalidInputError: `alias` is not a valid name.
         """
-        check_owner(self.catalog, self.arrays)
+        self._workspace.check_owner()
         return self.catalog.set_alias(self.resolve(ref), check_alias(alias))
 
     def remove_alias(self, name: str, alias: str) -> None:
-        """Forget `name@alias`.
+        """Delete `name@alias`.
 
         Raises:
             NotFoundError: `name` has no such `alias`.
         """
-        check_owner(self.catalog, self.arrays)
+        self._workspace.check_owner()
         check_has_alias(self.catalog, name, alias)
         self.catalog.delete_alias(name, alias)
 
+    # -- composing ---------------------------------------------------------------------------------------------------
+
+    @overload
+    def plan(
+        self, experts: Sequence[str], recipe: composition_.Recipe | None = None, *, base: str | None = None
+    ) -> composition_.Plan: ...
+
+    @overload
+    def plan(
+        self, experts: Sequence[str], recipe: composition_.EnsembleRecipe, *, base: str | None = None
+    ) -> composition_.Ensemble: ...
+
+    @overload
+    def plan(
+        self,
+        experts: Sequence[str],
+        recipe: composition_.Recipe | composition_.EnsembleRecipe | None,
+        *,
+        base: str | None = None,
+    ) -> composition_.Plan | composition_.Ensemble: ...
+
+    def plan(
+        self,
+        experts: Sequence[str],
+        recipe: composition_.Recipe | composition_.EnsembleRecipe | None = None,
+        *,
+        base: str | None = None,
+    ) -> composition_.Plan | composition_.Ensemble:
+        """Return what a composition will be, without reading a weight.
+
+        Args:
+            experts: names, versions or aliases, in any order.
+            recipe: the methods and their parameters; default the default recipe.
+            base: the base model, if the recipe needs one; default the only one that is registered.
+
+        Raises:
+            NotFoundError: no such expert or base model.
+            IncompatibleError: the members cannot be composed with each other.
+            InvalidInputError: the recipe does not fit them.
+        """
+        return composition_.plan_composition(self._workspace, experts, recipe, base=base)
+
+    @overload
+    def compose(
+        self,
+        experts: Sequence[str],
+        out: PathLike,
+        recipe: composition_.Recipe | None = None,
+        *,
+        base: str | None = None,
+        force: bool = False,
+    ) -> composition_.Plan: ...
+
+    @overload
+    def compose(
+        self,
+        experts: Sequence[str],
+        out: PathLike,
+        recipe: composition_.Recipe | composition_.EnsembleRecipe | None,
+        *,
+        base: str | None = None,
+        force: bool = False,
+    ) -> composition_.Plan | composition_.Ensemble: ...
+
+    def compose(
+        self,
+        experts: Sequence[str],
+        out: PathLike,
+        recipe: composition_.Recipe | composition_.EnsembleRecipe | None = None,
+        *,
+        base: str | None = None,
+        force: bool = False,
+    ) -> composition_.Plan | composition_.Ensemble:
+        """Write the composition of `experts` to the folder `out`, and return its plan (arguments as `plan`).
+
+        Args:
+            out: a folder that does not exist or is empty.
+            force: replace `out` if it is an earlier composition.
+
+        Raises:
+            OutputError: `out` holds something else.
+            DamagedError: an array of a member is not what was written.
+        """
+        return composition_.compose(self._workspace, experts, out, recipe, base=base, force=force)
+
+    def write(
+        self,
+        plan: composition_.Plan | composition_.Ensemble,
+        folder: Path,
+        *,
+        replace: bool = False,
+        record: Callable[[], None] | None = None,
+    ) -> None:
+        """Write a planned composition to a folder, without recording it in the catalog.
+
+        Args:
+            plan: a result of `plan`.
+            folder: absent, empty, or with `replace` an earlier composition.
+            replace: see `folder`.
+            record: called when everything is written, just before the folder appears; None for a folder that is soon
+                deleted again.
+        """
+        composition_.write_plan(self._workspace, plan, folder, replace=replace, record=record)
+
+    def likeness(
+        self, experts: Sequence[str], files: Sequence[PathLike], *, base: str | None = None, device: str | None = None
+    ) -> dict[str, float]:
+        """Return, for each of `experts`, the share of documents in `files` that it is nearest to, where it is not 0.
+
+        Use them as weights of a dense composition: `Recipe(to="dense", trunk="mean", weights=…)`.
+
+        Args:
+            experts: names, versions or aliases, in any order.
+            files: `.txt` (one document a file), `.jsonl`, `.jsonl.gz`, `.parquet`.
+            base: the base model, which embeds them; default the only one that is registered.
+            device: a torch device; default the GPU if there is one.
+        """
+        return composition_.domain_weights(self._workspace, experts, files, base=base, device=device)
+
+    def lam_curve(
+        self, experts: Sequence[str], recipe: composition_.Recipe | None = None, *, base: str | None = None
+    ) -> list[maths.LamCurve]:
+        """Return each layer's held-out router error over a range of ridge strengths (arguments as `plan`)."""
+        return composition_.lam_curves(self._workspace, experts, recipe, base=base)
+
+    def preview(
+        self, experts: Sequence[str], recipe: composition_.Recipe | None = None, *, base: str | None = None
+    ) -> composition_.Preview:
+        """Return where a composition's routers will send each expert's tokens, predicted from statistics alone.
+
+        No weight is read. Passes of tokens (`refine`, `token_weight`) are not simulated: the figures are those
+        without them, and the preview says so. Arguments as `plan`.
+        """
+        return composition_.preview(self._workspace, experts, recipe, base=base)
+
+    def train_router(
+        self,
+        folder: PathLike,
+        out: PathLike,
+        data: Sequence[str],
+        settings: training.TrainSettings,
+        *,
+        force: bool = False,
+        record: bool = True,
+    ) -> training.Trained:
+        """Train the routers of a composed folder on text, and no other weight, and return the result.
+
+        Args:
+            folder: a composed folder.
+            out: the folder to write, absent or empty; or with `force` an earlier composition.
+            data: `FILE`s of text, or names of members whose calibration tokens were kept.
+            settings: settings of the training.
+            force: see `out`.
+            record: record the result in the catalog.
+
+        Raises:
+            CheckpointError: `folder` is not a composition, or was changed since it was composed.
+            CalibrationError: there is no token to predict.
+        """
+        return training.train_router(self._workspace, folder, out, data, settings, force=force, record=record)
+
+    def reproduce(self, folder: PathLike, out: PathLike | None = None) -> composition_.Reproduction:
+        """Compose a folder again from its own `composition.json`, and compare every byte of every file.
+
+        Args:
+            folder: a composed folder; its members must be registered here and active, by name and digest.
+            out: where to keep the new folder, absent or empty; without it that folder is deleted.
+
+        Returns:
+            every file of either folder, and whether it is the same.
+
+        Raises:
+            CheckpointError: `folder` is not a composition, or its routers were trained.
+            NotFoundError: a member is not registered here.
+        """
+        return composition_.reproduce_folder(self._workspace, Path(folder), None if out is None else Path(out))
+
+    def export(self, ref: str, out: PathLike) -> VersionRecord:
+        """Write the version `ref` to `out` as the dense folder it was registered from, bit for bit, and return it.
+
+        Raises:
+            NotFoundError: no version matches.
+            OutputError: `out` is not empty.
+        """
+        return composition_.export(self._workspace, ref, out)
+
+    # -- measuring ---------------------------------------------------------------------------------------------------
+
+    def evaluate(
+        self,
+        folders: Sequence[PathLike],
+        data: Mapping[str, Sequence[PathLike]],
+        settings: evaluation.TestSettings | None = None,
+        *,
+        baselines: bool = False,
+        oracle: bool = False,
+        speed: bool = False,
+        experts: Sequence[str] = (),
+        methods: Sequence[str] = (),
+        base: str | None = None,
+    ) -> list[evaluation.Row]:
+        """Return perplexity per domain, and the normalised score where a domain's own expert is registered.
+
+        The figures of a composition that was made here are stored with it.
+
+        Args:
+            folders: model folders; the first one's tokenizer makes the windows, and no other may contradict it.
+            data: domain → test files. A domain's own expert is the one of its name: the version in the first folder's
+                `composition.json`, else the newest active one.
+            settings: settings of the scoring.
+            baselines: add rows for the base model, the domains' experts and their plain average, where registered.
+            oracle: for every mixture, add a row with each domain's tokens sent to the domain's expert, its upper bound.
+            speed: for every mixture, also measure the time of a token, relative to a dense expert's.
+            experts: compose these by each of `methods` too, into folders that are deleted again.
+            methods: names of `registry.evaluation.METHODS`, or `all`.
+            base: the base model for these methods; default the only one that is registered.
+        """
+        wanted = evaluation.Wanted(baselines, oracle, speed, tuple(require_list(methods, "methods")))
+        return evaluation.evaluate_registered(
+            self._workspace, folders, data, settings, wanted, experts=experts, base=base
+        )
+
+    def continual(
+        self,
+        schedule: Sequence[str],
+        data: Mapping[str, Sequence[PathLike]],
+        settings: evaluation.TestSettings | None = None,
+        recipe: composition_.Recipe | None = None,
+        *,
+        base: str | None = None,
+    ) -> evaluation.Continual:
+        """Return every domain's score after each expert of `schedule` has joined, and the forgetting.
+
+        Args:
+            schedule: experts in the order in which they join.
+            data: the name of each → test files.
+            settings: settings of the scoring.
+            recipe: how those so far are composed; top_k is at most their number, and weights are those of who is there.
+            base: as `plan`.
+        """
+        return evaluation.continual_registered(self._workspace, schedule, data, settings, recipe, base=base)
+
+    def report(
+        self,
+        composition: PathLike,
+        data: Mapping[str, Sequence[PathLike]] | None = None,
+        settings: evaluation.TestSettings | None = None,
+    ) -> report_.ReportData:
+        """Return the figures of a composition's report; `registry.report.page` renders them as HTML.
+
+        Routing and scores are measured on `data`, else taken from the stored evaluation with the most domains; else
+        routing is predicted from statistics (`preview`). A figure that is not available is left out, and noted.
+
+        Args:
+            composition: a composed folder, or the beginning of the digest of a composition made here, 6 digits or more.
+            data: domain → test files, for a folder; adds rows for base model, experts, their average and the oracle.
+            settings: settings of the scoring.
+        """
+        return report_.build_report(self._workspace, composition, data, settings)
+
+    # -- the Hub -----------------------------------------------------------------------------------------------------
+
+    def push(
+        self,
+        folder: PathLike,
+        target: hub.Target | str,
+        *,
+        license: str | None = None,  # noqa: A002 - the field's word
+    ) -> hub.Pushed:
+        """Push a composed folder to the Hub in one commit, compare what arrived, and return the commit.
+
+        The folder must be, byte for byte, what was composed. What the registry knows beyond it (scores, members' Hub
+        repositories, languages) is added to the card that is pushed.
+
+        Args:
+            folder: a composed folder.
+            target: the repository; a text is `ORG/NAME[@REVISION]`.
+            license: the license of the whole; default the roll-up of the members' licenses.
+
+        Raises:
+            CheckpointError: `folder` was changed since it was composed.
+            InvalidInputError: the members' licenses give none for the whole.
+            ConflictError: a member was opted out, or the repository holds something else.
+            StorageError: the Hub refused, or cannot be reached.
+        """
+        return hub.push(self._workspace, folder, target, license)
+
+    def check_push(
+        self,
+        plan: composition_.Plan | composition_.Ensemble,
+        target: hub.Target | str,
+        *,
+        license: str | None = None,  # noqa: A002 - the field's word
+    ) -> None:
+        """Refuse, before it is composed, what could not be pushed (arguments as `push`; `plan` is its plan)."""
+        hub.check_push(self._workspace, plan, target, license)
+
+    def push_expert(self, ref: str, target: hub.Target | str, *, calibration: bool = False) -> hub.Pushed:
+        """Push a registered expert to the Hub: checkpoint, statistics and `expert.json`; return the commit.
+
+        `add_expert(name, "hf://ORG/NAME")` registers it elsewhere without data and without a forward pass, with the
+        same content digest; if calibration tokens are not pushed, with the digest in `expert.json`.
+
+        Args:
+            ref: a version of an expert.
+            target: the repository; a text is `ORG/NAME[@REVISION]`.
+            calibration: push kept calibration tokens too; text that the expert sampled itself is always pushed.
+
+        Raises:
+            ConflictError: the repository holds something else.
+            StorageError: the Hub refused, or cannot be reached.
+        """
+        return hub.push_expert(self._workspace, ref, target, calibration=calibration)
+
     # -- opting out --------------------------------------------------------------------------------------------------
 
-    def opt_out(self, ref: str, *, purge: bool = False, receipt: PathLike | None = None) -> "OptOut":
+    def opt_out(self, ref: str, *, purge: bool = False, receipt: PathLike | None = None) -> opt_out_.OptOut:
         """Withdraw a version, or with a bare name all of its versions, from every later composition.
 
         Args:
             ref: `NAME` or `NAME@VERSION`.
-            purge: delete its arrays too, except those that another version needs, and whatever else the home holds of
+            purge: delete its arrays too, except those that another version needs, and all else that the home holds of
                 it; name, number, digest and times stay.
-            receipt: a file to write the receipt to (`receipts.Receipt`); there must be none.
+            receipt: a file to write the receipt to; it must not exist.
 
         Returns:
-            what was withdrawn and deleted, and where it still is.
+            what was withdrawn and deleted, and where copies remain.
 
         Raises:
-            NotFoundError: there is no such version.
+            NotFoundError: no version matches.
             OutputError: `receipt` cannot be written.
         """
-        from registry.opt_out.withdraw import opt_out
+        return opt_out_.opt_out(self._workspace, ref, purge=purge, receipt=receipt)
 
-        versions = self.affected_by_opt_out(ref)
-        with ExitStack() as stack:
-            if receipt is not None:
-                from registry.opt_out.receipt import make_receipt, receipt_file
-
-                write = stack.enter_context(receipt_file(Path(receipt), ref))
-            stack.enter_context(exclusive(self.home.lock, f"opting {ref} out"))
-            done = opt_out(self.home, self.catalog, self.arrays, versions, purge=purge)
-            if receipt is not None:
-                write(make_receipt(self, done))
-        return done
-
-    def verify_receipt(self, file: PathLike, folders: Sequence[PathLike] = ()) -> "ReceiptCheck":
-        """Hold a receipt against the registry: what was withdrawn is, what was deleted is gone, the log goes on.
+    def verify_receipt(self, file: PathLike, folders: Sequence[PathLike] = ()) -> opt_out_.ReceiptCheck:
+        """Compare a receipt with the registry: withdrawn versions, deleted arrays, and the log.
 
         Args:
-            file: what `opt_out` wrote.
-            folders: composed folders, which must be whole and name nothing that was withdrawn.
+            file: a file that `opt_out` wrote.
+            folders: composed folders; each must be unchanged and hold nothing that was withdrawn.
 
         Returns:
-            what is not as the receipt says, a line each, and what came after it.
+            the differences, one line each, and what happened since.
 
         Raises:
             ConflictError: it is of another registry.
         """
-        from registry.opt_out.receipt import read_receipt
-        from registry.opt_out.verify_receipt import check_receipt
-
-        return check_receipt(self, read_receipt(Path(file)), [Path(one) for one in several(folders, "folders")])
+        return opt_out_.verify_receipt(self._workspace, file, folders)
 
     def affected_by_opt_out(self, ref: str) -> list[VersionRecord]:
-        """Return the versions that `opt_out(ref)` concerns, those withdrawn before included; `ref` as there.
+        """Return the versions that `opt_out(ref)` concerns, those withdrawn before included; `ref` as `opt_out`.
 
         Raises:
-            NotFoundError: `ref` names none.
+            NotFoundError: no version matches.
         """
-        return affected(self.catalog, ref)
+        return versions_matching(self.catalog, ref)
 
     # -- looking -----------------------------------------------------------------------------------------------------
 
+    def versions(
+        self,
+        *,
+        kind: Kind | None = None,
+        everything: bool = False,
+        tags: Mapping[str, str] | None = None,
+        search: str | None = None,
+        limit: int | None = None,
+        offset: int = 0,
+    ) -> list[VersionRecord]:
+        """Return active versions by name and number, filtered by kind, tags and words.
+
+        Args:
+            kind: expert or base.
+            everything: include those opted out.
+            tags: only versions that have all of these.
+            search: only versions in whose name, aliases, tags or beginning of the digest each of these words is found.
+            limit: at most so many versions.
+            offset: skip so many.
+        """
+        return self._workspace.versions(
+            kind=kind, everything=everything, tags=tags, search=search, limit=limit, offset=offset
+        )
+
+    def count_versions(
+        self,
+        *,
+        kind: Kind | None = None,
+        everything: bool = False,
+        tags: Mapping[str, str] | None = None,
+        search: str | None = None,
+    ) -> int:
+        """Return how many versions `versions` would return without a limit (arguments as `versions`)."""
+        return self._workspace.count_versions(kind=kind, everything=everything, tags=tags, search=search)
+
+    def tag_counts(self, limit: int) -> list[TagCount]:
+        """Return the tags of active versions with the number of versions of each, the most frequent first.
+
+        Args:
+            limit: at most so many tags.
+        """
+        return self.catalog.tag_counts(limit)
+
+    def resolve(self, ref: str, *, kind: Kind | None = None, states: Sequence[State] = ("active",)) -> VersionRecord:
+        """Resolve a reference to a version, and return it.
+
+        Args:
+            ref: `NAME`, `NAME@NUMBER` or `NAME@ALIAS`; a bare name is its newest version in one of `states`.
+            kind: expert or base; None for either.
+            states: the states that it may be in.
+
+        Raises:
+            NotFoundError: no version matches.
+            ConflictError: it was opted out.
+        """
+        return self._workspace.resolve(ref, kind=kind, states=states)
+
+    def member(self, version: VersionRecord) -> composition_.Member:
+        """Return `version` with its arrays, as compositions and evaluations read it.
+
+        Raises:
+            ConflictError: it was purged meanwhile.
+            DamagedError: its rows in the catalog are not those that were written.
+        """
+        return composition_.load_member(self._workspace, version)
+
+    def members(self, versions: Iterable[VersionRecord]) -> list[composition_.Member]:
+        """Return those of `versions` that were not purged meanwhile, with their arrays."""
+        return composition_.load_members(self._workspace, versions)
+
     def arrays_of(self, version: VersionRecord) -> list[ArrayLink]:
-        """Return what `version` consists of: every array by role, name, digest, dtype and shape."""
+        """Return the arrays of `version`: role, name, digest, dtype and shape of each."""
         return self.catalog.arrays_of(version)
 
     def log(
         self, subject: str | None = None, *, limit: int | None = None, before: int | None = None
     ) -> list[EventRecord]:
-        """Return the log, newest first, narrowed to a name, a version, an alias's version or a composition.
+        """Return the log, newest first, of everything or of one name, version, alias's version or composition.
 
         Args:
-            subject: what it is narrowed to; a composition by the beginning of its digest, 6 digits or more.
-            limit: events at most.
+            subject: its name; of a composition the beginning of its digest, 6 digits or more.
+            limit: at most so many events.
             before: only events older than the one with this id.
 
         Raises:
-            NotFoundError: there is no such thing.
+            NotFoundError: nothing matches `subject`.
         """
         return self.catalog.events(None if subject is None else logged_as(self.catalog, subject), limit, before)
 
     def compositions(self, ref: str | None = None) -> list[CompositionRecord]:
-        """Return the compositions that were made, oldest first, narrowed to those made from a version or a name.
+        """Return the recorded compositions, oldest first: all, or those made from a version or a name.
 
         Args:
-            ref: `NAME` or `NAME@VERSION`; or the beginning of a digest, of 6 digits or more, for the one that has it.
+            ref: `NAME` or `NAME@VERSION`; or the beginning of one composition's digest, 6 digits or more.
 
         Raises:
-            NotFoundError: there is no such thing.
+            NotFoundError: nothing matches `ref`.
         """
         if ref is None:
             return self.catalog.compositions()
-        found = composition_of(self.catalog, ref)
-        return self.catalog.compositions(self.affected_by_opt_out(ref)) if found is None else [found]
+        matches = composition_of(self.catalog, ref)
+        return self.catalog.compositions(self.affected_by_opt_out(ref)) if matches is None else [matches]
 
     def composition(self, digest: str) -> CompositionRecord | None:
-        """Return the composition whose digest begins with `digest`, 6 digits or more; None where that is no digest.
+        """Return the composition whose digest begins with `digest`, 6 digits or more; None if that is not a digest.
 
         Raises:
             NotFoundError: no composition has such a digest.
@@ -304,94 +688,27 @@ class Registry(Publisher):
         return composition_of(self.catalog, digest)
 
     def evaluations(self, composition: CompositionRecord) -> list[EvaluationRecord]:
-        """Return what `evaluate` found of `composition`, the latest first."""
+        """Return the stored evaluations of `composition`, the latest first."""
         return self.catalog.evaluations(composition.digest)
 
-    def relations(self, ref: str) -> "tuple[Relation, ...]":
+    def relations(self, ref: str) -> tuple[registration.Relation, ...]:
         """Return the distance of the version `ref` to every other active version of its shape, the nearest first.
 
         Raises:
-            NotFoundError: there is no such version.
+            NotFoundError: no version matches.
         """
-        version = self.resolve(ref)
-        with unless_purged(self.catalog, [version]):
-            intact_arrays(self.catalog, version)
-            others = [other for other in self.versions() if other.id != version.id]
-            return self._relating.relations(self._relating.weights(version), others)
+        return registration.relations_of_version(self._workspace, ref)
 
-    # -- keeping -----------------------------------------------------------------------------------------------------
+    # -- maintenance -------------------------------------------------------------------------------------------------
 
-    def verify(self) -> "Verification":
-        """Re-hash everything that is registered, follow the log, and return what was found."""
-        from registry.maintenance.verify import verify
+    def verify(self) -> maintenance.Verification:
+        """Re-hash everything that is registered, follow the log, and return the problems found."""
+        return maintenance.verify(self._workspace)
 
-        return verify(self.catalog, self.arrays, self.progress)
+    def gc(self, *, dry_run: bool = False) -> maintenance.Garbage:
+        """Delete arrays that no version needs, and what interrupted commands left; return what that was.
 
-    def gc(self, *, dry_run: bool = False) -> "Garbage":
-        """Delete arrays that no version needs, and what interrupted commands left, and return what that was.
-
-        With `dry_run` nothing is deleted.
+        Args:
+            dry_run: delete nothing.
         """
-        from registry.maintenance.garbage import collect_leftovers
-        from registry.opt_out.withdraw import collect_garbage
-
-        with exclusive(self.home.lock, "collecting garbage"):
-            garbage = collect_garbage(self.catalog, self.arrays, dry_run=dry_run)
-            return collect_leftovers(self.home, self.catalog, garbage, dry_run=dry_run)
-
-    # -- within --------------------------------------------------------------------------------------------------------
-
-    def _opened(
-        self, checkpoint: PathLike, base: PathLike | None, remote_code: bool
-    ) -> "AbstractContextManager[Checkpoint]":
-        from registry.checkpoint.open import opened
-
-        return opened(
-            checkpoint,
-            self.home.merged,
-            base=base,
-            registered=self._registered,
-            remote_code=remote_code,
-            progress=self.progress,
-        )
-
-    def _newest(self, version: VersionRecord) -> str:
-        try:
-            return self.resolve(version.name).ref
-        except ConflictError:  # it was opted out meanwhile
-            return version.ref
-
-    def _registered(self, ref: str) -> "StoredWeights | None":
-        try:
-            version = self.resolve(ref)
-        except (NotFoundError, InvalidInputError):
-            return None
-
-        from registry.member import StoredWeights
-
-        return StoredWeights(self.member(version))
-
-    def _relations(self, checkpoint: "Checkpoint", allow_unrelated: bool) -> "tuple[Weights, tuple[Relation, ...]]":
-        from registry.registration.lineage import weights_of_checkpoint
-
-        mine, versions = weights_of_checkpoint(checkpoint), self.versions()
-        relations = self._relating.relations(mine, versions)
-        if not allow_unrelated:
-            self._relating.check_related(checkpoint.label, mine, versions, relations)
-        return mine, relations
-
-    @property
-    def _relating(self) -> "Relating":
-        from registry.registration.lineage_index import Relating
-
-        return Relating(self.catalog, self.arrays, self._summaries, self.progress)
-
-    @cached_property
-    def _summaries(self) -> Summaries:
-        return Summaries(self.home, self.catalog)
-
-    def _experts(self, *, but: str | None = None) -> "list[Sibling]":
-        from registry.registration.expert_overlap import Sibling
-
-        versions = self.versions(kind="expert")
-        return [Sibling(version, partial(self.member, version)) for version in versions if version.name != but]
+        return maintenance.collect_garbage(self._workspace, dry_run=dry_run)

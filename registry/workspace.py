@@ -1,65 +1,68 @@
-"""An open registry: where its catalog and its arrays are, and the versions in them."""
+"""An open registry: its home, catalog, arrays and progress, and what every operation asks of them."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
-from typing import TYPE_CHECKING, TypeVar
+from typing import Any
 
-from registry.content import intact_arrays
-from registry.errors import ConflictError, StorageError
+from registry.errors import ConflictError, DamagedError, NotFoundError, StorageError
 from registry.home import Home
-from registry.meanwhile import unless_purged
 from registry.names.resolve import ALL_STATES, resolve
-from registry.progress import Progress, silent
-from store.arrays import ArrayStore
-from store.catalog import Catalog, TagCount, VersionRecord
+from registry.progress import Progress
+from store.arrays import ArraySource, ArrayStore
+from store.catalog import ArrayLink, Catalog, VersionRecord
 from store.catalog.records import Kind, State
-from store.ownership import check_unowned
-
-if TYPE_CHECKING:
-    from registry.member import Member
+from store.digest import json_digest
+from store.ownership import check_owner, check_unowned
 
 PathLike = str | os.PathLike[str]
-Opened = TypeVar("Opened", bound="Handle")
 
 
-class Handle:
-    """What every part of `Registry` stands on (arguments as there)."""
+@dataclass(frozen=True)
+class Workspace:
+    """An open registry.
 
-    def __init__(
-        self,
-        home: PathLike | None = None,
-        *,
-        database: str | None = None,
-        progress: Progress = silent,
-        create: bool = True,
-    ) -> None:
-        self.home = Home.locate(home, database)
-        self.home.check(create=create)
-        self.progress = progress
+    Attributes:
+        home: its folder.
+        catalog: versions, compositions and the log.
+        arrays: their weights and statistics.
+        progress: what long steps report to.
+    """
+
+    home: Home
+    catalog: Catalog
+    arrays: ArrayStore
+    progress: Progress
+
+    @classmethod
+    def open(cls, home: PathLike | None, database: str | None, progress: Progress, *, create: bool) -> "Workspace":
+        """Open the registry of a home (arguments as `Registry`).
+
+        Raises:
+            NotFoundError: there is no registry and `create` is False.
+            StorageError: the home cannot be created.
+        """
+        located = Home.locate(home, database)
+        located.check(create=create)
         try:
-            self.home.path.mkdir(parents=True, exist_ok=True)
+            located.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StorageError(
-                f"the registry's home {self.home.path} cannot be created: {error.strerror}",
+                f"the registry's home {located.path} cannot be created: {error.strerror}",
                 "name another one with --home",
             ) from error
-        self.arrays = ArrayStore(self.home.arrays)
-        self.catalog = Catalog(self.home.database, self.home.lock, partial(check_unowned, self.arrays))
-
-    def __enter__(self: Opened) -> Opened:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        arrays = ArrayStore(located.arrays)
+        return cls(located, Catalog(located.database, located.lock, partial(check_unowned, arrays)), arrays, progress)
 
     def close(self) -> None:
-        """Give the database's connections back."""
+        """Release the database's connections."""
         self.catalog.close()
+
+    def check_owner(self) -> None:
+        """Raise ConflictError if the arrays belong to another catalog."""
+        check_owner(self.catalog, self.arrays)
 
     def versions(
         self,
@@ -71,18 +74,10 @@ class Handle:
         limit: int | None = None,
         offset: int = 0,
     ) -> list[VersionRecord]:
-        """Return active versions by name and number, narrowed by kind, tags and words.
-
-        Args:
-            kind: expert or base.
-            everything: those opted out too.
-            tags: only versions that have all of these.
-            search: only versions in whose name, aliases, tags or beginning of the digest each of these words is found.
-            limit: versions at most.
-            offset: how many of the first are passed over.
-        """
-        states = ALL_STATES if everything else ("active",)
-        return self.catalog.versions(kind=kind, states=states, tags=tags, search=search, limit=limit, offset=offset)
+        """Return versions by name and number (arguments as `Registry.versions`)."""
+        return self.catalog.versions(
+            kind=kind, states=_states(everything), tags=tags, search=search, limit=limit, offset=offset
+        )
 
     def count_versions(
         self,
@@ -92,44 +87,70 @@ class Handle:
         tags: Mapping[str, str] | None = None,
         search: str | None = None,
     ) -> int:
-        """Return how many versions `versions` would give without a limit (arguments as there)."""
-        states = ALL_STATES if everything else ("active",)
-        return self.catalog.count_versions(kind=kind, states=states, tags=tags, search=search)
-
-    def tag_counts(self, limit: int) -> list[TagCount]:
-        """Return the tags of active versions with how many have each, the most frequent first, `limit` at most."""
-        return self.catalog.tag_counts(limit)
+        """Return how many versions match (arguments as `Registry.count_versions`)."""
+        return self.catalog.count_versions(kind=kind, states=_states(everything), tags=tags, search=search)
 
     def resolve(self, ref: str, *, kind: Kind | None = None, states: Sequence[State] = ("active",)) -> VersionRecord:
-        """Return the version that `NAME`, `NAME@NUMBER` or `NAME@ALIAS` stands for (`resolving.resolve`).
-
-        Args:
-            ref: any of the three; a bare name is its newest version in one of `states`.
-            kind: expert or base; None for either.
-            states: those that it may be in.
-
-        Raises:
-            NotFoundError: there is no such version.
-            ConflictError: it was opted out.
-        """
+        """Resolve a reference to a version (arguments and errors as `names.resolve.resolve`)."""
         return resolve(self.catalog, ref, kind=kind, states=states)
 
-    def member(self, version: VersionRecord) -> "Member":
-        """Return `version` with its arrays, as compositions and evaluations read it.
+    def verified_arrays(self, version: VersionRecord) -> tuple[ArrayLink, ...]:
+        """Return the arrays of a version after checking its rows in the catalog against its digest.
 
         Raises:
-            ConflictError: it was purged meanwhile.
-            DamagedError: what the catalog says of it is not what was written.
+            DamagedError: a row was changed, or the version does not have its digest.
         """
-        from registry.member import Member
+        self.catalog.check_name(version.name)
+        links = tuple(self.catalog.arrays_of(version))
+        if version.content is not None and content_digest(version.content, links) != version.digest:
+            raise DamagedError(
+                f"{version.ref}: what the catalog says of it does not have its digest {version.digest[:12]}",
+                "run: reg verify; then restore the catalog from a backup",
+            )
+        return links
 
-        with unless_purged(self.catalog, [version]):
-            return Member(version, intact_arrays(self.catalog, version), self.arrays)
+    @contextmanager
+    def reading(self, *versions: VersionRecord) -> Iterator[None]:
+        """Guard the reading of arrays of `versions`. Readers hold no lock, so a version may be purged meanwhile.
 
-    def members(self, versions: Iterable[VersionRecord]) -> "list[Member]":
-        """Return those of `versions` that were not purged meanwhile, with their arrays."""
-        found = []
-        for version in versions:
-            with suppress(ConflictError):
-                found.append(self.member(version))
-        return found
+        Raises:
+            ConflictError: an array could not be read because its version was purged meanwhile.
+        """
+        try:
+            yield
+        except (DamagedError, NotFoundError) as error:
+            for version in self.catalog.reread(versions):
+                if version.state == "purged":  # recorded before the first array is deleted
+                    raise ConflictError(
+                        f"{version.ref} was opted out meanwhile, at {version.withdrawn_at}", "run: reg list"
+                    ) from error
+            raise
+
+    def is_purged(self, version: VersionRecord) -> bool:
+        """Tell whether a version's arrays are deleted, or are being deleted."""
+        return self.catalog.reread([version])[0].state == "purged"
+
+
+def content_digest(content: dict[str, Any], arrays: Sequence[ArrayLink]) -> str:
+    """Return the digest of a version: over its content document, and role, name and digest of every array."""
+    return json_digest([content, sorted([link.role, link.name, link.digest] for link in arrays)])
+
+
+def open_array(arrays: ArrayStore, version: VersionRecord, link: ArrayLink) -> ArraySource:
+    """Open one array of a version as blocks, checked while it is read.
+
+    Raises:
+        DamagedError: its dtype or shape is not what the catalog says.
+    """
+    source = arrays.open(link.digest)
+    if (source.dtype, source.shape) != (link.dtype, link.shape):
+        raise DamagedError(
+            f"{version.ref}: its {link.role} array {link.name} is {source.dtype} {list(source.shape)}, "
+            f"the catalog says {link.dtype} {list(link.shape)}",
+            "run: reg verify",
+        )
+    return source
+
+
+def _states(everything: bool) -> Sequence[State]:
+    return ALL_STATES if everything else ("active",)

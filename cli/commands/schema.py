@@ -6,7 +6,7 @@ import click
 
 from cli.session import as_json, print_json
 from registry.errors import NotFoundError
-from registry.names.suggest import nearest
+from registry.names.suggest import suggest
 
 
 @click.command()
@@ -22,6 +22,6 @@ def schema(words: tuple[str, ...], as_json: bool) -> None:
     command = " ".join(("reg", *words)).removeprefix("reg reg")
     if words and command not in SCHEMAS:
         known = [name.removeprefix("reg ") for name in SCHEMAS]
-        raise NotFoundError(f"there is no command {' '.join(words)!r}{nearest(' '.join(words), known)}", "reg --help")
+        raise NotFoundError(f"there is no command {' '.join(words)!r}{suggest(' '.join(words), known)}", "reg --help")
     every: dict[str, Any] = {name: schema_of(name) for name in SCHEMAS} | {"error": ERROR}
     print_json(schema_of(command) if words else every)

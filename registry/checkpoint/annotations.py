@@ -1,6 +1,6 @@
 """What a user says of a version, beside its content."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from registry.errors import InvalidInputError
 from registry.names.reference import check_alias, check_license, check_name
@@ -13,7 +13,7 @@ HUB_TAG, LANGUAGE_TAG = "hub", "language"
 class Annotations:
     """What a user says of a version: tags, license (as the Hub writes it) and an alias to point at it."""
 
-    tags: dict[str, str]
+    tags: dict[str, str] = field(default_factory=dict)
     license: str | None = None
     alias: str | None = None
 

@@ -20,7 +20,7 @@ _KINDS = {"format": WHOLE, "name": TEXT, "digest": DIGEST, "license": maybe(TEXT
 
 
 @dataclass(frozen=True)
-class Announced:
+class ExpertManifest:
     """What is said of an expert.
 
     Attributes:
@@ -40,7 +40,7 @@ class Announced:
         return {"format": FORMAT, **vars(self), "languages": list(self.languages)}
 
     @classmethod
-    def from_document(cls, document: object, where: str) -> "Announced":
+    def from_document(cls, document: object, where: str) -> "ExpertManifest":
         """Read what `document` returned, which may come from anywhere.
 
         Raises:
@@ -58,26 +58,26 @@ class Announced:
         return cls(check_name(given["name"]), given["digest"], given["license"], tuple(given["languages"]))
 
 
-def read_announced(folder: Path) -> Announced | None:
+def read_manifest(folder: Path) -> ExpertManifest | None:
     """Return what the folder of a checkpoint says of it, or None where it says nothing (errors as above)."""
     path = folder / FILE_NAME
-    return Announced.from_document(read_json(path), str(path)) if path.is_file() else None
+    return ExpertManifest.from_document(read_json(path), str(path)) if path.is_file() else None
 
 
-def as_announced(given: Annotations, announced: Announced | None, checkpoint: str, folder: Path) -> Annotations:
+def annotations_with(given: Annotations, manifest: ExpertManifest | None, checkpoint: str, folder: Path) -> Annotations:
     """Return annotations with what was not given, and where the checkpoint comes from tells.
 
     Args:
         given: what a user says, which counts first.
-        announced: what the checkpoint's folder says of it.
+        manifest: what the checkpoint's folder says of it.
         checkpoint: what a user named.
         folder: where it is on this disk.
     """
     tags: dict[str, str] = {}
-    if announced is not None and announced.languages:
-        tags[LANGUAGE_TAG] = ",".join(announced.languages)
+    if manifest is not None and manifest.languages:
+        tags[LANGUAGE_TAG] = ",".join(manifest.languages)
     if is_hub_reference(checkpoint):
         repo_id, commit = HubReference.parse(checkpoint).repo_id, commit_of(folder)
         tags[HUB_TAG] = f"{repo_id}@{commit}" if commit else repo_id
-    license_id = given.license if given.license is not None or announced is None else announced.license
+    license_id = given.license if given.license is not None or manifest is None else manifest.license
     return replace(given, tags=tags | given.tags, license=license_id)

@@ -20,7 +20,7 @@ NAME_BASE = "name its base model: --base NAME[@V] of a registered one, --base FO
 
 
 @contextmanager
-def opened(
+def open_checkpoint(
     checkpoint: PathLike,
     scratch: Path,
     *,

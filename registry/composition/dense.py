@@ -5,11 +5,11 @@ from functools import partial
 from pathlib import Path
 
 from registry.composition.render import span
-from registry.hosts import Rows as HostRows
+from registry.hosts import RowSelection
 from registry.io.model_folder import fresh_folder, write_files, write_weights
 from registry.io.safetensors_writer import Span, Stream
 from registry.io.torch_blocks import DTYPES, to_block, to_tensor
-from registry.maths.trunk.combination import Rows, average
+from registry.maths.trunk.combination import RowBlock, average
 from registry.member import Member
 from registry.progress import Progress
 from store.arrays import Block
@@ -49,7 +49,7 @@ def write_dense(members: Sequence[Member], out: Path, progress: Progress) -> Non
 
 
 def _spans(members: Sequence[Member], role: Role, name: str, dtype: str) -> list[Span] | None:
-    found = span(members[0].open(role, name), HostRows(name), dtype) if len(members) == 1 else None
+    found = span(members[0].open(role, name), RowSelection(name), dtype) if len(members) == 1 else None
     return None if found is None else [found]
 
 
@@ -61,7 +61,7 @@ def _average(members: Sequence[Member], role: Role, name: str, dtype: str) -> It
     def blocks() -> Iterator[Block]:
         for parts in zip(*(source.blocks() for source in sources), strict=True):
             tensors = [to_tensor(part, source.dtype) for part, source in zip(parts, sources, strict=True)]
-            combined = average(Rows(0, tuple(tensors), None), [1.0] * len(tensors))
+            combined = average(RowBlock(0, tuple(tensors), None), [1.0] * len(tensors))
             yield to_block(combined.to(DTYPES[dtype]))
 
     return blocks()

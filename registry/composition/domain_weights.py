@@ -17,7 +17,7 @@ from torch import Tensor
 
 from registry.calibration import Corpus
 from registry.calibration.windows import encode
-from registry.composition.passes import Workplace, stored_folder
+from registry.composition.passes import PassContext, stored_folder
 from registry.errors import CalibrationError
 from registry.families.sites import MLP_INPUT
 from registry.member import Member
@@ -27,8 +27,8 @@ DOCUMENT_TOKENS = 256
 """Of each document, so many tokens at most are looked at."""
 
 
-def likeness(
-    members: Sequence[Member], base: Member, files: Sequence[Path], place: Workplace, device: str | None
+def shares_of_documents(
+    members: Sequence[Member], base: Member, files: Sequence[Path], context: PassContext, device: str | None
 ) -> dict[str, float]:
     """Return member name → share of the documents in `files` that are nearest to it; those of no document are left out.
 
@@ -36,7 +36,7 @@ def likeness(
         members: in name order.
         base: the base model, which embeds.
         files: `.txt` (one document a file), `.jsonl`, `.jsonl.gz` or `.parquet`.
-        place: where the base model stands meanwhile.
+        context: where the base model is written meanwhile.
         device: what it runs on, None for the GPU if there is one.
 
     Raises:
@@ -44,7 +44,7 @@ def likeness(
     """
     layers = base.architecture.num_hidden_layers
     centroids = torch.stack([_centroids(member, layers) for member in members])  # (E, L, H)
-    with stored_folder(base, place) as folder:
+    with stored_folder(base, context) as folder:
         model, tokenizer = load_model(folder, "float32", device), load_tokenizer(folder)
     corpus = Corpus(files, tokenizer)
     nearest = []
@@ -54,7 +54,7 @@ def likeness(
         module.register_forward_pre_hook(lambda _module, inputs, layer=layer: seen.update({layer: inputs[0]}))
         for layer, module in enumerate(base.family.mlps(model))
     ]
-    with torch.no_grad(), place.progress("embedding", len(list(corpus)), "document") as advance:
+    with torch.no_grad(), context.progress("embedding", len(list(corpus)), "document") as advance:
         for document in corpus:
             tokens = encode(document, tokenizer)[:limit]
             if tokens:

@@ -34,7 +34,7 @@ def problems_of(
     if not isinstance(files, dict) or json_digest(said) != digest:
         yield f"{folder / MARKER} was changed since it was written"
         return
-    found = everything_in(folder)
+    found = list_files(folder)
     total = sum(path.stat().st_size for path in found.values() if path.is_file())
     with progress("checking", total, "B") as advance:
         for name in sorted({*files, *found} - {MARKER}):
@@ -49,7 +49,7 @@ def problems_of(
                 yield f"{folder / name} was changed since it was written"
 
 
-def everything_in(folder: Path) -> dict[str, Path]:
+def list_files(folder: Path) -> dict[str, Path]:
     """Return everything below a folder that is no folder, links included, by its path there."""
     found = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
     return {path.relative_to(folder).as_posix(): path for path in found}

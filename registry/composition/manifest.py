@@ -2,13 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from registry.checkpoint.model_files import read_json
 from registry.composition.ensemble.plan import TO_ENSEMBLE, EnsembleRecipe
 from registry.composition.plan import DOCUMENT_FORMAT
 from registry.composition.recipe import Recipe
 from registry.errors import CheckpointError, InvalidInputError
 from registry.hosts.remote_code import REMOTE_CODE, ROUTED
+from registry.io.model_folder import MARKER
 from registry.io.schema import DIGEST, LIST, OBJECT, TEXT, WHOLE, fields, maybe
 from registry.names.reference import check_name
 
@@ -29,14 +32,14 @@ _OPTIONAL = ("digest", "files", "lam", "parent", "training")
 
 
 @dataclass(frozen=True)
-class Content:
+class VersionRef:
     """A version as documents name it: by name and content digest."""
 
     name: str
     digest: str
 
     @classmethod
-    def from_document(cls, document: object, where: str) -> "Content":
+    def from_document(cls, document: object, where: str) -> "VersionRef":
         """Read `{"name": …, "digest": …}`.
 
         Raises:
@@ -47,7 +50,7 @@ class Content:
 
 
 @dataclass(frozen=True)
-class Description:
+class CompositionManifest:
     """What a composition's document says.
 
     Attributes:
@@ -58,14 +61,14 @@ class Description:
         parent: the digest of the composition whose routers were trained, None where none were.
     """
 
-    members: tuple[Content, ...]
-    base: Content | None
+    members: tuple[VersionRef, ...]
+    base: VersionRef | None
     recipe: Recipe | EnsembleRecipe
     host: str
     parent: str | None = None
 
     @classmethod
-    def from_document(cls, document: Mapping[str, Any], where: str) -> "Description":
+    def from_document(cls, document: Mapping[str, Any], where: str) -> "CompositionManifest":
         """Read what `composition.json` holds, or the catalog's document of a composition.
 
         Args:
@@ -84,16 +87,35 @@ class Description:
             )
         if ("parent" in given) != ("training" in given):
             raise CheckpointError(f"{where} has one of parent and training, which go together", "copy the file again")
-        members = tuple(Content.from_document(member, f"{where}, members") for member in given["members"])
+        members = tuple(VersionRef.from_document(member, f"{where}, members") for member in given["members"])
         names = [member.name for member in members]
         if not names or names != sorted(set(names)):
             raise CheckpointError(f"{where}: its members are not in the order of their names", "copy the file again")
-        base = None if given["base"] is None else Content.from_document(given["base"], f"{where}, base")
+        base = None if given["base"] is None else VersionRef.from_document(given["base"], f"{where}, base")
         try:
             recipe = _recipe(given["recipe"], names, given["host"])
         except InvalidInputError as error:
             raise CheckpointError(f"{where}: {error.message}", "copy the file again") from error
         return cls(members, base, recipe, given["host"], given.get("parent"))
+
+
+def read_composed(folder: Path) -> tuple[dict[str, object], CompositionManifest]:
+    """Return the `composition.json` of a folder, and what it says.
+
+    Raises:
+        CheckpointError: there is none, or it is not what this program writes.
+        InvalidInputError: a member's name cannot be one.
+    """
+    marker = folder / MARKER
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder} is no folder", "name a composed folder: reg compose --experts … --out DIR")
+    if not marker.is_file():
+        raise CheckpointError(
+            f"{folder} has no {MARKER}, so it was not composed by this program",
+            "name a composed folder: reg compose --experts … --out DIR",
+        )
+    document = read_json(marker)
+    return document, CompositionManifest.from_document(document, str(marker))
 
 
 def _recipe(document: Mapping[str, Any], names: Sequence[str], host: str) -> Recipe | EnsembleRecipe:

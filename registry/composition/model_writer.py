@@ -9,12 +9,12 @@ from typing import Any
 from registry.checkpoint import COPIED_FILES
 from registry.composition.plan import Plan, Router
 from registry.composition.provenance import origin
-from registry.composition.render import produce, spans
-from registry.composition.tensor_source import Materials
+from registry.composition.render import render, spans
+from registry.composition.tensor_source import TensorSource
 from registry.hosts import Experts
 from registry.io.model_folder import json_file, write_files, write_weights
 from registry.io.safetensors_writer import Stream
-from registry.io.shard_reuse import Earlier
+from registry.io.shard_reuse import ShardReuse
 from registry.maths.threads import one_thread
 from registry.maths.trunk import TRUNKS
 from registry.progress import Progress
@@ -24,7 +24,7 @@ _PARTS: dict[type, str] = {Experts: "experts", Router: "routers"}
 
 
 def write_model(
-    materials: Materials, folder: Path, progress: Progress, earlier: Earlier | None = None
+    materials: TensorSource, folder: Path, progress: Progress, earlier: ShardReuse | None = None
 ) -> dict[str, str]:
     """Write weights, config.json, tokenizer and code of a plan into a folder, and return file name → SHA-256.
 
@@ -43,14 +43,14 @@ def write_model(
     return digests | write_files(folder, copied | dict(plan.host.files) | {"config.json": json_file(host_config(plan))})
 
 
-def streams_of(materials: Materials) -> list[Stream]:
+def streams_of(materials: TensorSource) -> list[Stream]:
     """Return every tensor of a plan as a stream."""
     return [
         Stream(
             tensor.name,
             tensor.dtype,
             tensor.shape,
-            partial(produce, materials, tensor),
+            partial(render, materials, tensor),
             partial(spans, materials, tensor),
             _PARTS.get(type(tensor.made), "trunk"),
             origin(materials.plan, tensor),

@@ -21,17 +21,17 @@ from torch import Tensor
 
 from registry.calibration import Calibration
 from registry.checkpoint import Checkpoint
+from registry.composition.dense import write_dense
 from registry.composition.model_writer import host_config, write_model
 from registry.composition.plan import Plan, dense_plan
 from registry.composition.provenance import trunk_digest
 from registry.composition.recipe import Recipe
 from registry.composition.refit import refit
-from registry.composition.render import copied, produce, span
-from registry.composition.tensor_source import Materials
+from registry.composition.render import copied, render, span
+from registry.composition.tensor_source import TensorSource
 from registry.errors import DamagedError, IncompatibleError
 from registry.families.sites import MLP_INPUT
-from registry.home import Home
-from registry.hosts import Rows
+from registry.hosts import RowSelection
 from registry.io.model_folder import json_file, write_files
 from registry.io.safetensors_writer import Span, Stream
 from registry.io.shard_writer import Shard, write_shards
@@ -43,52 +43,55 @@ from registry.member import Member
 from registry.progress import Progress
 from registry.runtime.gates import gates
 from registry.runtime.loading import load_model
-from registry.statistics.cache import Cache, Cached
-from registry.statistics.forward_pass import Tap, batch, dense_taps, take_statistics
+from registry.statistics.cache import Cached, StatisticsCache
+from registry.statistics.forward_pass import HookPoint, batch, dense_hook_points, take_statistics
 from registry.statistics.settings import PassSettings
+from registry.workspace import Workspace
 from store.digest import json_digest
 from store.lock import exclusive
 from store.permissions import writing
 
 
 @dataclass(frozen=True)
-class Workplace:
-    """Where a composition's passes run and what they leave.
+class PassContext:
+    """The working folder and the cache of a composition's passes.
 
     Attributes:
+        workspace: the registry.
         work: a folder for models that a pass needs, each deleted when it has run.
-        cache: what passes gave.
-        home: the registry's.
-        progress: told of passes.
+        cache: statistics of earlier passes.
     """
 
+    workspace: Workspace
     work: Path
-    cache: Cache
-    progress: Progress
-    home: Home
+    cache: StatisticsCache
+
+    @property
+    def progress(self) -> Progress:
+        """What passes report to."""
+        return self.workspace.progress
 
 
 @contextmanager
-def workplace(
-    home: Home, progress: Progress, members: Sequence[Member], check_active: Callable[[], None]
-) -> Iterator[Workplace]:
-    """Give a place in a registry's home, whose models go when the context ends.
+def pass_context(workspace: Workspace, members: Sequence[Member]) -> Iterator[PassContext]:
+    """Open a working folder for passes, deleted when the context ends.
+
+    It is in the registry's home, or in the system's folder for temporary files where the home cannot be written.
 
     Args:
-        home: the registry's; where it cannot be written, the place is the system's for temporary files.
-        progress: told of passes.
-        members: what passes run through.
-        check_active: raises where one of them was opted out.
+        workspace: the registry.
+        members: what passes run through. Once one was opted out, nothing is put into the cache.
     """
+    home, versions = workspace.home, [member.version for member in members]
 
     @contextmanager
     def putting() -> Iterator[None]:
         with exclusive(home.cache_lock, "keeping statistics"):
-            check_active()
+            workspace.catalog.check_active(versions)
             yield
 
-    with working_folder(home.work, [member.version.digest for member in members]) as work:
-        yield Workplace(work, Cache(home.cache, work, putting), progress, home)
+    with working_folder(home.work, [version.digest for version in versions]) as work:
+        yield PassContext(workspace, work, StatisticsCache(home.cache, work, putting))
 
 
 @contextmanager
@@ -108,7 +111,7 @@ def working_folder(above: Path, holds: Collection[str]) -> Iterator[Path]:
         yield work
 
 
-class Retaken(Materials):
+class RecollectedSource(TensorSource):
     """Materials whose router statistics were taken anew.
 
     Args:
@@ -116,7 +119,7 @@ class Retaken(Materials):
         statistics: one a member.
     """
 
-    def __init__(self, inner: Materials, statistics: list[Cached]) -> None:
+    def __init__(self, inner: TensorSource, statistics: list[Cached]) -> None:
         super().__init__(inner.plan)
         self._inner, self._statistics = inner, statistics
 
@@ -137,12 +140,12 @@ class Retaken(Materials):
         return self._statistics[member].statistics(MLP_INPUT, layer)
 
 
-def materials_of(plan: Plan, place: Workplace) -> Materials:
+def tensor_source_of(plan: Plan, context: PassContext) -> TensorSource:
     """Return what `plan` is made from, having run the passes that its recipe asks for.
 
     Args:
         plan: what is composed.
-        place: where passes run.
+        context: where passes run.
 
     Raises:
         DamagedError: an array is not what was stored.
@@ -151,25 +154,25 @@ def materials_of(plan: Plan, place: Workplace) -> Materials:
         InvalidInputError: a linear system cannot be solved.
     """
     recipe = plan.recipe
-    materials: Materials = Materials(plan)
+    materials: TensorSource = TensorSource(plan)
     if recipe.to == "moe" and recipe.refine_mlp:
-        materials = _refitted(materials, place)
+        materials = _refitted(materials, context)
     if recipe.to == "moe" and recipe.retakes:
         if recipe.refine == 0:
-            statistics = [_of_features(plan, place, member) for member in plan.members]
+            statistics = [_of_features(plan, context, member) for member in plan.members]
         else:
-            statistics = _forced(materials, place)
+            statistics = _forced(materials, context)
             for done in range(1, recipe.refine):
-                statistics = _routed(Retaken(materials, statistics), done, place)
-        materials = Retaken(materials, statistics)
+                statistics = _routed(RecollectedSource(materials, statistics), done, context)
+        materials = RecollectedSource(materials, statistics)
     return materials
 
 
-def _refitted(materials: Materials, place: Workplace) -> Materials:
+def _refitted(materials: TensorSource, context: PassContext) -> TensorSource:
     """Return the materials refitted to the members' tokens; what that writes stays in the workplace."""
-    work = Path(mkdtemp(dir=place.work))
-    with forced_folder(materials, 0, work / "trunk.safetensors", place) as folder:
-        return refit(materials, Checkpoint(folder, remote_code=True), work, place.progress)
+    work = Path(mkdtemp(dir=context.work))
+    with forced_folder(materials, 0, work / "trunk.safetensors", context) as folder:
+        return refit(materials, Checkpoint(folder, remote_code=True), work, context.progress)
 
 
 def calibration_of(member: Member) -> Calibration:
@@ -200,53 +203,53 @@ def settings_of(recipe: Recipe, dtype: str) -> PassSettings:
     return PassSettings(dtype=dtype, sites="router", device=recipe.device)
 
 
-def _of_features(plan: Plan, place: Workplace, member: Member) -> Cached:
+def _of_features(plan: Plan, context: PassContext, member: Member) -> Cached:
     """Return a member's statistics in the base model's or its own pass, weighted where the recipe says so."""
     through = plan.base if ROUTERS[plan.recipe.router].features == BASE else member
     assert through is not None
     _check_known(calibration_of(member), member, through)
     key = ["features", through.version.digest]
     settings = settings_of(plan.recipe, str(through.content["dtype"]))
-    return _passed(plan, place, member, key, settings, lambda: stored_folder(through, place))
+    return _passed(plan, context, member, key, settings, lambda: stored_folder(through, context))
 
 
-def _forced(materials: Materials, place: Workplace) -> list[Cached]:
+def _forced(materials: TensorSource, context: PassContext) -> list[Cached]:
     """Return each member's statistics in the composed trunk with its own MLPs: every token forced to its expert."""
     plan = materials.plan
     key = ["forced", trunk_digest(plan)]
     settings = settings_of(plan.recipe, plan.dtype)
-    with TemporaryDirectory(dir=place.work) as shared:
+    with TemporaryDirectory(dir=context.work) as shared:
         trunk = Path(shared) / "trunk.safetensors"
         return [
-            _passed(plan, place, member, key, settings, partial(forced_folder, materials, number, trunk, place))
+            _passed(plan, context, member, key, settings, partial(forced_folder, materials, number, trunk, context))
             for number, member in enumerate(plan.members)
         ]
 
 
-def _routed(materials: Materials, done: int, place: Workplace) -> list[Cached]:
+def _routed(materials: TensorSource, done: int, context: PassContext) -> list[Cached]:
     """Return each member's statistics in the routed model that `done` passes gave."""
     plan = materials.plan
     key = ["routed", replace(plan, recipe=replace(plan.recipe, refine=done)).digest]
     settings = settings_of(plan.recipe, plan.dtype)
-    with TemporaryDirectory(dir=place.work) as shared:
+    with TemporaryDirectory(dir=context.work) as shared:
         dense, routed = Path(shared) / "trunk.safetensors", Path(shared) / "routed"
 
         @contextmanager
         def folder() -> Iterator[Path]:
             if not routed.exists():
                 routed.mkdir()
-                write_model(materials, routed, place.progress)
+                write_model(materials, routed, context.progress)
             yield routed
 
         return [
             _passed(
                 plan,
-                place,
+                context,
                 member,
                 key,
                 settings,
                 folder,
-                partial(forced_folder, materials, number, dense, place),
+                partial(forced_folder, materials, number, dense, context),
             )
             for number, member in enumerate(plan.members)
         ]
@@ -258,7 +261,7 @@ Folder = Callable[[], Any]
 
 def _passed(
     plan: Plan,
-    place: Workplace,
+    context: PassContext,
     member: Member,
     key: list[str],
     settings: PassSettings,
@@ -269,7 +272,7 @@ def _passed(
 
     Args:
         plan: what is composed.
-        place: where passes run.
+        context: where passes run.
         member: whose tokens.
         key: what the tokens run through.
         settings: how the pass runs.
@@ -282,9 +285,9 @@ def _passed(
         assert plan.base is not None
         whole.append(plan.base.version.digest)
     digest = json_digest(whole)
-    if (found := place.cache.get(digest)) is None:
+    if (found := context.cache.get(digest)) is None:
         calibration = calibration_of(member)
-        weights = _advantage(plan, place, member, calibration, settings)
+        weights = _advantage(plan, context, member, calibration, settings)
         with model_folder() as folder, (checkpoint_folder or (lambda: nullcontext(folder)))() as dense:
             checkpoint = Checkpoint(dense, member.version.ref, remote_code=True)
             collected = take_statistics(
@@ -293,21 +296,21 @@ def _passed(
                 load_model(folder, settings.dtype or plan.dtype, settings.device),
                 calibration,
                 settings,
-                taps=dense_taps(checkpoint) if checkpoint_folder is None else routed_taps,
+                taps=dense_hook_points(checkpoint) if checkpoint_folder is None else routed_hook_points,
                 token_weights=weights,
-                progress=place.progress,
+                progress=context.progress,
             )
-        found = place.cache.put(digest, collected)
+        found = context.cache.put(digest, collected)
     return found
 
 
-def routed_taps(model: Any) -> list[Tap]:
+def routed_hook_points(model: Any) -> list[HookPoint]:
     """Return where the MLP inputs are in a mixture: what its routers see."""
-    return [Tap(MLP_INPUT, gate.layer, gate.module) for gate in gates(model)]
+    return [HookPoint(MLP_INPUT, gate.layer, gate.module) for gate in gates(model)]
 
 
 def _advantage(
-    plan: Plan, place: Workplace, member: Member, calibration: Calibration, settings: PassSettings
+    plan: Plan, context: PassContext, member: Member, calibration: Calibration, settings: PassSettings
 ) -> Tensor | None:
     """Return the weight of each calibration token, int64 of shape (N, S), or None where all count alike."""
     if plan.recipe.token_weight == "none":
@@ -316,7 +319,7 @@ def _advantage(
     _check_known(calibration, member, plan.base)
     losses = []
     for through in (plan.base, member):
-        with stored_folder(through, place) as folder:
+        with stored_folder(through, context) as folder:
             model = load_model(folder, str(through.content["dtype"]), settings.device)
             losses.append(next_token_losses(model, calibration, settings.batch_size))
     weights = advantage_weights(losses[0].flatten(), losses[1].flatten())
@@ -338,28 +341,26 @@ def next_token_losses(model: Any, calibration: Calibration, batch_size: int) -> 
 
 
 @contextmanager
-def stored_folder(member: Member, place: Workplace) -> Iterator[Path]:
+def stored_folder(member: Member, context: PassContext) -> Iterator[Path]:
     """Give a registered version as the dense folder that it came from."""
-    from registry.composition.dense import write_dense
-
-    with TemporaryDirectory(dir=place.work) as above:
+    with TemporaryDirectory(dir=context.work) as above:
         folder = Path(above) / "model"
-        write_dense([member], folder, place.progress)
+        write_dense([member], folder, context.progress)
         yield folder
 
 
 @contextmanager
-def forced_folder(materials: Materials, member: int, trunk: Path, place: Workplace) -> Iterator[Path]:
+def forced_folder(materials: TensorSource, member: int, trunk: Path, context: PassContext) -> Iterator[Path]:
     """Give a dense folder of the composed trunk and one member's MLPs.
 
     Args:
         materials: what is composed.
         member: its number.
         trunk: a file of the trunk, made the first time and shared after that.
-        place: where the folder stands.
+        context: where the folder stands.
     """
     plan = dense_plan(materials.plan)
-    streams = [Stream(t.name, t.dtype, t.shape, partial(produce, materials, t)) for t in plan.tensors]
+    streams = [Stream(t.name, t.dtype, t.shape, partial(render, materials, t)) for t in plan.tensors]
     mlps = set(plan.members[member].names("mlp"))
     if not trunk.exists():
         _write(trunk, [stream for stream in streams if stream.name not in mlps])
@@ -372,7 +373,7 @@ def forced_folder(materials: Materials, member: int, trunk: Path, place: Workpla
         for stream in streams
         if stream.name in mlps
     ]
-    with TemporaryDirectory(dir=place.work) as above:
+    with TemporaryDirectory(dir=context.work) as above:
         folder = Path(above)
         files = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
         os.link(trunk, folder / files[0])
@@ -389,10 +390,10 @@ def _write(path: Path, streams: list[Stream]) -> None:
     write_shards([Shard(path, tuple(streams))], lambda amount: None, flush=False)
 
 
-def _own_spans(materials: Materials, member: int, stream: Stream) -> list[Span] | None:
-    found = span(materials.mlp(member, stream.name), Rows(stream.name), stream.dtype)
+def _own_spans(materials: TensorSource, member: int, stream: Stream) -> list[Span] | None:
+    found = span(materials.mlp(member, stream.name), RowSelection(stream.name), stream.dtype)
     return None if found is None else [found]
 
 
-def _own_mlp(materials: Materials, member: int, stream: Stream) -> Iterator[Any]:
-    return copied(materials.mlp(member, stream.name), Rows(stream.name), stream.dtype)
+def _own_mlp(materials: TensorSource, member: int, stream: Stream) -> Iterator[Any]:
+    return copied(materials.mlp(member, stream.name), RowSelection(stream.name), stream.dtype)

@@ -252,7 +252,7 @@ def _tensors(
         yield OutputTensor(name, recipe.dtype or own, made)
     for layer in range(architecture.num_hidden_layers if recipe.to == "moe" else 0):
         shape = (len(members), architecture.hidden_size)
-        yield OutputTensor(host.below(layer, host.gate), dtype, Router(shape, layer))
+        yield OutputTensor(host.tensor_name(layer, host.gate), dtype, Router(shape, layer))
         whole = recipe.host == REMOTE_CODE
         parts = family.mlp_tensors(layer, architecture) if whole else family.projections(layer, architecture)
         for name, experts in host.experts.tensors(len(members), parts):
@@ -260,7 +260,7 @@ def _tensors(
                 members[member].version.ref: members[member].link("mlp", rows.name).dtype
                 for member, rows in experts.parts
             }
-            yield OutputTensor(host.below(layer, name), recipe.dtype or _one(name, dtypes), experts)
+            yield OutputTensor(host.tensor_name(layer, name), recipe.dtype or _one(name, dtypes), experts)
 
 
 def _trunk_dtype(members: Sequence[Member], base: Member | None, recipe: Recipe, name: str) -> str:

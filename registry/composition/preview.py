@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from registry.composition.plan import Plan
-from registry.composition.tensor_source import Materials
+from registry.composition.tensor_source import TensorSource
 from registry.errors import InvalidInputError
 from registry.maths.confusion import predicted_confusion
 from registry.maths.foresight import composed_confusion
@@ -102,7 +102,7 @@ class Preview:
         }
 
 
-def preview(plan: Plan, progress: Progress) -> Preview:
+def preview_plan(plan: Plan, progress: Progress) -> Preview:
     """Return what is foretold of a plan (see `Registry.preview`).
 
     Raises:
@@ -117,7 +117,7 @@ def preview(plan: Plan, progress: Progress) -> Preview:
             f"{what} has no router that statistics of experts foretell",
             "preview --router ridge, or compose it and run: reg evaluate moe/ --data code=FILE",
         )
-    materials, layers = Materials(plan), compared_layers(plan.lead.architecture.num_hidden_layers)
+    materials, layers = TensorSource(plan), compared_layers(plan.lead.architecture.num_hidden_layers)
     confusion, shared = [], dict[tuple[str, str], list[float]]()
     refs = [member.version.ref for member in plan.members]
     weights = materials.router_weights if method.features else plan.weights
@@ -134,7 +134,7 @@ def preview(plan: Plan, progress: Progress) -> Preview:
     return Preview(members, tuple(layers), tuple(confusion), overlaps, tuple(_notes(plan, layers)))
 
 
-def _confusion(materials: Materials, layer: int, taken: Sequence[Statistics], weights: Sequence[float]) -> Matrix:
+def _confusion(materials: TensorSource, layer: int, taken: Sequence[Statistics], weights: Sequence[float]) -> Matrix:
     recipe = materials.plan.recipe
     if len(taken) == 1:
         return ((1.0,),)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from registry.composition.plan import OutputTensor, Plan
-from registry.hosts import Constant, Experts, Rows, Trunk
+from registry.hosts import Constant, Experts, RowSelection, Trunk
 from registry.maths.trunk import TRUNKS
 from store.digest import json_digest
 
@@ -44,7 +44,7 @@ def _combined(plan: Plan, name: str) -> str:
     return own.digest if own.shape[0] >= plan.lead.weight(name).shape[0] else trunk_digest(plan)
 
 
-def _numbers(rows: Rows) -> list[int] | None:
+def _numbers(rows: RowSelection) -> list[int] | None:
     if rows.rows is None:
         return None
     if isinstance(rows.rows, range):

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from registry.calibration import Calibration
 from registry.checkpoint import Checkpoint
-from registry.composition.refit_source import Refitted
-from registry.composition.tensor_source import Materials
+from registry.composition.refit_source import RefitSource
+from registry.composition.tensor_source import TensorSource
 from registry.errors import CalibrationError
 from registry.families.sites import MLP_INPUT
 from registry.io.torch_blocks import DTYPES, to_tensor
@@ -87,7 +87,7 @@ class Refit:
         progress: told of layers.
     """
 
-    def __init__(self, materials: Materials, composed: Checkpoint, work: Path, progress: Progress) -> None:
+    def __init__(self, materials: TensorSource, composed: Checkpoint, work: Path, progress: Progress) -> None:
         self._materials, self._composed, self._work, self._progress = materials, composed, work, progress
         self._plan, self._settings = materials.plan, PassSettings()
         self._family, self._architecture = composed.family, composed.architecture
@@ -96,10 +96,10 @@ class Refit:
         self._device = torch.device(device_name(self._plan.recipe.device))
         self._layers = Layers(self._family, self._architecture, composed.config, self._device)
         self._scales: Scales = scales(composed, MLP_INPUT)
-        self._result = Refitted(materials, work)
+        self._result = RefitSource(materials, work)
         self._counts = materials.router_weights_by_tokens
 
-    def run(self) -> Refitted:
+    def run(self) -> RefitSource:
         """Return the refitted materials.
 
         Raises:
@@ -162,7 +162,7 @@ class Refit:
                     sums.add(x, torch.cat([wanted, wanted.new_ones((len(wanted), 1))], dim=1), weight)
             crosses.append(sums)
         for name in names:
-            whole = self._family.below(number, name)
+            whole = self._family.tensor_name(number, name)
             module = layer.get_submodule(name)
             parts = [sums.mapped(_affine(t.member, whole, module)) for sums, t in zip(crosses, texts, strict=True)]
             total = parts[0]
@@ -172,7 +172,7 @@ class Refit:
 
     def _output(self, number: int, layer: Any, texts: Sequence[_Text]) -> None:
         """Refit attention's output projection, so that the stream after it is the dense expert's."""
-        name = self._family.below(number, self._attention.output)
+        name = self._family.tensor_name(number, self._attention.output)
         module = layer.get_submodule(self._attention.output)
         sums = LeastSquares.zero(module.weight.shape[1], module.weight.shape[0])
         with watched({"o": module}) as mixed:
@@ -209,7 +209,7 @@ class Refit:
         """Refit each expert's down projection, on its own tokens and on those that the router sends to it."""
         gate = (self._result.gate(number) / self._plan.recipe.temperature).to(DTYPES[self._plan.dtype]).float()
         chosen = [(text.files["mlp_in"] @ gate.T).argmax(dim=-1) for text in texts]
-        whole = self._family.below(number, self._family.down)
+        whole = self._family.tensor_name(number, self._family.down)
         for expert, text in enumerate(texts):
             mlp = self._layers.layer(number, partial(_weight, text.member)).get_submodule(mlp_name)
             module = mlp.get_submodule(self._family.down.rpartition(".")[2])
@@ -298,7 +298,7 @@ class Refit:
         module.weight = nn.Parameter(rounded.float().to(self._device), requires_grad=False)
 
 
-def refit(materials: Materials, composed: Checkpoint, work: Path, progress: Progress) -> Refitted:
+def refit(materials: TensorSource, composed: Checkpoint, work: Path, progress: Progress) -> RefitSource:
     """Return `materials` refitted (arguments and errors as `Refit`)."""
     return Refit(materials, composed, work, progress).run()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from registry.composition.tensor_source import Materials, pass_over
+from registry.composition.tensor_source import TensorSource, pass_over
 from registry.io.safetensors_writer import Stream, write_shard
 from registry.io.torch_blocks import DTYPES, to_block
 from registry.maths.refit import LeastSquares
@@ -15,7 +15,7 @@ from registry.maths.trunk.combination import Combination, aligned
 from store.arrays import ArraySource
 
 
-class Refitted(Materials):
+class RefitSource(TensorSource):
     """Materials in which some tensors were refitted, and the routers solved on the way.
 
     Args:
@@ -23,7 +23,7 @@ class Refitted(Materials):
         folder: where refitted tensors are written.
     """
 
-    def __init__(self, inner: Materials, folder: Path) -> None:
+    def __init__(self, inner: TensorSource, folder: Path) -> None:
         super().__init__(inner.plan)
         self._inner, self._folder = inner, folder
         self._files: dict[tuple[int | None, str], Path] = {}

@@ -5,14 +5,14 @@ from collections.abc import Iterator
 import torch
 
 from registry.composition.plan import OutputTensor, Router
-from registry.composition.tensor_source import Materials
-from registry.hosts import Constant, Experts, Rows, Trunk
+from registry.composition.tensor_source import TensorSource
+from registry.hosts import Constant, Experts, RowSelection, Trunk
 from registry.io.safetensors_writer import Span
 from registry.io.torch_blocks import DTYPES, to_block, to_tensor
 from store.arrays import ArraySource, Block, rows_per_block
 
 
-def produce(materials: Materials, tensor: OutputTensor) -> Iterator[Block]:
+def render(materials: TensorSource, tensor: OutputTensor) -> Iterator[Block]:
     """Yield the rows of one output tensor, in its dtype's carrier.
 
     Raises:
@@ -37,7 +37,7 @@ def produce(materials: Materials, tensor: OutputTensor) -> Iterator[Block]:
             yield to_block(gate.to(dtype))
 
 
-def spans(materials: Materials, tensor: OutputTensor) -> list[Span] | None:
+def spans(materials: TensorSource, tensor: OutputTensor) -> list[Span] | None:
     """Return the stored bytes that an expert tensor is made of, or None where it is made otherwise."""
     if not isinstance(tensor.made, Experts):
         return None
@@ -45,7 +45,7 @@ def spans(materials: Materials, tensor: OutputTensor) -> list[Span] | None:
     return [one for one in found if one is not None] if None not in found else None
 
 
-def span(source: ArraySource, rows: Rows, dtype: str) -> Span | None:
+def span(source: ArraySource, rows: RowSelection, dtype: str) -> Span | None:
     """Return the bytes of some rows in their array's files; None where they are cast, reordered or not stored so."""
     raw = source.raw
     if raw is None or source.dtype != dtype:
@@ -57,7 +57,7 @@ def span(source: ArraySource, rows: Rows, dtype: str) -> Span | None:
     return None
 
 
-def copied(source: ArraySource, rows: Rows, dtype: str) -> Iterator[Block]:
+def copied(source: ArraySource, rows: RowSelection, dtype: str) -> Iterator[Block]:
     """Yield rows of a tensor: the bytes of its array, cast only where another dtype is wanted."""
     if rows.rows is None and source.dtype == dtype:
         yield from source.blocks()
@@ -66,7 +66,7 @@ def copied(source: ArraySource, rows: Rows, dtype: str) -> Iterator[Block]:
         yield from (to_block(tensor.to(DTYPES[dtype])) for tensor in _rows(blocks, rows))
 
 
-def _rows(blocks: Iterator[torch.Tensor], rows: Rows) -> Iterator[torch.Tensor]:
+def _rows(blocks: Iterator[torch.Tensor], rows: RowSelection) -> Iterator[torch.Tensor]:
     """Yield rows of a tensor in the order wanted; all of it is read, so that its digest is checked."""
     if rows.rows is None:
         yield from blocks
@@ -81,7 +81,7 @@ def _rows(blocks: Iterator[torch.Tensor], rows: Rows) -> Iterator[torch.Tensor]:
         yield torch.cat(list(blocks))[list(rows.rows)]
 
 
-def _combine(materials: Materials, trunk: Trunk) -> Iterator[torch.Tensor]:
+def _combine(materials: TensorSource, trunk: Trunk) -> Iterator[torch.Tensor]:
     for combined in _rows(materials.combined(trunk.rows.name), trunk.rows):
         if trunk.offset:
             combined = combined.double() + trunk.offset

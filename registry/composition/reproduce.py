@@ -2,23 +2,20 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from registry.checkpoint.model_files import read_json
 from registry.composition.cards.pushed import CARD, without_additions
-from registry.composition.integrity import CHUNK, everything_in, is_of_hub
-from registry.composition.manifest import Description
+from registry.composition.compose import compose, plan_composition, write_plan
+from registry.composition.integrity import CHUNK, is_of_hub, list_files
+from registry.composition.manifest import CompositionManifest, read_composed
 from registry.composition.passes import working_folder
 from registry.composition.recipe import Recipe
 from registry.errors import CheckpointError, InvalidInputError, OutputError
-from registry.io.model_folder import MARKER, check_output
+from registry.io.model_folder import check_output
 from registry.names.resolve import by_digest
 from registry.progress import Advance
+from registry.workspace import Workspace
 from store.catalog import VersionRecord
-from store.ownership import check_owner
-
-if TYPE_CHECKING:
-    from registry.composition.compose import Composer
 
 State = Literal["same", "differs", "missing", "added", "pushed"]
 
@@ -70,29 +67,10 @@ class Reproduction:
         return not self.differing
 
 
-def read_composed(folder: Path) -> tuple[dict[str, object], Description]:
-    """Return the `composition.json` of a folder, and what it says.
-
-    Raises:
-        CheckpointError: there is none, or it is not what this program writes.
-        InvalidInputError: a member's name cannot be one.
-    """
-    marker = folder / MARKER
-    if not folder.is_dir():
-        raise CheckpointError(f"{folder} is no folder", "name a composed folder: reg compose --experts … --out DIR")
-    if not marker.is_file():
-        raise CheckpointError(
-            f"{folder} has no {MARKER}, so it was not composed by this program",
-            "name a composed folder: reg compose --experts … --out DIR",
-        )
-    document = read_json(marker)
-    return document, Description.from_document(document, str(marker))
-
-
-def reproduce(registry: "Composer", folder: Path, out: Path | None) -> Reproduction:
+def reproduce_folder(workspace: Workspace, folder: Path, out: Path | None) -> Reproduction:
     """Compose a folder again and compare it (see `Registry.reproduce`)."""
     folder = folder.absolute()
-    check_owner(registry.catalog, registry.arrays)
+    workspace.check_owner()
     _, described = read_composed(folder)
     if described.parent is not None:
         raise CheckpointError(
@@ -100,8 +78,8 @@ def reproduce(registry: "Composer", folder: Path, out: Path | None) -> Reproduct
             f"its parent, composition {described.parent}, can be reproduced",
             f"run: reg reproduce on a folder of the parent, which this may tell: reg compositions {described.parent}",
         )
-    versions = [by_digest(registry.catalog, one.name, one.digest, str(folder)) for one in described.members]
-    base = described.base and by_digest(registry.catalog, described.base.name, described.base.digest, str(folder))
+    versions = [by_digest(workspace.catalog, one.name, one.digest, str(folder)) for one in described.members]
+    base = described.base and by_digest(workspace.catalog, described.base.name, described.base.digest, str(folder))
     _check_device(described)
     experts, named = [version.ref for version in versions], base.ref if base else None
     used = (*versions, *([base] if base else []))
@@ -110,23 +88,23 @@ def reproduce(registry: "Composer", folder: Path, out: Path | None) -> Reproduct
         if out.resolve().is_relative_to(folder.resolve()) or folder.resolve().is_relative_to(out.resolve()):
             raise OutputError(f"{out} and {folder} hold one another: what is compared stays", "choose another --out")
         check_output(out, replace=None)
-        digest = registry.compose(experts, out, described.recipe, base=named).digest
-        files, nbytes = compare(registry, folder, out)
+        digest = compose(workspace, experts, out, described.recipe, base=named).digest
+        files, nbytes = compare(workspace, folder, out)
         return Reproduction(folder, digest, used, files, nbytes, out)
-    plan = registry.plan(experts, described.recipe, base=named)
-    with working_folder(registry.home.work, [version.digest for version in used]) as work:
+    plan = plan_composition(workspace, experts, described.recipe, base=named)
+    with working_folder(workspace.home.work, [version.digest for version in used]) as work:
         again = work / "again"
-        registry.write(plan, again)
-        files, nbytes = compare(registry, folder, again)
+        write_plan(workspace, plan, again)
+        files, nbytes = compare(workspace, folder, again)
     return Reproduction(folder, plan.digest, used, files, nbytes)
 
 
-def compare(registry: "Composer", folder: Path, again: Path) -> tuple[tuple[Compared, ...], int]:
+def compare(workspace: Workspace, folder: Path, again: Path) -> tuple[tuple[Compared, ...], int]:
     """Return every file of either folder, and how many bytes were compared."""
     found, made = _files(folder), _files(again)
     total = sum(path.stat().st_size for path in made.values())
     compared = []
-    with registry.progress("comparing", total, "B") as advance:
+    with workspace.progress("comparing", total, "B") as advance:
         for name in sorted({*found, *made}):
             if name not in made:
                 compared.append(Compared(name, "added"))
@@ -142,7 +120,7 @@ def compare(registry: "Composer", folder: Path, again: Path) -> tuple[tuple[Comp
 
 def _files(folder: Path) -> dict[str, Path]:
     """Return everything below a folder that is no folder, links included, but for what fetching from the Hub left."""
-    return {name: path for name, path in everything_in(folder).items() if not is_of_hub(name)}
+    return {name: path for name, path in list_files(folder).items() if not is_of_hub(name)}
 
 
 def _first_difference(one: Path, other: Path, advance: Advance) -> int | None:
@@ -163,7 +141,7 @@ def _is_pushed(card: Path, made: Path) -> bool:
     return without_additions(card.read_bytes()) == made.read_bytes()
 
 
-def _check_device(described: Description) -> None:
+def _check_device(described: CompositionManifest) -> None:
     """Check that passes can run on the kind of device that they ran on, where there were any."""
     recipe = described.recipe
     if not isinstance(recipe, Recipe) or recipe.device is None:

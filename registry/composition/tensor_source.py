@@ -22,7 +22,7 @@ from store.arrays import ArraySource
 _Numbered = tuple[int, torch.Tensor]
 
 
-class Materials:
+class TensorSource:
     """Where a plan's tensors come from; a refinement puts other things in place of some.
 
     Args:

@@ -93,7 +93,7 @@ def route(folder: Path, text: str, device: str | None = None) -> Routed:
     import torch
 
     from registry.io.model_folder import composed_of
-    from registry.runtime.gates import gates, recorded
+    from registry.runtime.gates import gates, record_routing
     from registry.runtime.loading import load_model, load_tokenizer
 
     tokenizer = load_tokenizer(folder)
@@ -107,7 +107,7 @@ def route(folder: Path, text: str, device: str | None = None) -> Routed:
         raise InvalidInputError(f"the text has {len(ids):,} tokens, the model takes {most:,}", "give a part of it")
     names = tuple(composed_of(folder))
     names = names if len(names) == count else tuple(map(str, range(count)))
-    with torch.no_grad(), recorded(model) as routings:
+    with torch.no_grad(), record_routing(model) as routings:
         model(input_ids=torch.tensor([ids], device=model.device), use_cache=False)
     layers = [(routing.chosen[-1].tolist(), routing.weights[-1].tolist()) for routing in routings]
     tokens = []

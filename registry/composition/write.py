@@ -6,16 +6,16 @@ from typing import Any
 
 from registry.composition.cards.mixture import model_card
 from registry.composition.model_writer import streams_of, write_model
-from registry.composition.passes import Workplace, materials_of
+from registry.composition.passes import PassContext, tensor_source_of
 from registry.composition.plan import Plan
 from registry.composition.recipe import AUTO
-from registry.composition.tensor_source import Materials
+from registry.composition.tensor_source import TensorSource
 from registry.io.model_folder import MARKER, check_output, fresh_folder, json_file, layout, write_files
-from registry.io.shard_reuse import Earlier
+from registry.io.shard_reuse import ShardReuse
 
 
 def write_composition(
-    plan: Plan, out: Path, *, replace: bool, record: Callable[[], None] | None, place: Workplace
+    plan: Plan, out: Path, *, replace: bool, record: Callable[[], None] | None, context: PassContext
 ) -> None:
     """Write the composition that `plan` describes to `out`, which appears whole or not at all.
 
@@ -25,7 +25,7 @@ def write_composition(
         replace: see `out`.
         record: called when everything is written, just before the folder appears; raising, it prevents that. None for
             a folder that is soon deleted again, of which nothing is remembered either.
-        place: where the passes run that the recipe asks for.
+        context: where the passes run that the recipe asks for.
 
     Raises:
         OutputError: `out` cannot be written to.
@@ -34,11 +34,11 @@ def write_composition(
         InvalidInputError: a router's linear system cannot be solved.
     """
     check_output(out, replace=replace)
-    materials = materials_of(plan, place)
-    earlier = None if record is None else Earlier.of(place.home, out)
+    materials = tensor_source_of(plan, context)
+    earlier = None if record is None else ShardReuse.of(context.workspace.home, out)
     kept = sum(shard.nbytes for shard in layout(out, streams_of(materials)) if earlier and earlier.has(shard))
     with fresh_folder(out, replace=replace, nbytes=plan.nbytes - kept) as folder:
-        digests = write_model(materials, folder, place.progress, earlier)
+        digests = write_model(materials, folder, context.progress, earlier)
         digests |= write_files(folder, {"README.md": model_card(plan)})
         chosen = {"lam": lam_document(materials)} if plan.recipe.to == "moe" and plan.recipe.lam == AUTO else {}
         document = plan.document | chosen | {"digest": plan.digest, "files": digests}
@@ -49,7 +49,7 @@ def write_composition(
         earlier.remember()
 
 
-def lam_document(materials: Materials) -> list[dict[str, Any]]:
+def lam_document(materials: TensorSource) -> list[dict[str, Any]]:
     """Return the ridge strength that was chosen for each layer, and the curve that it was chosen by."""
     layers = range(materials.plan.lead.architecture.num_hidden_layers)
     return [{"layer": layer, **materials.lam_curve(layer).document()} for layer in layers]

@@ -20,7 +20,7 @@ from registry.progress import Progress, remark
 
 
 @dataclass(frozen=True)
-class Source:
+class TokenizerSource:
     """What decides how a model's text is made into tokens.
 
     Attributes:
@@ -40,14 +40,14 @@ class Source:
     folder: Path | None = None
 
     @classmethod
-    def of_folder(cls, folder: Path, name: str) -> "Source":
+    def of_folder(cls, folder: Path, name: str) -> "TokenizerSource":
         """Return that of a model folder."""
         limit = read_config(folder).get("max_position_embeddings")
         taken = limit if isinstance(limit, int) and limit > 1 else None
         return cls(str(folder), name, read_files(folder), taken, composed_of(folder), folder)
 
     @classmethod
-    def of_plan(cls, plan: Plan) -> "Source":
+    def of_plan(cls, plan: Plan) -> "TokenizerSource":
         """Return that of compositions of the members that `plan` has."""
         label = f"the composition of {', '.join(plan.names)}"
         files = {name: plan.lead.file(name) for name in plan.lead.names("file")}
@@ -56,7 +56,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Yardstick:
+class Benchmark:
     """The windows, and the registered models that stand beside those to be scored.
 
     Attributes:
@@ -88,13 +88,13 @@ class Yardstick:
             return open_model(name, folder, self.settings)
 
 
-def make_yardstick(
-    sources: Sequence[Source],
+def make_benchmark(
+    sources: Sequence[TokenizerSource],
     data: Mapping[str, Sequence[Path]],
     registered: Sequence[Member],
     settings: TestSettings,
     progress: Progress,
-) -> Yardstick:
+) -> Benchmark:
     """Return what models are measured by.
 
     Args:
@@ -143,7 +143,7 @@ def make_yardstick(
             remark(progress, f"no normalised score for {domain}: {why}")
     refused = [reasons[m.version.ref] for m in registered if m.version.kind == "base" and m.version.ref in reasons]
     bases = tuple(member for member in comparable if member.version.kind == "base")
-    return Yardstick(windows, experts, bases, "; ".join(refused) or "none is registered", settings, progress)
+    return Benchmark(windows, experts, bases, "; ".join(refused) or "none is registered", settings, progress)
 
 
 def _own_experts(members: Sequence[Member], domains: Sequence[str], composed: Mapping[str, str]) -> dict[str, Member]:

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
-from registry.evaluation.benchmark import Yardstick
+from registry.evaluation.benchmark import Benchmark
 from registry.evaluation.methods import Compose
 from registry.evaluation.scoring import Model, open_model, perplexities_of
 from registry.io.temporary_folder import temporary_folder
@@ -61,7 +61,7 @@ class Continual:
         }
 
 
-def continual(schedule: Sequence[str], yardstick: Yardstick, compose: Sequence[Compose]) -> Continual:
+def continual(schedule: Sequence[str], yardstick: Benchmark, compose: Sequence[Compose]) -> Continual:
     """Return the figures of a schedule.
 
     Args:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from registry.errors import InvalidInputError
-from registry.names.suggest import nearest
+from registry.names.suggest import suggest
 
 Compose = Callable[[Mapping[str, Any], Path], None]
 """Writes the composition of the experts in question by some fields of a `Recipe` to an absent folder.
@@ -101,7 +101,7 @@ def named_methods(names: Sequence[str]) -> list[str]:
     for name in names:
         if name != "all" and name not in known:
             raise InvalidInputError(
-                f"method {name!r} is none of {', '.join(known)}{nearest(name, known)}",
+                f"method {name!r} is none of {', '.join(known)}{suggest(name, known)}",
                 "choose among them, or take all: --methods all",
             )
     return [name for name in known if name in names or "all" in names]

@@ -8,7 +8,7 @@ from typing import Any
 
 from registry.checkpoint.model_files import read_json
 from registry.errors import CheckpointError, StorageError
-from registry.evaluation.benchmark import Yardstick
+from registry.evaluation.benchmark import Benchmark
 from registry.evaluation.results import Row
 from registry.io.model_folder import MARKER
 from registry.progress import remark
@@ -16,10 +16,10 @@ from store.catalog import Catalog
 from store.digest import json_digest
 
 
-def keeper(catalog: Catalog) -> Callable[[str, Path, Yardstick, Row, Row | None], None]:
+def recorder(catalog: Catalog) -> Callable[[str, Path, Benchmark, Row, Row | None], None]:
     """Return what stores rows in `catalog`, of folders that are compositions it knows."""
 
-    def keep(name: str, folder: Path, yardstick: Yardstick, row: Row, oracle: Row | None) -> None:
+    def keep(name: str, folder: Path, yardstick: Benchmark, row: Row, oracle: Row | None) -> None:
         digest = _digest(folder)
         if digest is None or not catalog.has_composition(digest):
             return
@@ -40,7 +40,7 @@ def keeper(catalog: Catalog) -> Callable[[str, Path, Yardstick, Row, Row | None]
     return keep
 
 
-def _document(yardstick: Yardstick, row: Row, oracle: Row | None) -> dict[str, Any]:
+def _document(yardstick: Benchmark, row: Row, oracle: Row | None) -> dict[str, Any]:
     return {
         "data": {
             domain: {"digest": windows.digest, "label": windows.label, "tokens": yardstick.tokens[domain]}

@@ -18,7 +18,7 @@ from registry.errors import CheckpointError, InvalidInputError
 from registry.evaluation.results import TestSettings
 from registry.evaluation.text import predicted
 from registry.progress import Advance, Progress
-from registry.runtime.gates import Gate, Routing, forced, gates, recorded
+from registry.runtime.gates import Gate, RoutingRecord, force_expert, gates, record_routing
 from registry.runtime.loading import load_model, quiet_transformers
 
 _LARGEST_LOSS = 700.0
@@ -90,7 +90,7 @@ class Tally:
         self._weight = torch.zeros(self._shape, dtype=torch.float64)
         self._tokens = 0
 
-    def add(self, domain: str, routings: Sequence[Routing], keep: Tensor) -> None:
+    def add(self, domain: str, routings: Sequence[RoutingRecord], keep: Tensor) -> None:
         """Count one batch; `keep`, bool of shape (N, S), tells which of its tokens count."""
         first = self._first.setdefault(domain, torch.zeros(self._shape, dtype=torch.int64))
         kept = keep.flatten()
@@ -165,7 +165,7 @@ def perplexities_of(
     found = {}
     with progress(f"evaluating {model.name}", total, "window") as advance, quiet_transformers():
         for domain, w in windows.items():
-            with nullcontext() if expert_of is None else forced(model.loaded, expert_of[domain]):
+            with nullcontext() if expert_of is None else force_expert(model.loaded, expert_of[domain]):
                 loss = _loss(model.loaded, domain, w, settings.batch_size, tally, advance)
             found[domain] = math.exp(loss) if loss < _LARGEST_LOSS or math.isnan(loss) else math.inf
             if not math.isfinite(found[domain]):
@@ -210,7 +210,7 @@ def _loss(
     for ids, keep in zip(windows.ids.split(batch_size), windows.keep.split(batch_size), strict=True):
         tokens = ids.long().to(model.device)
         with ExitStack() as stack:
-            routings = stack.enter_context(recorded(model)) if tally is not None else ()
+            routings = stack.enter_context(record_routing(model)) if tally is not None else ()
             logits = model(input_ids=tokens, use_cache=False).logits[:, :-1].float()
         if tally is not None:
             tally.add(domain, routings, keep)

@@ -6,64 +6,67 @@ from contextlib import suppress
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from registry.checkpoint.model_files import read_config
 from registry.composition import EnsembleRecipe, Recipe
+from registry.composition.compose import plan_composition, write_plan
 from registry.errors import CheckpointError, IncompatibleError, InvalidInputError, RegError
-from registry.evaluation.benchmark import Source, make_yardstick
+from registry.evaluation.benchmark import TokenizerSource, make_benchmark
 from registry.evaluation.continual import Continual, continual
 from registry.evaluation.methods import Compose, named_methods
-from registry.evaluation.record import keeper
+from registry.evaluation.record import recorder
 from registry.evaluation.results import Row, TestSettings
 from registry.evaluation.table import Wanted, evaluate
-from registry.names.reference import several
-
-if TYPE_CHECKING:
-    from registry.composition.compose import Composer
-    from registry.member import Member
+from registry.member import Member, load_members
+from registry.names.reference import require_list
+from registry.training import TrainSettings, train_router
+from registry.workspace import Workspace
 
 Data = Mapping[str, Sequence[str | PathLike[str]]]
 
 
 def evaluate_registered(
-    registry: "Composer",
+    workspace: Workspace,
     folders: Sequence[str | PathLike[str]],
     data: Data,
     settings: TestSettings | None,
     wanted: Wanted,
     *,
-    experts: Sequence[str],
-    base: str | None,
+    experts: Sequence[str] = (),
+    base: str | None = None,
 ) -> list[Row]:
     """Return the rows of folders and of methods (see `Registry.evaluate`)."""
-    paths = [Path(folder) for folder in several(folders, "folders")]
+    paths = [Path(folder) for folder in require_list(folders, "folders")]
     files = _files(data)
     named_methods(wanted.methods)
-    if bool(several(experts, "experts")) != bool(wanted.methods):
+    if bool(require_list(experts, "experts")) != bool(wanted.methods):
         raise InvalidInputError(
             "experts and methods go together: " + ("there is no method" if experts else "no expert is named"),
             "run: reg evaluate --experts a,b --methods all --data a=FILE",
         )
     for path in paths:
-        _check_model_folder(registry, path)
+        _check_model_folder(workspace, path)
     composed = None
     if experts:
-        composed = Source.of_plan(registry.plan(experts, Recipe(trunk="mean"))), composing(registry, experts, base)
+        composed = (
+            TokenizerSource.of_plan(plan_composition(workspace, experts, Recipe(trunk="mean"))),
+            composing(workspace, experts, base),
+        )
     return evaluate(
         paths,
         files,
-        _registered(registry, files),
+        _registered(workspace, files),
         settings or TestSettings(),
-        progress=registry.progress,
+        progress=workspace.progress,
         wanted=wanted,
         composed=composed,
-        keep=keeper(registry.catalog),
+        keep=recorder(workspace.catalog),
     )
 
 
 def continual_registered(
-    registry: "Composer",
+    workspace: Workspace,
     schedule: Sequence[str],
     data: Data,
     settings: TestSettings | None,
@@ -71,17 +74,21 @@ def continual_registered(
     base: str | None,
 ) -> Continual:
     """Return the figures of a schedule (see `Registry.continual`)."""
-    refs, files, recipe = list(several(schedule, "schedule")), _files(data), recipe or Recipe()
-    plan = registry.plan(refs, replace(recipe, top_k=_at_most(recipe.top_k, len(refs))), base=base)
-    names = [registry.resolve(ref).name for ref in refs]
+    refs, files, recipe = list(require_list(schedule, "schedule")), _files(data), recipe or Recipe()
+    plan = plan_composition(workspace, refs, replace(recipe, top_k=_at_most(recipe.top_k, len(refs))), base=base)
+    names = [workspace.resolve(ref).name for ref in refs]
     for given, other, what in ((names, files, "no test text"), (files, names, "no expert in the schedule")):
         if missing := [name for name in given if name not in other]:
             raise InvalidInputError(
                 f"there is {what} for {', '.join(missing)}",
                 f"give --data for each of the schedule: {' '.join(f'--data {name}=FILE' for name in names)}",
             )
-    yardstick = make_yardstick(
-        [Source.of_plan(plan)], files, _registered(registry, files), settings or TestSettings(), registry.progress
+    yardstick = make_benchmark(
+        [TokenizerSource.of_plan(plan)],
+        files,
+        _registered(workspace, files),
+        settings or TestSettings(),
+        workspace.progress,
     )
     if missing := [name for name in names if name not in yardstick.experts]:
         raise IncompatibleError(f"the text cannot be scored by {', '.join(missing)}", "leave it out of the schedule")
@@ -89,36 +96,35 @@ def continual_registered(
     for count in range(1, len(refs) + 1):
         known = {name: weight for name, weight in recipe.weights.items() if name in names[:count]}
         step = replace(recipe, top_k=_at_most(recipe.top_k, count), weights=known)
-        steps.append(composing(registry, refs[:count], base, step))
+        steps.append(composing(workspace, refs[:count], base, step))
     return continual(names, yardstick, steps)
 
 
 def composing(
-    registry: "Composer", experts: Sequence[str], base: str | None = None, recipe: Recipe | None = None
+    workspace: Workspace, experts: Sequence[str], base: str | None = None, recipe: Recipe | None = None
 ) -> Compose:
     """Return what composes `experts` to try them: the catalog is told nothing.
 
     Args:
-        registry: where they are registered.
+        workspace: where they are registered.
         experts: names, versions or aliases.
         base: the base model, for methods that need one; default the only one that is registered.
         recipe: what the settings change; default the default recipe.
     """
-    from registry.training import TrainSettings
 
     def compose(settings: Mapping[str, Any], folder: Path) -> None:
         fields = dict(settings)
         steps = fields.pop("train_steps", None)
         ensemble = fields.get("to") == "ensemble"
         chosen = EnsembleRecipe(**_but(fields, "to")) if ensemble else replace(recipe or Recipe(), **fields)
-        plan = registry.plan(experts, chosen, base=base if chosen.needs_base else None)
+        plan = plan_composition(workspace, experts, chosen, base=base if chosen.needs_base else None)
         if steps is None:
-            registry.write(plan, folder)
+            write_plan(workspace, plan, folder)
             return
         untrained = folder.with_name(f"{folder.name} untrained")
-        registry.write(plan, untrained)
+        write_plan(workspace, plan, untrained)
         names = [member.version.ref for member in plan.members]
-        registry.train_router(untrained, folder, names, TrainSettings(steps=steps), record=False)
+        train_router(workspace, untrained, folder, names, TrainSettings(steps=steps), record=False)
         shutil.rmtree(untrained)
 
     return compose
@@ -133,16 +139,16 @@ def _but(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _files(data: Data) -> dict[str, list[Path]]:
-    return {domain: [Path(file) for file in several(named, "data")] for domain, named in data.items()}
+    return {domain: [Path(file) for file in require_list(named, "data")] for domain, named in data.items()}
 
 
-def _registered(registry: "Composer", domains: Mapping[str, Any]) -> "list[Member]":
+def _registered(workspace: Workspace, domains: Mapping[str, Any]) -> list[Member]:
     """Return the base models, and the experts that are named like a domain."""
-    versions = registry.versions()
-    return registry.members(version for version in versions if version.kind == "base" or version.name in domains)
+    named = (one for one in workspace.versions() if one.kind == "base" or one.name in domains)
+    return load_members(workspace, named)
 
 
-def _check_model_folder(registry: "Composer", folder: Path) -> None:
+def _check_model_folder(workspace: Workspace, folder: Path) -> None:
     """Check that `folder` holds a model; what is taken for a registered version is told how to become one."""
     try:
         read_config(folder)
@@ -151,6 +157,6 @@ def _check_model_folder(registry: "Composer", folder: Path) -> None:
         if not folder.exists():
             hint = "name folders that hold a model: reg evaluate moe/ --data code=FILE"
             with suppress(RegError):
-                ref = registry.resolve(str(folder)).ref
+                ref = workspace.resolve(str(folder)).ref
                 hint = f"{ref} is registered: run: reg export {ref} --out DIR, then evaluate DIR"
         raise CheckpointError(error.message, hint) from error

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from registry.errors import InvalidInputError
-from registry.evaluation.benchmark import Source, Yardstick, make_yardstick
+from registry.evaluation.benchmark import Benchmark, TokenizerSource, make_benchmark
 from registry.evaluation.methods import DENSE, METHODS, Compose, named_methods
 from registry.evaluation.results import Row, TestSettings, over_seeds
 from registry.evaluation.scoring import Model, Tally, open_model, perplexities_of, relative_time
@@ -37,12 +37,12 @@ class Wanted:
         return self.baselines or dense in named_methods(self.methods)
 
 
-Keep = Callable[[str, Path, Yardstick, Row, Row | None], None]
+Recorder = Callable[[str, Path, Benchmark, Row, Row | None], None]
 """Called with each folder while it is there: (name, folder, what it was measured by, its row, its oracle row)."""
 
 
-def forget(name: str, folder: Path, yardstick: Yardstick, row: Row, oracle: Row | None) -> None:
-    """Keep nothing."""
+def discard(name: str, folder: Path, yardstick: Benchmark, row: Row, oracle: Row | None) -> None:
+    """Recorder nothing."""
 
 
 def evaluate(
@@ -53,8 +53,8 @@ def evaluate(
     *,
     progress: Progress,
     wanted: Wanted | None = None,
-    composed: tuple[Source, Compose] | None = None,
-    keep: Keep = forget,
+    composed: tuple[TokenizerSource, Compose] | None = None,
+    keep: Recorder = discard,
 ) -> list[Row]:
     """Return one row a model (see `Registry.evaluate`).
 
@@ -81,9 +81,9 @@ def evaluate(
     methods = named_methods(wanted.methods)
     names = [folder.name for folder in folders]
     shown = [f.name if f.name and names.count(f.name) == 1 else str(f) for f in folders]
-    sources = [Source.of_folder(folder, name) for folder, name in zip(folders, shown, strict=True)]
+    sources = [TokenizerSource.of_folder(folder, name) for folder, name in zip(folders, shown, strict=True)]
     sources += [composed[0]] if composed else []
-    table = _Table(make_yardstick(sources, data, registered, settings, progress), wanted, keep)
+    table = _Table(make_benchmark(sources, data, registered, settings, progress), wanted, keep)
     rows = table.dense_rows()
     for name, folder in zip(shown, folders, strict=True):
         rows += table.folder_rows(name, folder)
@@ -96,7 +96,7 @@ def evaluate(
 class _Table:
     """The rows of one table, which share a yardstick."""
 
-    def __init__(self, yardstick: Yardstick, wanted: Wanted, keep: Keep) -> None:
+    def __init__(self, yardstick: Benchmark, wanted: Wanted, keep: Recorder) -> None:
         self._yardstick = yardstick
         self._wanted = wanted
         self._keep = keep

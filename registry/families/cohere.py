@@ -26,7 +26,7 @@ class Cohere(Cohere2):
     rope_theta = 500_000.0
     options = ("attention_bias", "layer_norm_eps", "logit_scale", "use_qk_norm")
 
-    def complete(self, values: dict[str, Any]) -> None:
+    def fill_defaults(self, values: dict[str, Any]) -> None:
         """Its heads always divide the hidden size."""
         values["head_dim"] = values["hidden_size"] // values["num_attention_heads"]
 

@@ -32,7 +32,7 @@ class Cohere2(Family):
         "sliding_window",
     )
 
-    def complete(self, values: dict[str, Any]) -> None:
+    def fill_defaults(self, values: dict[str, Any]) -> None:
         """Fill in which layers have a window; its heads always divide the hidden size."""
         values["head_dim"] = values["hidden_size"] // values["num_attention_heads"]
         if values["layer_types"] is None:

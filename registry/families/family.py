@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from registry.families.rope import rope_parameters
 from registry.families.sites import ATTENTION_INPUT, ATTENTION_OUTPUT, HEAD_INPUT, MLP_INPUT
-from registry.hosts import Constant, Host, Projections, Rows, Trunk
+from registry.hosts import Constant, Host, Projections, RowSelection, Trunk
 from registry.hosts.architecture import Architecture
 from registry.hosts.dense import dense_host
 from registry.hosts.remote_code import REMOTE_CODE, remote_code_host
@@ -127,7 +127,7 @@ class Family:
         if values["num_key_value_heads"] is None:
             values["num_key_value_heads"] = values["num_attention_heads"]
         try:
-            self.complete(values)
+            self.fill_defaults(values)
             if values["head_dim"] is None:
                 values["head_dim"] = values["hidden_size"] // values["num_attention_heads"]
             rope = self.rope(values)
@@ -136,7 +136,7 @@ class Family:
         options = {key: values[key] for key in self.options}
         return Architecture.checked(values | {"rope_parameters": rope}, options)
 
-    def complete(self, values: dict[str, Any]) -> None:
+    def fill_defaults(self, values: dict[str, Any]) -> None:
         """Fill in what this family derives from other keys; `values` has all defaults."""
 
     def rope(self, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -173,7 +173,7 @@ class Family:
     def mlp_tensors(self, layer: int, architecture: Architecture) -> Projections:
         """Return a layer's MLP tensors as they are, by their name below the MLP."""
         return {
-            name.removeprefix("mlp."): (Rows(self.below(layer, name)), shape)
+            name.removeprefix("mlp."): (RowSelection(self.tensor_name(layer, name)), shape)
             for name, shape in self.mlp_layer(architecture).items()
         }
 
@@ -181,7 +181,7 @@ class Family:
         """Return where the three matrices of a layer's gated MLP are."""
         shapes = self.mlp_layer(architecture)
         return {
-            projection: (Rows(self.below(layer, name)), shapes[name])
+            projection: (RowSelection(self.tensor_name(layer, name)), shapes[name])
             for projection in PROJECTIONS
             for name in (f"mlp.{projection}.weight",)
         }
@@ -190,7 +190,7 @@ class Family:
         """Return the shape of every trunk tensor."""
         layer_shapes = self.trunk_layer(architecture)
         return self.outer_shapes(architecture) | {
-            self.below(layer, name): shape
+            self.tensor_name(layer, name): shape
             for layer in range(architecture.num_hidden_layers)
             for name, shape in layer_shapes.items()
         }
@@ -199,12 +199,12 @@ class Family:
         """Return the shape of every MLP tensor."""
         layer_shapes = self.mlp_layer(architecture)
         return {
-            self.below(layer, name): shape
+            self.tensor_name(layer, name): shape
             for layer in range(architecture.num_hidden_layers)
             for name, shape in layer_shapes.items()
         }
 
-    def below(self, layer: int, name: str) -> str:
+    def tensor_name(self, layer: int, name: str) -> str:
         """Return the whole name of a tensor of a layer."""
         return f"{self.layers}.{layer}.{name}"
 
@@ -238,11 +238,11 @@ class Family:
         found = {} if architecture.tie_word_embeddings else {self.head: (HEAD_INPUT, 0)}
         for layer in range(architecture.num_hidden_layers):
             for name in attention.inputs:
-                found[self.below(layer, f"{name}.weight")] = (ATTENTION_INPUT, layer)
-            found[self.below(layer, f"{attention.output}.weight")] = (ATTENTION_OUTPUT, layer)
+                found[self.tensor_name(layer, f"{name}.weight")] = (ATTENTION_INPUT, layer)
+            found[self.tensor_name(layer, f"{attention.output}.weight")] = (ATTENTION_OUTPUT, layer)
             for name, shape in self.mlp_layer(architecture).items():
                 if len(shape) == 2 and name != f"{self.down}.weight":
-                    found[self.below(layer, name)] = (MLP_INPUT, layer)
+                    found[self.tensor_name(layer, name)] = (MLP_INPUT, layer)
         return found
 
     def mlp_input(self, architecture: Architecture) -> NormOutput | ResidualStream:
@@ -282,12 +282,12 @@ class Family:
     def dense(self, architecture: Architecture) -> Translation:
         """Return the model as itself, each MLP tensor made as the trunk's are."""
         shapes = self.trunk_shapes(architecture) | self.mlp_shapes(architecture)
-        trunk: dict[str, Trunk | Constant] = {name: Trunk(shape, Rows(name)) for name, shape in shapes.items()}
+        trunk: dict[str, Trunk | Constant] = {name: Trunk(shape, RowSelection(name)) for name, shape in shapes.items()}
         return Translation(dense_host(self.model_type, self.class_name, self.layers), architecture, trunk)
 
     def unchanged(self, architecture: Architecture) -> dict[str, Trunk | Constant]:
         """Return the trunk as it is, under its own names."""
-        return {name: Trunk(shape, Rows(name)) for name, shape in self.trunk_shapes(architecture).items()}
+        return {name: Trunk(shape, RowSelection(name)) for name, shape in self.trunk_shapes(architecture).items()}
 
 
 def attention_shapes(architecture: Architecture, *, bias: str = "") -> Shapes:

@@ -30,7 +30,7 @@ class Gemma(Family):
     }
     options = ("attention_bias", "rms_norm_eps", "use_bidirectional_attention")
 
-    def complete(self, values: dict[str, Any]) -> None:
+    def fill_defaults(self, values: dict[str, Any]) -> None:
         """Read its old word for the activation."""
         if values["hidden_act"] == "gelu":
             values["hidden_act"] = TANH_GELU

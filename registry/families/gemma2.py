@@ -43,7 +43,7 @@ class Gemma2(Family):
         "use_bidirectional_attention",
     )
 
-    def complete(self, values: dict[str, Any]) -> None:
+    def fill_defaults(self, values: dict[str, Any]) -> None:
         """Fill in which layers have a window: every other one."""
         values["hidden_act"] = values["hidden_activation"]
         if values["layer_types"] is None:
@@ -88,11 +88,11 @@ class Gemma3Text(Gemma2):
         "use_bidirectional_attention": False,
     }
 
-    def complete(self, values: dict[str, Any]) -> None:
+    def fill_defaults(self, values: dict[str, Any]) -> None:
         """Fill in which layers have a window: all but every sixth."""
         if values["layer_types"] is None:
             values["layer_types"] = every(values["sliding_window_pattern"], FULL, SLIDING, values["num_hidden_layers"])
-        super().complete(values)
+        super().fill_defaults(values)
 
     def rope(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the rope's parameters of full and of sliding layers."""

@@ -29,7 +29,7 @@ class GPTNeoX(Family):
     down = "mlp.dense_4h_to_h"
     renamed = {"embed_out.weight": "lm_head.weight"}
 
-    def complete(self, values: dict[str, Any]) -> None:
+    def fill_defaults(self, values: dict[str, Any]) -> None:
         """It knows neither grouped keys nor heads of another size."""
         values["num_key_value_heads"] = values["num_attention_heads"]
         values["head_dim"] = values["hidden_size"] // values["num_attention_heads"]

@@ -20,7 +20,7 @@ class Olmo3(Olmo2):
     rope_theta = 500_000.0
     options = ("attention_bias", "layer_types", "rms_norm_eps", "sliding_window")
 
-    def complete(self, values: dict[str, Any]) -> None:
+    def fill_defaults(self, values: dict[str, Any]) -> None:
         """Fill in which layers have a window: all but every fourth."""
         if values["layer_types"] is None:
             values["layer_types"] = every(4, FULL, SLIDING, values["num_hidden_layers"])

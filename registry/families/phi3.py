@@ -7,7 +7,7 @@ from typing import Any
 
 from registry.families.family import Attention, Family, Shapes, Translation, norm_shapes
 from registry.families.rope import rope_parameters
-from registry.hosts import Constant, Projections, Rows, Trunk
+from registry.hosts import Constant, Projections, RowSelection, Trunk
 from registry.hosts.architecture import Architecture
 from registry.hosts.mixtral import MIXTRAL
 
@@ -31,7 +31,7 @@ class Phi3(Family):
     }
     options = ("rms_norm_eps", "sliding_window")
 
-    def complete(self, values: dict[str, Any]) -> None:
+    def fill_defaults(self, values: dict[str, Any]) -> None:
         """Its heads always divide the hidden size."""
         values["head_dim"] = values["hidden_size"] // values["num_attention_heads"]
 
@@ -61,11 +61,11 @@ class Phi3(Family):
     def projections(self, layer: int, architecture: Architecture) -> Projections:
         """Return where the three matrices of a layer's gated MLP are."""
         hidden, inner = architecture.hidden_size, architecture.intermediate_size
-        both = self.below(layer, "mlp.gate_up_proj.weight")
+        both = self.tensor_name(layer, "mlp.gate_up_proj.weight")
         return {
-            "gate_proj": (Rows(both, range(inner)), (inner, hidden)),
-            "up_proj": (Rows(both, range(inner, 2 * inner)), (inner, hidden)),
-            "down_proj": (Rows(self.below(layer, "mlp.down_proj.weight")), (hidden, inner)),
+            "gate_proj": (RowSelection(both, range(inner)), (inner, hidden)),
+            "up_proj": (RowSelection(both, range(inner, 2 * inner)), (inner, hidden)),
+            "down_proj": (RowSelection(self.tensor_name(layer, "mlp.down_proj.weight")), (hidden, inner)),
         }
 
     def attention(self, architecture: Architecture) -> Attention:
@@ -104,7 +104,7 @@ class Phi3(Family):
                     rows = tuple(first + head + place for head in range(0, count, size) for place in order)
                     scales = tuple(1.0 if place < turning else idle for place in order) * (count // size)
                 trunk[name.replace("qkv_proj", f"{letter}_proj")] = Trunk(
-                    (count, hidden), Rows(name, rows), scales=scales
+                    (count, hidden), RowSelection(name, rows), scales=scales
                 )
         rope = _full_rope(architecture, turning)
         return [Translation(MIXTRAL, replace(architecture, rope_parameters=rope), trunk)]

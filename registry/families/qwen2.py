@@ -36,7 +36,7 @@ class Qwen2(Family):
     }
     options = ("layer_types", "rms_norm_eps", "sliding_window")
 
-    def complete(self, values: dict[str, Any]) -> None:
+    def fill_defaults(self, values: dict[str, Any]) -> None:
         """Fill in which layers have a window."""
         window_by_layer(values)
 
@@ -51,7 +51,7 @@ class Qwen2(Family):
         found = [Translation(QWEN2_MOE, architecture, unchanged | shared_expert(architecture), notes)]
         if not windows:
             zeros = {
-                self.below(layer, "self_attn.o_proj.bias"): Constant((architecture.hidden_size,), 0.0)
+                self.tensor_name(layer, "self_attn.o_proj.bias"): Constant((architecture.hidden_size,), 0.0)
                 for layer in range(architecture.num_hidden_layers)
             }
             found.append(Translation(GRANITEMOE, architecture.with_options(attention_bias=True), unchanged | zeros))

@@ -29,7 +29,7 @@ class Qwen3(Family):
     }
     options = ("attention_bias", "layer_types", "rms_norm_eps", "sliding_window")
 
-    def complete(self, values: dict[str, Any]) -> None:
+    def fill_defaults(self, values: dict[str, Any]) -> None:
         """Fill in which layers have a window."""
         window_by_layer(values)
 

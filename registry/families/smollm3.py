@@ -30,7 +30,7 @@ class SmolLM3(Family):
     rope_theta = 2_000_000.0
     options = ("attention_bias", "layer_types", "mlp_bias", "no_rope_layers", "rms_norm_eps", "sliding_window")
 
-    def complete(self, values: dict[str, Any]) -> None:
+    def fill_defaults(self, values: dict[str, Any]) -> None:
         """Fill in which layers have a rope, and which a window."""
         layers, interval = range(values["num_hidden_layers"]), values["no_rope_layer_interval"]
         if values["no_rope_layers"] is None:

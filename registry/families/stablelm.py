@@ -25,7 +25,7 @@ class StableLM(Family):
     }
     options = ("layer_norm_eps", "qk_layernorm", "use_parallel_residual", "use_qkv_bias")
 
-    def complete(self, values: dict[str, Any]) -> None:
+    def fill_defaults(self, values: dict[str, Any]) -> None:
         """Its heads always divide the hidden size."""
         values["head_dim"] = values["hidden_size"] // values["num_attention_heads"]
 

@@ -1,6 +1,6 @@
 """Hosts: the native Hugging Face mixture-of-experts architectures. One file a host, named by its families."""
 
 from registry.hosts.host import Fused, Host, PerExpert, Projections
-from registry.hosts.tensors import Constant, Experts, Rows, Trunk
+from registry.hosts.tensors import Constant, Experts, RowSelection, Trunk
 
-__all__ = ["Constant", "Experts", "Fused", "Host", "PerExpert", "Projections", "Rows", "Trunk"]
+__all__ = ["Constant", "Experts", "Fused", "Host", "PerExpert", "Projections", "RowSelection", "Trunk"]

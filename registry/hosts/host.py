@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from registry.hosts.architecture import Architecture
-from registry.hosts.tensors import Experts, Rows
+from registry.hosts.tensors import Experts, RowSelection
 
 LAYERS = "model.layers"
 
-Projections = Mapping[str, tuple[Rows, tuple[int, ...]]]
+Projections = Mapping[str, tuple[RowSelection, tuple[int, ...]]]
 """The matrices of one layer's MLP: name → (where they are, their shape)."""
 
 
@@ -72,7 +72,7 @@ class Host:
     dense_config: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda config: {}
     files: Mapping[str, bytes] = field(default_factory=dict)
 
-    def below(self, layer: int, name: str) -> str:
+    def tensor_name(self, layer: int, name: str) -> str:
         """Return the whole name of a tensor of a layer."""
         return f"{self.layers}.{layer}.{name}"
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowSelection:
     """Rows of a dense tensor.
 
     Attributes:
@@ -25,7 +25,7 @@ class Trunk:
     """
 
     shape: tuple[int, ...]
-    rows: Rows
+    rows: RowSelection
     offset: float = 0.0
     scales: tuple[float, ...] | None = None
 
@@ -43,4 +43,4 @@ class Experts:
     """A tensor of expert weights: rows of members' tensors, one after the other, each `(member, rows)`."""
 
     shape: tuple[int, ...]
-    parts: tuple[tuple[int, Rows], ...]
+    parts: tuple[tuple[int, RowSelection], ...]

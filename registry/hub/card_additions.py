@@ -14,7 +14,7 @@ _LANGUAGE = re.compile(r"[a-z]{2,3}|code|multilingual")
 
 
 @dataclass(frozen=True)
-class Source:
+class HubLocation:
     """A version, and where it is on the Hub: `ORG/NAME` or `ORG/NAME@COMMIT`, None where that is not known."""
 
     version: VersionRecord
@@ -26,13 +26,13 @@ class Source:
         return None if self.place is None else self.place.partition("@")[0]
 
 
-def source_of(catalog: Catalog, version: VersionRecord) -> Source:
+def source_of(catalog: Catalog, version: VersionRecord) -> HubLocation:
     """Return where a version is on the Hub: as its tag says, else where it was pushed to last."""
     tagged = version.tags.get(HUB_TAG)
     if tagged is not None and _HUB.fullmatch(tagged):
-        return Source(version, tagged)
+        return HubLocation(version, tagged)
     pushed = [push for push in catalog.pushes([version.ref]) if push.commit is not None]
-    return Source(version, f"{pushed[-1].repo}@{pushed[-1].commit}" if pushed else None)
+    return HubLocation(version, f"{pushed[-1].repo}@{pushed[-1].commit}" if pushed else None)
 
 
 def languages_of(versions: Sequence[VersionRecord]) -> list[str]:
@@ -43,7 +43,7 @@ def languages_of(versions: Sequence[VersionRecord]) -> list[str]:
 
 def metadata(
     name: str,
-    sources: Sequence[Source],
+    sources: Sequence[HubLocation],
     languages: Sequence[str],
     license_id: str | None,
     evaluation: EvaluationRecord | None,
@@ -72,12 +72,12 @@ def metadata(
     return f"{data.to_yaml(line_break=chr(10))}\n" if any((repositories, languages, license_id, evaluation)) else ""
 
 
-def page(sources: Sequence[Source], evaluation: EvaluationRecord | None) -> str:
+def page(sources: Sequence[HubLocation], evaluation: EvaluationRecord | None) -> str:
     """Return Markdown for the end of the card; arguments as `metadata`."""
     return "\n".join(part for part in (_members(sources), _scores(evaluation) if evaluation else "") if part)
 
 
-def _members(sources: Sequence[Source]) -> str:
+def _members(sources: Sequence[HubLocation]) -> str:
     rows = [
         f"| {source.version.name} | {source.version.ref} | `{source.version.digest[:12]}` "
         f"| {'not known' if source.place is None else _link(source.place)} |"

@@ -20,7 +20,7 @@ def endpoint() -> str:
     return re.sub("//[^/]*@", "//", constants.ENDPOINT)
 
 
-def told(target: Target, error: Exception, state: str) -> RegError:
+def translate_error(target: Target, error: Exception, state: str) -> RegError:
     """Return what a user is told of an error: nothing that was sent or received, for that may hold a token.
 
     Args:

@@ -1,155 +1,102 @@
-"""What a registry publishes on the Hub: the part of `Registry` that pushes folders and experts."""
+"""Pushing composed folders and experts to the Hub, and recording each push."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
 
-from registry.composition.compose import Composer
+from registry.calibration.sampling import is_self_sampled
+from registry.checkpoint import manifest
+from registry.composition import Ensemble, Plan
+from registry.composition.cards.licenses import check_spelling
+from registry.composition.cards.parts import licenses_of
+from registry.composition.compose import used_versions
+from registry.composition.manifest import read_composed
+from registry.hub import push_expert as expert_push
+from registry.hub import push_folder as folder_push
+from registry.hub.hub_errors import endpoint
+from registry.hub.target import Commit, Pushed, Target
+from registry.hub.upload import check_account, upload
+from registry.io.model_folder import MARKER
+from registry.member import load_member
+from registry.names.reference import check_license
 from registry.progress import remark
-from registry.workspace import PathLike
+from registry.workspace import PathLike, Workspace
 from store.catalog import PushRecord
-from store.ownership import check_owner
-
-if TYPE_CHECKING:
-    from registry.composition import Ensemble, Plan
-    from registry.hub.target import Outgoing, Pushed, Target
 
 
-class Publisher(Composer):
-    """Pushing to the Hub (errors as in `Registry`)."""
+def push(workspace: Workspace, folder: PathLike, target: Target | str, license_id: str | None = None) -> Pushed:
+    """Push a composed folder (arguments and errors as `Registry.push`)."""
+    workspace.check_owner()
+    target = _target(target)
+    license_id = None if license_id is None else _license(license_id)
+    path = Path(folder)
+    document, composed = read_composed(path)
+    check_account(target)
+    files = folder_push.outgoing(workspace, path, target.repo_id.rpartition("/")[2], license_id)
+    digest = str(document["digest"])
+    if not workspace.catalog.has_composition(digest):
+        remark(workspace.progress, f"{path} was not composed in this registry: no receipt of it will name this push")
+    names = ", ".join(member.name for member in composed.members)
+    commit = Commit(
+        files,
+        MARKER,
+        folder_push.conflict_reason(digest),
+        f"Composition {digest[:12]} of {names}"[:200],
+        f"Pushed by expert-registry.\n\ncomposition {digest}",
+    )
+    return _upload(workspace, target, commit, digest)
 
-    def push(self, folder: PathLike, target: "Target | str", *, license: str | None = None) -> "Pushed":  # noqa: A002
-        """Push a composed folder to the Hub, in one commit, and compare what arrived.
 
-        It must be, byte for byte, what was composed. What the registry knows beside that (scores, where members are on
-        the Hub, languages) is added to the card that is pushed.
+def check_push(
+    workspace: Workspace, plan: Plan | Ensemble, target: Target | str, license_id: str | None = None
+) -> None:
+    """Refuse, before it is composed, what could not be pushed (arguments and errors as `Registry.check_push`)."""
+    chosen = None if license_id is None else _license(license_id)
+    own = licenses_of(plan.members, plan.base).license
+    folder_push.check_license(own, chosen, used_versions(plan), ", ".join(plan.names))
+    check_account(_target(target))
 
-        Args:
-            folder: a composed folder.
-            target: where to; a text is `ORG/NAME[@REVISION]`.
-            license: under which the whole is published; default what the members' licenses come to.
 
-        Returns:
-            the commit, and whether anything was added.
-
-        Raises:
-            CheckpointError: `folder` is not what was composed.
-            InvalidInputError: the members' licenses come to none for the whole.
-            ConflictError: a member was opted out, or the repository holds something else.
-            StorageError: the Hub refused, or cannot be reached.
-        """
-        from registry.composition.reproduce import read_composed
-        from registry.hub.push_folder import judge, outgoing
-        from registry.hub.upload import check_account
-        from registry.io.model_folder import MARKER
-
-        check_owner(self.catalog, self.arrays)
-        target = _target(target)
-        license_id = None if license is None else _license(license)
-        path = Path(folder)
-        document, described = read_composed(path)
-        check_account(target)
-        files = outgoing(self, path, target.repo_id.rpartition("/")[2], license_id)
-        digest = str(document["digest"])
-        if not self.catalog.has_composition(digest):
-            remark(self.progress, f"{path} was not composed in this registry: no receipt of it will name this push")
-        names = ", ".join(member.name for member in described.members)
-        return self._upload(
-            target,
-            files,
-            digest,
-            marker=MARKER,
-            judge=judge(digest),
-            message=f"Composition {digest[:12]} of {names}"[:200],
-            description=f"Pushed by expert-registry.\n\ncomposition {digest}",
+def push_expert(workspace: Workspace, ref: str, target: Target | str, *, calibration: bool = False) -> Pushed:
+    """Push a registered expert (arguments and errors as `Registry.push_expert`)."""
+    workspace.check_owner()
+    target = _target(target)
+    version = workspace.resolve(ref, kind="expert")
+    check_account(target)
+    member = load_member(workspace, version)
+    label = version.statistics[0].calibration_label
+    kept = member.calibration is not None and (calibration or is_self_sampled(label))
+    if version.content is not None and version.content["license"] is None:
+        remark(workspace.progress, f"{version.ref} has no license: nobody else may use it until one is given")
+    workspace.home.work.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=workspace.home.work) as temporary:
+        folder = Path(temporary) / "expert"
+        written = expert_push.write_expert(member, folder, calibration=calibration, progress=workspace.progress)
+        page = expert_push.card(member, written, target.repo_id, kept=kept)
+        commit = Commit(
+            expert_push.outgoing(folder, page, workspace.progress),
+            manifest.FILE_NAME,
+            expert_push.conflict_reason(version.name, written.digest),
+            f"Expert {version.name}, {written.digest[:12]}",
+            f"Pushed by expert-registry.\n\nexpert {written.digest}",
         )
-
-    def check_push(
-        self,
-        plan: "Plan | Ensemble",
-        target: "Target | str",
-        *,
-        license: str | None = None,  # noqa: A002
-    ) -> None:
-        """Refuse, before it is composed, what could not be pushed (arguments as `push`)."""
-        from registry.composition.cards.parts import licenses_of
-        from registry.hub.push_folder import check_license as check
-        from registry.hub.upload import check_account
-
-        chosen = None if license is None else _license(license)
-        used = [member.version for member in (*plan.members, *([plan.base] if plan.base else []))]
-        check(licenses_of(plan.members, plan.base).license, chosen, used, ", ".join(plan.names))
-        check_account(_target(target))
-
-    def push_expert(self, ref: str, target: "Target | str", *, calibration: bool = False) -> "Pushed":
-        """Push a registered expert to the Hub: its whole checkpoint, its statistics, and what identifies it.
-
-        `add_expert(name, "hf://ORG/NAME")` registers it elsewhere without data and without a forward pass, under the
-        same content digest; where calibration tokens stay at home, under the one that `expert.json` has.
-
-        Args:
-            ref: a version of an expert.
-            target: where to; a text is `ORG/NAME[@REVISION]`.
-            calibration: push kept calibration tokens too, where they are not the expert's own writing.
-
-        Returns:
-            the commit, and whether anything was added.
-
-        Raises:
-            ConflictError: the repository holds something else.
-            StorageError: the Hub refused, or cannot be reached.
-        """
-        from registry.calibration.sampling import is_self_sampled
-        from registry.checkpoint import manifest as announced
-        from registry.hub.push_expert import card, judge, outgoing, write_expert
-        from registry.hub.upload import check_account
-
-        check_owner(self.catalog, self.arrays)
-        target = _target(target)
-        version = self.resolve(ref, kind="expert")
-        check_account(target)
-        member = self.member(version)
-        label = version.statistics[0].calibration_label
-        kept = member.calibration is not None and (calibration or is_self_sampled(label))
-        if version.content is not None and version.content["license"] is None:
-            remark(self.progress, f"{version.ref} has no license: nobody else may use it until one is given")
-        self.home.work.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(dir=self.home.work) as temporary:
-            folder = Path(temporary) / "expert"
-            said = write_expert(member, folder, calibration=calibration, progress=self.progress)
-            page = card(member, said, target.repo_id, kept=kept)
-            return self._upload(
-                target,
-                outgoing(folder, page, self.progress),
-                version.ref,
-                marker=announced.FILE_NAME,
-                judge=judge(version.name, said.digest),
-                message=f"Expert {version.name}, {said.digest[:12]}",
-                description=f"Pushed by expert-registry.\n\nexpert {said.digest}",
-            )
-
-    def _upload(self, target: "Target", files: "dict[str, Outgoing]", subject: str, **how: Any) -> "Pushed":
-        """Upload, noting the push before it begins and when it is done, so that a receipt names it either way."""
-        from registry.hub.hub_errors import endpoint
-        from registry.hub.upload import upload
-
-        def note(commit: str | None, revision: str) -> None:
-            self.catalog.record_push(subject, PushRecord(target.repo_id, revision, endpoint(), commit))
-
-        pushed = upload(target, files, begun=lambda: note(None, target.branch), progress=self.progress, **how)
-        note(pushed.commit, pushed.revision)
-        return pushed
+        return _upload(workspace, target, commit, version.ref)
 
 
-def _license(given: str) -> str:
-    from registry.composition.cards.licenses import check_spelling
-    from registry.names.reference import check_license
+def _upload(workspace: Workspace, target: Target, commit: Commit, subject: str) -> Pushed:
+    """Upload, and record the push before it begins and when it is done, so that a receipt names it either way."""
 
-    check_spelling(check_license(given))
-    return given.lower()
+    def record(commit_id: str | None, revision: str) -> None:
+        workspace.catalog.record_push(subject, PushRecord(target.repo_id, revision, endpoint(), commit_id))
+
+    pushed = upload(target, commit, lambda: record(None, target.branch), workspace.progress)
+    record(pushed.commit, pushed.revision)
+    return pushed
 
 
-def _target(target: "Target | str") -> "Target":
-    from registry.hub.target import Target
+def _license(text: str) -> str:
+    check_spelling(check_license(text))
+    return text.lower()
 
+
+def _target(target: Target | str) -> Target:
     return Target.parse(target) if isinstance(target, str) else target

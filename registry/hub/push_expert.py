@@ -1,26 +1,25 @@
 """Pushing a registered expert: its checkpoint as it came, its statistics, and what identifies it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from registry.calibration.sampling import is_self_sampled
-from registry.checkpoint import manifest as announced
-from registry.checkpoint.manifest import Announced
+from registry.checkpoint import manifest
+from registry.checkpoint.manifest import ExpertManifest
 from registry.composition.cards.pushed import CARD
 from registry.composition.dense import write_dense
 from registry.composition.integrity import file_digest
-from registry.content import content_digest
 from registry.families.sites import SITES, TOKEN_COUNTS
 from registry.hub.card_additions import languages_of
-from registry.hub.target import Outgoing
+from registry.hub.target import ConflictReason, Outgoing
 from registry.io.model_folder import json_file
 from registry.maths.statistics import Statistics
 from registry.member import Member
 from registry.progress import Progress, remark
 from registry.statistics import file as statistics_file
 from registry.statistics.file import Collected
+from registry.workspace import content_digest
 
 _PAGE = """\
 ---
@@ -53,7 +52,7 @@ in them{own}.
 """
 
 
-def write_expert(member: Member, folder: Path, *, calibration: bool, progress: Progress) -> Announced:
+def write_expert(member: Member, folder: Path, *, calibration: bool, progress: Progress) -> ExpertManifest:
     """Write what is pushed of an expert to an absent or empty folder, but for its card, and return what it announces.
 
     Args:
@@ -80,8 +79,8 @@ def write_expert(member: Member, folder: Path, *, calibration: bool, progress: P
         )
     write_dense([member], folder, progress)
     statistics_file.save(folder / statistics_file.FILE_NAME, collected)
-    said = Announced(member.name, digest, member.content["license"], tuple(languages_of([member.version])))
-    (folder / announced.FILE_NAME).write_bytes(json_file(said.document()))
+    said = ExpertManifest(member.name, digest, member.content["license"], tuple(languages_of([member.version])))
+    (folder / manifest.FILE_NAME).write_bytes(json_file(said.document()))
     return said
 
 
@@ -110,7 +109,7 @@ def collected_of(member: Member) -> Collected:
     )
 
 
-def card(member: Member, said: Announced, repo_id: str, *, kept: bool) -> bytes:
+def card(member: Member, said: ExpertManifest, repo_id: str, *, kept: bool) -> bytes:
     """Return the model card of an expert's repository."""
     from huggingface_hub import ModelCardData
 
@@ -148,13 +147,13 @@ def outgoing(folder: Path, page: bytes, progress: Progress) -> dict[str, Outgoin
     return found | {CARD: Outgoing.of(page)}
 
 
-def judge(name: str, digest: str) -> Callable[[Mapping[str, Any]], str | None]:
-    """Return what tells why another expert may not be replaced by that of a name and digest."""
+def conflict_reason(name: str, digest: str) -> ConflictReason:
+    """Return the check that a repository holds no other expert or version than that of `name` and `digest`."""
 
-    def why(found: Mapping[str, Any]) -> str | None:
+    def reason(found: Mapping[str, object]) -> str | None:
         other, digits = str(found.get("name"))[:40], str(found.get("digest"))[:12]
         if other != name:
             return f"another expert, {other}"
         return None if found.get("digest") == digest else f"another version of {name}, {digits}"
 
-    return why
+    return reason

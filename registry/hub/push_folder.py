@@ -2,31 +2,27 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from registry.composition.cards.licenses import roll_up
 from registry.composition.cards.pushed import CARD, license_of, with_additions, without_additions
 from registry.composition.integrity import is_of_hub, problems_of
-from registry.composition.manifest import Description
-from registry.composition.reproduce import read_composed
+from registry.composition.manifest import CompositionManifest, read_composed
 from registry.errors import CheckpointError, ConflictError, InvalidInputError
 from registry.hub.card_additions import languages_of, metadata, page, source_of
-from registry.hub.target import Outgoing
+from registry.hub.target import ConflictReason, Outgoing
 from registry.io.model_folder import MARKER
 from registry.progress import remark
+from registry.workspace import Workspace
 from store.catalog import Catalog, VersionRecord
-
-if TYPE_CHECKING:
-    from registry.hub.push import Publisher
 
 LICENSE_HINT = "say which license the whole is under: --license ID, as the Hub writes it; other for one of its own"
 
 
-def outgoing(registry: "Publisher", folder: Path, name: str, license_id: str | None) -> dict[str, Outgoing]:
+def outgoing(workspace: Workspace, folder: Path, name: str, license_id: str | None) -> dict[str, Outgoing]:
     """Return the files to push of a composed folder.
 
     Args:
-        registry: what is known of its members.
+        workspace: where its members are registered.
         folder: the folder.
         name: of the model on the Hub.
         license_id: a license in place of what the members' come to.
@@ -37,17 +33,17 @@ def outgoing(registry: "Publisher", folder: Path, name: str, license_id: str | N
         InvalidInputError: there is no license for the whole.
     """
     document, described = read_composed(folder)
-    versions = versions_of(registry.catalog, described, str(folder))
-    for problem in problems_of(folder, document, registry.progress, ignored=is_of_hub):
+    versions = versions_of(workspace.catalog, described, str(folder))
+    for problem in problems_of(folder, document, workspace.progress, ignored=is_of_hub):
         raise CheckpointError(problem, "compose it again, and push that")
     files: Mapping[str, str] = document["files"]  # type: ignore[assignment]
     card = without_additions((folder / CARD).read_bytes()) if CARD in files else b""
     check_license(license_of(card), license_id, versions, str(folder))
     if len(versions) < len(described.members):
-        remark(registry.progress, f"not all members of {folder} are registered here, so its card says less of them")
+        remark(workspace.progress, f"not all members of {folder} are registered here, so its card says less of them")
     digest = str(document["digest"])
-    evaluation = next(iter(registry.catalog.evaluations(digest)), None)
-    sources = [source_of(registry.catalog, version) for version in versions]
+    evaluation = next(iter(workspace.catalog.evaluations(digest)), None)
+    sources = [source_of(workspace.catalog, version) for version in versions]
     found = {path: Outgoing(folder / path, sha256) for path, sha256 in files.items()}
     found[MARKER] = Outgoing.of((folder / MARKER).read_bytes())
     if CARD in files:
@@ -74,7 +70,7 @@ def check_license(own: str | None, chosen: str | None, versions: Sequence[Versio
         raise InvalidInputError(f"{what} cannot be published under its members' licenses: {why}", LICENSE_HINT)
 
 
-def versions_of(catalog: Catalog, described: Description, holder: str) -> list[VersionRecord]:
+def versions_of(catalog: Catalog, described: CompositionManifest, holder: str) -> list[VersionRecord]:
     """Return the versions that a composition is made of, as far as they are registered here, a base model last.
 
     Raises:
@@ -93,11 +89,11 @@ def versions_of(catalog: Catalog, described: Description, holder: str) -> list[V
     return found
 
 
-def judge(digest: str) -> Any:
-    """Return what tells why another composition may not be replaced by that of a digest."""
+def conflict_reason(digest: str) -> ConflictReason:
+    """Return the check that a repository holds no other composition than that of `digest`."""
 
-    def why(found: Mapping[str, Any]) -> str | None:
+    def reason(found: Mapping[str, object]) -> str | None:
         other = str(found.get("digest", ""))
         return None if other == digest else f"another composition, {other[:12]}"
 
-    return why
+    return reason

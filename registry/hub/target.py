@@ -1,9 +1,11 @@
 """Where something is pushed to, and what is to arrive there."""
 
 import hashlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from registry.checkpoint.hub_download import HUB_PREFIX, HubReference
 from registry.errors import InvalidInputError
@@ -88,6 +90,34 @@ class Outgoing:
         """What git calls it: the SHA-1 of `blob SIZE`, a zero byte and its content; read where it is not large."""
         data = self.source if isinstance(self.source, bytes) else self.source.read_bytes()
         return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
+
+
+ConflictReason = Callable[[Mapping[str, Any]], str | None]
+"""From the marker in a repository to the reason why its content may not be replaced, None where it may."""
+
+
+@dataclass(frozen=True)
+class Commit:
+    """What one push uploads.
+
+    Attributes:
+        files: path in the repository → file; the repository then holds these and no others.
+        marker: the JSON file by which this program recognises what it pushed.
+        conflict_reason: called with the marker in the repository, where it holds anything.
+        message: the first line of the commit's message.
+        description: the rest of it.
+    """
+
+    files: Mapping[str, Outgoing]
+    marker: str
+    conflict_reason: ConflictReason
+    message: str
+    description: str
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files.values())
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from registry.checkpoint.model_files import some
 from registry.composition.cards.pushed import CARD
 from registry.errors import ConflictError, DamagedError, NotFoundError, RegError, StorageError
-from registry.hub.hub_errors import AGAIN, LOGIN, bad_card, endpoint, offline, told
-from registry.hub.target import Outgoing, Pushed, Target
+from registry.hub.hub_errors import AGAIN, LOGIN, bad_card, endpoint, offline, translate_error
+from registry.hub.target import Commit, Outgoing, Pushed, Target
 from registry.io.limits import JSON_BYTES
 from registry.io.strict_json import json_object
 from registry.progress import Progress, remark
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 _OF_HUB = (".gitattributes",)
 _BLANK = (*_OF_HUB, "README.md", "LICENSE", "LICENSE.md", ".gitignore")
 """What a repository has that was made on the Hub's page, and nothing else yet."""
-
-Judge = Callable[[Mapping[str, Any]], str | None]
-"""From the marker that stands in a repository to why what is there may not be replaced, or None where it may."""
 
 
 @dataclass
@@ -72,24 +69,15 @@ def check_account(target: Target) -> None:
 
 def upload(
     target: Target,
-    files: Mapping[str, Outgoing],
-    *,
-    marker: str,
-    judge: Judge,
-    message: str,
-    description: str,
+    commit: Commit,
     begun: Callable[[], None],
     progress: Progress,
 ) -> Pushed:
-    """Push `files` to `target`, which then holds these and no others, and compare what arrived.
+    """Push the files of `commit` to `target`, and compare what arrived.
 
     Args:
-        target: where to.
-        files: path in the repository → what is to arrive.
-        marker: the JSON file by which this program knows what it pushed.
-        judge: asked about the marker in the repository, where it holds anything.
-        message: the first line of the commit's message.
-        description: the rest of it.
+        target: the repository and branch.
+        commit: what is uploaded.
         begun: called when everything was checked and the repository is there, just before files are sent.
         progress: told what goes on.
 
@@ -103,25 +91,24 @@ def upload(
     from huggingface_hub import HfApi
 
     check_account(target)
-    api = HfApi()
+    api, files = HfApi(), commit.files
     place = _Place(False, None, {}, "nothing was sent")
     with _telling(target, lambda: place.state), _bars():
         _look(api, target, place)
         if place.files and not _same(place.files, files):
-            _check_replaceable(api, target, place, marker, judge)
+            _check_replaceable(api, target, place, commit)
         if place.head is not None and not target.create_pr and _same(place.files, files):
             return _pushed(target, target.branch, place.head, files, added=False)
         if CARD in files:
             _check_card(files[CARD], place)
         _prepare(api, target, place)
         begun()
-        total = sum(file.size for file in files.values())
-        with progress(f"pushing to {target}", total, "B") as advance:
-            commit, revision = _commit(api, target, place, files, message, description, progress)
-            advance(total)
-        place.state = f"commit {commit[:12]} is there"
-        _verify(api, target, commit, files)
-    return _pushed(target, revision, commit, files, added=True)
+        with progress(f"pushing to {target}", commit.nbytes, "B") as advance:
+            commit_id, revision = _commit(api, target, place, commit, progress)
+            advance(commit.nbytes)
+        place.state = f"commit {commit_id[:12]} is there"
+        _verify(api, target, commit_id, files)
+    return _pushed(target, revision, commit_id, files, added=True)
 
 
 def _check_card(card: Outgoing, place: _Place) -> None:
@@ -174,7 +161,7 @@ def _is_no_branch(revision: str) -> bool:
     return revision.startswith("refs/") or (len(revision) == 40 and set(revision) <= set("0123456789abcdef"))
 
 
-def _check_replaceable(api: "HfApi", target: Target, place: _Place, marker: str, judge: Judge) -> None:
+def _check_replaceable(api: "HfApi", target: Target, place: _Place, commit: Commit) -> None:
     """Refuse to replace what this program did not push, or pushed of something else.
 
     Raises:
@@ -182,6 +169,7 @@ def _check_replaceable(api: "HfApi", target: Target, place: _Place, marker: str,
     """
     if set(place.files) <= {*_BLANK}:
         return
+    marker = commit.marker
     elsewhere = "choose another name, another --revision, or propose it: --create-pr"
     if marker not in place.files or place.files[marker].size > JSON_BYTES:
         if target.create_pr:
@@ -191,7 +179,7 @@ def _check_replaceable(api: "HfApi", target: Target, place: _Place, marker: str,
             f"{target} is taken: it holds {listed}, and no {marker} that this program pushed; {place.state}", elsewhere
         )
     found = api.hf_hub_download(target.repo_id, marker, revision=place.head)
-    why = judge(json_object(Path(found).read_bytes(), f"{target}/{marker}"))
+    why = commit.conflict_reason(json_object(Path(found).read_bytes(), f"{target}/{marker}"))
     if why is not None and not (target.force or target.create_pr):
         raise ConflictError(
             f"{target} holds {why}; {place.state}", f"replace it by a new commit: --force; or {elsewhere}"
@@ -219,14 +207,13 @@ def _commit(
     api: "HfApi",
     target: Target,
     place: _Place,
-    files: Mapping[str, Outgoing],
-    message: str,
-    description: str,
+    commit: Commit,
     progress: Progress,
 ) -> tuple[str, str]:
     """Send everything, and return the commit and what holds it (a branch or a pull request)."""
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
+    files = commit.files
     operations: list[Any] = [
         CommitOperationDelete(path) for path in sorted(place.files) if path not in files and path not in _OF_HUB
     ]
@@ -235,8 +222,8 @@ def _commit(
         done = api.create_commit(
             target.repo_id,
             operations,
-            commit_message=message,
-            commit_description=description,
+            commit_message=commit.message,
+            commit_description=commit.description,
             revision=target.revision,
             create_pr=target.create_pr or None,
             parent_commit=None if target.create_pr else place.head,
@@ -245,9 +232,9 @@ def _commit(
         remark(progress, f"interrupted: {place.state}; next: {AGAIN}")
         raise
     except Exception:
-        if target.create_pr or (commit := _arrived(api, target, files)) is None:
+        if target.create_pr or (commit_id := _arrived(api, target, files)) is None:
             raise
-        return commit, target.branch  # the commit was made, and its answer lost
+        return commit_id, target.branch  # the commit was made, and its answer lost
     return done.oid, done.pr_revision or target.branch
 
 
@@ -316,7 +303,7 @@ def _telling(target: Target, state: Callable[[], str]) -> Iterator[None]:
     except RegError:
         raise
     except Exception as error:
-        raise told(target, error, state()) from error
+        raise translate_error(target, error, state()) from error
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from pathlib import Path
 from registry.checkpoint.model_files import read_json
 from registry.errors import OutputError, StorageError
 from registry.io.safetensors_writer import Stream
-from registry.io.shard_reuse import Earlier
+from registry.io.shard_reuse import ShardReuse
 from registry.io.shard_writer import Shard, write_shards
 from registry.progress import Advance
 from store.arrays import flush
@@ -107,7 +107,7 @@ def composed_of(folder: Path) -> dict[str, str]:
 
 
 def write_weights(
-    folder: Path, streams: Iterable[Stream], advance: Advance, earlier: Earlier | None = None
+    folder: Path, streams: Iterable[Stream], advance: Advance, earlier: ShardReuse | None = None
 ) -> dict[str, str]:
     """Write all tensors as safetensors, in one file or in shards with an index, and return file name → SHA-256.
 

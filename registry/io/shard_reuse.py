@@ -33,7 +33,7 @@ Identity = tuple[int, ...]
 
 
 @dataclass
-class Earlier:
+class ShardReuse:
     """The record of one folder.
 
     Attributes:
@@ -49,7 +49,7 @@ class Earlier:
     noted: dict[str, tuple[str, str, Identity]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, home: Home, out: Path) -> "Earlier":
+    def of(cls, home: Home, out: Path) -> "ShardReuse":
         """Return what is recorded of the folder `out`, which may be nothing."""
         out = out.absolute()
         record, known = home.folders / f"{hashlib.sha256(str(out).encode()).hexdigest()[:32]}.json", {}

@@ -8,7 +8,7 @@ from typing import Any
 
 
 @contextmanager
-def undivided() -> Iterator[None]:
+def defer_sigint() -> Iterator[None]:
     """Let an interruption (SIGINT) wait until the block is over; only the main thread is ever interrupted."""
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):

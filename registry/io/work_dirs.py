@@ -19,7 +19,7 @@ _HELD, _GONE = "held", ".gone"
 
 
 @dataclass(frozen=True)
-class Scratch:
+class WorkDir:
     """A folder of a command that is under way, or was once.
 
     Attributes:
@@ -98,7 +98,7 @@ def resumable(above: Path | None, key: str, holds: Collection[str]) -> Iterator[
         os.close(descriptor)
 
 
-def scratches(above: Path) -> list[Scratch]:
+def work_dirs_in(above: Path) -> list[WorkDir]:
     """Return what is below `above`, by name."""
     found = []
     for path in sorted(above.iterdir()) if above.is_dir() else ():
@@ -106,7 +106,7 @@ def scratches(above: Path) -> list[Scratch]:
             is_held, holds = _holder(path)
         except FileNotFoundError:  # it has just ended
             continue
-        found.append(Scratch(path, is_held, holds))
+        found.append(WorkDir(path, is_held, holds))
     return found
 
 

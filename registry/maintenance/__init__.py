@@ -1,1 +1,5 @@
 """Keeping a home in order: verification, garbage, the schema, the environment."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -6,10 +6,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from registry.home import Home
-from registry.io.work_dirs import Scratch, remove, scratches
+from registry.io.work_dirs import WorkDir, remove, work_dirs_in
 from registry.registration.summary_store import strays_in
+from registry.workspace import Workspace
 from store.catalog import Catalog, VersionRecord
 from store.lock import exclusive
+from store.ownership import check_owner, claim
 
 STALE_SECONDS = 24 * 3600.0
 """What nobody ever held is taken to be left when it is this old: an earlier program may be writing it."""
@@ -55,7 +57,7 @@ def empty_cache(home: Home) -> None:
         remove(home.folders)
 
 
-def forget_summaries(home: Home, catalog: Catalog) -> None:
+def delete_summaries(home: Home, catalog: Catalog) -> None:
     """Delete all summaries but those of active versions, and what a crash left of one that was being written.
 
     Raises:
@@ -82,11 +84,11 @@ def clear(home: Home, versions: Sequence[VersionRecord]) -> tuple[list[Path], li
     digests = {version.digest for version in versions}
     digests |= {str(version.content["weights"]) for version in versions if version.content is not None}
     gone, stays = [], []
-    for one in scratches(home.partial):
+    for one in work_dirs_in(home.partial):
         if one.is_held is None or one.holds & digests:
             gone.append(one.path)
     for place in (home.merged, home.work):
-        for one in scratches(place):
+        for one in work_dirs_in(place):
             if not one.is_held:
                 gone.append(one.path)
             elif one.holds & digests:
@@ -96,7 +98,34 @@ def clear(home: Home, versions: Sequence[VersionRecord]) -> tuple[list[Path], li
     return gone, stays
 
 
-def collect_leftovers(home: Home, catalog: Catalog, garbage: Garbage, *, dry_run: bool) -> Garbage:
+def collect_garbage(workspace: Workspace, *, dry_run: bool) -> Garbage:
+    """Delete arrays that no version needs, and what interrupted commands left (see `Registry.gc`)."""
+    with exclusive(workspace.home.lock, "collecting garbage"):
+        garbage = delete_unreferenced(workspace, dry_run=dry_run)
+        return delete_leftovers(workspace.home, workspace.catalog, garbage, dry_run=dry_run)
+
+
+def delete_unreferenced(workspace: Workspace, *, dry_run: bool) -> Garbage:
+    """Delete every array that no version needs, and return them; with `dry_run` only return them.
+
+    The caller holds the registry's lock, so that nothing that is being registered is taken for garbage.
+
+    Raises:
+        ConflictError: the arrays belong to another catalog, so that they only seem to be garbage.
+    """
+    catalog, store = workspace.catalog, workspace.arrays
+    (check_owner if dry_run else claim)(catalog, store)
+    needed = catalog.referenced()
+    garbage = sorted({digest for digest in store.digests() if digest not in needed} | set(catalog.unreferenced()))
+    if dry_run:
+        return Garbage(tuple(garbage), sum(store.disk_bytes(digest) for digest in garbage))
+    freed = sum(store.delete(digest) for digest in garbage)
+    if garbage:
+        catalog.forget_unreferenced(len(garbage), freed)
+    return Garbage(tuple(garbage), freed)
+
+
+def delete_leftovers(home: Home, catalog: Catalog, garbage: Garbage, *, dry_run: bool) -> Garbage:
     """Delete what interrupted commands left in the home, the cache, and summaries of no active version.
 
     Returns `garbage` with what that was.
@@ -104,7 +133,7 @@ def collect_leftovers(home: Home, catalog: Catalog, garbage: Garbage, *, dry_run
     What a process is at is not disturbed. With `dry_run` nothing is deleted.
     """
     passes, merged, work = (
-        [one.path for one in scratches(place) if _is_left(one)] for place in (home.partial, home.merged, home.work)
+        [one.path for one in work_dirs_in(place) if _is_left(one)] for place in (home.partial, home.merged, home.work)
     )
     cached, strays = _files(home.cache), _strays(home, catalog)
     found = replace(
@@ -121,7 +150,7 @@ def collect_leftovers(home: Home, catalog: Catalog, garbage: Garbage, *, dry_run
     if not dry_run:
         for path in (*passes, *merged, *work, *cached):
             remove(path)
-        forget_summaries(home, catalog)
+        delete_summaries(home, catalog)
     return found
 
 
@@ -129,7 +158,7 @@ def _strays(home: Home, catalog: Catalog) -> list[Path]:
     return strays_in(home.summaries, {version.digest for version in catalog.versions(states=["active"])})
 
 
-def _is_left(one: Scratch) -> bool:
+def _is_left(one: WorkDir) -> bool:
     if one.is_held is None:
         written = one.path.suffix == ".safetensors"  # a pass that an earlier program wrote down
         return written or _is_stale(one.path)

@@ -6,13 +6,9 @@ The log is followed from its beginning, and every row of the catalog is held aga
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from registry.content import content_digest
-from registry.meanwhile import is_purged
-from registry.progress import Progress
-from store.arrays import ArrayStore
+from registry.workspace import Workspace, content_digest
 from store.catalog import Catalog, VersionRecord
 from store.errors import DamagedError, NotFoundError
-from store.ownership import check_owner
 
 
 @dataclass(frozen=True)
@@ -38,13 +34,14 @@ class Verification:
     head: str
 
 
-def verify(catalog: Catalog, store: ArrayStore, progress: Progress) -> Verification:
+def verify(workspace: Workspace) -> Verification:
     """Read everything that is registered and compare it with its digests.
 
     Raises:
         ConflictError: the arrays belong to another catalog.
     """
-    check_owner(catalog, store)
+    workspace.check_owner()
+    catalog, store, progress = workspace.catalog, workspace.arrays, workspace.progress
     problems: list[str] = []
     if store.owner_file.exists() and store.owner() is None:
         problems.append(f"{store.owner_file} is not as it was written; the next registration writes it again")
@@ -59,7 +56,7 @@ def verify(catalog: Catalog, store: ArrayStore, progress: Progress) -> Verificat
             problems.append(f"{version.ref}: {error}")
             continue
         if version.content is None or content_digest(version.content, links) != version.digest:
-            if is_purged(catalog, version):  # meanwhile, by another process
+            if workspace.is_purged(version):  # meanwhile, by another process
                 continue
             problems.append(
                 f"{version.ref}: what the catalog says of it does not have its digest {version.digest[:12]}"

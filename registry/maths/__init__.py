@@ -2,3 +2,7 @@
 
 Symbols: H hidden size, E experts, T tokens, `lam` ridge strength, `k` experts per token.
 """
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

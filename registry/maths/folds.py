@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from registry.maths.statistics import Statistics
 
 
-def complete(total: Statistics, folds: Sequence[Statistics]) -> tuple[Statistics, ...]:
+def complete_folds(total: Statistics, folds: Sequence[Statistics]) -> tuple[Statistics, ...]:
     """Return all folds, given the whole and every fold but the last; where none is given, the whole alone."""
     rest = total
     for fold in folds:

@@ -32,7 +32,7 @@ PANEL = {"cpu": (96, 256), "cuda": (2048, 2048)}
 """Rows of a panel, at least and at most: fewer save work at the diagonal, more use the device better."""
 
 
-class GramSum:
+class GramAccumulator:
     """G of one site and layer while tokens are still being added; a mutable `Statistics`.
 
     An addition that does not return leaves a sum that must not be used.

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int16, Int64
 from torch import Tensor
 
 from registry.maths.fixed_point import NORM_BITS, power_of_two, quantise, real_value
-from registry.maths.gram import OVERFLOW, GramSum, float64_gram, require_room
+from registry.maths.gram import OVERFLOW, GramAccumulator, float64_gram, require_room
 
 _TILE = 64
 """Rows that are added or mirrored at once, few enough to stay in the cache."""
@@ -90,7 +90,7 @@ class Statistics:
         if len(rows) * largest * 4 ** (bits - 1) >= OVERFLOW:
             raise ValueError(f"{len(rows):,} tokens of weights up to {largest} at once are too many: take fewer")
         if weights is None and rows.numel() >= WORTH_SPLITTING:
-            sums = GramSum(exponents, bits)
+            sums = GramAccumulator(exponents, bits)
             sums.add([rows])
             return cls.taken(sums)
         q, held = quantise(rows, exponents, bits)
@@ -98,7 +98,7 @@ class Statistics:
         return cls(float64_gram(q, bits, weights, largest), exponents, int(times.sum()))
 
     @classmethod
-    def taken(cls, sums: GramSum) -> "Statistics":
+    def taken(cls, sums: GramAccumulator) -> "Statistics":
         """Return what a running sum holds so far.
 
         Raises:

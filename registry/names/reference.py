@@ -45,7 +45,7 @@ def check_license(license_id: str) -> str:
     )
 
 
-def several(values: Sequence[_T] | os.PathLike[str], what: str) -> Sequence[_T]:
+def require_list(values: Sequence[_T] | os.PathLike[str], what: str) -> Sequence[_T]:
     """Return `values` if they are a list, and not one text or path, whose characters would be taken for its items.
 
     Raises:

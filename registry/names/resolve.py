@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from registry.errors import ConflictError, IncompatibleError, InvalidInputError, NotFoundError
 from registry.names.reference import Reference, check_alias, check_name
-from registry.names.suggest import nearest
+from registry.names.suggest import suggest
 from store.catalog import Catalog, CompositionRecord, VersionRecord
 from store.catalog.records import KIND_WORDS, Kind, State
 
@@ -23,7 +23,7 @@ def versions_of(catalog: Catalog, name: str) -> list[VersionRecord]:
     """
     if versions := catalog.versions(name):
         return versions
-    raise NotFoundError(f"there is no expert {name!r}{nearest(name, catalog.names())}", "run: reg list")
+    raise NotFoundError(f"there is no expert {name!r}{suggest(name, catalog.names())}", "run: reg list")
 
 
 def resolve(
@@ -102,7 +102,7 @@ def check_name_is_free(catalog: Catalog, name: str, kind: Kind) -> None:
         )
 
 
-def affected(catalog: Catalog, ref: str) -> list[VersionRecord]:
+def versions_matching(catalog: Catalog, ref: str) -> list[VersionRecord]:
     """Return the versions that `ref` concerns: a bare name means all of its versions, in whatever state."""
     reference = Reference.parse(ref)
     if reference.number is None and reference.alias is None:
@@ -183,4 +183,4 @@ def _aliased(catalog: Catalog, reference: Reference, versions: Sequence[VersionR
 
 def _no_alias(name: str, alias: str, versions: Sequence[VersionRecord]) -> str:
     aliases = sorted(alias for version in versions for alias in version.aliases)
-    return f"{name} has no alias {alias!r}; it has {', '.join(aliases) or 'none'}{nearest(alias, aliases)}"
+    return f"{name} has no alias {alias!r}; it has {', '.join(aliases) or 'none'}{suggest(alias, aliases)}"

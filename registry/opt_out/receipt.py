@@ -10,22 +10,21 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from registry.checkpoint.model_files import read_json
+from registry.composition.compose import plan_composition
 from registry.composition.ensemble.plan import EnsembleRecipe
-from registry.composition.manifest import Content, Description
+from registry.composition.manifest import CompositionManifest, VersionRef
 from registry.composition.recipe import Recipe
 from registry.errors import CheckpointError, InvalidInputError, NotFoundError, OutputError, RegError, StorageError
 from registry.io.schema import DIGEST, LIST, OBJECT, TEXT, WHOLE, fields, list_of, maybe
 from registry.names.reference import Reference
 from registry.names.resolve import by_digest
 from registry.opt_out.withdraw import OptOut
+from registry.workspace import Workspace
 from store.arrays import flush
 from store.catalog import CompositionRecord, PushRecord, VersionRecord
-
-if TYPE_CHECKING:
-    from registry.composition.compose import Composer
 
 FORMAT = 1
 NOT_ERASED = (
@@ -50,7 +49,7 @@ class Recomposed:
     """What the same recipe gives of those who remain: its digest, and who they are."""
 
     digest: str
-    members: tuple[Content, ...]
+    members: tuple[VersionRef, ...]
 
 
 @dataclass(frozen=True)
@@ -161,17 +160,17 @@ class Receipt:
         )
 
 
-def make_receipt(registry: "Composer", done: OptOut) -> Receipt:
+def make_receipt(workspace: Workspace, done: OptOut) -> Receipt:
     """Return the receipt of an opt-out that has just been done; the caller holds the registry's lock.
 
     What was deleted is told by the log too, so that an opt-out that was interrupted, and is repeated, has all of it.
     """
-    catalog = registry.catalog
-    deleted, shared = _told(registry, done)
+    catalog = workspace.catalog
+    deleted, shared = _deleted_by_log(workspace, done)
     return Receipt(
         catalog.id,
         tuple(Withdrawn(v.ref, v.digest, str(v.withdrawn_at), v.purged_at) for v in done.versions),
-        tuple(_recomposed_of(registry, composition) for composition in done.compositions),
+        tuple(_recomposed_of(workspace, composition) for composition in done.compositions),
         tuple(sorted({*deleted, *done.deleted_digests})),
         sum(deleted.values()) + max(0, done.deleted_bytes - sum(deleted.get(one, 0) for one in done.deleted_digests)),
         tuple(Shared(digest, tuple(catalog.users_of(digest))) for digest in sorted({*shared, *done.shared_digests})),
@@ -181,7 +180,7 @@ def make_receipt(registry: "Composer", done: OptOut) -> Receipt:
     )
 
 
-def recompose(registry: "Composer", described: Description, members: Sequence[Content]) -> str:
+def recompose(workspace: Workspace, described: CompositionManifest, members: Sequence[VersionRef]) -> str:
     """Return the digest of the composition of some of the `members` of another, by its recipe.
 
     top_k is at most their number. No weight is read.
@@ -193,9 +192,9 @@ def recompose(registry: "Composer", described: Description, members: Sequence[Co
     if described.parent is not None:
         raise InvalidInputError("its routers were trained on text, which is not done again", None)
     names = [member.name for member in members]
-    refs = [by_digest(registry.catalog, one.name, one.digest, "it").ref for one in members]
+    refs = [by_digest(workspace.catalog, one.name, one.digest, "it").ref for one in members]
     known = described.base
-    base = None if known is None else by_digest(registry.catalog, known.name, known.digest, "it").ref
+    base = None if known is None else by_digest(workspace.catalog, known.name, known.digest, "it").ref
     top_k = described.recipe.top_k
     recipe: Recipe | EnsembleRecipe = replace(
         described.recipe,
@@ -204,7 +203,7 @@ def recompose(registry: "Composer", described: Description, members: Sequence[Co
     )
     if isinstance(recipe, Recipe):
         recipe = replace(recipe, bias={name: bias for name, bias in recipe.bias.items() if name in names})
-    return registry.plan(refs, recipe, base=base).digest
+    return plan_composition(workspace, refs, recipe, base=base).digest
 
 
 def read_receipt(path: Path) -> Receipt:
@@ -267,33 +266,33 @@ def receipt_file(path: Path, ref: str) -> Iterator[Callable[[Receipt], None]]:
         os.close(held)
 
 
-def remaining(versions: Iterable[VersionRecord], described: Description) -> list[Content]:
+def remaining(versions: Iterable[VersionRecord], described: CompositionManifest) -> list[VersionRef]:
     """Return the members of a composition that are still active."""
     active = {(version.name, version.digest) for version in versions if version.state == "active"}
     return [member for member in described.members if (member.name, member.digest) in active]
 
 
-def _told(registry: "Composer", done: OptOut) -> tuple[dict[str, int], set[str]]:
+def _deleted_by_log(workspace: Workspace, done: OptOut) -> tuple[dict[str, int], set[str]]:
     """Return what the log says of purges: what was deleted and is not needed again, digest → bytes; and what stayed."""
     deleted: dict[str, int] = {}
     stayed: set[str] = set()
     for version in done.versions:
-        for event in registry.catalog.events(version.ref):
+        for event in workspace.catalog.events(version.ref):
             if event.action == "purge":
                 deleted |= event.details.get("deleted", {})
                 stayed |= set(event.details.get("shared", ()))
-    needed = registry.catalog.referenced()
+    needed = workspace.catalog.referenced()
     return {digest: nbytes for digest, nbytes in deleted.items() if digest not in needed}, stayed & needed
 
 
-def _recomposed_of(registry: "Composer", composition: CompositionRecord) -> Affected:
+def _recomposed_of(workspace: Workspace, composition: CompositionRecord) -> Affected:
     digest, folders = composition.digest, composition.folders
     try:
-        described = Description.from_document(composition.document, f"composition {digest[:12]}")
-        left = remaining(registry.versions(), described)
+        described = CompositionManifest.from_document(composition.document, f"composition {digest[:12]}")
+        left = remaining(workspace.versions(), described)
         if not left:
             return Affected(digest, folders, None, "no member remains")
-        return Affected(digest, folders, Recomposed(recompose(registry, described, left), tuple(left)), None)
+        return Affected(digest, folders, Recomposed(recompose(workspace, described, left), tuple(left)), None)
     except RegError as error:
         return Affected(digest, folders, None, error.message)
 
@@ -327,6 +326,6 @@ def _affected(document: object, where: str) -> Affected:
     made = None
     if given["recomposed"] is not None:
         found = fields(given["recomposed"], {"digest": DIGEST, "members": LIST}, f"{where}, recomposed")
-        members = (Content.from_document(one, f"{where}, recomposed") for one in found["members"])
+        members = (VersionRef.from_document(one, f"{where}, recomposed") for one in found["members"])
         made = Recomposed(found["digest"], tuple(members))
     return Affected(given["digest"], tuple(given["folders"]), made, given["why"])

@@ -3,20 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from registry.composition.integrity import problems_of
-from registry.composition.manifest import Description
-from registry.composition.reproduce import read_composed
+from registry.composition.manifest import CompositionManifest, read_composed
 from registry.errors import ConflictError, NotFoundError, RegError
 from registry.io.model_folder import MARKER
-from registry.opt_out.receipt import Affected, Receipt, recompose
+from registry.names.reference import require_list
+from registry.opt_out.receipt import Affected, Receipt, read_receipt, recompose
 from registry.opt_out.withdraw import pushable
+from registry.workspace import PathLike, Workspace
 from store.catalog import CompositionRecord, VersionRecord
-from store.ownership import check_owner
-
-if TYPE_CHECKING:
-    from registry.composition.compose import Composer
 
 _OWN = ("mlp", "calibration")
 """Roles of arrays that are an expert's own: the trunk, a tokenizer, a scale may be anybody's."""
@@ -48,28 +44,30 @@ class ReceiptCheck:
             self.remedies.append(remedy)
 
 
-def check_receipt(registry: "Composer", receipt: Receipt, folders: Sequence[Path]) -> ReceiptCheck:
-    """Hold a receipt against the registry and composed folders (see `Registry.verify_receipt`).
+def verify_receipt(workspace: Workspace, file: PathLike, folders: Sequence[PathLike] = ()) -> ReceiptCheck:
+    """Compare a receipt with the registry and with composed folders (arguments as `Registry.verify_receipt`).
 
     Raises:
         ConflictError: it is of another registry.
     """
-    check_owner(registry.catalog, registry.arrays)
-    if receipt.registry != registry.catalog.id:
+    receipt = read_receipt(Path(file))
+    paths = [Path(folder) for folder in require_list(folders, "folders")]
+    workspace.check_owner()
+    if receipt.registry != workspace.catalog.id:
         raise ConflictError(
-            f"the receipt is of the registry {receipt.registry!r}, this one is {registry.catalog.id}",
+            f"the receipt is of the registry {receipt.registry!r}, this one is {workspace.catalog.id}",
             "name the registry that it is of: --home DIR",
         )
     check = ReceiptCheck(receipt)
-    known = {version.ref: version for version in registry.versions(everything=True)}
+    known = {version.ref: version for version in workspace.versions(everything=True)}
     _versions(check, known)
-    _log(registry, check)
-    _arrays(registry, check, known)
+    _log(workspace, check)
+    _arrays(workspace, check, known)
     withdrawn = [known[one.ref] for one in receipt.versions if one.ref in known]
-    _compositions(registry, check, withdrawn)
-    _pushes(registry, check, withdrawn)
-    for folder in folders:
-        _folder(registry, check, folder)
+    _compositions(workspace, check, withdrawn)
+    _pushes(workspace, check, withdrawn)
+    for folder in paths:
+        _folder(workspace, check, folder)
     return check
 
 
@@ -99,14 +97,14 @@ def _again(ref: str, *, purge: bool = True) -> str:
     return f"repeat the opt-out: reg opt-out {ref}{' --purge' if purge else ''}"
 
 
-def _log(registry: "Composer", check: ReceiptCheck) -> None:
+def _log(workspace: Workspace, check: ReceiptCheck) -> None:
     receipt = check.receipt
-    chain = registry.catalog.chain()
+    chain = workspace.catalog.chain()
     if chain.broken is not None:
         problem = f"the log: {chain.broken} does not follow from the one before: one was changed, or is missing"
         check.tell(problem, "put a backup of the catalog in its place, and hold the receipt against that")
         return
-    events = registry.catalog.events()
+    events = workspace.catalog.events()
     head = next((event.id for event in events if event.digest == receipt.head), None)
     if head is None:
         check.tell(f"the log has no event of digest {receipt.head}: it is not the log that the receipt was made from")
@@ -118,11 +116,11 @@ def _log(registry: "Composer", check: ReceiptCheck) -> None:
                 check.tell(f"the log tells of no {action} of {one.ref} before the receipt")
 
 
-def _arrays(registry: "Composer", check: ReceiptCheck, known: dict[str, VersionRecord]) -> None:
-    present = {digest for digest in check.receipt.arrays if registry.arrays.has(digest)}
+def _arrays(workspace: Workspace, check: ReceiptCheck, known: dict[str, VersionRecord]) -> None:
+    present = {digest for digest in check.receipt.arrays if workspace.arrays.has(digest)}
     uses: dict[str, list[tuple[str, str, str]]] = {digest: [] for digest in sorted(present)}
     for version in known.values() if present else ():
-        for link in registry.catalog.arrays_of(version):
+        for link in workspace.catalog.arrays_of(version):
             if link.digest in present:
                 uses[link.digest].append((version.ref, link.role, link.name))
     for digest, users in uses.items():
@@ -137,8 +135,8 @@ def _arrays(registry: "Composer", check: ReceiptCheck, known: dict[str, VersionR
             check.notes.append(again)
 
 
-def _compositions(registry: "Composer", check: ReceiptCheck, withdrawn: list[VersionRecord]) -> None:
-    made = {composition.digest: composition for composition in registry.catalog.compositions(withdrawn)}
+def _compositions(workspace: Workspace, check: ReceiptCheck, withdrawn: list[VersionRecord]) -> None:
+    made = {composition.digest: composition for composition in workspace.catalog.compositions(withdrawn)}
     listed = {one.digest: one for one in check.receipt.compositions}
     for digest in sorted({*made} - {*listed}):
         check.tell(f"composition {digest[:12]} was made from what was withdrawn, and is not in the receipt")
@@ -148,27 +146,27 @@ def _compositions(registry: "Composer", check: ReceiptCheck, withdrawn: list[Ver
             continue
         if lost := sorted(set(made[digest].folders) - set(one.folders)):
             check.tell(f"composition {digest[:12]} was written to {lost[0]}, which is not in the receipt")
-        _recomposed(registry, check, one, made[digest])
+        _recomposed(workspace, check, one, made[digest])
 
 
-def _pushes(registry: "Composer", check: ReceiptCheck, withdrawn: list[VersionRecord]) -> None:
-    known = registry.catalog.pushes(pushable(withdrawn, registry.catalog.compositions(withdrawn)))
+def _pushes(workspace: Workspace, check: ReceiptCheck, withdrawn: list[VersionRecord]) -> None:
+    known = workspace.catalog.pushes(pushable(withdrawn, workspace.catalog.compositions(withdrawn)))
     for push in known:
         if push not in check.receipt.pushes:
             where = f"{push.repo}, {push.revision},"
             check.tell(f"{where} was pushed to with what was withdrawn, and is not in the receipt")
 
 
-def _recomposed(registry: "Composer", check: ReceiptCheck, one: Affected, made: CompositionRecord) -> None:
+def _recomposed(workspace: Workspace, check: ReceiptCheck, one: Affected, made: CompositionRecord) -> None:
     if one.recomposed is None:
         return
     where, members = f"composition {one.digest[:12]}", one.recomposed.members
     withdrawn = {version.digest for version in check.receipt.versions}
     try:
-        described = Description.from_document(made.document, where)
+        described = CompositionManifest.from_document(made.document, where)
         if withdrawn & {member.digest for member in members} or not set(members) <= set(described.members):
             check.tell(f"{where}, recomposed: its members are not those that remained")
-        elif (digest := recompose(registry, described, members)) != one.recomposed.digest:
+        elif (digest := recompose(workspace, described, members)) != one.recomposed.digest:
             check.tell(f"{where}, recomposed, has digest {digest[:12]}, the receipt says {one.recomposed.digest[:12]}")
     except (ConflictError, NotFoundError) as error:
         check.notes.append(f"{where} can no longer be recomposed: {error.message}")
@@ -176,7 +174,7 @@ def _recomposed(registry: "Composer", check: ReceiptCheck, one: Affected, made: 
         check.tell(f"{where} cannot be recomposed: {error.message}")
 
 
-def _folder(registry: "Composer", check: ReceiptCheck, folder: Path) -> None:
+def _folder(workspace: Workspace, check: ReceiptCheck, folder: Path) -> None:
     try:
         document, described = read_composed(folder)
     except RegError as error:
@@ -188,5 +186,5 @@ def _folder(registry: "Composer", check: ReceiptCheck, folder: Path) -> None:
         if one.digest in withdrawn:
             held = f"{folder} holds {withdrawn[one.digest]}: its {MARKER} names {one.name} {one.digest[:12]}"
             check.tell(held, f"delete {folder}, and every copy of it")
-    for problem in problems_of(folder, document, registry.progress):
+    for problem in problems_of(folder, document, workspace.progress):
         check.tell(problem, f"compose {folder} again; what was changed in it may be anything")

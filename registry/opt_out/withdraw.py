@@ -3,12 +3,11 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from registry.home import Home
 from registry.io.work_dirs import remove
-from registry.maintenance.garbage import Garbage, clear, empty_cache, forget_summaries
-from store.arrays import ArrayStore
-from store.catalog import Catalog, CompositionRecord, PushRecord, VersionRecord
-from store.ownership import check_owner, claim
+from registry.maintenance.garbage import clear, delete_summaries, delete_unreferenced, empty_cache
+from registry.workspace import Workspace
+from store.catalog import CompositionRecord, PushRecord, VersionRecord
+from store.ownership import claim
 
 
 @dataclass(frozen=True)
@@ -53,9 +52,7 @@ class OptOut:
         return len(self.shared_digests)
 
 
-def opt_out(
-    home: Home, catalog: Catalog, store: ArrayStore, versions: Sequence[VersionRecord], *, purge: bool
-) -> OptOut:
+def withdraw(workspace: Workspace, versions: Sequence[VersionRecord], *, purge: bool) -> OptOut:
     """Withdraw `versions` from every later composition; with `purge` delete what only they needed.
 
     Interrupted anywhere, it is finished by the same again. The caller holds the registry's lock.
@@ -64,12 +61,13 @@ def opt_out(
         ConflictError: the arrays belong to another catalog.
         StorageError: something cannot be deleted.
     """
+    home, catalog, store = workspace.home, workspace.catalog, workspace.arrays
     claim(catalog, store)
     before = catalog.reread(versions)
     withdrew = tuple(version.ref for version in before if version.state == "active")
     catalog.withdraw(versions)
     empty_cache(home)  # after withdrawal nothing of theirs is put there
-    forget_summaries(home, catalog)  # nor here
+    delete_summaries(home, catalog)  # nor here
     compositions = tuple(catalog.compositions(versions))  # after withdrawal none is added
     pushes = tuple(catalog.pushes(pushable(versions, compositions)))
     if not purge:
@@ -79,7 +77,7 @@ def opt_out(
     cleared, remains = clear(home, before)  # by their weights, whose digest the catalog is about to forget
     catalog.purge(versions, {digest: store.disk_bytes(digest) for digest in own})
     shared = tuple(sorted(own & catalog.referenced()))
-    garbage = collect_garbage(catalog, store, dry_run=False)
+    garbage = delete_unreferenced(workspace, dry_run=False)
     for path in catalog.backups():
         remove(path)
         cleared.append(path)
@@ -104,22 +102,3 @@ def opt_out(
 def pushable(versions: Iterable[VersionRecord], compositions: Iterable[CompositionRecord]) -> set[str]:
     """Return what pushes of versions, and of compositions made from them, are logged under."""
     return {version.ref for version in versions} | {composition.digest for composition in compositions}
-
-
-def collect_garbage(catalog: Catalog, store: ArrayStore, *, dry_run: bool) -> Garbage:
-    """Delete every array that no version needs, and return them; with `dry_run` only return them.
-
-    The caller holds the registry's lock, so that nothing that is being registered is taken for garbage.
-
-    Raises:
-        ConflictError: the arrays belong to another catalog, so that they only seem to be garbage.
-    """
-    (check_owner if dry_run else claim)(catalog, store)
-    needed = catalog.referenced()
-    garbage = sorted({digest for digest in store.digests() if digest not in needed} | set(catalog.unreferenced()))
-    if dry_run:
-        return Garbage(tuple(garbage), sum(store.disk_bytes(digest) for digest in garbage))
-    freed = sum(store.delete(digest) for digest in garbage)
-    if garbage:
-        catalog.forget_unreferenced(len(garbage), freed)
-    return Garbage(tuple(garbage), freed)

@@ -1,17 +1,14 @@
 """What registering a checkpoint would say of it, without registering it."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from registry.checkpoint import Checkpoint, hash_checkpoint
+from registry.checkpoint import hash_checkpoint
 from registry.families.sites import MLP_INPUT
-from registry.progress import Progress
-from registry.registration.expert_overlap import ExpertOverlap, Sibling, overlaps, summarise
+from registry.registration.candidate import Candidate
+from registry.registration.expert_overlap import ExpertOverlap, overlaps, registered_experts, summarise
 from registry.registration.lineage import Relation
-from registry.registration.summary_store import Summaries
 from registry.statistics.collect import carried_statistics, collect, text_calibration
-from registry.statistics.settings import PassSettings
+from registry.workspace import Workspace
 
 
 @dataclass(frozen=True)
@@ -42,27 +39,20 @@ class Check:
     overlaps: tuple[ExpertOverlap, ...] | None
 
 
-def check(
-    checkpoint: Checkpoint,
-    relations: Sequence[Relation],
-    data: Sequence[Path],
-    settings: PassSettings,
-    experts: Sequence[Sibling],
-    summaries: Summaries,
-    progress: Progress,
-) -> Check:
-    """Return what there is to say of `checkpoint` (arguments as `Registry.check`, and `overlapping.overlaps`).
+def check_candidate(workspace: Workspace, candidate: Candidate) -> Check:
+    """Return what registering a candidate would say of it (see `Registry.check`).
 
     Raises:
         CheckpointError: weights are NaN or infinite, or statistics it carries are not its own.
         CalibrationError: there is no text, or an activation is NaN or infinite.
     """
+    checkpoint, settings, progress = candidate.checkpoint, candidate.settings, workspace.progress
     hashed = hash_checkpoint(checkpoint, progress)
-    calibration = text_calibration(checkpoint, data, settings)
+    calibration = text_calibration(checkpoint, candidate.files, settings)
     collected = carried_statistics(hashed) if calibration is None else None
     if calibration is not None:
         collected = collect(hashed, calibration, settings, progress=progress)
-    mine = None if collected is None else summarise(collected.sites[MLP_INPUT], progress)
+    summaries = None if collected is None else summarise(collected.sites[MLP_INPUT], progress)
     hosts = checkpoint.family.hosts(checkpoint.architecture)
     return Check(
         label=checkpoint.label,
@@ -72,6 +62,6 @@ def check(
         dtype=checkpoint.dtype,
         parameters=checkpoint.parameters,
         tokens=hashed.tokens,
-        relations=tuple(relations),
-        overlaps=None if mine is None else overlaps(mine, experts, summaries, progress),
+        relations=candidate.relations,
+        overlaps=None if summaries is None else overlaps(summaries, registered_experts(workspace), workspace),
     )

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -14,9 +15,10 @@ from registry.io.limits import HEADER_BYTES
 from registry.maths.overlap import TOKENS_PER_DIRECTION, Overlap
 from registry.maths.statistics import Statistics
 from registry.maths.summary import Summary, summary_overlap
-from registry.member import Member
+from registry.member import Member, load_member
 from registry.progress import Progress, remark
-from registry.registration.summary_store import Summaries
+from registry.registration.summary_store import SummaryStore, summary_store
+from registry.workspace import Workspace
 from store.catalog import VersionRecord
 
 INDISTINCT = 0.6
@@ -54,7 +56,7 @@ class ExpertOverlap:
 
 
 @dataclass(frozen=True)
-class Sibling:
+class RegisteredExpert:
     """A registered expert to be compared with.
 
     Attributes:
@@ -66,24 +68,30 @@ class Sibling:
     member: Callable[[], Member]
 
 
+def registered_experts(workspace: Workspace, *, but: str | None = None) -> list[RegisteredExpert]:
+    """Return the active experts, without those named `but`."""
+    versions = workspace.versions(kind="expert")
+    return [
+        RegisteredExpert(version, partial(load_member, workspace, version))
+        for version in versions
+        if version.name != but
+    ]
+
+
 def overlaps(
     mine: Mapping[int, Summary],
-    siblings: Iterable[Sibling],
-    summaries: Summaries,
-    progress: Progress,
-    is_gone: Callable[[VersionRecord], bool] = lambda version: False,
+    siblings: Iterable[RegisteredExpert],
+    workspace: Workspace,
 ) -> tuple[ExpertOverlap, ...]:
     """Return the overlap with each sibling of as many layers and channels, the largest first.
 
-    Siblings with too few tokens for a comparison are left out, and those purged meanwhile (`is_gone`); with too few of
-    its own, there is nothing to compare.
+    Siblings with too few tokens for a comparison are left out, and those purged meanwhile; with too few of its own,
+    there is nothing to compare.
 
     Args:
         mine: what `summarise` gave.
         siblings: whom to compare with.
-        summaries: where theirs are kept; those that are not there are made and kept.
-        progress: told of every sibling.
-        is_gone: tells whether a version was purged.
+        workspace: the registry; summaries that it lacks are made and kept.
     """
     if not mine:
         return ()
@@ -96,12 +104,13 @@ def overlaps(
         == (list(mine), size)
     ]
     found = []
+    summaries, progress = summary_store(workspace), workspace.progress
     with progress("comparing", len(comparable), "expert") as advance:
         for sibling in comparable:
             try:
                 compared = _kept(mine, sibling, summaries) or _anew(mine, sibling, summaries)
             except (DamagedError, NotFoundError, ConflictError) as error:  # it must not stand in the way of others
-                if not is_gone(sibling.version):
+                if not workspace.is_purged(sibling.version):
                     remark(progress, f"the text of {sibling.version.ref} is not compared: {error.message}")
             except ValueError as error:  # forged or mistaken statistics
                 remark(progress, f"the text of {sibling.version.ref} is not compared: {error}")
@@ -172,7 +181,7 @@ def _summary(tensors: Mapping[str, torch.Tensor], layer: int) -> Summary:
     return Summary(mean, directions, spread, float(rest), int(count))
 
 
-def _kept(mine: Mapping[int, Summary], sibling: Sibling, summaries: Summaries) -> dict[int, Overlap] | None:
+def _kept(mine: Mapping[int, Summary], sibling: RegisteredExpert, summaries: SummaryStore) -> dict[int, Overlap] | None:
     """Return layer → overlap by what is kept of a sibling, None where that is not there or cannot be of it."""
     data = summaries.get(sibling.version, "tokens")
     theirs = None if data is None else unpack(data, mine)
@@ -186,7 +195,7 @@ def _kept(mine: Mapping[int, Summary], sibling: Sibling, summaries: Summaries) -
     return None if any(math.isnan(overlap.routing + overlap.subspace) for overlap in found.values()) else found
 
 
-def _anew(mine: Mapping[int, Summary], sibling: Sibling, summaries: Summaries) -> dict[int, Overlap]:
+def _anew(mine: Mapping[int, Summary], sibling: RegisteredExpert, summaries: SummaryStore) -> dict[int, Overlap]:
     """Return layer → overlap, and keep what it was told by."""
     member = sibling.member()
     theirs = {number: Summary.of(member.statistics(MLP_INPUT, number)) for number in mine}

@@ -38,7 +38,7 @@ Sampler = Callable[[str, "npt.NDArray[np.int64]"], Block]
 
 
 @dataclass(frozen=True)
-class Weights:
+class WeightSamples:
     """A model whose tensors can be sampled.
 
     Attributes:
@@ -105,23 +105,23 @@ class Relation:
         return "unrelated" if self.distance >= UNRELATED else "same base"
 
 
-def weights_of_checkpoint(checkpoint: Checkpoint) -> Weights:
+def weights_of_checkpoint(checkpoint: Checkpoint) -> WeightSamples:
     """Return a checkpoint's weights."""
     shapes = checkpoint.shapes
-    return Weights(shapes, {name: checkpoint.dtype_of(name) for name in shapes}, checkpoint.sample)
+    return WeightSamples(shapes, {name: checkpoint.dtype_of(name) for name in shapes}, checkpoint.sample)
 
 
-def weights_of_version(links: Iterable[ArrayLink], store: ArrayStore) -> Weights:
+def weights_of_version(links: Iterable[ArrayLink], store: ArrayStore) -> WeightSamples:
     """Return a registered version's weights."""
     weights = {link.name: link for link in links if link.role in ("trunk", "mlp")}
-    return Weights(
+    return WeightSamples(
         {name: link.shape for name, link in weights.items()},
         {name: link.dtype for name, link in weights.items()},
         lambda name, rows: store.sample(weights[name].digest, rows),
     )
 
 
-def pack_weights(weights: Weights) -> bytes:
+def pack_weights(weights: WeightSamples) -> bytes:
     """Return what stands for a model where it is compared: its rows `own`, with dtypes and shapes, as safetensors."""
     from safetensors.numpy import save
 
@@ -129,7 +129,7 @@ def pack_weights(weights: Weights) -> bytes:
     return save(dict(weights.own), metadata={_TOLD: json.dumps([SAMPLE, told])})
 
 
-def unpack_weights(data: bytes, sample: Sampler) -> Weights | None:
+def unpack_weights(data: bytes, sample: Sampler) -> WeightSamples | None:
     """Return the weights that `pack_weights` packed, or None where it is nothing that this program packs.
 
     Args:
@@ -155,10 +155,10 @@ def unpack_weights(data: bytes, sample: Sampler) -> Weights | None:
                 return None
     except Exception:  # safetensors has errors of its own
         return None
-    return Weights(shapes, dtypes, sample, blocks)
+    return WeightSamples(shapes, dtypes, sample, blocks)
 
 
-def relation(mine: Weights, version: VersionRecord, theirs: Weights) -> Relation | None:
+def relation(mine: WeightSamples, version: VersionRecord, theirs: WeightSamples) -> Relation | None:
     """Return how far `mine` is from a registered version, or None where their shapes forbid a comparison.
 
     Tensors outside the layers may differ in their first axis: a vocabulary may have grown.
@@ -174,8 +174,8 @@ def relation(mine: Weights, version: VersionRecord, theirs: Weights) -> Relation
 
 
 def relations_of(
-    mine: Weights,
-    versions: Iterable[tuple[VersionRecord, Callable[[], Weights]]],
+    mine: WeightSamples,
+    versions: Iterable[tuple[VersionRecord, Callable[[], WeightSamples]]],
     progress: Progress,
     is_gone: Callable[[VersionRecord], bool] = lambda version: False,
 ) -> tuple[Relation, ...]:
@@ -212,7 +212,7 @@ def check_related(label: str, relations: Iterable[Relation]) -> None:
         )
 
 
-def _distance(name: str, mine: Weights, theirs: Weights) -> float:
+def _distance(name: str, mine: WeightSamples, theirs: WeightSamples) -> float:
     import numpy as np
 
     shape = mine.shapes[name]

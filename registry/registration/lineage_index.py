@@ -5,20 +5,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from registry.meanwhile import is_purged
 from registry.progress import Progress, silent
 from registry.registration.lineage import (
     Relation,
-    Weights,
+    WeightSamples,
     check_related,
     pack_weights,
     relations_of,
     unpack_weights,
     weights_of_version,
 )
-from registry.registration.summary_store import Summaries
-from store.arrays import ArrayStore, Block
-from store.catalog import Catalog, VersionRecord
+from registry.registration.summary_store import summary_store
+from registry.workspace import Workspace
+from store.arrays import Block
+from store.catalog import VersionRecord
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,27 +26,21 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Relating:
+class LineageIndex:
     """What is registered, to be compared with.
 
     Attributes:
-        catalog: which versions there are.
-        store: their arrays.
-        summaries: samples of these.
-        progress: told of versions that cannot be compared.
+        workspace: the registry; its progress is told of versions that cannot be compared.
     """
 
-    catalog: Catalog
-    store: ArrayStore
-    summaries: Summaries
-    progress: Progress = silent
+    workspace: Workspace
 
-    def relations(self, mine: Weights, versions: Sequence[VersionRecord]) -> tuple[Relation, ...]:
+    def relations(self, mine: WeightSamples, versions: Sequence[VersionRecord]) -> tuple[Relation, ...]:
         """Return how far `mine` is from each version of its shape, the nearest first."""
-        return self._relations(mine, versions, self.weights, self.progress)
+        return self._relations(mine, versions, self.weights, self.workspace.progress)
 
     def check_related(
-        self, label: str, mine: Weights, versions: Sequence[VersionRecord], relations: Sequence[Relation]
+        self, label: str, mine: WeightSamples, versions: Sequence[VersionRecord], relations: Sequence[Relation]
     ) -> None:
         """Check that a checkpoint is related to something, where there is anything to compare it with.
 
@@ -70,32 +64,41 @@ class Relating:
                 return
         check_related(label, self._relations(mine, versions, self._stored, silent))
 
-    def weights(self, version: VersionRecord) -> Weights:
+    def weights(self, version: VersionRecord) -> WeightSamples:
         """Return a version's weights: what is kept to compare it by, else its arrays, of which it is kept then."""
 
         def sample(name: str, rows: "npt.NDArray[np.int64]") -> Block:  # for models of another vocabulary
             return self._stored(version).sample(name, rows)
 
-        kept = self.summaries.get(version, "weights")
+        kept = summary_store(self.workspace).get(version, "weights")
         if kept is not None and (found := unpack_weights(kept, sample)) is not None:
             return found
         found = self._stored(version)
         self.keep(version, found)
         return found
 
-    def keep(self, version: VersionRecord, weights: Weights) -> None:
+    def keep(self, version: VersionRecord, weights: WeightSamples) -> None:
         """Keep what a version is compared by."""
-        self.summaries.put(version, "weights", pack_weights(weights))
+        summary_store(self.workspace).put(version, "weights", pack_weights(weights))
 
-    def _stored(self, version: VersionRecord) -> Weights:
-        return weights_of_version(self.catalog.arrays_of(version), self.store)
+    def _stored(self, version: VersionRecord) -> WeightSamples:
+        return weights_of_version(self.workspace.catalog.arrays_of(version), self.workspace.arrays)
 
     def _relations(
         self,
-        mine: Weights,
+        mine: WeightSamples,
         versions: Sequence[VersionRecord],
-        weights: Callable[[VersionRecord], Weights],
+        weights: Callable[[VersionRecord], WeightSamples],
         progress: Progress,
     ) -> tuple[Relation, ...]:
         described = ((version, partial(weights, version)) for version in versions)
-        return relations_of(mine, described, progress, partial(is_purged, self.catalog))
+        return relations_of(mine, described, progress, self.workspace.is_purged)
+
+
+def relations_of_version(workspace: Workspace, ref: str) -> tuple[Relation, ...]:
+    """Return the distance of a version to the others of its shape (arguments and errors as `Registry.relations`)."""
+    version, index = workspace.resolve(ref), LineageIndex(workspace)
+    with workspace.reading(version):
+        workspace.verified_arrays(version)
+        others = [other for other in workspace.versions() if other.id != version.id]
+        return index.relations(index.weights(version), others)

@@ -4,31 +4,29 @@ Order of writing, so that a crash leaves at most arrays that nobody names: every
 taken, the arrays are written and read back, and one transaction of the catalog makes them visible.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from registry.calibration.sampling import self_sampled_label
-from registry.checkpoint import Checkpoint, HashedCheckpoint, hash_checkpoint
+from registry.checkpoint import HashedCheckpoint, hash_checkpoint
 from registry.checkpoint.annotations import Annotations
-from registry.content import content_digest
+from registry.errors import ConflictError
 from registry.families.sites import MLP_INPUT, TOKEN_COUNTS
-from registry.home import Home
 from registry.io.torch_blocks import to_block
 from registry.maths.statistics import Statistics
-from registry.meanwhile import is_purged
-from registry.progress import Progress
-from registry.registration.expert_overlap import ExpertOverlap, Sibling, overlaps, pack, summarise
+from registry.progress import Progress, remark
+from registry.registration.candidate import Candidate
+from registry.registration.expert_overlap import ExpertOverlap, overlaps, pack, registered_experts, summarise
 from registry.registration.lineage import Relation
-from registry.registration.summary_store import Summaries
+from registry.registration.lineage_index import LineageIndex
+from registry.registration.summary_store import summary_store
 from registry.statistics.collect import carried_statistics, collect, text_calibration
 from registry.statistics.file import Collected
 from registry.statistics.forward_pass import computed_by, window_size
-from registry.statistics.settings import PassSettings
+from registry.workspace import Workspace, content_digest
 from store.arrays import ArraySource, ArrayStore, digest_of
 from store.catalog import ArrayLink, Catalog, NewVersion, StatisticsRecord, VersionRecord
 from store.catalog.records import Kind, Role
@@ -59,68 +57,23 @@ class Registration:
     newest: str = ""
 
 
-def register_expert(
-    home: Home,
-    catalog: Catalog,
-    store: ArrayStore,
-    name: str,
-    checkpoint: Checkpoint,
-    data: Sequence[Path],
-    settings: PassSettings,
-    annotations: Annotations,
-    *,
-    keep_calibration: bool,
-    others: Sequence[Sibling],
-    summaries: Summaries,
-    progress: Progress,
-) -> Registration:
-    """Register a checkpoint as the next version of expert `name` (see `Registry.add_expert`)."""
-    hashed = hash_checkpoint(checkpoint, progress)
-    calibration = text_calibration(checkpoint, data, settings)
-    collected = carried_statistics(hashed) if calibration is None else None
-    self_sampled = calibration is None and collected is None
-    kept = keep_calibration or self_sampled if collected is None else collected.calibration is not None
-    computed = computed_by(checkpoint, settings) if collected is None else collected.computed
-    found = _find_same(
-        catalog.versions(name, states=["active"]),
-        content_of(hashed, "expert", annotations.license, kept=kept, computed=computed),
-        calibration.digest if calibration else collected.calibration_digest if collected else None,
-        self_sampled_label(settings.tokens, window_size(checkpoint, settings)),
-    )
-    if found is not None and all(store.is_intact(link.digest) for link in catalog.arrays_of(found)):
-        return Registration(_annotate(catalog, found, annotations), added=False, self_sampled=self_sampled)
-    if collected is None:
-        collected = collect(
-            hashed,
-            calibration,
-            settings,
-            keep_calibration=keep_calibration,
-            partial=home.partial,
-            progress=progress,
+def register_expert(workspace: Workspace, candidate: Candidate) -> Registration:
+    """Register a candidate as the next version of its expert (errors as `Registry.add_expert`)."""
+    registration = _expert(workspace, candidate, hash_checkpoint(candidate.checkpoint, workspace.progress))
+    manifest, version = candidate.manifest, registration.version
+    if manifest is not None and manifest.digest != version.digest:
+        remark(
+            workspace.progress,
+            f"{candidate.request.checkpoint} announces {manifest.digest[:12]}, and is {version.digest[:12]} here: "
+            "license, statistics or files differ",
         )
-    mine = summarise(collected.sites[MLP_INPUT], progress)
-    overlapping = overlaps(mine, others, summaries, progress, partial(is_purged, catalog))
-    registration = _register(
-        home, catalog, store, name, "expert", hashed, collected, annotations, self_sampled, progress
-    )
-    if mine:
-        summaries.put(registration.version, "tokens", pack(mine))
-    return replace(registration, overlaps=overlapping)
+    return _with_relations(workspace, candidate, registration)
 
 
-def register_base(
-    home: Home,
-    catalog: Catalog,
-    store: ArrayStore,
-    name: str,
-    checkpoint: Checkpoint,
-    annotations: Annotations,
-    *,
-    progress: Progress,
-) -> Registration:
-    """Register a checkpoint as the next version of base model `name` (see `Registry.add_base`)."""
-    hashed = hash_checkpoint(checkpoint, progress)
-    return _register(home, catalog, store, name, "base", hashed, None, annotations, False, progress)
+def register_base(workspace: Workspace, candidate: Candidate) -> Registration:
+    """Register a candidate as the next version of its base model (errors as `Registry.add_base`)."""
+    hashed = hash_checkpoint(candidate.checkpoint, workspace.progress)
+    return _with_relations(workspace, candidate, _register(workspace, candidate, hashed))
 
 
 def content_of(
@@ -186,24 +139,53 @@ def write_arrays(
     return tuple(links)
 
 
+def _expert(workspace: Workspace, candidate: Candidate, hashed: HashedCheckpoint) -> Registration:
+    """Register an expert, with statistics from the first source that there is; a repeat ends before its pass."""
+    catalog, request = workspace.catalog, candidate.request
+    checkpoint, settings = candidate.checkpoint, candidate.settings
+    calibration = text_calibration(checkpoint, candidate.files, settings)
+    collected = carried_statistics(hashed) if calibration is None else None
+    self_sampled = calibration is None and collected is None
+    kept = request.keep_calibration or self_sampled if collected is None else collected.calibration is not None
+    computed = computed_by(checkpoint, settings) if collected is None else collected.computed
+    same = _find_same(
+        catalog.versions(str(request.name), states=["active"]),
+        content_of(hashed, "expert", candidate.annotations.license, kept=kept, computed=computed),
+        calibration.digest if calibration else collected.calibration_digest if collected else None,
+        self_sampled_label(settings.tokens, window_size(checkpoint, settings)),
+    )
+    if same is not None and all(workspace.arrays.is_intact(link.digest) for link in catalog.arrays_of(same)):
+        version = _annotate(catalog, same, candidate.annotations)
+        return Registration(version, added=False, self_sampled=self_sampled)
+    if collected is None:
+        collected = collect(
+            hashed,
+            calibration,
+            settings,
+            keep_calibration=request.keep_calibration,
+            partial=workspace.home.partial,
+            progress=workspace.progress,
+        )
+    summaries = summarise(collected.sites[MLP_INPUT], workspace.progress)
+    compared = overlaps(summaries, registered_experts(workspace, but=request.name), workspace)
+    registration = _register(workspace, candidate, hashed, collected)
+    if summaries:
+        summary_store(workspace).put(registration.version, "tokens", pack(summaries))
+    return replace(registration, overlaps=compared, self_sampled=self_sampled)
+
+
 def _register(
-    home: Home,
-    catalog: Catalog,
-    store: ArrayStore,
-    name: str,
-    kind: Kind,
-    hashed: HashedCheckpoint,
-    collected: Collected | None,
-    annotations: Annotations,
-    self_sampled: bool,
-    progress: Progress,
+    workspace: Workspace, candidate: Candidate, hashed: HashedCheckpoint, collected: Collected | None = None
 ) -> Registration:
+    """Write the arrays, then the version in one transaction of the catalog."""
+    catalog, kind = workspace.catalog, candidate.request.kind
+    name, annotations = str(candidate.request.name), candidate.annotations
     kept = collected is not None and collected.calibration is not None
     computed = None if collected is None else collected.computed
     content = content_of(hashed, kind, annotations.license, kept=kept, computed=computed)
-    with exclusive(home.lock, f"registering {name}"):
-        claim(catalog, store)
-        arrays = write_arrays(store, hashed, collected, progress)
+    with exclusive(workspace.home.lock, f"registering {name}"):
+        claim(catalog, workspace.arrays)
+        arrays = write_arrays(workspace.arrays, hashed, collected, workspace.progress)
         new = NewVersion(
             name,
             kind,
@@ -215,7 +197,18 @@ def _register(
             annotations.tags,
         )
         version, added = catalog.add_version(new)
-    return Registration(_annotate(catalog, version, annotations), added, self_sampled)
+    return Registration(_annotate(catalog, version, annotations), added)
+
+
+def _with_relations(workspace: Workspace, candidate: Candidate, registration: Registration) -> Registration:
+    """Store what the version is compared by, and add its relations and the newest version of its name."""
+    LineageIndex(workspace).keep(registration.version, candidate.samples)
+    version = registration.version
+    try:
+        newest = workspace.resolve(version.name).ref
+    except ConflictError:  # it was opted out meanwhile
+        newest = version.ref
+    return replace(registration, relations=candidate.relations, newest=newest)
 
 
 def _annotate(catalog: Catalog, version: VersionRecord, annotations: Annotations) -> VersionRecord:

@@ -20,6 +20,7 @@ from typing import Literal, get_args
 from registry.errors import ConflictError, StorageError
 from registry.home import Home
 from registry.io.limits import SUMMARY_BYTES
+from registry.workspace import Workspace
 from store.catalog import Catalog, VersionRecord
 from store.lock import exclusive
 
@@ -30,7 +31,7 @@ _LENGTH = 65
 
 
 @dataclass(frozen=True)
-class Summaries:
+class SummaryStore:
     """The summaries of one registry.
 
     Attributes:
@@ -77,6 +78,11 @@ class Summaries:
 
     def _path(self, version: VersionRecord, kind: Kind) -> Path:
         return self.home.summaries / f"{version.digest}.{kind}"
+
+
+def summary_store(workspace: Workspace) -> SummaryStore:
+    """Return the summaries of a registry."""
+    return SummaryStore(workspace.home, workspace.catalog)
 
 
 def strays_in(folder: Path, digests: Collection[str]) -> list[Path]:

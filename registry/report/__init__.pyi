@@ -1,2 +1,3 @@
-from .data import Figures as Figures
+from .build import build_report as build_report
+from .data import ReportData as ReportData
 from .page import page as page

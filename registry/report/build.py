@@ -4,26 +4,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from registry.composition.manifest import Description
+from registry.composition.compose import plan_composition, preview
+from registry.composition.manifest import CompositionManifest, read_composed
 from registry.composition.plan import Plan
 from registry.composition.preview import Preview
 from registry.composition.recipe import Recipe
-from registry.composition.reproduce import read_composed
-from registry.composition.tensor_source import Materials
+from registry.composition.tensor_source import TensorSource
 from registry.errors import CheckpointError, RegError
 from registry.evaluation import Row, TestSettings
-from registry.names.resolve import by_digest
+from registry.evaluation.service import evaluate_registered
+from registry.evaluation.table import Wanted
+from registry.names.resolve import by_digest, composition_of
 from registry.registration.expert_overlap import compared_layers
-from registry.registration.lineage_index import Relating
-from registry.registration.summary_store import Summaries
-from registry.report.data import Curve, Evaluated, Figures, MemberFigures, Node, Routing, ScoreRow
-from registry.workspace import PathLike
-
-if TYPE_CHECKING:
-    from registry.composition.compose import Composer
-    from store.catalog import CompositionRecord, VersionRecord
+from registry.registration.lineage_index import LineageIndex
+from registry.report.data import Curve, Evaluated, MemberFigures, Node, ReportData, RoutingData, ScoreRow
+from registry.workspace import PathLike, Workspace
+from store.catalog import CompositionRecord, VersionRecord
 
 _BASES = 8
 """Base models that a lineage is looked for among."""
@@ -35,28 +33,30 @@ _DIGITS = 8
 """Of a composition's digest in a lineage: as many as fit side by side on a phone."""
 
 
-def figures_of(
-    registry: "Composer",
-    composition: "Path | CompositionRecord",
-    data: Mapping[str, Sequence[PathLike]],
-    settings: TestSettings | None,
-) -> Figures:
-    """Return the figures of a composed folder, or of a composition in the catalog (see `Registry.report`).
+def build_report(
+    workspace: Workspace,
+    composition: PathLike,
+    data: Mapping[str, Sequence[PathLike]] | None = None,
+    settings: TestSettings | None = None,
+) -> ReportData:
+    """Return the figures of a composed folder, or of a composition in the catalog (arguments as `Registry.report`).
 
     Raises:
         CheckpointError: the folder was not composed by this program, or there is test text and no folder.
         NotFoundError: no composition begins so.
         RegError: the test text cannot be scored, as in `Registry.evaluate`.
     """
-    folder = composition.absolute() if isinstance(composition, Path) else None
-    if isinstance(composition, Path):
-        document, described = read_composed(composition)
+    path = Path(composition)
+    recorded = None if path.is_dir() else composition_of(workspace.catalog, str(composition))
+    folder = path.absolute() if recorded is None else None
+    if recorded is None:
+        document, described = read_composed(path)
     else:
-        document = {**composition.document, "digest": composition.digest}
-        described = Description.from_document(composition.document, f"composition {composition.digest[:12]}")
+        document = {**recorded.document, "digest": recorded.digest}
+        described = CompositionManifest.from_document(recorded.document, f"composition {recorded.digest[:12]}")
     digest, names = str(document["digest"]), [member.name for member in described.members]
-    records = {record.digest: record for record in registry.catalog.compositions()}
-    gathering = _Gathering(registry)
+    records = {record.digest: record for record in workspace.catalog.compositions()}
+    gathering = _Gathering(workspace)
     versions = gathering.versions(described)
     evaluated: Evaluated | None
     if data:
@@ -64,7 +64,7 @@ def figures_of(
             raise CheckpointError(
                 "there is no folder to evaluate", "name the composed folder: reg report moe/ --data …"
             )
-        rows = registry.evaluate([folder], data, settings, baselines=True, oracle=True)
+        rows = evaluate_registered(workspace, [folder], data, settings, Wanted(baselines=True, oracle=True))
         scores, evaluated = _scores(rows, folder.name), _evaluated(rows, data)
     else:
         rows, scores, evaluated = gathering.stored(digest)
@@ -76,7 +76,7 @@ def figures_of(
     drowned = {} if foretold is None else dict(zip(names, (m.drowned for m in foretold.members), strict=True))
     record = records.get(digest)
     first = rows[-1] if rows else None
-    return Figures(
+    return ReportData(
         name=folder.name if folder else ", ".join(names),
         digest=digest,
         host=described.host,
@@ -99,8 +99,8 @@ def figures_of(
 class _Gathering:
     """What is asked of the registry; what it cannot give becomes a note."""
 
-    def __init__(self, registry: "Composer") -> None:
-        self._registry = registry
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
         self.notes: list[str] = []
 
     @contextmanager
@@ -110,17 +110,17 @@ class _Gathering:
         except RegError as error:
             self.notes.append(f"{what}: {error.message}")
 
-    def versions(self, described: Description) -> "dict[str, VersionRecord]":
+    def versions(self, described: CompositionManifest) -> dict[str, VersionRecord]:
         """Return name → the active version of a member here."""
         found = {}
         for member in described.members:
             with self._noted(f"nothing is known of {member.name}"):
-                found[member.name] = by_digest(self._registry.catalog, member.name, member.digest, "it")
+                found[member.name] = by_digest(self._workspace.catalog, member.name, member.digest, "it")
         return found
 
     def stored(self, digest: str) -> tuple[list[Row], tuple[ScoreRow, ...], Evaluated | None]:
         """Return what is stored of the evaluation with the most domains, the latest of equals."""
-        found = self._registry.catalog.evaluations(digest)
+        found = self._workspace.catalog.evaluations(digest)
         if not found:
             self.notes.append("there are no scores: no evaluation of it is stored here")
             return [], (), None
@@ -136,7 +136,7 @@ class _Gathering:
         return rows[:1], _scores(rows, rows[0].name), evaluated
 
     def foretold(
-        self, described: Description, versions: "Mapping[str, VersionRecord]"
+        self, described: CompositionManifest, versions: Mapping[str, VersionRecord]
     ) -> tuple[Plan | None, Preview | None]:
         """Return the plan without passes of tokens, and what is foretold of it, where all members are here."""
         recipe = described.recipe
@@ -147,11 +147,11 @@ class _Gathering:
         plan = foretold = None
         with self._noted("its routing is not foretold"):
             base = described.base and by_digest(
-                self._registry.catalog, described.base.name, described.base.digest, "it"
+                self._workspace.catalog, described.base.name, described.base.digest, "it"
             )
             refs = [version.ref for version in versions.values()]
-            plan = self._registry.plan(refs, recipe, base=base.ref if base else None)
-            foretold = self._registry.preview(refs, recipe, base=base.ref if base else None)
+            plan = plan_composition(self._workspace, refs, recipe, base=base.ref if base else None)
+            foretold = preview(self._workspace, refs, recipe, base=base.ref if base else None)
             if described.parent:
                 self.notes.append("what statistics foretell is of the routers before they were trained")
         return plan, foretold
@@ -160,9 +160,9 @@ class _Gathering:
         """Return the curve of the ridge strength, from the experts' own statistics."""
         if plan is None or plan.recipe.router != "ridge" or len(plan.members) < 2:
             return ()
-        materials = Materials(replace(plan, recipe=replace(plan.recipe, refine=0, refine_mlp=False)))
+        materials = TensorSource(replace(plan, recipe=replace(plan.recipe, refine=0, refine_mlp=False)))
         layers, found = compared_layers(plan.lead.architecture.num_hidden_layers), []
-        with self._noted("there is no curve of lam"), self._registry.progress("solving", len(layers), "layer") as step:
+        with self._noted("there is no curve of lam"), self._workspace.progress("solving", len(layers), "layer") as step:
             for layer in layers:
                 curve = materials.lam_curve(layer)
                 found.append(Curve(layer, curve.lams, curve.errors, curve.accuracies, materials.lam(layer)))
@@ -172,12 +172,12 @@ class _Gathering:
     def lineage(
         self,
         digest: str,
-        described: Description,
-        versions: "Mapping[str, VersionRecord]",
-        records: "Sequence[CompositionRecord]",
+        described: CompositionManifest,
+        versions: Mapping[str, VersionRecord],
+        records: Sequence[CompositionRecord],
     ) -> tuple[Node, ...]:
         """Return base models, members, the composition, what it was trained from and what was trained from it."""
-        bases = self._registry.versions(kind="base")[:_BASES]
+        bases = self._workspace.versions(kind="base")[:_BASES]
         nodes, of = list[Node](), dict[str, tuple[str, ...]]()
         for name, version in versions.items():
             with self._noted(f"the base model of {name} is not known"):
@@ -205,19 +205,15 @@ class _Gathering:
         ]
         return tuple(nodes)
 
-    def _ancestors(self, version: "VersionRecord", bases: "Sequence[VersionRecord]") -> tuple[str, ...]:
+    def _ancestors(self, version: VersionRecord, bases: Sequence[VersionRecord]) -> tuple[str, ...]:
         """Return the nearest base model that shares the version's ancestor, if one does."""
-        registry = self._registry
         digests = {base.ref: base.digest for base in bases}
-        summaries = Summaries(registry.home, registry.catalog)
-        relating = Relating(registry.catalog, registry.arrays, summaries, registry.progress)
-        related = relating.relations(relating.weights(version), bases)
+        index = LineageIndex(self._workspace)
+        related = index.relations(index.weights(version), bases)
         return tuple(digests[relation.ref] for relation in related if relation.verdict != "unrelated")[:1]
 
 
-def _member(
-    name: str, digest: str, version: "VersionRecord | None", drowned: Mapping[str, str | None]
-) -> MemberFigures:
+def _member(name: str, digest: str, version: VersionRecord | None, drowned: Mapping[str, str | None]) -> MemberFigures:
     if version is None:
         return MemberFigures(name, None, digest, None, None)
     tokens = max((taken.tokens for taken in version.statistics), default=0)
@@ -247,12 +243,12 @@ def _evaluated(rows: Sequence[Row], data: Mapping[str, Sequence[PathLike]]) -> E
     return Evaluated(None, rows[0].tokens, labels)
 
 
-def _measured(row: Row) -> Routing:
+def _measured(row: Row) -> RoutingData:
     layers = max((len(shares) for experts in row.routing.values() for shares in experts.values()), default=0)
-    return Routing(True, tuple(range(layers)), row.routing, row.load)
+    return RoutingData(True, tuple(range(layers)), row.routing, row.load)
 
 
-def _foretold(preview: Preview | None, names: Sequence[str]) -> Routing | None:
+def _foretold(preview: Preview | None, names: Sequence[str]) -> RoutingData | None:
     if preview is None:
         return None
     shares = {
@@ -264,7 +260,7 @@ def _foretold(preview: Preview | None, names: Sequence[str]) -> Routing | None:
         expert: [sum(layer[row][column] for row in range(count)) / count for layer in preview.confusion]
         for column, expert in enumerate(names)
     }
-    return Routing(False, preview.layers, shares, load)
+    return RoutingData(False, preview.layers, shares, load)
 
 
 def _recipe(document: object) -> dict[str, str]:
@@ -284,5 +280,5 @@ def _name(ref: str) -> str:
     return ref.partition("@")[0]
 
 
-def _told(version: "VersionRecord") -> str:
+def _told(version: VersionRecord) -> str:
     return f"{version.digest[:12]}, registered {version.created_at[:10]}"

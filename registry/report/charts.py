@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from registry.composition.trace import printable
-from registry.report.data import Figures, Routing
+from registry.report.data import ReportData, RoutingData
 from registry.report.theme import CONFIG, Spec
 
 CELL = 26
@@ -14,7 +14,7 @@ MOST_LABELLED = 14
 """Columns up to which every cell of a heat map says its figure."""
 
 
-def charts(figures: Figures) -> dict[str, Spec]:
+def charts(figures: ReportData) -> dict[str, Spec]:
     """Return the charts that there are figures for, by the place in the page where each stands."""
     found = {}
     if routing := figures.routing:
@@ -87,7 +87,7 @@ def _cells(
     return {"data": {"values": list(rows)}, "layer": [cells, text] if labelled else [cells]}
 
 
-def _routing(figures: Figures, routing: Routing, domain: str) -> Spec:
+def _routing(figures: ReportData, routing: RoutingData, domain: str) -> Spec:
     experts = figures.experts
     rows = [
         {"layer": str(layer), "expert": expert, "share": routing.shares[domain][expert][at]}
@@ -116,7 +116,7 @@ def _routing(figures: Figures, routing: Routing, domain: str) -> Spec:
     return {**_cells(rows, x, y, colour, tooltip, labelled, ".0%", 0.005), "height": CELL * len(experts)}
 
 
-def _confusion(figures: Figures, routing: Routing) -> Spec:
+def _confusion(figures: ReportData, routing: RoutingData) -> Spec:
     experts = figures.experts
     rows = [
         {"domain": domain, "expert": expert, "share": routing.mean(domain, expert)}
@@ -147,7 +147,7 @@ def _confusion(figures: Figures, routing: Routing) -> Spec:
     }
 
 
-def _overlap(figures: Figures) -> Spec:
+def _overlap(figures: ReportData) -> Spec:
     experts = figures.experts
     rows = [
         {"a": a, "b": b, "share": share}
@@ -175,7 +175,7 @@ def _overlap(figures: Figures) -> Spec:
     return {**spec, "height": (CELL + 8) * len(experts)}
 
 
-def _load(figures: Figures, routing: Routing) -> Spec:
+def _load(figures: ReportData, routing: RoutingData) -> Spec:
     experts = list(routing.load)
     rows = [
         {"expert": expert, "share": sum(layers) / len(layers), "least": min(layers), "most": max(layers)}
@@ -219,7 +219,7 @@ def _load(figures: Figures, routing: Routing) -> Spec:
     return {"data": {"values": rows}, "layer": [bars, even], "height": (CELL + 6) * len(rows)}
 
 
-def _scores(figures: Figures) -> Spec:
+def _scores(figures: ReportData) -> Spec:
     domains = list(dict.fromkeys(domain for row in figures.scores for domain in row.score))
     names = [row.name for row in figures.scores if row.score]
     points = [
@@ -270,7 +270,7 @@ def _scores(figures: Figures) -> Spec:
     return {"data": {"values": points}, "layer": [dots, ticks], "height": (CELL + 4) * len(names)}
 
 
-def _curves(figures: Figures) -> Spec:
+def _curves(figures: ReportData) -> Spec:
     rows = [
         {"layer": curve.layer, "lam": lam, "error": error, "accuracy": accuracy, "used": lam == curve.used}
         for curve in figures.curves
@@ -332,7 +332,7 @@ def _curves(figures: Figures) -> Spec:
 _COLUMNS = ("base", "expert", "composition", "trained")
 
 
-def _lineage(figures: Figures) -> Spec:
+def _lineage(figures: ReportData) -> Spec:
     """Return the graph: bases, experts, composition and what was trained from it, from left to right."""
     columns = [[node for node in figures.lineage if node.kind == kind] for kind in _COLUMNS]
     columns = [column for column in columns if column]

@@ -28,7 +28,7 @@ class MemberFigures:
 
 
 @dataclass(frozen=True)
-class Routing:
+class RoutingData:
     """Where the tokens of each domain go first.
 
     Attributes:
@@ -121,7 +121,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Figures:
+class ReportData:
     """Everything that a report shows; a part that there is no figure for is None or empty, and `notes` say why.
 
     Attributes:
@@ -152,7 +152,7 @@ class Figures:
     parameters: int | None
     active_parameters: int | None
     top_k: int | None
-    routing: Routing | None
+    routing: RoutingData | None
     overlap: tuple[tuple[str, str, float], ...]
     curves: tuple[Curve, ...]
     scores: tuple[ScoreRow, ...]

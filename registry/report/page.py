@@ -9,7 +9,7 @@ from typing import Any
 
 from registry.errors import RegError
 from registry.report.charts import charts
-from registry.report.data import Figures
+from registry.report.data import ReportData
 
 _FOLDER = Path(__file__).parent
 _EXTRA = "run: pip install 'expert-registry[report]'"
@@ -19,7 +19,7 @@ DARK = ("#86b6ff", "#f2a765", "#63d39b", "#f593cd", "#bda9ff", "#60cfdb", "#ff92
 """Colours of the first experts on a light and a dark page, each with a contrast of 4.5 or more to it."""
 
 
-def page(figures: Figures) -> str:
+def page(figures: ReportData) -> str:
     """Return the report as HTML.
 
     Raises:

@@ -55,7 +55,7 @@ class Gate:
 
 
 @dataclass
-class Routing:
+class RoutingRecord:
     """What the router of one layer decided, one entry for each forward pass.
 
     Attributes:
@@ -91,19 +91,19 @@ def gates(model: Any) -> list[Gate]:
 
 
 @contextmanager
-def recorded(model: Any) -> Iterator[list[Routing]]:
-    """Collect what every router decides while the context is open, one `Routing` a layer, on the CPU.
+def record_routing(model: Any) -> Iterator[list[RoutingRecord]]:
+    """Collect what every router decides while the context is open, one `RoutingRecord` a layer, on the CPU.
 
-    Inside `forced` it is the forced expert that is recorded, if that context was entered first.
+    Inside `force_expert` it is the forced expert that is recorded, if that context was entered first.
     """
     routers = gates(model)
-    routings = [Routing(gate.layer) for gate in routers]
+    routings = [RoutingRecord(gate.layer) for gate in routers]
     with _hooked(routers, [_recorder(gate, routing) for gate, routing in zip(routers, routings, strict=True)]):
         yield routings
 
 
 @contextmanager
-def forced(model: Any, expert: int) -> Iterator[None]:
+def force_expert(model: Any, expert: int) -> Iterator[None]:
     """Send every token to one expert of each layer, with weight 1, while the context is open.
 
     Args:
@@ -141,7 +141,7 @@ def _hooked(routers: Sequence[Gate], hooks: Sequence[Hook]) -> Iterator[None]:
         yield
 
 
-def _recorder(gate: Gate, routing: Routing) -> Hook:
+def _recorder(gate: Gate, routing: RoutingRecord) -> Hook:
     def record(_module: nn.Module, _inputs: Any, output: Any) -> None:
         if isinstance(output, Tensor):
             output = (output, *choice(gate, output))

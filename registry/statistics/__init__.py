@@ -1,1 +1,5 @@
 """Statistics of one expert: the forward pass that collects them, and their file."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from registry.io.signals import undivided
-from registry.maths.folds import complete
-from registry.maths.gram import GramSum
+from registry.io.signals import defer_sigint
+from registry.maths.folds import complete_folds
+from registry.maths.gram import GramAccumulator
 from registry.maths.limbs import Splitter
 from registry.maths.statistics import Statistics
 
@@ -25,12 +25,12 @@ class RunningSums:
 
     def __init__(self, exponents: Tensor, bits: int, folds: int, splitter: Splitter) -> None:
         self._exponents, self._bits = exponents, bits
-        self._sums = [GramSum(exponents, bits, splitter) for _ in range(folds)]
+        self._sums = [GramAccumulator(exponents, bits, splitter) for _ in range(folds)]
         self.done, self.broken = 0, False
 
     def restore(self, total: Statistics, folds: Sequence[Statistics], done: int) -> None:
         """Go on from the whole, every fold but the last, and the windows in them."""
-        for sums, part in zip(self._sums, complete(total, folds), strict=True):
+        for sums, part in zip(self._sums, complete_folds(total, folds), strict=True):
             sums.include(part.matrix.to(self._exponents.device), part.saturated)
         self.done = done
 
@@ -46,7 +46,7 @@ class RunningSums:
         Raises:
             ValueError: an activation that counts is NaN or infinite, or the sums leave 64-bit integers.
         """
-        with undivided():
+        with defer_sigint():
             self.broken = True
             for sums, runs in zip(self._sums, folds, strict=True):
                 if not runs:

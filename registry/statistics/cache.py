@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from registry.errors import DamagedError
-from registry.maths.folds import complete
+from registry.maths.folds import complete_folds
 from registry.maths.statistics import Statistics
 from registry.statistics import file as statistics_file
 from registry.statistics.file import Collected
@@ -51,7 +51,7 @@ class Cached:
 
     def folds(self, site: str, layer: int) -> tuple[Statistics, ...]:
         """Return the statistics of one site and layer, in parts."""
-        return complete(*self._read(site, layer))
+        return complete_folds(*self._read(site, layer))
 
     def _read(self, site: str, layer: int) -> tuple[Statistics, tuple[Statistics, ...]]:
         exponents = self.file.get_tensor(f"{site}.exponents")[layer].clone()
@@ -60,7 +60,7 @@ class Cached:
 
 
 @dataclass(frozen=True)
-class Cache:
+class StatisticsCache:
     """Files of statistics in one folder.
 
     Attributes:

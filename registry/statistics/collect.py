@@ -14,7 +14,7 @@ from registry.calibration.corpus import find_calibration
 from registry.calibration.windows import start_token
 from registry.checkpoint import Checkpoint, HashedCheckpoint, hash_checkpoint
 from registry.checkpoint.model_files import own_file
-from registry.checkpoint.open import opened
+from registry.checkpoint.open import open_checkpoint
 from registry.errors import CalibrationError, CheckpointError, StorageError
 from registry.families.sites import MLP_INPUT, SITES
 from registry.progress import Progress, silent
@@ -174,7 +174,7 @@ def collect_to(
         target.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StorageError(f"{target} cannot be created: {error.strerror}", "choose another --out") from error
-    with opened(folder, target / "partial", base=base, remote_code=True, progress=progress) as checkpoint:
+    with open_checkpoint(folder, target / "partial", base=base, remote_code=True, progress=progress) as checkpoint:
         hashed = hash_checkpoint(checkpoint, progress)
         calibration = text_calibration(checkpoint, [Path(file) for file in data], settings)
         collected = collect(

@@ -22,7 +22,7 @@ from registry.io.safetensors_writer import Stream, replace_shard
 from registry.io.schema import COUNT, DIGEST, LABEL, OBJECT, TEXT, WHOLE, Kind, fields, list_of, maybe
 from registry.io.strict_json import json_object
 from registry.io.torch_blocks import to_block
-from registry.maths.folds import complete
+from registry.maths.folds import complete_folds
 from registry.maths.statistics import Statistics
 
 FILE_NAME = "statistics.safetensors"
@@ -84,7 +84,7 @@ class Collected:
 
     def all_folds(self, site: str, layer: int) -> tuple[Statistics, ...]:
         """Return the statistics of each fold; where there is one, of the whole."""
-        return complete(self.sites[site][layer], self.folds[site][layer] if site in self.folds else ())
+        return complete_folds(self.sites[site][layer], self.folds[site][layer] if site in self.folds else ())
 
 
 Part = tuple[str, int, Statistics, Sequence[Statistics]]

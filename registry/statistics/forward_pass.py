@@ -35,7 +35,7 @@ _NO_TIMES: Tensor | None = None
 
 
 @dataclass(frozen=True)
-class Tap:
+class HookPoint:
     """Where in a loaded model a site of a layer is seen: what a module is given, or (`after`) what it returns."""
 
     site: str
@@ -44,7 +44,7 @@ class Tap:
     after: bool = False
 
 
-Taps = Callable[[Any], Sequence[Tap]]
+Taps = Callable[[Any], Sequence[HookPoint]]
 
 
 def take_statistics(
@@ -80,7 +80,7 @@ def take_statistics(
         StorageError: `partial` cannot be written.
     """
     computed = computed_by(checkpoint, settings)
-    places = [tap for tap in (taps or dense_taps(checkpoint))(model) if tap.site in SITES[settings.sites]]
+    places = [tap for tap in (taps or dense_hook_points(checkpoint))(model) if tap.site in SITES[settings.sites]]
     same = _same_inputs(checkpoint) if taps is None and settings.sites == "all" else {}
     collector = _Collector(
         checkpoint, weights, calibration, settings, computed, places, same, model.device, token_weights
@@ -118,17 +118,17 @@ def take_statistics(
     return collector.collected()
 
 
-def dense_taps(checkpoint: Checkpoint) -> Taps:
+def dense_hook_points(checkpoint: Checkpoint) -> Taps:
     """Return where the sites are in the checkpoint's own dense model."""
     family, architecture = checkpoint.family, checkpoint.architecture
 
-    def taps(model: Any) -> list[Tap]:
+    def taps(model: Any) -> list[HookPoint]:
         attention = family.attention(architecture)
-        found = [Tap(MLP_INPUT, layer, module) for layer, module in enumerate(family.mlps(model))]
+        found = [HookPoint(MLP_INPUT, layer, module) for layer, module in enumerate(family.mlps(model))]
         for layer in range(architecture.num_hidden_layers):
             for site, name in ((ATTENTION_INPUT, attention.inputs[0]), (ATTENTION_OUTPUT, attention.output)):
-                found.append(Tap(site, layer, model.get_submodule(family.below(layer, name))))
-        return [*found, Tap(HEAD_INPUT, 0, model.get_submodule(family.head_input(architecture).norm), after=True)]
+                found.append(HookPoint(site, layer, model.get_submodule(family.tensor_name(layer, name))))
+        return [*found, HookPoint(HEAD_INPUT, 0, model.get_submodule(family.head_input(architecture).norm), after=True)]
 
     return taps
 
@@ -147,7 +147,7 @@ class _Collector:
         calibration: Calibration,
         settings: PassSettings,
         computed: dict[str, Any],
-        taps: Sequence[Tap],
+        taps: Sequence[HookPoint],
         same: Mapping[str, str],
         device: torch.device,
         token_weights: Tensor | None,
@@ -269,13 +269,13 @@ class _Collector:
     def _fold_count(self, site: str) -> int:
         return int(self._fold_of.max()) + 1 if site == MLP_INPUT else 1
 
-    def _before(self, tap: Tap) -> Callable[[Any, tuple[Tensor, ...]], None]:
+    def _before(self, tap: HookPoint) -> Callable[[Any, tuple[Tensor, ...]], None]:
         return lambda _module, inputs: self._count(tap, inputs[0])
 
-    def _after(self, tap: Tap) -> Callable[[Any, Any, Tensor], None]:
+    def _after(self, tap: HookPoint) -> Callable[[Any, Any, Tensor], None]:
         return lambda _module, _inputs, output: self._count(tap, output)
 
-    def _count(self, tap: Tap, activations: Tensor) -> None:
+    def _count(self, tap: HookPoint, activations: Tensor) -> None:
         sums = self._sums[tap.site, tap.layer]
         if sums.done > self._first:
             return  # counted before an interruption

@@ -67,7 +67,7 @@ def _attention_output(checkpoint: Checkpoint) -> Bounds:
     for layer in range(architecture.num_hidden_layers):
         weight, bias = _values(checkpoint, layer)
         if isinstance(seen, NormOutput):
-            gain, shift = _norm(checkpoint, family.below(layer, seen.norm), seen)
+            gain, shift = _norm(checkpoint, family.tensor_name(layer, seen.norm), seen)
             constant = bias if shift is None else bias + weight @ shift.double()
             bound = math.sqrt(architecture.hidden_size) * (weight * gain).norm(dim=1) + constant.abs()
         else:
@@ -92,7 +92,7 @@ _BOUNDS = {
 
 
 def _below(checkpoint: Checkpoint, name: str) -> list[str]:
-    return [checkpoint.family.below(layer, name) for layer in range(checkpoint.architecture.num_hidden_layers)]
+    return [checkpoint.family.tensor_name(layer, name) for layer in range(checkpoint.architecture.num_hidden_layers)]
 
 
 def _norm(checkpoint: Checkpoint, name: str, norm: NormOutput) -> tuple[Tensor, Tensor | None]:
@@ -104,7 +104,7 @@ def _norm(checkpoint: Checkpoint, name: str, norm: NormOutput) -> tuple[Tensor, 
 def _values(checkpoint: Checkpoint, layer: int) -> tuple[Tensor, Tensor]:
     """Return the weight (channels, H) and the bias (channels,) that make a layer's values, in float64."""
     attention = checkpoint.family.attention(checkpoint.architecture)
-    name = checkpoint.family.below(layer, attention.values)
+    name = checkpoint.family.tensor_name(layer, attention.values)
     rows = slice(None) if attention.value_rows is None else list(attention.value_rows)
     weight = checkpoint.tensor(f"{name}.weight")[rows].double()
     if f"{name}.bias" not in checkpoint.shapes:
@@ -118,7 +118,7 @@ def _stream_bounds(checkpoint: Checkpoint, stream: ResidualStream) -> list[Tenso
     largest = [to_tensor(block, source.dtype).double().abs().amax(dim=0) for block in source.blocks()]
     embedding = torch.stack(largest).amax(dim=0)
     added = [
-        norm_bound(checkpoint.tensor(checkpoint.family.below(layer, f"{norm}.weight")))
+        norm_bound(checkpoint.tensor(checkpoint.family.tensor_name(layer, f"{norm}.weight")))
         for layer in range(checkpoint.architecture.num_hidden_layers)
         for norm in (stream.after_attention, stream.after_mlp)
     ]

@@ -8,18 +8,16 @@ from typing import Any
 
 from registry.checkpoint.model_files import is_plain, read_json, some
 from registry.checkpoint.weights import Stored, read_headers
-from registry.content import intact_arrays
 from registry.errors import CheckpointError
 from registry.io.dtypes import NAMES, WEIGHT_DTYPES
 from registry.io.model_folder import MARKER
 from registry.io.schema import is_digest
-from registry.meanwhile import unless_purged
-from registry.member import Member
+from registry.member import Member, load_member
 from registry.names.resolve import by_digest
 from registry.progress import Progress
 from registry.runtime.gates import GATE
-from store.arrays import ArrayStore
-from store.catalog import Catalog, VersionRecord
+from registry.workspace import Workspace
+from store.catalog import VersionRecord
 from store.digest import json_digest
 
 CHUNK = 2**22
@@ -89,7 +87,7 @@ def read_parent(folder: Path, progress: Progress) -> Parent:
     return Parent(folder, digest, document, files, gates)
 
 
-def members_of(parent: Parent, catalog: Catalog, arrays: ArrayStore) -> tuple[list[Member], list[VersionRecord]]:
+def members_of(parent: Parent, workspace: Workspace) -> tuple[list[Member], list[VersionRecord]]:
     """Return the members, in the order of the experts, and the versions used, which a base model may add to.
 
     Raises:
@@ -101,7 +99,5 @@ def members_of(parent: Parent, catalog: Catalog, arrays: ArrayStore) -> tuple[li
     everyone: Sequence[Any] = [*named, *([base] if base else [])] if isinstance(named, list) else []
     if not everyone or not all(isinstance(one, dict) and {"name", "digest"} <= one.keys() for one in everyone):
         raise CheckpointError(f"{parent.folder / MARKER} names no members", _AGAIN)
-    used = [by_digest(catalog, str(one["name"]), str(one["digest"]), str(parent.folder)) for one in everyone]
-    with unless_purged(catalog, used):
-        members = [Member(version, intact_arrays(catalog, version), arrays) for version in used[: len(named or ())]]
-    return members, used
+    used = [by_digest(workspace.catalog, str(one["name"]), str(one["digest"]), str(parent.folder)) for one in everyone]
+    return [load_member(workspace, version) for version in used[: len(named or ())]], used

@@ -10,13 +10,11 @@ import torch
 
 from registry.checkpoint.model_files import read_config
 from registry.errors import CalibrationError, CheckpointError, InvalidInputError, OutputError
-from registry.home import Home
 from registry.io.dtypes import NAMES
 from registry.io.model_folder import check_output
 from registry.io.torch_blocks import DTYPES
 from registry.io.work_dirs import resumable
-from registry.meanwhile import unless_purged
-from registry.names.reference import several
+from registry.names.reference import require_list
 from registry.progress import Progress, remark
 from registry.runtime.gates import gates
 from registry.runtime.loading import device_name, load_model, load_tokenizer
@@ -25,8 +23,7 @@ from registry.training.settings import TrainSettings
 from registry.training.trainer import Trainer
 from registry.training.training_windows import make_windows, read_source
 from registry.training.write_trained import gate_bytes, write_trained
-from store.arrays import ArrayStore
-from store.catalog import Catalog
+from registry.workspace import PathLike, Workspace
 from store.digest import json_digest
 from store.lock import exclusive
 
@@ -51,17 +48,14 @@ class Trained:
 
 
 def train_router(
-    catalog: Catalog,
-    arrays: ArrayStore,
-    home: Home,
-    folder: Path,
-    out: Path,
+    workspace: Workspace,
+    folder: PathLike,
+    out: PathLike,
     data: Sequence[str],
     settings: TrainSettings,
     *,
-    force: bool,
+    force: bool = False,
     record: bool = True,
-    progress: Progress,
 ) -> Trained:
     """Train the routers of the composed `folder`, and write the composition that results to `out`.
 
@@ -69,16 +63,13 @@ def train_router(
     number of threads, equal inputs give equal bytes.
 
     Args:
-        catalog: where the composition is recorded, with its parent's members.
-        arrays: their arrays.
-        home: keeps the training under way.
+        workspace: the registry of the members.
         folder: a composed folder; its members must be registered and active.
         out: the folder to write; absent, empty, or with `force` an earlier composition other than `folder`.
         data: files of text, or members whose calibration tokens were kept.
         settings: how.
         force: see `out`.
-        record: tell the catalog of it.
-        progress: told of steps, and in remarks of the loss.
+        record: record the composition in the catalog.
 
     Raises:
         OutputError: `out` cannot be written to.
@@ -88,18 +79,20 @@ def train_router(
         InvalidInputError: one expert, settings that do not fit, or a loss that is not finite.
         StorageError: the disk is full or refuses.
     """
-    folder, out = folder.absolute(), out.absolute()
+    workspace.check_owner()
+    catalog, home, progress = workspace.catalog, workspace.home, workspace.progress
+    folder, out = Path(folder).absolute(), Path(out).absolute()
     if out.resolve().is_relative_to(folder.resolve()) or folder.resolve().is_relative_to(out.resolve()):
         raise OutputError(f"{out} and {folder} hold one another: the parent stays", "choose another --out")
     check_output(out, replace=force)
-    if not several(data, "data"):
+    if not require_list(data, "data"):
         raise InvalidInputError("there is nothing to train on", "give --data FILE, or several")
     parent = read_parent(folder, progress)
-    members, used = members_of(parent, catalog, arrays)
+    members, used = members_of(parent, workspace)
     settings = _shortened(settings, folder, progress)
     candidates = settings.candidates(int(read_config(folder).get("num_experts_per_tok", 1)), len(members))
     tokenizer = load_tokenizer(folder)
-    with unless_purged(catalog, used):
+    with workspace.reading(*used):
         windows = make_windows([read_source(one, members, tokenizer, settings, len(data)) for one in data], settings)
     with exclusive(home.output_lock(out), f"training into {out}"):
         model = load_model(folder, settings.dtype, settings.device)

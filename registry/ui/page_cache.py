@@ -8,7 +8,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-class Cache:
+class PageCache:
     """Computed values by key, all forgotten when the log has a new event: of what is purged, nothing stays.
 
     Computing happens for one caller at a time: it uses every core, and linear algebra sets the number of threads of

@@ -16,7 +16,7 @@ from starlette.responses import HTMLResponse, Response
 
 from registry.errors import ConflictError, InvalidInputError, NotFoundError, RegError, first_line
 from registry.registry import Registry
-from registry.ui.page_cache import Cache
+from registry.ui.page_cache import PageCache
 from registry.ui.wording import FILTERS, details
 
 TEMPLATES = Path(__file__).with_name("templates")
@@ -41,8 +41,8 @@ class Site:
     def __init__(self, registry: Registry, command: Sequence[str] = ("reg",)) -> None:
         self.registry = registry
         self.command = tuple(command)
-        self.cache = Cache(self._state)
-        self.reports = Cache(self._state, REPORTS)
+        self.cache = PageCache(self._state)
+        self.reports = PageCache(self._state, REPORTS)
         self._templates = Environment(
             loader=FileSystemLoader(TEMPLATES),
             autoescape=True,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from registry.errors import InvalidInputError
-from registry.names.suggest import nearest
+from registry.names.suggest import suggest
 
 _PUBLIC = ("cc0-1.0", "unlicense", "wtfpl", "0bsd", "pddl")
 _PLAIN = ("mit", "isc", "bsd", "bsd-2-clause", "bsd-3-clause", "bsd-3-clause-clear", "zlib", "bsl-1.0", "ncsa")
@@ -77,7 +77,7 @@ def check_spelling(license_id: str) -> None:
         InvalidInputError: it is misspelt.
     """
     known = (*_ORDER, *_NO_DERIVATIVES, *_ELSEWHERE)
-    if license_id.lower() not in known and (meant := nearest(license_id.lower(), known)):
+    if license_id.lower() not in known and (meant := suggest(license_id.lower(), known)):
         raise InvalidInputError(
             f"the Hub knows no license {license_id!r}{meant}",
             "write it as the Hub does, or give other: --license other",

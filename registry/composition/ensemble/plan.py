@@ -14,7 +14,7 @@ from registry.composition.cards.parts import licenses_of
 from registry.composition.compatibility import check_compatible, leading
 from registry.composition.render import copied, span
 from registry.errors import IncompatibleError, InvalidInputError
-from registry.hosts import Rows
+from registry.hosts import RowSelection
 from registry.hosts.remote_code import ENSEMBLE, ENSEMBLE_MODULE, dense_config, ensemble_code
 from registry.io.dtypes import WEIGHT_DTYPES
 from registry.io.model_folder import MARKER, fresh_folder, json_file, write_files, write_weights
@@ -373,11 +373,11 @@ def _tensors(
 
 def _blocks(member: Member, role: Role, name: str, dtype: str) -> Iterator[Block]:
     """Yield an array's own bytes, cast only where another dtype is wanted."""
-    return copied(member.open(role, name), Rows(name), dtype)
+    return copied(member.open(role, name), RowSelection(name), dtype)
 
 
 def _spans(member: Member, role: Role, name: str, dtype: str) -> list[Span] | None:
-    found = span(member.open(role, name), Rows(name), dtype)
+    found = span(member.open(role, name), RowSelection(name), dtype)
     return None if found is None else [found]
 
 

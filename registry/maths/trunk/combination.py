@@ -47,7 +47,7 @@ class Combination:
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowBlock:
     """Some rows of a combination.
 
     Attributes:
@@ -66,7 +66,7 @@ class Rows:
         return [number for number, part in enumerate(self.parts) if part is not None]
 
 
-def aligned(combination: Combination) -> Iterator[Rows]:
+def aligned(combination: Combination) -> Iterator[RowBlock]:
     """Yield the same rows of all members and of the base model at a time."""
     passes = [*combination.members, *([combination.base] if combination.base else [])]
     streams = [start() for start in passes]
@@ -75,14 +75,14 @@ def aligned(combination: Combination) -> Iterator[Rows]:
     while lengths := [len(part) for part in held if part is not None]:
         shortest = min(lengths)
         rows = [None if part is None else part[:shortest] for part in held]
-        yield Rows(start, tuple(rows[: len(combination.members)]), rows[-1] if combination.base else None)
+        yield RowBlock(start, tuple(rows[: len(combination.members)]), rows[-1] if combination.base else None)
         start += shortest
         for number, part in enumerate(held):
             if part is not None:
                 held[number] = part[shortest:] if len(part) > shortest else next(streams[number], None)
 
 
-def tiles(rows: Rows) -> Iterator[Rows]:
+def tiles(rows: RowBlock) -> Iterator[RowBlock]:
     """Yield the same rows a few at a time, so that what is made of them stays in the cache."""
     length = len(next(part for part in (*rows.parts, rows.base) if part is not None))
     width = max((part[0].numel() for part in (*rows.parts, rows.base) if part is not None), default=1)
@@ -90,10 +90,10 @@ def tiles(rows: Rows) -> Iterator[Rows]:
     for start in range(0, length, step):
         parts = tuple(None if part is None else part[start : start + step] for part in rows.parts)
         base = None if rows.base is None else rows.base[start : start + step]
-        yield Rows(rows.start + start, parts, base)
+        yield RowBlock(rows.start + start, parts, base)
 
 
-def average(rows: Rows, weights: Sequence[float]) -> Tensor:
+def average(rows: RowBlock, weights: Sequence[float]) -> Tensor:
     """Return Σ ω_e θ_e / Σ ω_e over the members that have the rows, in float64, summed in their order.
 
     A single member is returned exactly.

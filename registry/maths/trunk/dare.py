@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from registry.maths.trunk.combination import Combination, Rows
+from registry.maths.trunk.combination import Combination, RowBlock
 from registry.maths.trunk.task_arithmetic import on_base, task_vectors
 
 _LEVELS = 2**32
@@ -20,7 +20,7 @@ def dare(combination: Combination) -> Iterator[Tensor]:
     """
     density = combination.options["density"]
 
-    def summed(rows: Rows) -> Tensor:
+    def summed(rows: RowBlock) -> Tensor:
         total = torch.zeros(())
         for number, (task, weight) in enumerate(task_vectors(rows, combination)):
             mask = kept(combination.digests[number], combination.name, rows.start, task.shape, density)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from registry.maths.statistics import Statistics
 from registry.maths.threads import one_thread
-from registry.maths.trunk.combination import Combination, Rows, aligned, average
+from registry.maths.trunk.combination import Combination, RowBlock, aligned, average
 from registry.maths.trunk.mean import mean
 
 RIDGE = 1e-6
@@ -25,7 +25,7 @@ RUN_BYTES = 1 << 26
 """Room for the rows that are solved for at a time, in float64: every run takes a pass over all statistics."""
 
 ROWS = 512
-"""Rows that are multiplied or solved for at once."""
+"""RowBlock that are multiplied or solved for at once."""
 
 
 def regmean(combination: Combination) -> Iterator[Tensor]:
@@ -85,7 +85,7 @@ def _by_counts(combination: Combination, counts: Sequence[Tensor]) -> Iterator[T
 
 
 def _right_sides(
-    combination: Combination, run: Sequence[Rows], factors: dict[tuple[int, ...], tuple[Tensor, float]]
+    combination: Combination, run: Sequence[RowBlock], factors: dict[tuple[int, ...], tuple[Tensor, float]]
 ) -> tuple[list[Tensor], tuple[Tensor, float]]:
     """Return Σ_e ω_e W_e Ĝ_e of each of the rows, and the factor of Σ_e ω_e Ĝ_e + r I with r, which is kept."""
     present, gram = run[0].present, None
@@ -132,9 +132,9 @@ def _factor(gram: Tensor) -> tuple[Tensor, float]:
     return factor, ridge
 
 
-def _runs(combinations: Sequence[Combination]) -> Iterator[list[tuple[int, Rows]]]:
+def _runs(combinations: Sequence[Combination]) -> Iterator[list[tuple[int, RowBlock]]]:
     """Yield rows, with the number of the combination that each are of, in as large runs as there is room for."""
-    held: list[tuple[int, Rows]] = []
+    held: list[tuple[int, RowBlock]] = []
     room = RUN_BYTES
     for number, combination in enumerate(combinations):
         for rows in aligned(combination):
@@ -153,5 +153,5 @@ def _few(rows: Tensor) -> Iterator[slice]:
     return (slice(start, start + ROWS) for start in range(0, len(rows), ROWS))
 
 
-def _part(rows: Rows) -> Tensor:
+def _part(rows: RowBlock) -> Tensor:
     return next(part for part in rows.parts if part is not None)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 from torch import Tensor
 
-from registry.maths.trunk.combination import Combination, Rows, aligned, average
+from registry.maths.trunk.combination import Combination, RowBlock, aligned, average
 
 
 def task_arithmetic(combination: Combination) -> Iterator[Tensor]:
@@ -13,7 +13,7 @@ def task_arithmetic(combination: Combination) -> Iterator[Tensor]:
     Option `scale` is λ.
     """
 
-    def summed(rows: Rows) -> Tensor:
+    def summed(rows: RowBlock) -> Tensor:
         total = None
         for task, weight in task_vectors(rows, combination):
             total = task.mul_(weight) if total is None else total.add_(task, alpha=weight)
@@ -23,7 +23,7 @@ def task_arithmetic(combination: Combination) -> Iterator[Tensor]:
     yield from on_base(combination, summed)
 
 
-def on_base(combination: Combination, merged: Callable[[Rows], Tensor]) -> Iterator[Tensor]:
+def on_base(combination: Combination, merged: Callable[[RowBlock], Tensor]) -> Iterator[Tensor]:
     """Yield θ_0 + λ · `merged`(rows) by rows, in float64; rows that the base model lacks are averaged."""
     for rows in aligned(combination):
         if rows.base is None:
@@ -32,7 +32,7 @@ def on_base(combination: Combination, merged: Callable[[Rows], Tensor]) -> Itera
             yield merged(rows).mul_(combination.options["scale"]).add_(rows.base.double())
 
 
-def task_vectors(rows: Rows, combination: Combination) -> Iterator[tuple[Tensor, float]]:
+def task_vectors(rows: RowBlock, combination: Combination) -> Iterator[tuple[Tensor, float]]:
     """Yield (θ_e − θ_0, ω_e scaled to a mean of 1) of each member, in float64; of a member without the rows, 0."""
     assert rows.base is not None
     base = rows.base.double()

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from registry.maths.trunk.combination import Combination, Rows, aligned
+from registry.maths.trunk.combination import Combination, RowBlock, aligned
 from registry.maths.trunk.task_arithmetic import on_base, task_vectors
 
 _BITS = 16
@@ -23,7 +23,7 @@ def ties(combination: Combination) -> Iterator[Tensor]:
     """
     least = _least_kept(combination, combination.options["density"])
 
-    def elected(rows: Rows) -> Tensor:
+    def elected(rows: RowBlock) -> Tensor:
         tasks, weights = [], []
         for number, (task, weight) in enumerate(task_vectors(rows, combination)):
             tasks.append(task.masked_fill_(task.abs() < least[number], 0.0).mul_(weight))

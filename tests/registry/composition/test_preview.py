@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from registry import PassSettings, Recipe, Registry
-from registry.composition.preview import preview
+from registry.composition.preview import preview_plan
 from registry.errors import InvalidInputError
 from registry.member import Member
 from registry.progress import silent
@@ -87,7 +87,7 @@ def test_what_is_not_foretold_is_said_or_refused(filled: Registry) -> None:
 
 def test_deep_networks_are_looked_at_in_layers_spread_evenly(filled: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("registry.registration.expert_overlap.LAYERS", 1)
-    found = preview(replace(filled.plan(["code", "math"])), silent)
+    found = preview_plan(replace(filled.plan(["code", "math"])), silent)
     assert found.layers == (1,)
     assert found.notes == ("1 of 2 layers were looked at",)
 

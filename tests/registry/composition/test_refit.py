@@ -15,7 +15,7 @@ from registry import PassSettings, Recipe, Registry
 from registry.checkpoint import Checkpoint
 from registry.hosts.remote_code import REMOTE_CODE
 from registry.maths.refit import RIDGE
-from registry.runtime.gates import forced
+from registry.runtime.gates import force_expert
 from registry.runtime.layerwise import Layers
 from registry.runtime.loading import load_model
 from tests.conftest import Zoo, files_of
@@ -114,7 +114,7 @@ def distances(pair: Pair, folder: Path) -> list[float]:
         calibration = pair.registry.member(pair.registry.resolve(name)).calibration
         assert calibration is not None
         ids, keep = calibration.ids.long(), calibration.keep
-        with torch.no_grad(), forced(model, number):
+        with torch.no_grad(), force_expert(model, number):
             state = model.base_model(input_ids=ids).last_hidden_state[keep]
             own = load_model(pair.dense[name], "float32", None).base_model(input_ids=ids).last_hidden_state[keep]
         found.append(float((state - own).square().mean() / own.square().mean()))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from registry import EnsembleRecipe, Recipe, Registry
-from registry.composition.manifest import Description
+from registry.composition.manifest import CompositionManifest
 from registry.composition.reproduce import Compared
 from registry.errors import CheckpointError, ConflictError, InvalidInputError, NotFoundError, OutputError
 from registry.io.model_folder import MARKER, json_file
@@ -43,7 +43,7 @@ def test_every_recipe_is_reproduced(filled: Registry, tmp_path: Path, name: str)
     assert len(filled.log()) == before
     assert list(filled.home.work.iterdir()) == []
     document = json.loads((tmp_path / "made" / MARKER).read_bytes())
-    assert Description.from_document(document, "x").recipe.document(["code", "math"]) == document["recipe"]
+    assert CompositionManifest.from_document(document, "x").recipe.document(["code", "math"]) == document["recipe"]
 
 
 @pytest.fixture

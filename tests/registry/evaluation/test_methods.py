@@ -13,7 +13,7 @@ from registry import Recipe, Registry, TestSettings
 from registry.composition import EnsembleRecipe
 from registry.errors import IncompatibleError, InvalidInputError
 from registry.evaluation import METHODS, Method, Row
-from registry.evaluation.benchmark import Source
+from registry.evaluation.benchmark import TokenizerSource
 from registry.evaluation.methods import DENSE, TRAIN_STEPS, named_methods
 from registry.evaluation.results import over_seeds
 from registry.evaluation.service import composing
@@ -114,7 +114,7 @@ def test_method_that_does_not_fit_is_left_out_of_all_and_refused_by_name(
 
 def test_seeds_become_mean_and_standard_deviation(filled: Registry, zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(METHODS, "drawn", Method({"trunk": "base"}, seeds=(3, 5, 8)))
-    make, asked = composing(filled, ["code", "math"]), []
+    make, asked = composing(filled._workspace, ["code", "math"]), []
 
     def compose(settings: Mapping[str, Any], folder: Path) -> None:
         asked.append(dict(settings))
@@ -132,7 +132,7 @@ def test_seeds_become_mean_and_standard_deviation(filled: Registry, zoo: Zoo, mo
             SETTINGS,
             progress=silent,
             wanted=Wanted(methods=methods),
-            composed=(Source.of_plan(plan), compose),
+            composed=(TokenizerSource.of_plan(plan), compose),
         )
 
     (row,) = rows("drawn")

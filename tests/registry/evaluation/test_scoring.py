@@ -13,7 +13,7 @@ from registry.calibration import Calibration
 from registry.evaluation import scoring
 from registry.evaluation.scoring import Model, Tally, relative_time
 from registry.io.model_folder import MARKER
-from registry.runtime.gates import Routing, forced, gates
+from registry.runtime.gates import RoutingRecord, force_expert, gates
 from registry.runtime.loading import load_model
 from tests.conftest import Zoo
 
@@ -64,7 +64,7 @@ def test_routing_is_what_the_routers_decide(filled: Registry, zoo: Zoo, tmp_path
             best = (inputs[0] @ weight.T).argmax(dim=-1)
             assert row.accuracy[name][0] == (best == number).double().mean().item()
     # oracle routing: as if every other expert's place held the domain's own
-    with torch.no_grad(), forced(model, 1):
+    with torch.no_grad(), force_expert(model, 1):
         logits = model(input_ids=windows["law"].ids.long()).logits[:, :-1]
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), windows["law"].ids[:, 1:].flatten().long())
     assert math.isclose(oracle.perplexity["law"], math.exp(loss.item()), rel_tol=1e-5)
@@ -113,8 +113,8 @@ def test_padding_is_routed_nowhere_and_the_first_choice_counts() -> None:
     chosen = torch.tensor([[0, 1], [2, 1], [1, 0], [1, 2]])
     weights = torch.tensor([[0.75, 0.25], [0.5, 0.5], [1.0, 0.0], [0.75, 0.25]])
     keep = torch.tensor([[True, True], [True, False]])
-    tally.add("b", [Routing(0, chosen=[chosen], weights=[weights])], keep)
-    tally.add("z", [Routing(0, chosen=[chosen], weights=[weights])], ~keep)
+    tally.add("b", [RoutingRecord(0, chosen=[chosen], weights=[weights])], keep)
+    tally.add("z", [RoutingRecord(0, chosen=[chosen], weights=[weights])], ~keep)
     names = ["a", "b", "c"]
     assert tally.accuracy(names) == {"b": [1 / 3]}
     assert tally.load(names) == {"a": [0.75 / 4], "b": [(0.25 + 0.5 + 1 + 0.75) / 4], "c": [0.75 / 4]}
@@ -162,8 +162,8 @@ def test_forced_and_recorded_leave_no_hook(filled: Registry, tmp_path: Path) -> 
     filled.compose(["code", "math"], tmp_path / "moe")
     model = load_model(tmp_path / "moe", "float32", "cpu")
     before = [len(gate.module._forward_hooks) for gate in gates(model)]
-    with forced(model, 1):
+    with force_expert(model, 1):
         pass
     assert [len(gate.module._forward_hooks) for gate in gates(model)] == before
-    with pytest.raises(InvalidInputError, match="layer 0 has no expert 2: it has 2"), forced(model, 2):
+    with pytest.raises(InvalidInputError, match="layer 0 has no expert 2: it has 2"), force_expert(model, 2):
         pass

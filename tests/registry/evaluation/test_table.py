@@ -17,7 +17,7 @@ from registry import Registry, TestSettings
 from registry.calibration import Calibration, Corpus
 from registry.errors import CalibrationError, CheckpointError, IncompatibleError, InvalidInputError, first_line
 from registry.evaluation import perplexities, test_windows
-from registry.names.reference import several
+from registry.names.reference import require_list
 from registry.progress import Advance, silent
 from registry.runtime.loading import load_model, load_tokenizer, quiet_transformers
 from tests.conftest import Zoo
@@ -194,7 +194,7 @@ def test_one_text_in_place_of_a_list_is_refused(registry: Registry) -> None:
         with pytest.raises(InvalidInputError, match="experts must be a list, got the one str 'math'"):
             request("math")
     with pytest.raises(InvalidInputError, match="got the one PosixPath 'file'"):
-        several(Path("file"), "data")
+        require_list(Path("file"), "data")
 
 
 def test_folders_of_different_tokenizers_are_refused(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:

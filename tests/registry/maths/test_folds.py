@@ -2,7 +2,7 @@
 
 import torch
 
-from registry.maths.folds import complete
+from registry.maths.folds import complete_folds
 from registry.maths.statistics import Statistics
 
 EXPONENTS = torch.full((4,), 8, dtype=torch.int16)
@@ -14,8 +14,8 @@ def of(seed: int) -> Statistics:
 
 def test_last_fold_is_what_the_others_leave() -> None:
     parts = (of(0), of(1), of(2))
-    assert complete(parts[0] + parts[1] + parts[2], parts[:2]) == parts
+    assert complete_folds(parts[0] + parts[1] + parts[2], parts[:2]) == parts
 
 
 def test_without_folds_the_whole_is_one() -> None:
-    assert complete(of(0), ()) == (of(0),)
+    assert complete_folds(of(0), ()) == (of(0),)

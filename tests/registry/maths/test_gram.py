@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from registry.maths import gram as module
 from registry.maths.fixed_point import limit, quantise
-from registry.maths.gram import GramSum, float64_gram, has_int8
+from registry.maths.gram import GramAccumulator, float64_gram, has_int8
 from registry.maths.limbs import Splitter
 from registry.maths.statistics import Statistics
 
@@ -65,7 +65,7 @@ def test_all_ways_give_the_same_integers(bits: int, kind: str) -> None:
             wanted = reference(torch.cat([q, q[:3]]))
             assert torch.equal(float64_gram(torch.cat([q, q[:3]]).double(), bits), wanted)
             for given_, rest in ((q.to(torch.int32), q[:3].to(torch.int32)), (q.float(), q[:3].float())):
-                sums = GramSum(flat(width), bits, splitter)
+                sums = GramAccumulator(flat(width), bits, splitter)
                 for part in (given_, rest):
                     if part.is_floating_point():
                         sums.add([part])
@@ -88,7 +88,7 @@ def test_as_cuda_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
     for bits in (16, 20):
         for width in (*WIDTHS, *range(100, 140)):
             q = integers(9, width, bits, "few wide")
-            sums = GramSum(flat(width), bits)
+            sums = GramAccumulator(flat(width), bits)
             sums.add([q.float()])
             sums.add([q.float()])
             assert torch.equal(sums.matrix(), 2 * reference(q))
@@ -105,7 +105,7 @@ def test_folds_chunks_and_parts_change_nothing(seed: int, bits: int, cuts: list[
         patch.setattr(module, "PENDING", 30 - chunk % 23)
         patch.setattr(module, "AT_ONCE", chunk)
         patch.setattr("registry.maths.limbs.CHUNK", 24 * 3)
-        sums = GramSum(exponents, bits)
+        sums = GramAccumulator(exponents, bits)
         parts: Sequence[torch.Tensor] = torch.tensor_split(x, sorted(cuts))
         sums.add(parts[:2])
         assert torch.equal(sums.matrix(), reference(q[: sum(map(len, parts[:2]))]))  # and asking changes nothing
@@ -125,7 +125,7 @@ def test_activations_are_rounded_as_ever(dtype: torch.dtype, bits: int) -> None:
     x = x.to(dtype)
     for exponents in (flat(14), flat(14) - 2, flat(14) + 3, flat(14) + 100, flat(14) - 100):
         q, held = quantise(x, exponents, bits)
-        sums = GramSum(exponents, bits)
+        sums = GramAccumulator(exponents, bits)
         sums.add([x])
         assert torch.equal(sums.matrix(), reference(q))
         assert sums.saturated == int(held.sum())
@@ -135,7 +135,7 @@ def test_activations_are_rounded_as_ever(dtype: torch.dtype, bits: int) -> None:
 def test_activation_that_is_not_finite_is_refused(bad: float) -> None:
     x = torch.zeros(9, 3)
     x[8, 2] = bad
-    sums = GramSum(flat(3))
+    sums = GramAccumulator(flat(3))
     with pytest.raises(ValueError, match="an activation is NaN or infinite"):
         sums.add([x])
 
@@ -143,7 +143,7 @@ def test_activation_that_is_not_finite_is_refused(bad: float) -> None:
 def test_as_many_tokens_as_int32_holds_at_the_extremes() -> None:
     """What is not yet folded is as large as it can be: -128 times -128, twice, 65,535 times."""
     x = torch.full((1, 1), -(2.0**15)).expand(module.PENDING, 1)
-    sums = GramSum(flat(1), 20)
+    sums = GramAccumulator(flat(1), 20)
     sums.add([x])
     sums.add([x[:9]])
     count = module.PENDING + 9
@@ -157,7 +157,7 @@ def test_devices_without_int8_take_float64(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(module, "has_int8", lambda device: False)
     monkeypatch.delattr(torch, "_int_mm")
     assert Statistics.of(q, flat(9), bits=20) == wanted
-    sums = GramSum(flat(9), 20)
+    sums = GramAccumulator(flat(9), 20)
     sums.add_integers(q.to(torch.int32))
     assert Statistics.taken(sums) == wanted
     assert not has_int8.__wrapped__("mps")
@@ -178,7 +178,7 @@ def test_product_that_overflows_is_found_out(monkeypatch: pytest.MonkeyPatch) ->
 def test_sums_that_leave_64_bits_are_refused() -> None:
     matrix = torch.zeros(2, 2, dtype=torch.int64)
     matrix[-1, -1], matrix[0, 0] = 2**40, 2**62 - 1
-    sums = GramSum(flat(1))
+    sums = GramAccumulator(flat(1))
     sums.include(matrix)
     with pytest.raises(ValueError, match="2,199,023,255,552 tokens are too many"):
         sums.include(matrix.clone())

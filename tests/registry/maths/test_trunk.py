@@ -230,7 +230,7 @@ def test_mean_by_tiles_is_that_of_whole_blocks(
     draw = torch.Generator().manual_seed(0)
     tensors = [torch.randn(shape, generator=draw).to(torch.bfloat16) for _ in range(3)]
     weights = [1.0, 0.3, 1.7]
-    whole = combination_module.average(combination_module.Rows(0, tuple(tensors), None), weights)
+    whole = combination_module.average(combination_module.RowBlock(0, tuple(tensors), None), weights)
     monkeypatch.setattr(combination_module, "TILE_ELEMENTS", elements)
     combination = Combination("x", [lambda t=t: iter([t]) for t in tensors], weights)  # type: ignore[misc]
     assert torch.equal(torch.cat(list(TRUNKS["mean"].combine(combination))), whole)

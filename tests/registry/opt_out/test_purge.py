@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from registry import Recipe, Registry
 from registry.composition import passes
 from registry.errors import ConflictError
-from registry.io.work_dirs import resumable, scratches, temporary
+from registry.io.work_dirs import resumable, temporary, work_dirs_in
 from registry.progress import Advance
 from registry.statistics.collect import collect_to
 from registry.statistics.forward_pass import take_statistics
@@ -173,7 +173,7 @@ def test_no_window_of_it_is_left_in_any_file(lived_in: Registry) -> None:
     assert files_with_marks(home) == {}
     assert lived_in.verify().problems == ()
     assert [(path.parent.name, path.suffix) for path in map(Path, done.cleared)][-1] == ("home", ".backup")
-    assert all(not scratches(home / place) for place in ("partial", "merged", "work"))
+    assert all(not work_dirs_in(home / place) for place in ("partial", "merged", "work"))
     assert not (home / "cache").exists()
     assert {file.name.partition(".")[0] for file in (home / "summaries").iterdir()} == {
         version.digest for version in lived_in.versions()

@@ -17,6 +17,7 @@ from registry import PassSettings, Registry
 from registry.checkpoint import Checkpoint
 from registry.errors import IncompatibleError
 from registry.registration.lineage import Relation, pack_weights, weights_of_checkpoint
+from registry.registration.summary_store import summary_store
 from store.arrays import ArrayStore
 from tests.conftest import Zoo, files_of
 from tests.models import make_model, save_checkpoint
@@ -112,8 +113,8 @@ def test_a_summary_too_large_is_neither_read_nor_kept(filled: Registry, monkeypa
     before, whole = told(filled.relations("code")), files_of(filled.home.summaries)
     monkeypatch.setattr("registry.registration.summary_store.SUMMARY_BYTES", 1000)
     version = filled.resolve("code")
-    assert filled._summaries.get(version, "weights") is None
-    filled._summaries.put(version, "weights", bytes(1001))
+    assert summary_store(filled._workspace).get(version, "weights") is None
+    summary_store(filled._workspace).put(version, "weights", bytes(1001))
     assert told(filled.relations("code")) == before
     assert files_of(filled.home.summaries) == whole
 
@@ -145,8 +146,8 @@ def test_two_that_keep_the_same_summary_leave_it_whole(filled: Registry) -> None
     def put() -> bool:
         with Registry(filled.home.path) as registry:
             for _ in range(5):
-                registry._summaries.put(version, "weights", data)
-                if registry._summaries.get(version, "weights") != data:
+                summary_store(registry._workspace).put(version, "weights", data)
+                if summary_store(registry._workspace).get(version, "weights") != data:
                     return False
         return True
 
@@ -168,7 +169,7 @@ def test_a_summary_goes_when_its_version_is_opted_out_and_others_stay(filled: Re
 def test_a_summary_is_not_kept_of_what_was_opted_out_meanwhile(filled: Registry) -> None:
     math = filled.resolve("math")
     filled.opt_out("math")
-    filled._summaries.put(math, "weights", b"late")
+    summary_store(filled._workspace).put(math, "weights", b"late")
     assert math.digest not in digests(filled)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from registry import Registry
-from registry.report import Figures
+from registry.report import ReportData
 from tests.conftest import Zoo
 
 
@@ -23,6 +23,6 @@ def world(zoo: Zoo, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[
 
 
 @pytest.fixture(scope="session")
-def foretold(world: tuple[Registry, Path]) -> Figures:
+def foretold(world: tuple[Registry, Path]) -> ReportData:
     registry, moe = world
     return registry.report(moe)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from registry.report import Figures, page
+from registry.report import ReportData, page
 from tests.registry.report.test_report import hostile
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -70,7 +70,7 @@ def wait_for_charts(tab: Any) -> None:
     raise AssertionError("a chart was not drawn")
 
 
-def test_every_chart_is_drawn_in_light_and_dark(browser: Any, foretold: Figures, tmp_path: Path) -> None:
+def test_every_chart_is_drawn_in_light_and_dark(browser: Any, foretold: ReportData, tmp_path: Path) -> None:
     tab, said = opened(browser, page(foretold), tmp_path, color_scheme="light")
     ground = "getComputedStyle(document.body).backgroundColor"
     cell = "getComputedStyle(document.querySelector('[data-chart=load] .mark-rect path')).fill"
@@ -95,7 +95,7 @@ def test_every_chart_is_drawn_in_light_and_dark(browser: Any, foretold: Figures,
     tab.close()
 
 
-def test_hostile_names_run_nothing(browser: Any, foretold: Figures, tmp_path: Path) -> None:
+def test_hostile_names_run_nothing(browser: Any, foretold: ReportData, tmp_path: Path) -> None:
     tab, said = opened(browser, page(hostile(foretold)), tmp_path)
     tab.hover("[data-chart=scores] .layer_1_marks path")
     tab.wait_for_selector("#vg-tooltip-element.visible")

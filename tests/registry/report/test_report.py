@@ -15,7 +15,7 @@ from cli.main import main
 from registry import Recipe, Registry, TestSettings
 from registry.composition.trace import printable
 from registry.errors import CheckpointError, NotFoundError, OutputError
-from registry.report import Figures, page
+from registry.report import ReportData, page
 from registry.report.charts import charts
 from registry.report.data import Evaluated, ScoreRow
 from registry.report.page import DARK, LIGHT, colours
@@ -55,7 +55,7 @@ class Page(HTMLParser):
             self.text.append(data)
 
 
-def hostile(figures: Figures) -> Figures:
+def hostile(figures: ReportData) -> ReportData:
     """Return figures in which every text that comes from anywhere is hostile."""
     assert figures.routing is not None
     shares = {HOSTILE: next(iter(figures.routing.shares.values()))}
@@ -74,7 +74,7 @@ def hostile(figures: Figures) -> Figures:
     )
 
 
-def test_without_evaluation_routing_is_foretold(world: tuple[Registry, Path], foretold: Figures) -> None:
+def test_without_evaluation_routing_is_foretold(world: tuple[Registry, Path], foretold: ReportData) -> None:
     registry, _ = world
     plan = registry.plan(["code", "german"])
     assert (foretold.name, foretold.digest, foretold.experts) == ("moe", plan.digest, ("code", "german"))
@@ -117,7 +117,7 @@ def test_stored_evaluation_and_data_give_the_same_figures(
     json.dumps(measured.document(), allow_nan=False)
 
 
-def test_page_needs_nothing_and_runs_only_its_own_code(foretold: Figures) -> None:
+def test_page_needs_nothing_and_runs_only_its_own_code(foretold: ReportData) -> None:
     text = page(foretold)
     assert page(foretold) == text
     found = Page(text)
@@ -138,7 +138,7 @@ def test_page_needs_nothing_and_runs_only_its_own_code(foretold: Figures) -> Non
     assert len(text) < 1_500_000
 
 
-def test_hostile_names_stay_text(foretold: Figures) -> None:
+def test_hostile_names_stay_text(foretold: ReportData) -> None:
     figures = hostile(foretold)
     found = Page(page(figures))
     assert not [tag for tag, given in found.tags if tag == "img" or any(name.startswith("on") for name in given)]
@@ -150,7 +150,7 @@ def test_hostile_names_stay_text(foretold: Figures) -> None:
     assert "49" not in "".join(found.text)
 
 
-def test_every_expert_has_one_colour(foretold: Figures) -> None:
+def test_every_expert_has_one_colour(foretold: ReportData) -> None:
     for first in (LIGHT, DARK):
         assert len(set(colours(first, 40, 0.5))) == 40
     text = json.dumps(charts(foretold))

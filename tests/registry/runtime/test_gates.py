@@ -8,7 +8,7 @@ import torch
 
 from registry.calibration import Calibration
 from registry.errors import InvalidInputError
-from registry.runtime.gates import choice, forced, gates, recorded
+from registry.runtime.gates import choice, force_expert, gates, record_routing
 from registry.training import TrainSettings
 from registry.training.trainer import Trainer
 from registry.training.training_windows import Windows
@@ -35,13 +35,13 @@ def test_forced_expert_computes_what_it_does_by_itself(host: str, tmp_path: Path
             routed = moe(input_ids=IDS).logits
             for index, name in enumerate(("code", "math")):
                 dense = with_mlp_of(trunk, load(variant.dense[name], **case.dense))
-                with forced(moe, index), recorded(moe) as seen:
+                with force_expert(moe, index), record_routing(moe) as seen:
                     assert torch.equal(moe(input_ids=IDS).logits, dense(input_ids=IDS).logits)
                 for routing in seen:
                     taken = routing.chosen[0].gather(1, routing.weights[0].argmax(dim=1, keepdim=True))
                     assert bool((taken == index).all())
                     assert torch.equal(routing.weights[0].amax(dim=1), torch.ones(IDS.numel()))
-            with recorded(moe) as seen:
+            with record_routing(moe) as seen:
                 assert torch.equal(moe(input_ids=IDS).logits, routed)  # both contexts left nothing behind
             for gate, routing in zip(gates(moe), seen, strict=True):
                 weights, chosen = choice(gate, routing.logits[0])
@@ -80,5 +80,5 @@ def test_what_there_is_not_is_refused(zoo: Zoo, tmp_path: Path, tokenizer: objec
         variant.registry.compose(["code", "math"], tmp_path / "moe", variant.recipe())
     moe = load(tmp_path / "moe")
     for expert in (-1, 2):
-        with pytest.raises(InvalidInputError, match="it has 2"), forced(moe, expert):
+        with pytest.raises(InvalidInputError, match="it has 2"), force_expert(moe, expert):
             raise AssertionError("entered")

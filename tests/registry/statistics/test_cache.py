@@ -7,7 +7,7 @@ import pytest
 from registry.errors import DamagedError
 from registry.families.sites import MLP_INPUT
 from registry.statistics import file as statistics_file
-from registry.statistics.cache import Cache, Cached
+from registry.statistics.cache import Cached, StatisticsCache
 from tests.conftest import Zoo
 
 KEY = "ab" * 32
@@ -19,7 +19,7 @@ def collected(zoo: Zoo) -> statistics_file.Collected:
 
 
 def test_gives_back_what_was_put(tmp_path: Path, collected: statistics_file.Collected) -> None:
-    cache = Cache(tmp_path / "cache")
+    cache = StatisticsCache(tmp_path / "cache")
     assert cache.get(KEY) is None
     cache.put(KEY, collected)
     found = cache.get(KEY)
@@ -34,7 +34,7 @@ def test_gives_back_what_was_put(tmp_path: Path, collected: statistics_file.Coll
 
 @pytest.mark.parametrize("place", [0, 100, -1])
 def test_any_damage_is_found_out(tmp_path: Path, collected: statistics_file.Collected, place: int) -> None:
-    cache = Cache(tmp_path)
+    cache = StatisticsCache(tmp_path)
     path = cache.put(KEY, collected).path
     whole = path.read_bytes()
     damaged = bytearray(whole)
@@ -49,7 +49,7 @@ def test_any_damage_is_found_out(tmp_path: Path, collected: statistics_file.Coll
 
 def test_file_that_goes_meanwhile_can_still_be_read(tmp_path: Path, collected: statistics_file.Collected) -> None:
     """Another process opts a version out, which empties the cache, while a composition reads."""
-    cached = Cache(tmp_path).put(KEY, collected)
+    cached = StatisticsCache(tmp_path).put(KEY, collected)
     cached.path.unlink()
     assert cached.statistics(MLP_INPUT, 0) == collected.sites[MLP_INPUT][0]
     with pytest.raises(DamagedError, match="is gone") as caught:

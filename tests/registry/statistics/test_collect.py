@@ -20,12 +20,12 @@ from registry.errors import CalibrationError, InvalidInputError, StorageError
 from registry.families import FAMILIES
 from registry.families.sites import MLP_INPUT, SITES
 from registry.maths.fixed_point import power_of_two
-from registry.maths.gram import GramSum
+from registry.maths.gram import GramAccumulator
 from registry.progress import silent
 from registry.runtime.loading import load_model
 from registry.statistics import file as statistics_file
 from registry.statistics.collect import collect, collect_to, text_calibration
-from registry.statistics.forward_pass import dense_taps, take_statistics
+from registry.statistics.forward_pass import dense_hook_points, take_statistics
 from registry.statistics.scales import scales
 from tests.conftest import SETTINGS, Zoo
 from tests.models import make_model, save_checkpoint, sentences, write_jsonl
@@ -71,7 +71,7 @@ def test_equals_a_float64_reference_to_the_resolution_and_never_saturates(
     model = load_model(folder, dtype, "cpu")
     calibration = windows(6)
     seen: dict[tuple[str, int], torch.Tensor] = {}
-    for tap in dense_taps(hashed.checkpoint)(model):
+    for tap in dense_hook_points(hashed.checkpoint)(model):
         watch(tap, seen)
     collected = taken((hashed, model), calibration, batch_size=6)
     assert set(collected.sites) == set(SITES["all"])
@@ -160,16 +160,16 @@ def test_interruption_waits_for_an_addition_to_end(
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     calibration = windows(12)
     whole = taken(expert, calibration)
-    product, calls = GramSum.add, 0
+    product, calls = GramAccumulator.add, 0
 
-    def interrupted(sums: GramSum, parts: Any) -> None:
+    def interrupted(sums: GramAccumulator, parts: Any) -> None:
         nonlocal calls
         calls += 1
         product(sums, parts)
         if calls == 11:  # of each batch 9: 2 layers × (1 + 1 + 2 folds), and the head's
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(GramSum, "add", interrupted)
+    monkeypatch.setattr(GramAccumulator, "add", interrupted)
     with pytest.raises(KeyboardInterrupt):
         taken(expert, calibration, partial=tmp_path)
     done = statistics_file.load(next(tmp_path.glob("*/*.safetensors"))).done
@@ -185,16 +185,16 @@ def test_sums_that_broke_off_are_not_written_over_whole_ones(
 ) -> None:
     calibration = windows(12)
     whole = taken(expert, calibration)
-    product, calls = GramSum.add, 0
+    product, calls = GramAccumulator.add, 0
 
-    def broken(sums: GramSum, parts: Any) -> None:
+    def broken(sums: GramAccumulator, parts: Any) -> None:
         nonlocal calls
         calls += 1
         product(sums, parts)
         if calls == 21:  # the third batch, first layer's MLP: one of two folds
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(GramSum, "add", broken)
+    monkeypatch.setattr(GramAccumulator, "add", broken)
     monkeypatch.setattr("registry.statistics.forward_pass.SAVE_SECONDS", 0.0)
     with pytest.raises(KeyboardInterrupt):
         taken(expert, calibration, partial=tmp_path)

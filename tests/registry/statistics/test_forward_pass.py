@@ -13,7 +13,7 @@ from registry.maths.statistics import Statistics
 from registry.progress import silent
 from registry.runtime.loading import load_model
 from registry.statistics.file import Collected
-from registry.statistics.forward_pass import Tap, fold_of_window, take_statistics
+from registry.statistics.forward_pass import HookPoint, fold_of_window, take_statistics
 from registry.statistics.settings import PassSettings
 from tests.conftest import Zoo
 
@@ -67,9 +67,9 @@ def test_weight_of_a_token_is_so_many_copies(zoo: Zoo, calibration: Calibration)
 def test_taps_say_where_to_look(zoo: Zoo, calibration: Calibration) -> None:
     """What the second layer's MLP sees, taken for the first's."""
 
-    def swapped(model: Any) -> list[Tap]:
+    def swapped(model: Any) -> list[HookPoint]:
         return [
-            Tap(MLP_INPUT, 1 - layer, of.post_attention_layernorm, after=True)
+            HookPoint(MLP_INPUT, 1 - layer, of.post_attention_layernorm, after=True)
             for layer, of in enumerate(model.model.layers)
         ]
 

@@ -2,12 +2,12 @@
 
 import threading
 
-from registry.ui.page_cache import Cache
+from registry.ui.page_cache import PageCache
 
 
 def test_the_same_is_computed_once_and_again_after_a_change() -> None:
     state, made = ["a"], list[int]()
-    cache = Cache(lambda: state[0])
+    cache = PageCache(lambda: state[0])
 
     def make() -> int:
         made.append(len(made))
@@ -20,14 +20,14 @@ def test_the_same_is_computed_once_and_again_after_a_change() -> None:
 
 def test_what_changed_while_it_was_computed_is_not_kept() -> None:
     states = iter(["a", "b", "b", "b"])
-    cache = Cache(lambda: next(states))
+    cache = PageCache(lambda: next(states))
     assert cache.get("x", lambda: "of a") == "of a"
     assert cache.get("x", lambda: "of b") == "of b"
 
 
 def test_a_look_at_any_page_forgets() -> None:
     state = ["a"]
-    cache = Cache(lambda: state[0])
+    cache = PageCache(lambda: state[0])
     cache.get("x", object)
     assert len(cache._values) == 1
     cache.refresh()
@@ -38,14 +38,14 @@ def test_a_look_at_any_page_forgets() -> None:
 
 
 def test_those_used_least_recently_go_first() -> None:
-    cache = Cache(lambda: "", size=2)
+    cache = PageCache(lambda: "", size=2)
     for key in ("x", "y", "x", "z"):
         cache.get(key, lambda key=key: key)  # type: ignore[misc]
     assert list(cache._values) == ["x", "z"]
 
 
 def test_one_computes_at_a_time() -> None:
-    cache, running, most = Cache(lambda: ""), list[int](), list[int]()
+    cache, running, most = PageCache(lambda: ""), list[int](), list[int]()
 
     def make() -> int:
         running.append(1)

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from cli.main import main
 from registry import Registry
-from registry.composition.compose import read_by
+from registry.composition.compose import used_versions
 from registry.ui.choices import Choices
 from registry.ui.site import url
 from tests.conftest import files_of
@@ -52,7 +52,7 @@ def evaluation(label: str = "test.jsonl") -> dict[str, Any]:
 def composed(registry: Registry, folder: Path, *experts: str) -> str:
     """Record a composition without writing it, and return its digest."""
     plan = registry.plan(experts)
-    registry.catalog.record_composition(plan.digest, plan.document, read_by(plan), str(folder))
+    registry.catalog.record_composition(plan.digest, plan.document, used_versions(plan), str(folder))
     return plan.digest
 
 

@@ -1,0 +1,4 @@
+from .garbage import Garbage as Garbage
+from .garbage import collect_garbage as collect_garbage
+from .verify import Verification as Verification
+from .verify import verify as verify

@@ -1,0 +1,2 @@
+from .lam import LamCurve as LamCurve
+from .statistics import Statistics as Statistics

@@ -1,0 +1,22 @@
+"""Opting a version out under the registry's lock, with a receipt where one is asked for."""
+
+from contextlib import ExitStack
+from pathlib import Path
+
+from registry.names.resolve import versions_matching
+from registry.opt_out.receipt import make_receipt, receipt_file
+from registry.opt_out.withdraw import OptOut, withdraw
+from registry.workspace import PathLike, Workspace
+from store.lock import exclusive
+
+
+def opt_out(workspace: Workspace, ref: str, *, purge: bool = False, receipt: PathLike | None = None) -> OptOut:
+    """Withdraw the versions that `ref` matches (arguments and errors as `Registry.opt_out`)."""
+    versions = versions_matching(workspace.catalog, ref)
+    with ExitStack() as stack:
+        write = None if receipt is None else stack.enter_context(receipt_file(Path(receipt), ref))
+        stack.enter_context(exclusive(workspace.home.lock, f"opting {ref} out"))
+        done = withdraw(workspace, versions, purge=purge)
+        if write is not None:
+            write(make_receipt(workspace, done))
+    return done

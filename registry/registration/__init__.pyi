@@ -1,0 +1,10 @@
+from .candidate import Candidate as Candidate
+from .candidate import RegistrationRequest as RegistrationRequest
+from .candidate import open_candidate as open_candidate
+from .check import Check as Check
+from .check import check_candidate as check_candidate
+from .lineage import Relation as Relation
+from .lineage_index import relations_of_version as relations_of_version
+from .register import Registration as Registration
+from .register import register_base as register_base
+from .register import register_expert as register_expert

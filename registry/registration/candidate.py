@@ -1,0 +1,118 @@
+"""A checkpoint on its way into the registry: opened, annotated, and compared with what is registered."""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from registry.checkpoint import Checkpoint
+from registry.checkpoint.annotations import Annotations
+from registry.checkpoint.manifest import ExpertManifest, annotations_with, read_manifest
+from registry.checkpoint.open import open_checkpoint
+from registry.checkpoint.stored_weights import StoredWeights
+from registry.errors import InvalidInputError, NotFoundError
+from registry.names.reference import require_list
+from registry.names.resolve import check_name_is_free
+from registry.registration.lineage import Relation, WeightSamples, weights_of_checkpoint
+from registry.registration.lineage_index import LineageIndex
+from registry.statistics.settings import PassSettings
+from registry.workspace import PathLike, Workspace
+from store.catalog.records import Kind
+
+
+@dataclass(frozen=True)
+class RegistrationRequest:
+    """What is to be registered, or checked (attributes as the arguments of `Registry.add_expert`).
+
+    Attributes:
+        name: of the expert or base model; None where nothing is registered.
+        kind: expert or base.
+    """
+
+    name: str | None
+    checkpoint: PathLike
+    kind: Kind = "expert"
+    data: Sequence[PathLike] = ()
+    settings: PassSettings | None = None
+    annotations: Annotations = field(default_factory=Annotations)
+    keep_calibration: bool = False
+    base: PathLike | None = None
+    allow_unrelated: bool = False
+    remote_code: bool = False
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An opened checkpoint.
+
+    Attributes:
+        request: what was asked for.
+        checkpoint: the checkpoint, all its headers checked.
+        annotations: those asked for, and those of the checkpoint's own `expert.json`.
+        manifest: that file, None where there is none.
+        files: calibration files.
+        settings: how a forward pass runs.
+        samples: samples of its weights.
+        relations: its distance to every registered version of its shape, the nearest first.
+    """
+
+    request: RegistrationRequest
+    checkpoint: Checkpoint
+    annotations: Annotations
+    manifest: ExpertManifest | None
+    files: tuple[Path, ...]
+    settings: PassSettings
+    samples: WeightSamples
+    relations: tuple[Relation, ...]
+
+
+@contextmanager
+def open_candidate(workspace: Workspace, request: RegistrationRequest) -> Iterator[Candidate]:
+    """Open what a request names, and compare it with what is registered. No tensor library is loaded for that.
+
+    Raises:
+        CheckpointError, UnsupportedFamilyError: it cannot be registered.
+        IncompatibleError: it comes from no base model of anything registered.
+        ConflictError: the name is that of the other kind.
+    """
+    if request.name is not None:
+        workspace.check_owner()
+        check_name_is_free(workspace.catalog, request.name, request.kind)
+    files = tuple(Path(file) for file in require_list(request.data, "data"))
+    with open_checkpoint(
+        request.checkpoint,
+        workspace.home.merged,
+        base=request.base,
+        registered=partial(_registered_weights, workspace),
+        remote_code=request.remote_code,
+        progress=workspace.progress,
+    ) as checkpoint:
+        annotations, manifest = request.annotations, None
+        if request.kind == "expert" and request.name is not None:
+            manifest = read_manifest(checkpoint.folder)
+            annotations = annotations_with(annotations, manifest, os.fspath(request.checkpoint), checkpoint.folder)
+        samples, versions = weights_of_checkpoint(checkpoint), workspace.versions()
+        index = LineageIndex(workspace)
+        relations = index.relations(samples, versions)
+        if not request.allow_unrelated and request.kind == "expert":
+            index.check_related(checkpoint.label, samples, versions, relations)
+        yield Candidate(
+            request,
+            checkpoint,
+            annotations,
+            manifest,
+            files,
+            request.settings or PassSettings(),
+            samples,
+            relations,
+        )
+
+
+def _registered_weights(workspace: Workspace, ref: str) -> StoredWeights | None:
+    """Return the weights of a registered version, None where `ref` is no reference to one."""
+    try:
+        return StoredWeights(workspace, workspace.resolve(ref))
+    except (NotFoundError, InvalidInputError):
+        return None
