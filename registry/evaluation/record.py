@@ -6,10 +6,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from registry.checkpoint.model_files import read_json
 from registry.errors import CheckpointError, StorageError
 from registry.evaluation.benchmark import Benchmark
 from registry.evaluation.results import Row
+from registry.io.files import read_json
 from registry.io.model_folder import MARKER
 from registry.progress import remark
 from store.catalog import Catalog

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from registry.composition.compose import plan_composition, preview
+from registry.composition.compose import plan_composition, preview_composition
 from registry.composition.manifest import CompositionManifest, read_composed
 from registry.composition.plan import Plan
 from registry.composition.preview import Preview
@@ -151,7 +151,7 @@ class _Gathering:
             )
             refs = [version.ref for version in versions.values()]
             plan = plan_composition(self._workspace, refs, recipe, base=base.ref if base else None)
-            foretold = preview(self._workspace, refs, recipe, base=base.ref if base else None)
+            foretold = preview_composition(self._workspace, refs, recipe, base=base.ref if base else None)
             if described.parent:
                 self.notes.append("what statistics foretell is of the routers before they were trained")
         return plan, foretold

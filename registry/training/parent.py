@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from registry.checkpoint.model_files import is_plain, read_json, some
 from registry.checkpoint.weights import Stored, read_headers
 from registry.errors import CheckpointError
 from registry.io.dtypes import NAMES, WEIGHT_DTYPES
+from registry.io.files import is_plain, read_json, some
 from registry.io.model_folder import MARKER
 from registry.io.schema import is_digest
 from registry.member import Member, load_member

@@ -149,7 +149,7 @@ def test_purge_that_was_interrupted_has_its_whole_receipt_when_repeated(
 
     with monkeypatch.context() as patch:
         patch.setattr(ArrayStore, "delete", some)
-        patch.setattr("registry.opt_out.receipt.make_receipt", interrupted)
+        patch.setattr("registry.opt_out.perform.make_receipt", interrupted)
         with pytest.raises(KeyboardInterrupt):
             filled.opt_out("math", purge=True, receipt=tmp_path / "receipt.json")
     assert not (tmp_path / "receipt.json").exists()
