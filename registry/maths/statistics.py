@@ -218,7 +218,8 @@ def _largest(weights: Int64[Tensor, "T"] | None) -> int:
 def complete_folds(total: Statistics, folds: Sequence[Statistics]) -> tuple[Statistics, ...]:
     """Return all folds of an expert's statistics, given the whole and every fold but the last.
 
-    Without folds that is the whole alone. Statistics form a group and are integers, so the last fold is exactly what the others leave of the whole.
+    Without folds that is the whole alone. Statistics form a group and are integers, so the last fold is exactly what
+    the others leave of the whole.
     """
     rest = total
     for fold in folds:

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from registry.composition.compose import plan_composition, preview_composition
-from registry.composition.manifest import CompositionManifest, read_composed
+from registry.composition.integrity import ComposedFolder
+from registry.composition.manifest import CompositionManifest
 from registry.composition.plan import Plan
 from registry.composition.preview import Preview
 from registry.composition.recipe import Recipe
@@ -50,7 +51,8 @@ def build_report(
     recorded = None if path.is_dir() else composition_of(workspace.catalog, str(composition))
     folder = path.absolute() if recorded is None else None
     if recorded is None:
-        document, described = read_composed(path)
+        composed = ComposedFolder.read(path)
+        document, described = composed.content, composed.manifest
     else:
         document = {**recorded.document, "digest": recorded.digest}
         described = CompositionManifest.from_document(recorded.document, f"composition {recorded.digest[:12]}")
