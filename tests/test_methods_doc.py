@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cli.commands.compose import compose
-from registry.composition.ensemble.plan import ROUTINGS, TO_ENSEMBLE
+from registry.composition.ensemble.recipe import ROUTINGS, TO_ENSEMBLE
 from registry.composition.recipe import OUTPUTS
 from registry.evaluation import METHODS, Continual, Row
 from registry.evaluation.methods import DENSE

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from registry.checkpoint.model_files import read_json
-from registry.composition.ensemble.plan import TO_ENSEMBLE, EnsembleRecipe
+from registry.composition.ensemble.recipe import TO_ENSEMBLE, EnsembleRecipe
 from registry.composition.plan import DOCUMENT_FORMAT
 from registry.composition.recipe import Recipe
 from registry.errors import CheckpointError, InvalidInputError

@@ -11,18 +11,18 @@ from registry.errors import InvalidInputError
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"trunk": "median"}, "trunk method 'median' is none of regmean, mean, base, ties, dare, task-arithmetic"),
-        ({"router": "prompts"}, "router method 'prompts' is none of ridge"),
+        ({"trunk": "median"}, "trunk method 'median' is not one of regmean, mean, base, ties, dare, task-arithmetic"),
+        ({"router": "prompts"}, "router method 'prompts' is not one of ridge"),
         ({"lam": -1.0}, "lam is -1.0, it must be finite and 0 or more"),
         ({"lam": float("nan")}, "lam is nan, it must be finite and 0 or more"),
         ({"temperature": 0.0}, "temperature is 0.0, it must be finite and more than 0"),
         ({"temperature": float("inf")}, "temperature is inf, it must be finite and more than 0"),
         ({"weights": {"code": 0.0}}, "the weight of code is 0.0, it must be finite and more than 0"),
         ({"weights": {"code": float("nan")}}, "the weight of code is nan"),
-        ({"dtype": "int8"}, "dtype 'int8' is none of bfloat16, float16, float32"),
-        ({"to": "sparse"}, "output 'sparse' is none of moe, dense"),
-        ({"balance": "documents"}, "balance 'documents' is none of none, tokens"),
-        ({"token_weight": "loss"}, "token weight 'loss' is none of none, advantage"),
+        ({"dtype": "int8"}, "dtype 'int8' is not one of bfloat16, float16, float32"),
+        ({"to": "sparse"}, "output 'sparse' is not one of moe, dense"),
+        ({"balance": "documents"}, "balance 'documents' is not one of none, tokens"),
+        ({"token_weight": "loss"}, "token weight 'loss' is not one of none, advantage"),
         ({"trunk_options": {"density": 0.5}}, "trunk method 'regmean' has no option 'density'"),
         ({"trunk": "mean", "trunk_options": {"alpha": 0.5}}, "trunk method 'mean' has no option 'alpha'"),
         ({"trunk_options": {"alpha": 1.5}}, "alpha is 1.5, it must be from 0 to 1"),
@@ -52,10 +52,10 @@ def test_what_makes_no_sense_is_refused(changes: dict[str, Any], message: str) -
     [
         ({"top_k": 0}, "top-k is 0, it must be from 1 to 2, the number of members"),
         ({"top_k": 3}, "top-k is 3, it must be from 1 to 2, the number of members"),
-        ({"weights": {"law": 2.0}}, "there is a weight for law, which is no member"),
+        ({"weights": {"law": 2.0}}, "there is a weight for law, which is not a member"),
         (
             {"router": "domain-embedding", "bias": {"law": 2.0}},
-            "there is a bias for law, which is no member",
+            "there is a bias for law, which is not a member",
         ),
     ],
 )

@@ -274,7 +274,7 @@ def test_the_composer_tells_why_there_is_no_plan(filled: Registry, pages: Pages)
         ({"e": "math", "top_k": "9"}, "top-k is 9"),
         ({"e": "math", "top_k": "٣"}, "is not a whole number"),
         ({"e": "math", "lam": "nan"}, "is not a number or auto"),
-        ({"e": "math", "to": "<b>"}, "is none of"),
+        ({"e": "math", "to": "<b>"}, "is not one of"),
         ({"e": "math", "trunk": "<b>"}, "<b>"),
         ({"e": "math", "to": "dense", "trunk": "base"}, "is the base model itself"),
         ({"e": "<script>"}, "<script>"),

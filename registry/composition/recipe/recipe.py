@@ -1,49 +1,39 @@
 """How a subset becomes a model: trunk method, router method and their parameters."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+from registry.composition.recipe.recipe_fields import AUTO as AUTO
+from registry.composition.recipe.recipe_fields import (
+    DENSE,
+    FIELDS,
+    MOE,
+    TOP_K,
+    TRUNK_OPTIONS,
+    default,
+    options_of,
+)
+from registry.composition.recipe.recipe_rules import check_named, first_problem
 from registry.errors import InvalidInputError
-from registry.io.dtypes import WEIGHT_DTYPES
-from registry.io.schema import NUMBER, NUMBERS, OBJECT, SWITCH, TEXT, WHOLE, Kind, check_written, fields, maybe
+from registry.io.schema import NUMBERS, OBJECT, WHOLE, Kind, check_written, fields
 from registry.maths.router import BASE, OWN, ROUTERS
 from registry.maths.trunk import TRUNKS
 from registry.statistics.settings import PassSettings
 
-OUTPUTS = ("moe", "dense")
+OUTPUTS = (MOE, DENSE)
 """What a recipe can make: a sparse mixture, or one dense model in which the MLPs are combined as the trunk is."""
 
-BALANCES = ("none", "tokens")
-TOKEN_WEIGHTS = ("none", "advantage")
-AUTO = "auto"
-TOP_K = 2
-"""Experts per token, unless told otherwise.
-
-*Measured* with RegMean's trunk and ridge columns as they are, at temperature 0.05: of five experts near the base model
-88.6 (one per token 88.5; unit columns, one per token, 88.6), with two far ones beside them 77.0 (76.4; 76.0).
-"""
-MOST_PASSES = 8
-
-_KINDS = {
-    **dict.fromkeys(("to", "trunk", "router", "token_weight", "balance"), TEXT),
-    **dict.fromkeys(("trunk_options", "bias", "weights"), NUMBERS),
-    **dict.fromkeys(("seed", "top_k", "refine"), WHOLE),
-    **dict.fromkeys(("normalize", "refine_mlp"), SWITCH),
-    "lam": Kind(f"{NUMBER.words} or {AUTO}", lambda value: value == AUTO or NUMBER.holds(value)),
-    "temperature": NUMBER,
-    "computed": OBJECT,
-    "dtype": maybe(TEXT),
-}
+_KINDS = {name: one.document_kind for name, one in FIELDS.items() if not one.group}
+_KINDS |= {TRUNK_OPTIONS: NUMBERS, "computed": OBJECT}
+for _name in ("routing", "routing_tokens", "device", "host", "remote_code"):
+    del _KINDS[_name]
 """Key of a document → what it holds."""
 _COMPUTED = {
     "batch_size": WHOLE,
     "device": Kind("a kind of device", lambda value: isinstance(value, str) and value.isidentifier()),
 }
-
-_RANGES = {"alpha": (0.0, 1.0), "density": (1e-3, 1.0), "scale": (-10.0, 10.0)}
-"""Trunk option → the least and the largest value."""
 
 
 @dataclass(frozen=True)
@@ -77,108 +67,47 @@ class Recipe:
             modelling file of its own; None for the preferred one.
     """
 
-    trunk: str = "regmean"
+    trunk: str = default("trunk")
     trunk_options: Mapping[str, float] = field(default_factory=dict)
-    router: str = "ridge"
-    lam: float | str = 0.01
-    normalize: bool = False
-    bias: Mapping[str, float] = field(default_factory=dict)
-    seed: int = 0
-    token_weight: str = "none"
-    refine: int = 0
-    refine_mlp: bool = False
-    device: str | None = None
-    top_k: int | None = None
-    temperature: float = 0.05
-    weights: Mapping[str, float] = field(default_factory=dict)
-    balance: str = "none"
-    to: str = "moe"
-    dtype: str | None = None
-    host: str | None = None
+    router: str = default("router")
+    lam: float | str = default("lam")
+    normalize: bool = default("normalize")
+    bias: Mapping[str, float] = field(default_factory=partial(default, "bias"))
+    seed: int = default("seed")
+    token_weight: str = default("token_weight")
+    refine: int = default("refine")
+    refine_mlp: bool = default("refine_mlp")
+    device: str | None = default("device")
+    top_k: int | None = default("top_k")
+    temperature: float = default("temperature")
+    weights: Mapping[str, float] = field(default_factory=partial(default, "weights"))
+    balance: str = default("balance")
+    to: str = default("to")
+    dtype: str | None = default("dtype")
+    host: str | None = default("host")
 
     def __post_init__(self) -> None:
-        for what, name, value, known in (
-            ("trunk method", "trunk", self.trunk, TRUNKS),
-            ("router method", "router", self.router, ROUTERS),
-            ("output", "to", self.to, OUTPUTS),
-            ("balance", "balance", self.balance, BALANCES),
-            ("token weight", "token_weight", self.token_weight, TOKEN_WEIGHTS),
-        ):
-            if value not in known:
-                raise InvalidInputError(
-                    f"{what} {value!r} is none of {', '.join(known)}",
-                    f"choose one of them: {name}={next(iter(known))!r}",
-                )
-        for name, number in self.trunk_options.items():
-            defaults = TRUNKS[self.trunk].options
-            if name not in defaults:
-                raise InvalidInputError(
-                    f"trunk method {self.trunk!r} has no option {name!r}",
-                    f"its options are: {', '.join(defaults) or 'none'}",
-                )
-            least, most = _RANGES[name]
-            if not least <= number <= most:
-                raise InvalidInputError(
-                    f"{name} is {number}, it must be from {least:g} to {most:g}", f"the default is {defaults[name]:g}"
-                )
-        if self.lam != AUTO and not (isinstance(self.lam, int | float) and math.isfinite(self.lam) and self.lam >= 0):
+        if self.to not in OUTPUTS:
             raise InvalidInputError(
-                f"lam is {self.lam}, it must be finite and 0 or more, or auto", "the default is 0.01"
+                f"output {self.to!r} is not one of {', '.join(OUTPUTS)}",
+                f"choose one of them: to={MOE!r}; an ensemble has an EnsembleRecipe",
             )
-        if not 0 <= self.refine <= MOST_PASSES:
-            raise InvalidInputError(
-                f"refine is {self.refine}, it must be from 0 to {MOST_PASSES}", "the second pass is the last that helps"
-            )
-        if self.to != "moe" and (self.refine or self.refine_mlp):
-            raise InvalidInputError(
-                f"there is nothing to refine in a composition to {self.to}: it has no router", "drop --refine"
-            )
-        if self.bias and "bias" not in ROUTERS[self.router].options:
-            raise InvalidInputError(
-                f"router method {self.router!r} has no bias", "drop --bias, or choose --router domain-embedding"
-            )
-        if ROUTERS[self.router].features != OWN and (self.lam == AUTO or self.token_weight != "none"):
-            what = "lam auto" if self.lam == AUTO else f"token weight {self.token_weight!r}"
-            raise InvalidInputError(
-                f"router method {self.router!r} is not solved from experts' statistics, and {what} was asked for",
-                "drop it, or choose --router ridge",
-            )
-        if (self.refine or self.refine_mlp) and ROUTERS[self.router].features == BASE:
-            raise InvalidInputError(
-                f"router method {self.router!r} takes features of the base model, not of a refined one",
-                "drop --refine, or choose --router ridge",
-            )
-        if self.refine_mlp and self.token_weight != "none" and not self.refine:
-            raise InvalidInputError(
-                f"a refit weighs no tokens, and token weight {self.token_weight!r} was asked for",
-                "add a pass after it, which does: --refine 1",
-            )
-        if not (math.isfinite(self.temperature) and self.temperature > 0):
-            raise InvalidInputError(
-                f"temperature is {self.temperature}, it must be finite and more than 0", "the default is 0.05"
-            )
-        for name, weight in self.weights.items():
-            if not (math.isfinite(weight) and weight > 0):
-                raise InvalidInputError(
-                    f"the weight of {name} is {weight}, it must be finite and more than 0", "the default is 1"
-                )
-        if self.dtype is not None and self.dtype not in WEIGHT_DTYPES:
-            raise InvalidInputError(
-                f"dtype {self.dtype!r} is none of {', '.join(WEIGHT_DTYPES)}", "choose one of them: --dtype bfloat16"
-            )
+        own = {name: getattr(self, name) for name in FIELDS if hasattr(self, name)}
+        if problem := first_problem(own, self.trunk_options):
+            raise problem.error()
 
     @classmethod
     def from_document(cls, document: object, names: Sequence[str], *, host: str | None = None) -> "Recipe":
-        """Return the recipe whose `document` this is, which may come from anywhere.
+        """Read the recipe of a `composition.json`, which may come from anywhere.
 
         Args:
             document: the `recipe` of a `composition.json`.
             names: the members' names.
-            host: which it does not have (see `Recipe`).
+            host: the field `host` of the recipe, which the document does not have.
 
         Raises:
             CheckpointError: a key is unknown or missing, or a value is not what this program writes.
-            InvalidInputError: there is no such recipe.
+            InvalidInputError: the values make no recipe.
         """
         where = "the recipe"
         given = fields(document, _KINDS, where, optional=_KINDS)
@@ -194,12 +123,7 @@ class Recipe:
         Raises:
             InvalidInputError: a weight is for no member, or top_k is out of range.
         """
-        for what, given in (("weight", self.weights), ("bias", self.bias)):
-            if strangers := sorted(set(given) - set(names)):
-                raise InvalidInputError(
-                    f"there is a {what} for {', '.join(strangers)}, which is no member",
-                    f"members are: {', '.join(names)}",
-                )
+        check_named(names, weight=self.weights, bias=self.bias)
         if self.to == "moe" and not 1 <= self.experts_per_token(len(names)) <= len(names):
             most = f"from 1 to {len(names)}, the number of members" if len(names) > 1 else "1, as there is one member"
             raise InvalidInputError(
@@ -243,7 +167,7 @@ class Recipe:
 
     @property
     def retakes(self) -> bool:
-        """The router's statistics are taken anew, from kept calibration tokens."""
+        """Whether the router's statistics are collected again, from kept calibration tokens."""
         features = ROUTERS[self.router].features
         return features == BASE or (features == OWN and (self.token_weight != "none" or self.refine > 0))
 
@@ -270,4 +194,4 @@ class Recipe:
     @property
     def method_options(self) -> dict[str, float]:
         """All parameters of the trunk method."""
-        return {**TRUNKS[self.trunk].options, **{name: float(value) for name, value in self.trunk_options.items()}}
+        return {**options_of(self.trunk), **{name: float(value) for name, value in self.trunk_options.items()}}
