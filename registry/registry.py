@@ -350,7 +350,7 @@ class Registry:
         No weight is read. Passes of tokens (`refine`, `token_weight`) are not simulated: the figures are those
         without them, and the preview says so. Arguments as `plan`.
         """
-        return composition_.preview(self._workspace, experts, recipe, base=base)
+        return composition_.preview_composition(self._workspace, experts, recipe, base=base)
 
     def train_router(
         self,

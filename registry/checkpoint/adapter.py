@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from registry.checkpoint.adapter_config import CONFIG, SAVE, Settings
-from registry.checkpoint.model_files import TOKENIZER_FILES, own_file, read_files, read_json, some
+from registry.checkpoint.model_files import TOKENIZER_FILES, read_files
 from registry.checkpoint.weights import INDEX, SINGLE, Stored, read_headers, weight_source
 from registry.errors import CheckpointError
 from registry.io.dtypes import NAMES, WEIGHT_DTYPES
+from registry.io.files import own_file, read_json, some
 from registry.io.strict_json import json_object
 from registry.progress import Progress
 from store.arrays import ArraySource, Block

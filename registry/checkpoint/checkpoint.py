@@ -4,11 +4,12 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from registry.checkpoint.model_files import read_config, read_files, some
+from registry.checkpoint.model_files import read_config, read_files
 from registry.checkpoint.weights import read_headers, sample_weight, weight_files, weight_source
 from registry.errors import CheckpointError, UnsupportedFamilyError
 from registry.families import Family, family_of
 from registry.io.dtypes import NAMES, SAFETENSORS, WEIGHT_DTYPES
+from registry.io.files import some
 from store.arrays import ArraySource, Block
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from fnmatch import fnmatchcase
 from functools import partialmethod
 from pathlib import Path
 
-from registry.checkpoint.model_files import read_small, some
 from registry.checkpoint.weights import INDEX, SINGLE
 from registry.errors import CheckpointError, InvalidInputError, NotFoundError, RegError, StorageError
+from registry.io.files import read_small, some
 from registry.io.limits import JSON_BYTES, TOKENIZER_BYTES
 from registry.io.strict_json import json_object
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from registry.checkpoint.model_files import is_plain, own_file, read_json, some
 from registry.errors import CheckpointError
 from registry.io.dtypes import NAMES
+from registry.io.files import is_plain, own_file, read_json, some
 from registry.io.safetensors_header import read_header
 from store.arrays import CARRIERS, ArraySource, Block, rows_per_block
 

@@ -6,11 +6,12 @@ from .compose import lam_curves as lam_curves
 from .compose import load_member as load_member
 from .compose import load_members as load_members
 from .compose import plan_composition as plan_composition
-from .compose import preview as preview
+from .compose import preview_composition as preview_composition
 from .compose import used_versions as used_versions
 from .compose import write_plan as write_plan
 from .ensemble.plan import Ensemble as Ensemble
 from .ensemble.recipe import EnsembleRecipe as EnsembleRecipe
+from .manifest import CompositionManifest as CompositionManifest
 from .plan import Plan as Plan
 from .preview import Preview as Preview
 from .recipe import Recipe as Recipe

@@ -144,7 +144,7 @@ def lam_curves(
     return curves
 
 
-def preview(
+def preview_composition(
     workspace: Workspace, experts: Sequence[str], recipe: Recipe | None = None, *, base: str | None = None
 ) -> Preview:
     """Predict a composition's routing from statistics (arguments as `Registry.preview`)."""

@@ -9,7 +9,7 @@ from registry.composition import Ensemble, Plan
 from registry.composition.cards.licenses import check_spelling
 from registry.composition.cards.parts import licenses_of
 from registry.composition.compose import used_versions
-from registry.composition.manifest import read_composed
+from registry.composition.integrity import ComposedFolder
 from registry.hub import push_expert as expert_push
 from registry.hub import push_folder as folder_push
 from registry.hub.hub_errors import endpoint
@@ -28,14 +28,13 @@ def push(workspace: Workspace, folder: PathLike, target: Target | str, license_i
     workspace.check_owner()
     target = _target(target)
     license_id = None if license_id is None else _license(license_id)
-    path = Path(folder)
-    document, composed = read_composed(path)
+    composed = ComposedFolder.read(Path(folder))
+    digest = composed.digest
     check_account(target)
-    files = folder_push.outgoing(workspace, path, target.repo_id.rpartition("/")[2], license_id)
-    digest = str(document["digest"])
+    files = folder_push.outgoing(workspace, composed, target.repo_id.rpartition("/")[2], license_id)
     if not workspace.catalog.has_composition(digest):
-        remark(workspace.progress, f"{path} was not composed in this registry: no receipt of it will name this push")
-    names = ", ".join(member.name for member in composed.members)
+        remark(workspace.progress, f"{folder} was not composed in this registry: no receipt of it will name this push")
+    names = ", ".join(member.name for member in composed.manifest.members)
     commit = Commit(
         files,
         MARKER,

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from registry.checkpoint.model_files import few, read_json, read_small
 from registry.errors import CheckpointError, InvalidInputError, first_line, is_foreign
 from registry.families import FAMILIES
 from registry.hosts.remote_code import ENSEMBLE, ROUTED, ensemble_code, remote_code_host
+from registry.io.files import few, read_json, read_small
 from registry.io.torch_blocks import DTYPES
 
 _CODE_BYTES = 2**20

@@ -99,14 +99,17 @@ def train_router(
         _check(parent, model, int(windows.all.ids.max()), len(members))
         kind = torch.device(device_name(settings.device)).type
         inputs = settings.document(candidates, kind) | {"data": windows.all.digest}
-        key = json_digest(["train-router", parent.digest, parent.files, inputs])
+        key = json_digest(["train-router", parent.composed.digest, parent.composed.files, inputs])
         with resumable(home.partial, key, [version.digest for version in used]) as way:
             trainer = Trainer(model, windows, settings, candidates)
             before = trainer.train(way, progress)
             written = gate_bytes(parent, dict(zip(sorted(parent.gates), trainer.weights(), strict=True)))
             after = _loss_as_written(trainer, parent)
             result = hashlib.sha256(b"".join(written[layer] for layer in sorted(written))).hexdigest()
-            document = parent.document | {"parent": parent.digest, "training": inputs | {"routers": result}}
+            document = parent.composed.document | {
+                "parent": parent.composed.digest,
+                "training": inputs | {"routers": result},
+            }
             digest = json_digest(document)
             write_trained(
                 parent,
