@@ -50,8 +50,13 @@ class EnsembleRecipe:
 
     def __post_init__(self) -> None:
         own = {name: getattr(self, name) for name in FIELDS if hasattr(self, name)}
-        if problem := first_problem({"to": TO_ENSEMBLE} | own):
+        if problem := first_problem(own):
             raise problem.error()
+
+    @property
+    def to(self) -> str:
+        """The output, as `Recipe.to`."""
+        return TO_ENSEMBLE
 
     @property
     def label(self) -> str:

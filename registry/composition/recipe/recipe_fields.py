@@ -35,7 +35,7 @@ class FieldKind(Enum):
     """What the values of a field are, in words."""
 
     CHOICE = "one of some words"
-    NUMBER = "a number"
+    NUMBER = "a finite number"
     WHOLE = "a whole number"
     SWITCH = "true or false"
     BY_MEMBER = "numbers by member"
@@ -60,14 +60,13 @@ class Limits:
         """Return whether `value` is within the limits."""
         return self.least <= value <= self.most and not (self.above and value == self.least)
 
-    def words(self, finite: str = "finite") -> str:
-        """Return what a value must be, for messages."""
+    def words(self, kind: str) -> str:
+        """Return what a value of some kind must be, for messages."""
         if math.isfinite(self.most):
-            return f"from {self.least:g} to {self.most:g}"
+            return f"{kind} from {self.least:g} to {self.most:g}"
         if not math.isfinite(self.least):
-            return finite
-        bound = f"more than {self.least:g}" if self.above else f"{self.least:g} or more"
-        return f"{finite} and {bound}" if finite else bound
+            return kind
+        return f"{kind}, " + (f"more than {self.least:g}" if self.above else f"{self.least:g} or more")
 
 
 @dataclass(frozen=True)
@@ -138,11 +137,11 @@ class RecipeField:
     @property
     def words(self) -> str:
         """What a value must be, for messages."""
-        if self.kind is FieldKind.NUMBER:
-            return self.limits.words() + (f", or {AUTO}" if self.auto else "")
-        if self.kind is FieldKind.WHOLE:
-            return self.limits.words("") or self.kind.value
-        return f"printable text of at most {_LONGEST_TEXT} characters" if self.kind is FieldKind.TEXT else self.kind.value
+        if self.kind in (FieldKind.NUMBER, FieldKind.WHOLE):
+            return self.limits.words(self.kind.value) + (f", or {AUTO}" if self.auto else "")
+        return (
+            f"printable text of at most {_LONGEST_TEXT} characters" if self.kind is FieldKind.TEXT else self.kind.value
+        )
 
     def problem(self, value: Any) -> tuple[str, str] | None:
         """Return what is wrong with a value, and a hint; None where nothing is."""
@@ -161,20 +160,27 @@ class RecipeField:
             return None
         return f"{self.called} is {_short(value)}, it must be {self.words}", hint
 
+    def typed(self, value: Any) -> Any:
+        """Return a value that has no problem with its numbers as floats, where they may have a fraction."""
+        if self.kind is FieldKind.BY_MEMBER:
+            return {member: float(number) for member, number in value.items()}
+        return float(value) if self.kind is FieldKind.NUMBER and not isinstance(value, str) else value
+
     def _problem_by_member(self, value: Any, hint: str) -> tuple[str, str] | None:
         if not isinstance(value, Mapping) or not all(isinstance(member, str) for member in value):
             return f"{self.name} is {_short(value)}, it must be {self.kind.value}", "write it as NAME: NUMBER"
         for member, number in value.items():
             if not _is_number(number, self.limits):
-                return f"the {self.called} of {member} is {_short(number)}, it must be {self.limits.words()}", hint
+                words = self.limits.words(FieldKind.NUMBER.value)
+                return f"the {self.called} of {member} is {_short(number)}, it must be {words}", hint
         return None
 
     def _holds(self, value: Any) -> bool:
         if self.kind is FieldKind.NUMBER:
             return (self.auto and isinstance(value, str) and value == AUTO) or _is_number(value, self.limits)
         if self.kind is FieldKind.WHOLE:
-            whole = isinstance(value, Integral) and not isinstance(value, bool) and abs(value) <= _LARGEST_WHOLE
-            return whole and self.limits.hold(value)
+            whole = isinstance(value, Integral) and not isinstance(value, bool) and abs(int(value)) <= _LARGEST_WHOLE
+            return whole and self.limits.hold(float(value))
         if self.kind is FieldKind.SWITCH:
             return isinstance(value, bool)
         return isinstance(value, str) and value.isprintable() and 0 < len(value) <= _LONGEST_TEXT
@@ -216,7 +222,7 @@ FIELDS: dict[str, RecipeField] = {
         ),
         RecipeField(
             "routing_tokens", FieldKind.WHOLE, "Of task-vector: how many first tokens decide.", "N", (ENSEMBLE,),
-            only_with={"routing": ("task-vector",)}, default=32, limits=Limits(2), noun="routing-tokens",
+            only_with={"routing": ("task-vector",)}, default=32, limits=Limits(2.0), noun="routing-tokens",
         ),
         RecipeField(
             "trunk", FieldKind.CHOICE, "Trunk method: regmean, mean, base, ties, dare or task-arithmetic.", "METHOD",
@@ -225,17 +231,17 @@ FIELDS: dict[str, RecipeField] = {
         ),
         RecipeField(
             "alpha", FieldKind.NUMBER, "Of regmean: the share of off-diagonals.", "X", _TRUNKS,
-            only_with={"trunk": ("regmean",)}, default=1.0, limits=Limits(0, 1), group=TRUNK_OPTIONS,
+            only_with={"trunk": ("regmean",)}, default=1.0, limits=Limits(0.0, 1.0), group=TRUNK_OPTIONS,
         ),
         RecipeField(
             "density", FieldKind.NUMBER, "Of ties and dare: the share of entries that stay.", "X", _TRUNKS,
-            only_with={"trunk": ("ties", "dare")}, default=0.8, limits=Limits(1e-3, 1), group=TRUNK_OPTIONS,
+            only_with={"trunk": ("ties", "dare")}, default=0.8, limits=Limits(1e-3, 1.0), group=TRUNK_OPTIONS,
         ),
         RecipeField(
             "scale", FieldKind.NUMBER,
             "Of ties, dare and task-arithmetic: what the merged task vector is multiplied by.", "X", _TRUNKS,
             only_with={"trunk": ("ties", "dare", "task-arithmetic")}, default=1.0,
-            default_with={"task-arithmetic": 0.3}, limits=Limits(-10, 10), group=TRUNK_OPTIONS,
+            default_with={"task-arithmetic": 0.3}, limits=Limits(-10.0, 10.0), group=TRUNK_OPTIONS,
         ),
         RecipeField(
             "router", FieldKind.CHOICE, "Router method: ridge, domain-embedding or random.", "METHOD", _MIXTURES,
@@ -245,7 +251,7 @@ FIELDS: dict[str, RecipeField] = {
         RecipeField(
             "lam", FieldKind.NUMBER,
             "Ridge strength; auto: for each layer the one with the least held-out error, from statistics alone.",
-            "X|auto", _MIXTURES, only_with={"router": ("ridge", "domain-embedding")}, default=0.01, limits=Limits(0),
+            "X|auto", _MIXTURES, only_with={"router": ("ridge", "domain-embedding")}, default=0.01, limits=Limits(0.0),
             auto=True, label="Ridge strength", note="a number, or auto: the one with the least held-out error",
             advanced=True,
         ),
@@ -270,7 +276,7 @@ FIELDS: dict[str, RecipeField] = {
         RecipeField(
             "refine", FieldKind.WHOLE,
             "Passes of the kept calibration tokens through the composed model, from which the routers are solved.",
-            "N", _MIXTURES, default=0, limits=Limits(0, MOST_PASSES),
+            "N", _MIXTURES, default=0, limits=Limits(0.0, float(MOST_PASSES)),
             label="Refining passes", note="of kept tokens through the composed model", advanced=True,
         ),
         RecipeField(
@@ -284,17 +290,17 @@ FIELDS: dict[str, RecipeField] = {
         ),
         RecipeField(
             "top_k", FieldKind.WHOLE, "Experts per token.", "N", _MIXED, unset=f"{TOP_K}; with ensemble all members",
-            limits=Limits(1), noun="top-k",
+            limits=Limits(1.0), noun="top-k",
             label="Experts per token", note=f"{TOP_K} if empty; in an ensemble all",
         ),
         RecipeField(
             "temperature", FieldKind.NUMBER, "Divides the router logits.", "X", _MIXED, default=0.05,
-            default_with={ENSEMBLE: 1.0}, limits=Limits(0, above=True),
+            default_with={ENSEMBLE: 1.0}, limits=Limits(0.0, above=True),
             label="Temperature", note="divides the router’s logits; 0.05 if empty, in an ensemble 1", advanced=True,
         ),
         RecipeField(
             "weights", FieldKind.BY_MEMBER, "Members' weights in every sum over them.", "A=W,…", _ALL,
-            only_with={"routing": ("posterior",)}, default={}, unset="1", limits=Limits(0, above=True), noun="weight",
+            only_with={"routing": ("posterior",)}, default={}, unset="1", limits=Limits(0.0, above=True), noun="weight",
         ),
         RecipeField(
             "balance", FieldKind.CHOICE,

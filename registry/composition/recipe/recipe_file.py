@@ -89,8 +89,7 @@ class RecipeFile:
         holder, base = str(self.path), self.base_member
         return replace(
             self,
-            experts=self.experts
-            or tuple(by_digest(catalog, one.name, one.digest, holder).ref for one in self.members),
+            experts=self.experts or tuple(by_digest(catalog, one.name, one.digest, holder).ref for one in self.members),
             base=by_digest(catalog, base.name, base.digest, holder).ref if base else self.base,
             members=(),
             base_member=None,
@@ -256,7 +255,7 @@ class _Reader:
         value = item.plain
         if problem := one.problem(value):
             raise self._error(item.line, *problem)
-        self._values[one.name] = value
+        self._values[one.name] = one.typed(value)
 
     def _mapping(self, given: Mapping[str, Located], key: str) -> dict[str, Located]:
         if key not in given:

@@ -40,7 +40,6 @@ def values_of(recipe: composition.Recipe | composition.EnsembleRecipe) -> dict[s
     Those that the program decides on are left out: None, and numbers by member where there are none.
     """
     values = {name: getattr(recipe, name, None) for name in FIELDS} | dict(getattr(recipe, TRUNK_OPTIONS, {}))
-    values["to"] = values["to"] or ENSEMBLE
     return {
         name: value
         for name, value in values.items()
