@@ -334,7 +334,7 @@ class Registry:
             base: the base model, which embeds them; default the only one that is registered.
             device: a torch device; default the GPU if there is one.
         """
-        return composition_.domain_weights(self._workspace, experts, files, base=base, device=device)
+        return composition_.document_shares(self._workspace, experts, files, base=base, device=device)
 
     def lam_curve(
         self, experts: Sequence[str], recipe: composition_.Recipe | None = None, *, base: str | None = None

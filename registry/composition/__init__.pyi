@@ -1,6 +1,6 @@
 from .compose import Member as Member
 from .compose import compose as compose
-from .compose import domain_weights as domain_weights
+from .compose import document_shares as document_shares
 from .compose import export as export
 from .compose import lam_curves as lam_curves
 from .compose import load_member as load_member

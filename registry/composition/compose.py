@@ -110,7 +110,7 @@ def write_plan(
             write_composition(plan, folder, replace=replace, record=record, context=context)
 
 
-def domain_weights(
+def document_shares(
     workspace: Workspace,
     experts: Sequence[str],
     files: Sequence[PathLike],

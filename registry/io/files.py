@@ -65,13 +65,3 @@ def read_json(path: Path, *, values: int = JSON_VALUES) -> dict[str, Any]:
         CheckpointError: it is too large, or no JSON object.
     """
     return json_object(read_small(path, JSON_BYTES), str(path), values=values)
-
-
-def some(names: list[str]) -> str:
-    """Return the first few of `names`, and how many more there are, with the verb: `a, b, c and 4 more are`."""
-    return f"{few(names)} {'is' if len(names) == 1 else 'are'}"
-
-
-def few(names: list[str]) -> str:
-    """Return the first few of `names`, and how many more there are: `a, b, c and 4 more`."""
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -12,7 +12,7 @@ from registry.checkpoint.model_files import read_config
 from registry.errors import CalibrationError, CheckpointError, InvalidInputError, OutputError
 from registry.io.dtypes import NAMES
 from registry.io.model_folder import check_output
-from registry.io.torch_blocks import DTYPES
+from registry.io.torch_blocks import torch_dtype
 from registry.io.work_dirs import resumable
 from registry.names.reference import require_list
 from registry.progress import Progress, remark
@@ -127,7 +127,7 @@ def train_router(
 def _loss_as_written(trainer: Trainer, parent: Parent) -> float:
     """Return the held-out loss with routers rounded to what the folder holds."""
     for gate, weight in zip(trainer.gates, trainer.weights(), strict=True):
-        gate.weight.data.copy_(weight.to(DTYPES[NAMES[parent.gates[gate.layer][1].dtype]]))
+        gate.weight.data.copy_(weight.to(torch_dtype(NAMES[parent.gates[gate.layer][1].dtype])))
     return trainer.loss()
 
 

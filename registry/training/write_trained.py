@@ -11,7 +11,7 @@ from registry.errors import CheckpointError
 from registry.io.dtypes import NAMES
 from registry.io.hashing import CHUNK
 from registry.io.model_folder import MARKER, fresh_folder, json_file, write_files
-from registry.io.torch_blocks import DTYPES, to_block
+from registry.io.torch_blocks import to_block, torch_dtype
 from registry.progress import Advance, Progress
 from registry.training.parent import Parent
 
@@ -20,7 +20,7 @@ def gate_bytes(parent: Parent, weights: Mapping[int, Any]) -> dict[int, bytes]:
     """Return layer → the bytes of its router (float32 tensors (E, H)), rounded to what the parent's file holds."""
     found = {}
     for layer, (_, stored) in parent.gates.items():
-        found[layer] = to_block(weights[layer].to(DTYPES[NAMES[stored.dtype]])).tobytes()
+        found[layer] = to_block(weights[layer].to(torch_dtype(NAMES[stored.dtype]))).tobytes()
     return found
 
 
