@@ -37,7 +37,7 @@ def default_text(field: RecipeField) -> str:
     return _written(field.default)
 
 
-def offered(field: RecipeField) -> tuple[str, ...]:
+def select_values(field: RecipeField) -> tuple[str, ...]:
     """Return the values to choose from; none where any may be typed."""
     return field.choices if field.default is not None or not field.choices else ("", *field.choices)
 

@@ -13,7 +13,7 @@ from registry import composition
 from registry.composition import Recipe
 from registry.composition.recipe.recipe_fields import ENSEMBLE, FieldKind
 from registry.errors import InvalidInputError, RegError
-from registry.ui.choices import CHOICES, Choices, default_text, offered
+from registry.ui.choices import CHOICES, Choices, default_text, select_values
 from registry.ui.site import PART, Site, url
 from store.catalog import VersionRecord
 
@@ -71,7 +71,7 @@ def composer(site: Site, request: Request) -> Response:
         choices=choices,
         fields=CHOICES,
         default_text=default_text,
-        values_of=offered,
+        select_values=select_values,
         switch=FieldKind.SWITCH,
         result=None if part == "experts" or not refs else _result(site, refs, choices),
         preview=url("compose", "preview", e=refs, **choices.query),

@@ -15,7 +15,8 @@ from registry.composition.ensemble.recipe import ROUTINGS, TASK_VECTOR, Ensemble
 from registry.composition.render import copied, span
 from registry.errors import IncompatibleError
 from registry.hosts import RowSelection
-from registry.hosts.remote_code import ENSEMBLE, ENSEMBLE_MODULE, dense_config, ensemble_code
+from registry.hosts.host import dense_config
+from registry.hosts.remote_code import ENSEMBLE, ENSEMBLE_MODULE, ensemble_code
 from registry.io.model_folder import json_file
 from registry.io.safetensors_writer import Span, Stream
 from registry.member import Member

@@ -47,14 +47,6 @@ _HEADER = "# A recipe for reg compose --recipe; reg schema recipe describes the 
 
 
 @dataclass(frozen=True)
-class Digested:
-    """A version by name and content digest."""
-
-    name: str
-    digest: str
-
-
-@dataclass(frozen=True)
 class RecipeFile:
     """What a recipe file says.
 
@@ -63,16 +55,16 @@ class RecipeFile:
         experts: references to the members; empty where it names none.
         base: a reference to the base model, where it names one.
         values: the fields that it gives, as `make_recipe` takes them.
-        members: of a `composition.json`, the members by digest, which `resolved` makes references of.
-        base_member: of a `composition.json`, the base model by digest.
+        members: of a `composition.json`, name and content digest of each member, which `resolved` makes references of.
+        base_member: of a `composition.json`, name and content digest of the base model.
     """
 
     path: Path
     experts: tuple[str, ...] = ()
     base: str | None = None
     values: Mapping[str, Any] = field(default_factory=dict)
-    members: tuple[Digested, ...] = ()
-    base_member: Digested | None = None
+    members: tuple[tuple[str, str], ...] = ()
+    base_member: tuple[str, str] | None = None
 
     @cached_property
     def recipe(self) -> composition.Recipe | composition.EnsembleRecipe:
@@ -86,14 +78,10 @@ class RecipeFile:
             NotFoundError: a version is not registered.
             ConflictError: it was opted out.
         """
-        holder, base = str(self.path), self.base_member
-        return replace(
-            self,
-            experts=self.experts or tuple(by_digest(catalog, one.name, one.digest, holder).ref for one in self.members),
-            base=by_digest(catalog, base.name, base.digest, holder).ref if base else self.base,
-            members=(),
-            base_member=None,
-        )
+        holder = str(self.path)
+        members = tuple(by_digest(catalog, *member, holder).ref for member in self.members)
+        base = by_digest(catalog, *self.base_member, holder).ref if self.base_member else self.base
+        return replace(self, experts=members or self.experts, base=base, members=(), base_member=None)
 
 
 def read_recipe(path: Path | str) -> RecipeFile:
@@ -192,8 +180,8 @@ def _of_composition(document: Mapping[str, Any], path: Path) -> RecipeFile:
     return RecipeFile(
         path,
         values={name: value for name, value in values.items() if value != {}},
-        members=tuple(Digested(member.name, member.digest) for member in described.members),
-        base_member=base and Digested(base.name, base.digest),
+        members=tuple((member.name, member.digest) for member in described.members),
+        base_member=(base.name, base.digest) if base else None,
     )
 
 

@@ -7,7 +7,7 @@ import click
 from cli.main import main
 from registry import Recipe, Registry
 from registry.composition.recipe.recipe_fields import FieldKind
-from registry.ui.choices import CHOICES, Choices
+from registry.ui.choices import CHOICES, Choices, select_values
 from store.catalog import Catalog
 from tests.store.test_catalog import new
 
@@ -20,7 +20,7 @@ def test_every_choice_of_the_form_is_an_option_of_compose() -> None:
         option = options[choice.option]
         assert bool(getattr(option, "is_flag", False)) == (choice.kind is FieldKind.SWITCH)
         listed = getattr(option.type, "choices", ())
-        assert tuple(one for one in offered(choice) if one) == tuple(listed)
+        assert tuple(one for one in select_values(choice) if one) == tuple(listed)
 
 
 def test_the_choices_of_a_recipe_are_read_back() -> None:
