@@ -28,7 +28,7 @@ STATISTICS = ("to", "routing", "routing_tokens", "lam", "bias", "seed", "top_k",
 
 @dataclass(frozen=True)
 class Asked:
-    """What is to be composed.
+    """Members, recipe and base model that a command line asks for.
 
     Attributes:
         experts: references to the members.

@@ -78,7 +78,7 @@ class Plan:
 
     @property
     def statistics_weights(self) -> list[float]:
-        """What each member's statistics are multiplied by: ω, and where tokens are balanced their mean over its own."""
+        """Factors of the members' statistics: ω, and where tokens are balanced times the mean count over their own."""
         if self.recipe.balance == "none":
             return self.weights
         return balanced(self.weights, [member.tokens for member in self.members])
@@ -95,7 +95,7 @@ class Plan:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a user should know of the result."""
+        """Remarks on the result for its user."""
         return self.translation.notes
 
     @property

@@ -64,7 +64,7 @@ def read(field: RecipeField, text: str) -> Any:
 
 @dataclass(frozen=True)
 class Choices:
-    """What was chosen: name → text of every field of the form."""
+    """The texts of the form: name → text of every field."""
 
     texts: Mapping[str, str]
 

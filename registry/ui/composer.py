@@ -106,7 +106,7 @@ def _resolved(site: Site, refs: Sequence[str]) -> list[VersionRecord]:
 
 
 def _result(site: Site, refs: Sequence[str], choices: Choices) -> Result:
-    """Return the plan and the command, or why there is none."""
+    """Return the plan and the command, or the error that prevents them."""
     try:
         recipe = choices.recipe()
         plan = site.registry.plan(refs, recipe, base=choices.base)

@@ -79,7 +79,7 @@ class Ensemble:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a user should know of the result."""
+        """Remarks on the result for its user."""
         return ("load it with trust_remote_code=True: the folder carries its modelling file",)
 
     @cached_property
@@ -155,7 +155,7 @@ class Ensemble:
 
     @property
     def files(self) -> dict[str, bytes]:
-        """What the folder holds beside the weights and `composition.json`."""
+        """Every file of the folder except the weights and `composition.json`."""
         copied = {name: self.lead.file(name) for name in self.lead.names("file") if name in COPIED_FILES}
         card = ensemble_card(
             self.document | {"digest": self.digest},

@@ -1,4 +1,4 @@
-"""How the members of an ensemble are weighed."""
+"""The recipe of an ensemble: routing method and its parameters."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -60,7 +60,7 @@ class EnsembleRecipe:
 
     @property
     def label(self) -> str:
-        """What messages call it."""
+        """A name for messages."""
         return f"routing {self.routing!r}"
 
     @property

@@ -1,4 +1,4 @@
-"""How a subset becomes a model: trunk method, router method and their parameters."""
+"""The recipe of a mixture or of a dense model: trunk method, router method and their parameters."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,10 +20,11 @@ from registry.errors import InvalidInputError
 from registry.io.schema import NUMBERS, OBJECT, WHOLE, Kind, check_written, fields
 from registry.maths.router import BASE, OWN, ROUTERS
 from registry.maths.trunk import TRUNKS
+from registry.runtime.loading import device_name
 from registry.statistics.settings import PassSettings
 
 OUTPUTS = (MOE, DENSE)
-"""What a recipe can make: a sparse mixture, or one dense model in which the MLPs are combined as the trunk is."""
+"""Outputs of a recipe: a sparse mixture, or one dense model in which the MLPs are combined as the trunk is."""
 
 _KINDS = {name: one.document_kind for name, one in FIELDS.items() if not one.group}
 _KINDS |= {TRUNK_OPTIONS: NUMBERS, "computed": OBJECT}
@@ -167,13 +168,13 @@ class Recipe:
 
     @property
     def retakes(self) -> bool:
-        """Whether the router's statistics are collected again, from kept calibration tokens."""
+        """The router's statistics are collected again, from kept calibration tokens."""
         features = ROUTERS[self.router].features
         return features == BASE or (features == OWN and (self.token_weight != "none" or self.refine > 0))
 
     @property
     def label(self) -> str:
-        """What messages call it."""
+        """A name for messages."""
         return f"trunk method {self.trunk!r}"
 
     @property
@@ -186,9 +187,7 @@ class Recipe:
         return TRUNKS[self.trunk].needs_base or routed
 
     def pass_document(self, settings: PassSettings) -> dict[str, Any]:
-        """Return how passes run, as far as their numbers depend on that."""
-        from registry.runtime.loading import device_name
-
+        """Return the settings of passes that their numbers depend on."""
         return {"batch_size": settings.batch_size, "device": device_name(self.device).partition(":")[0]}
 
     @property

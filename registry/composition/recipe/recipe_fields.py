@@ -32,7 +32,7 @@ _LONGEST_TEXT = 100
 
 
 class FieldKind(Enum):
-    """What the values of a field are, in words."""
+    """The values of a field, in words."""
 
     CHOICE = "one of some words"
     NUMBER = "a finite number"
@@ -61,7 +61,7 @@ class Limits:
         return self.least <= value <= self.most and not (self.above and value == self.least)
 
     def words(self, kind: str) -> str:
-        """Return what a value of some kind must be, for messages."""
+        """Return the requirement on a value of some kind, for messages."""
         if math.isfinite(self.most):
             return f"{kind} from {self.least:g} to {self.most:g}"
         if not math.isfinite(self.least):
@@ -120,12 +120,12 @@ class RecipeField:
 
     @property
     def key(self) -> str:
-        """Where recipe files have it: `lam`, `trunk_options.alpha`."""
+        """Its place in recipe files: `lam`, `trunk_options.alpha`."""
         return f"{self.group}.{self.name}" if self.group else self.name
 
     @property
     def called(self) -> str:
-        """What messages call it."""
+        """Its name in messages."""
         return self.noun or self.name
 
     @property
@@ -136,7 +136,7 @@ class RecipeField:
 
     @property
     def words(self) -> str:
-        """What a value must be, for messages."""
+        """Requirement on a value, for messages."""
         if self.kind in (FieldKind.NUMBER, FieldKind.WHOLE):
             return self.limits.words(self.kind.value) + (f", or {AUTO}" if self.auto else "")
         return (
@@ -187,7 +187,7 @@ class RecipeField:
 
     @property
     def document_kind(self) -> Kind:
-        """What `composition.json` holds under its key, where it holds it."""
+        """Kind of its value in a `composition.json` that has it."""
         kinds = {
             FieldKind.NUMBER: NUMBER,
             FieldKind.WHOLE: WHOLE,

@@ -48,11 +48,11 @@ _HEADER = "# A recipe for reg compose --recipe; reg schema recipe describes the 
 
 @dataclass(frozen=True)
 class RecipeFile:
-    """What a recipe file says.
+    """The contents of a recipe file.
 
     Attributes:
         path: the file.
-        experts: references to the members; empty where it names none.
+        experts: references to the members; empty if it names no expert.
         base: a reference to the base model, where it names one.
         values: the fields that it gives, as `make_recipe` takes them.
         members: of a `composition.json`, name and content digest of each member, which `resolved` makes references of.

@@ -1,4 +1,4 @@
-"""What the fields of a recipe must be, alone and together."""
+"""Checks of the fields of a recipe, alone and together."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -37,7 +37,7 @@ def make_recipe(values: Mapping[str, Any]) -> composition.Recipe | composition.E
 def values_of(recipe: composition.Recipe | composition.EnsembleRecipe) -> dict[str, Any]:
     """Return the fields that have a part in a recipe, as `make_recipe` takes them, in the order of `FIELDS`.
 
-    Those that the program decides on are left out: None, and numbers by member where there are none.
+    Fields that the program decides on are left out: None, and empty numbers by member.
     """
     values = {name: getattr(recipe, name, None) for name in FIELDS} | dict(getattr(recipe, TRUNK_OPTIONS, {}))
     return {
