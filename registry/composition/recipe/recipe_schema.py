@@ -105,7 +105,7 @@ def _bounds(limits: Limits) -> Schema:
 
 def _rules(one: RecipeField) -> list[Schema]:
     """Return the rules by which a field has no part beside some outputs and methods."""
-    absent = {one.name: {"const": None}}
+    absent: Schema = {one.name: {"const": None}}
     if one.group:
         absent = {one.group: {"properties": absent}}
     rules = []
