@@ -7,7 +7,9 @@ from typing import overload
 
 from registry.composition.dense import write_dense
 from registry.composition.domain_weights import shares_of_documents
-from registry.composition.ensemble.plan import Ensemble, EnsembleRecipe, make_ensemble, write_ensemble
+from registry.composition.ensemble.plan import Ensemble, make_ensemble
+from registry.composition.ensemble.recipe import EnsembleRecipe
+from registry.composition.ensemble.write import write_ensemble
 from registry.composition.passes import pass_context, tensor_source_of
 from registry.composition.plan import Plan, make_plan
 from registry.composition.preview import Preview, preview_plan
