@@ -14,8 +14,7 @@ from registry.families import FAMILIES, Family, Translation
 from registry.families.sites import MLP_INPUT, TOKEN_COUNTS
 from registry.hosts.architecture import Architecture
 from registry.io.torch_blocks import to_tensor
-from registry.maths.folds import complete_folds
-from registry.maths.statistics import Statistics
+from registry.maths.statistics import Statistics, complete_folds
 from registry.workspace import Workspace, open_array
 from store.arrays import ArraySource, ArrayStore, Block
 from store.catalog import ArrayLink, VersionRecord

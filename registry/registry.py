@@ -334,7 +334,7 @@ class Registry:
             base: the base model, which embeds them; default the only one that is registered.
             device: a torch device; default the GPU if there is one.
         """
-        return composition_.domain_weights(self._workspace, experts, files, base=base, device=device)
+        return composition_.document_shares(self._workspace, experts, files, base=base, device=device)
 
     def lam_curve(
         self, experts: Sequence[str], recipe: composition_.Recipe | None = None, *, base: str | None = None
@@ -350,7 +350,7 @@ class Registry:
         No weight is read. Passes of tokens (`refine`, `token_weight`) are not simulated: the figures are those
         without them, and the preview says so. Arguments as `plan`.
         """
-        return composition_.preview(self._workspace, experts, recipe, base=base)
+        return composition_.preview_composition(self._workspace, experts, recipe, base=base)
 
     def train_router(
         self,

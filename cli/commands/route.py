@@ -64,7 +64,7 @@ def route(
 
 
 def _lines(routed: "Routed", layer: int | None, coloured: bool) -> Iterator[str]:
-    from registry.composition.trace import printable
+    from registry.io.text import printable
 
     number = {expert: at for at, expert in enumerate(routed.experts)}
     for expert, run in groupby(routed.tokens, key=lambda token: token.expert(layer)):
@@ -73,7 +73,7 @@ def _lines(routed: "Routed", layer: int | None, coloured: bool) -> Iterator[str]
 
 
 def _legend(routed: "Routed", layer: int | None, coloured: bool) -> Iterator[str]:
-    from registry.composition.trace import printable
+    from registry.io.text import printable
 
     for at, (expert, share) in enumerate(routed.shares(layer).items()):
         name = f"{printable(expert)} {share:.0%}"

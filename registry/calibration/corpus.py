@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from registry.checkpoint.model_files import own_file
 from registry.errors import CalibrationError, first_line
+from registry.io.files import own_file
 from registry.io.limits import EXPANSION, EXPANSION_FREE, FOOTER_BYTES, ROW_BYTES, TEXT_BYTES
 from registry.io.strict_json import parse_json
 

@@ -11,12 +11,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from registry import maths  # loads torch when one of its functions is called
 from registry.checkpoint.adapter_config import CONFIG, SAVE, Settings
-from registry.checkpoint.model_files import TOKENIZER_FILES, own_file, read_files, read_json, some
+from registry.checkpoint.model_files import TOKENIZER_FILES, read_files
 from registry.checkpoint.weights import INDEX, SINGLE, Stored, read_headers, weight_source
 from registry.errors import CheckpointError
 from registry.io.dtypes import NAMES, WEIGHT_DTYPES
+from registry.io.files import own_file, read_json
+from registry.io.model_folder import fresh_folder, json_file, write_files, write_weights
+from registry.io.safetensors_writer import Stream
 from registry.io.strict_json import json_object
+from registry.io.text import some
+from registry.io.torch_blocks import to_block, to_tensor, torch_dtype
 from registry.progress import Progress
 from store.arrays import ArraySource, Block
 
@@ -143,10 +149,8 @@ class Adapter:
         """
         import torch
 
-        from registry.io.torch_blocks import DTYPES, to_block
-
         read = {part: _tensor(weight_source(name, self._stored[name], self.label)) for part, name in parts.items()}
-        dtype = DTYPES[source.dtype]
+        dtype = torch_dtype(source.dtype)
         weight = read["whole"].to(dtype) if "whole" in read else _tensor(source)
         if "head" in read and not torch.equal(read["head"].to(dtype), weight):
             raise self._untied()
@@ -163,13 +167,11 @@ class Adapter:
 
     def _change(self, weight: "torch.Tensor", read: dict[str, "torch.Tensor"], name: str, kind: str) -> "torch.Tensor":
         """Return W of shape (outputs, inputs) after its low-rank change, rounded in between where PEFT rounds."""
-        from registry.maths.lora import dora_weight, lora_delta, lora_scaling
-
         module, settings = _module(name), self._settings
-        scaling = lora_scaling(settings.alpha(module), settings.rank(module), stabilised=settings.rslora)
-        delta = lora_delta(read[f"{kind}A"], read[f"{kind}B"], scaling)
+        scaling = maths.lora_scaling(settings.alpha(module), settings.rank(module), stabilised=settings.rslora)
+        delta = maths.lora_delta(read[f"{kind}A"], read[f"{kind}B"], scaling)
         if "magnitude" in read:
-            return dora_weight(weight, delta, read["magnitude"])
+            return maths.dora_weight(weight, delta, read["magnitude"])
         return weight + (delta.to(weight.dtype) if kind else delta)
 
     def _read_header(self) -> dict[str, Stored]:
@@ -271,9 +273,6 @@ def merge_adapter(adapter: Adapter, base: DenseWeights, out: Path, progress: Pro
         OutputError: `out` is there already.
         StorageError: the disk is full or refuses.
     """
-    from registry.io.model_folder import fresh_folder, write_files, write_weights
-    from registry.io.safetensors_writer import Stream
-
     changes, streams = adapter.check(base), []
     for name, shape in base.shapes.items():
         source, parts = base.source(name), changes.get(name, {})
@@ -290,8 +289,6 @@ def merge_adapter(adapter: Adapter, base: DenseWeights, out: Path, progress: Pro
 
 def _files(adapter: Adapter, base: DenseWeights, shapes: dict[str, tuple[int, ...]]) -> dict[str, bytes]:
     """Return the small files of the merged model, whose tensors have `shapes`; a tokenizer is taken whole."""
-    from registry.io.model_folder import json_file
-
     files = dict(base.files())
     own = {name: data for name, data in read_files(adapter.folder).items() if name != "config.json"}
     if own.keys() & _VOCABULARIES:
@@ -322,7 +319,5 @@ def _head(target: str) -> str:
 
 def _tensor(source: ArraySource) -> "torch.Tensor":
     import torch
-
-    from registry.io.torch_blocks import to_tensor
 
     return torch.cat([to_tensor(block, source.dtype) for block in source.blocks()])

@@ -4,11 +4,13 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from registry.checkpoint.model_files import read_config, read_files, some
+from registry.checkpoint.model_files import read_config, read_files
 from registry.checkpoint.weights import read_headers, sample_weight, weight_files, weight_source
 from registry.errors import CheckpointError, UnsupportedFamilyError
 from registry.families import Family, family_of
 from registry.io.dtypes import NAMES, SAFETENSORS, WEIGHT_DTYPES
+from registry.io.text import some
+from registry.io.torch_blocks import to_tensor
 from store.arrays import ArraySource, Block
 
 if TYPE_CHECKING:
@@ -110,8 +112,6 @@ class Checkpoint:
     def tensor(self, name: str) -> "torch.Tensor":
         """Return one small tensor whole (a norm's weight)."""
         import torch
-
-        from registry.io.torch_blocks import to_tensor
 
         source = self.source(name)
         return torch.cat([to_tensor(block, source.dtype) for block in source.blocks()])

@@ -9,8 +9,8 @@ from typing import Any
 
 from registry.checkpoint.annotations import HUB_TAG, LANGUAGE_TAG, Annotations
 from registry.checkpoint.hub_download import HubReference, commit_of, is_hub_reference
-from registry.checkpoint.model_files import read_json
 from registry.errors import CheckpointError
+from registry.io.files import read_json
 from registry.io.schema import DIGEST, TEXT, WHOLE, fields, list_of, maybe
 from registry.names.reference import check_license, check_name
 

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from registry.checkpoint.model_files import is_plain, own_file, read_json, some
 from registry.errors import CheckpointError
 from registry.io.dtypes import NAMES
+from registry.io.files import is_plain, own_file, read_json
 from registry.io.safetensors_header import read_header
+from registry.io.text import some
+from registry.io.torch_blocks import to_block
 from store.arrays import CARRIERS, ArraySource, Block, rows_per_block
 
 if TYPE_CHECKING:
@@ -110,8 +112,6 @@ def weight_source(name: str, stored: Stored, label: str) -> ArraySource:
 
     def blocks() -> Iterator[Block]:
         from safetensors import SafetensorError, safe_open
-
-        from registry.io.torch_blocks import to_block
 
         rows = rows_per_block(stored.shape)
         try:

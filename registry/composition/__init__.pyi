@@ -1,12 +1,12 @@
 from .compose import Member as Member
 from .compose import compose as compose
-from .compose import domain_weights as domain_weights
+from .compose import document_shares as document_shares
 from .compose import export as export
 from .compose import lam_curves as lam_curves
 from .compose import load_member as load_member
 from .compose import load_members as load_members
 from .compose import plan_composition as plan_composition
-from .compose import preview as preview
+from .compose import preview_composition as preview_composition
 from .compose import used_versions as used_versions
 from .compose import write_plan as write_plan
 from .ensemble.plan import Ensemble as Ensemble

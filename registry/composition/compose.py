@@ -108,7 +108,7 @@ def write_plan(
             write_composition(plan, folder, replace=replace, record=record, context=context)
 
 
-def domain_weights(
+def document_shares(
     workspace: Workspace,
     experts: Sequence[str],
     files: Sequence[PathLike],
@@ -142,7 +142,7 @@ def lam_curves(
     return curves
 
 
-def preview(
+def preview_composition(
     workspace: Workspace, experts: Sequence[str], recipe: Recipe | None = None, *, base: str | None = None
 ) -> Preview:
     """Predict a composition's routing from statistics (arguments as `Registry.preview`)."""

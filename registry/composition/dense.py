@@ -8,7 +8,7 @@ from registry.composition.render import span
 from registry.hosts import RowSelection
 from registry.io.model_folder import fresh_folder, write_files, write_weights
 from registry.io.safetensors_writer import Span, Stream
-from registry.io.torch_blocks import DTYPES, to_block, to_tensor
+from registry.io.torch_blocks import to_block, to_tensor, torch_dtype
 from registry.maths.trunk.combination import RowBlock, average
 from registry.member import Member
 from registry.progress import Progress
@@ -62,6 +62,6 @@ def _average(members: Sequence[Member], role: Role, name: str, dtype: str) -> It
         for parts in zip(*(source.blocks() for source in sources), strict=True):
             tensors = [to_tensor(part, source.dtype) for part, source in zip(parts, sources, strict=True)]
             combined = average(RowBlock(0, tuple(tensors), None), [1.0] * len(tensors))
-            yield to_block(combined.to(DTYPES[dtype]))
+            yield to_block(combined.to(torch_dtype(dtype)))
 
     return blocks()

@@ -1,74 +1,118 @@
-"""Whether a composed folder is, byte for byte, the one that its `composition.json` describes."""
+"""A composed folder, and the one check that it is, byte for byte, what was composed.
+
+A folder that was pushed to the Hub and fetched back passes: what the push added to its card, between marks, and what
+fetching left beside its files are not counted as changes.
+"""
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from registry.composition.cards.pushed import CARD, without_additions
+from registry.composition.manifest import CompositionManifest, read_composed
+from registry.errors import CheckpointError
+from registry.io.hashing import file_digest
 from registry.io.model_folder import MARKER
 from registry.progress import Progress
 from store.digest import json_digest
 
-CHUNK = 2**22
+NOT_DIGESTED = ("digest", "files", "lam")
+"""Keys of `composition.json` that the composition's digest is not taken over."""
+
+COMPOSE_AGAIN = "compose it again: reg compose --experts … --out DIR"
+
 _HUB = (".cache/huggingface/", ".git/")
+"""Folders that fetching from the Hub leaves in a folder."""
 
 
-def problems_of(
-    folder: Path,
-    document: Mapping[str, Any],
-    progress: Progress,
-    *,
-    ignored: Callable[[str], bool] = lambda name: False,
-) -> Iterator[str]:
-    """Yield, one line each, what of a folder is not as its document says; what a push added to its card may be there.
+@dataclass(frozen=True)
+class ComposedFolder:
+    """A folder with a `composition.json`.
 
-    Args:
-        folder: the folder.
-        document: its `composition.json`.
-        progress: told of the bytes read.
-        ignored: which further files may be in it, by their path there.
+    Attributes:
+        path: the folder.
+        content: what `composition.json` holds.
+        manifest: the same, parsed.
     """
-    files, digest = document.get("files"), document.get("digest")
-    said = {key: value for key, value in document.items() if key not in ("digest", "files", "lam")}
-    if not isinstance(files, dict) or json_digest(said) != digest:
-        yield f"{folder / MARKER} was changed since it was written"
-        return
-    found = list_files(folder)
-    total = sum(path.stat().st_size for path in found.values() if path.is_file())
-    with progress("checking", total, "B") as advance:
-        for name in sorted({*files, *found} - {MARKER}):
-            if name not in files:
-                if not ignored(name):
-                    yield f"{folder / name} is no file of the composition"
-            elif name not in found or not found[name].is_file():
-                yield f"{folder / name} is missing"
-            elif file_digest(found[name], advance) != files[name] and not (
-                name == CARD and _digest(without_additions(found[name].read_bytes())) == files[name]
-            ):
-                yield f"{folder / name} was changed since it was written"
+
+    path: Path
+    content: Mapping[str, Any]
+    manifest: CompositionManifest
+
+    @classmethod
+    def read(cls, path: Path) -> "ComposedFolder":
+        """Read the `composition.json` of a folder; files are not compared yet.
+
+        Raises:
+            CheckpointError: it is absent, or not what this program writes.
+            InvalidInputError: a member's name is not valid.
+        """
+        content, manifest = read_composed(path)
+        return cls(path, content, manifest)
+
+    @property
+    def digest(self) -> str:
+        """The composition's digest, as the folder states it."""
+        return str(self.content.get("digest"))
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """What the composition's digest is taken over."""
+        return {key: value for key, value in self.content.items() if key not in NOT_DIGESTED}
+
+    @property
+    def files(self) -> dict[str, str]:
+        """File → SHA-256 as it was composed, of every other file."""
+        files = self.content.get("files")
+        return {str(name): str(digest) for name, digest in files.items()} if isinstance(files, dict) else {}
+
+    @cached_property
+    def paths(self) -> dict[str, Path]:
+        """Every file below the folder, links included, by its path there; without what fetching from the Hub left."""
+        return {name: path for name, path in list_files(self.path).items() if not is_of_hub(name)}
+
+    def problems(self, progress: Progress) -> Iterator[str]:
+        """Yield, one line each, every difference from what was composed.
+
+        Args:
+            progress: told of the bytes read.
+        """
+        if not self.files or json_digest(self.document) != self.digest:
+            yield f"{self.path / MARKER} was changed since it was written"
+            return
+        files, paths = self.files, self.paths
+        total = sum(path.stat().st_size for path in paths.values() if path.is_file())
+        with progress("checking", total, "B") as advance:
+            for name in sorted({*files, *paths} - {MARKER}):
+                if name not in files:
+                    yield f"{self.path / name} is not a file of the composition"
+                elif name not in paths or not paths[name].is_file():
+                    yield f"{self.path / name} is missing"
+                elif file_digest(paths[name], advance) != files[name] and not (
+                    name == CARD and hashlib.sha256(self.card).hexdigest() == files[name]
+                ):
+                    yield f"{self.path / name} was changed since it was written"
+
+    def check(self, progress: Progress, hint: str = COMPOSE_AGAIN) -> None:
+        """Raise CheckpointError with the first of `problems`, if there is one."""
+        for problem in self.problems(progress):
+            raise CheckpointError(problem, hint)
+
+    @property
+    def card(self) -> bytes:
+        """The model card without what a push added to it."""
+        return without_additions((self.path / CARD).read_bytes())
 
 
 def list_files(folder: Path) -> dict[str, Path]:
-    """Return everything below a folder that is no folder, links included, by its path there."""
-    found = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
-    return {path.relative_to(folder).as_posix(): path for path in found}
-
-
-def file_digest(path: Path, advance: Callable[[int], None]) -> str:
-    """Return the SHA-256 of a file."""
-    state = hashlib.sha256()
-    with path.open("rb") as file:
-        while data := file.read(CHUNK):
-            state.update(data)
-            advance(len(data))
-    return state.hexdigest()
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+    """Return everything below a folder that is not a folder, links included, by its path there."""
+    paths = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
+    return {path.relative_to(folder).as_posix(): path for path in paths}
 
 
 def is_of_hub(name: str) -> bool:
-    """Tell whether a file of a folder is what fetching it from the Hub left there, by its path."""
+    """Tell whether a file of a folder, by its path there, was left by fetching it from the Hub."""
     return name == ".gitattributes" or name.startswith(_HUB)

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from registry.checkpoint.model_files import read_json
 from registry.composition.ensemble.plan import TO_ENSEMBLE, EnsembleRecipe
 from registry.composition.plan import DOCUMENT_FORMAT
 from registry.composition.recipe import Recipe
 from registry.errors import CheckpointError, InvalidInputError
 from registry.hosts.remote_code import REMOTE_CODE, ROUTED
+from registry.io.files import read_json
 from registry.io.model_folder import MARKER
 from registry.io.schema import DIGEST, LIST, OBJECT, TEXT, WHOLE, fields, maybe
 from registry.names.reference import check_name

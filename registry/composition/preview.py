@@ -11,8 +11,7 @@ import torch
 from registry.composition.plan import Plan
 from registry.composition.tensor_source import TensorSource
 from registry.errors import InvalidInputError
-from registry.maths.confusion import predicted_confusion
-from registry.maths.foresight import composed_confusion
+from registry.maths.confusion import composed_confusion, predicted_confusion
 from registry.maths.overlap import TOKENS_PER_DIRECTION, overlap
 from registry.maths.router import OWN, ROUTERS
 from registry.maths.statistics import Statistics

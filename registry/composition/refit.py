@@ -27,7 +27,7 @@ from registry.composition.refit_source import RefitSource
 from registry.composition.tensor_source import TensorSource
 from registry.errors import CalibrationError
 from registry.families.sites import MLP_INPUT
-from registry.io.torch_blocks import DTYPES, to_tensor
+from registry.io.torch_blocks import to_tensor, torch_dtype
 from registry.maths.refit import LeastSquares
 from registry.maths.statistics import Statistics
 from registry.member import Member
@@ -207,7 +207,7 @@ class Refit:
 
     def _downs(self, number: int, mlp_name: str, texts: Sequence[_Text]) -> None:
         """Refit each expert's down projection, on its own tokens and on those that the router sends to it."""
-        gate = (self._result.gate(number) / self._plan.recipe.temperature).to(DTYPES[self._plan.dtype]).float()
+        gate = (self._result.gate(number) / self._plan.recipe.temperature).to(torch_dtype(self._plan.dtype)).float()
         chosen = [(text.files["mlp_in"] @ gate.T).argmax(dim=-1) for text in texts]
         whole = self._family.tensor_name(number, self._family.down)
         for expert, text in enumerate(texts):
@@ -291,7 +291,7 @@ class Refit:
     def _set(self, module: Any, name: str, weight: Tensor, member: int | None = None) -> None:
         """Put a solved weight in place, rounded as it will be written, and go on with that."""
         of = self._plan.members[member or 0]
-        rounded = weight.cpu().to(DTYPES[self._plan.recipe.dtype or of.weight(f"{name}.weight").dtype])
+        rounded = weight.cpu().to(torch_dtype(self._plan.recipe.dtype or of.weight(f"{name}.weight").dtype))
         if not bool(torch.isfinite(rounded).all()):
             raise ValueError(f"the solution for {name} is not finite in {rounded.dtype}")
         self._result.put(member, f"{name}.weight", rounded)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from registry.composition.tensor_source import TensorSource, pass_over
 from registry.io.safetensors_writer import Stream, write_shard
-from registry.io.torch_blocks import DTYPES, to_block
+from registry.io.torch_blocks import dtype_name, to_block
 from registry.maths.refit import LeastSquares
 from registry.maths.statistics import Statistics
 from registry.maths.trunk.combination import Combination, aligned
@@ -33,7 +33,7 @@ class RefitSource(TensorSource):
 
     def put(self, member: int | None, name: str, tensor: Tensor) -> None:
         """Put a tensor in place: of the trunk, or of one member's MLP."""
-        dtype = next(name for name, known in DTYPES.items() if known == tensor.dtype)
+        dtype = dtype_name(tensor.dtype)
         path = self._folder / f"{len(self._files)}.safetensors"
         write_shard(path, [Stream("tensor", dtype, tuple(tensor.shape), lambda: [to_block(tensor)])])
         self._files[member, name] = path

@@ -8,7 +8,7 @@ from registry.composition.plan import OutputTensor, Router
 from registry.composition.tensor_source import TensorSource
 from registry.hosts import Constant, Experts, RowSelection, Trunk
 from registry.io.safetensors_writer import Span
-from registry.io.torch_blocks import DTYPES, to_block, to_tensor
+from registry.io.torch_blocks import to_block, to_tensor, torch_dtype
 from store.arrays import ArraySource, Block, rows_per_block
 
 
@@ -19,7 +19,7 @@ def render(materials: TensorSource, tensor: OutputTensor) -> Iterator[Block]:
         DamagedError: an array it is made from is not what was stored.
         InvalidInputError: a linear system cannot be solved.
     """
-    dtype = DTYPES[tensor.dtype]
+    dtype = torch_dtype(tensor.dtype)
     match tensor.made:
         case Experts(parts=parts):
             for member, rows in parts:
@@ -63,7 +63,7 @@ def copied(source: ArraySource, rows: RowSelection, dtype: str) -> Iterator[Bloc
         yield from source.blocks()
     else:
         blocks = (to_tensor(block, source.dtype) for block in source.blocks())
-        yield from (to_block(tensor.to(DTYPES[dtype])) for tensor in _rows(blocks, rows))
+        yield from (to_block(tensor.to(torch_dtype(dtype))) for tensor in _rows(blocks, rows))
 
 
 def _rows(blocks: Iterator[torch.Tensor], rows: RowSelection) -> Iterator[torch.Tensor]:

@@ -6,11 +6,12 @@ from typing import Literal
 
 from registry.composition.cards.pushed import CARD, without_additions
 from registry.composition.compose import compose, plan_composition, write_plan
-from registry.composition.integrity import CHUNK, is_of_hub, list_files
-from registry.composition.manifest import CompositionManifest, read_composed
+from registry.composition.integrity import ComposedFolder, is_of_hub, list_files
+from registry.composition.manifest import CompositionManifest
 from registry.composition.passes import working_folder
 from registry.composition.recipe import Recipe
 from registry.errors import CheckpointError, InvalidInputError, OutputError
+from registry.io.hashing import CHUNK
 from registry.io.model_folder import check_output
 from registry.names.resolve import by_digest
 from registry.progress import Advance
@@ -71,7 +72,7 @@ def reproduce_folder(workspace: Workspace, folder: Path, out: Path | None) -> Re
     """Compose a folder again and compare it (see `Registry.reproduce`)."""
     folder = folder.absolute()
     workspace.check_owner()
-    _, described = read_composed(folder)
+    described = ComposedFolder.read(folder).manifest
     if described.parent is not None:
         raise CheckpointError(
             f"the routers of {folder} were trained, and a training is that of one machine; "

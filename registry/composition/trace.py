@@ -1,13 +1,14 @@
 """Which expert handles each token of a text: one pass through a composed model, its routers recorded."""
 
-import unicodedata
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from registry.errors import InvalidInputError
+from registry.io.model_folder import composed_of
+from registry.runtime.gates import gates, record_routing
+from registry.runtime.loading import load_model, load_tokenizer
 
 MOST_CHARACTERS = 100_000
 """A longer text is refused: it is one window for the model."""
@@ -92,10 +93,6 @@ def route(folder: Path, text: str, device: str | None = None) -> Routed:
 
     import torch
 
-    from registry.io.model_folder import composed_of
-    from registry.runtime.gates import gates, record_routing
-    from registry.runtime.loading import load_model, load_tokenizer
-
     tokenizer = load_tokenizer(folder)
     ids, pieces, special = _tokens(tokenizer, text)
     if not ids:
@@ -136,20 +133,3 @@ def _tokens(tokenizer: Any, text: str) -> tuple[list[int], list[str], list[bool]
         pieces.append(text[done : max(done, stop)])
         done = max(done, stop)
     return ids, pieces, marks
-
-
-def printable(text: str, keep: Sequence[str] = ()) -> str:
-    r"""Return text with everything that a terminal might act on spelled out: control characters as `\x1b`.
-
-    Also what has no shape of its own or turns the direction of writing (Unicode's categories C, Zl and Zp).
-
-    Args:
-        text: from anywhere.
-        keep: characters that stay.
-    """
-    return "".join(
-        character
-        if character in keep or (unicodedata.category(character)[0] != "C" and character not in "\u2028\u2029")
-        else character.encode("unicode_escape", "backslashreplace").decode("ascii")
-        for character in text
-    )

@@ -1,6 +1,5 @@
 """The demo, step by step."""
 
-import fcntl
 import hashlib
 import json
 import shutil
@@ -15,6 +14,7 @@ from registry.demo.text import DOMAINS, domain_files, write_domains
 from registry.demo.train import encode, new_model, read_texts, save, train, train_tokenizer
 from registry.errors import OutputError
 from registry.evaluation import Row, TestSettings
+from registry.io.file_lock import try_lock
 from registry.progress import Progress, remark, silent
 from registry.registry import Registry
 from registry.statistics.collect import collect_to
@@ -122,12 +122,10 @@ def _prepared(out: Path, *, force: bool) -> Iterator[None]:
         raise OutputError(f"{out} is not empty and was not made by the demo", "choose another --out")
     out.mkdir(parents=True, exist_ok=True)
     with (out / _MARKER).open("a+", encoding="utf-8") as marker:
-        try:
-            fcntl.flock(marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(marker.fileno()):
             raise OutputError(
                 f"another demo is being made in {out}", "choose another --out, or wait until that has ended"
-            ) from None
+            )
         if any(path.name != _MARKER for path in out.iterdir()):
             if not force:
                 raise OutputError(

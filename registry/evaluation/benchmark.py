@@ -14,7 +14,7 @@ from registry.evaluation.results import TestSettings
 from registry.evaluation.scoring import Model, open_model
 from registry.evaluation.text import conflict, predicted, shortened, test_windows
 from registry.io.model_folder import composed_of, write_files
-from registry.io.temporary_folder import temporary_folder
+from registry.io.work_dirs import temporary_folder
 from registry.member import Member
 from registry.progress import Progress, remark
 

@@ -8,7 +8,7 @@ from typing import Any
 from registry.evaluation.benchmark import Benchmark
 from registry.evaluation.methods import Compose
 from registry.evaluation.scoring import Model, open_model, perplexities_of
-from registry.io.temporary_folder import temporary_folder
+from registry.io.work_dirs import temporary_folder
 
 
 @dataclass(frozen=True)

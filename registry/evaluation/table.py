@@ -10,7 +10,7 @@ from registry.evaluation.methods import DENSE, METHODS, Compose, named_methods
 from registry.evaluation.results import Row, TestSettings, over_seeds
 from registry.evaluation.scoring import Model, Tally, open_model, perplexities_of, relative_time
 from registry.io.model_folder import composed_of
-from registry.io.temporary_folder import temporary_folder
+from registry.io.work_dirs import temporary_folder
 from registry.member import Member
 from registry.progress import Progress, remark
 

@@ -11,6 +11,9 @@ from registry.hosts.architecture import Architecture
 from registry.hosts.dense import dense_host
 from registry.hosts.remote_code import REMOTE_CODE, remote_code_host
 
+TANH_GELU = "gelu_pytorch_tanh"
+"""Gemma's activation, as configurations name it."""
+
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 """The three matrices of a gated MLP."""
 

@@ -4,12 +4,10 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from registry.families.family import Family, NormOutput, Translation
+from registry.families.family import TANH_GELU, Family, NormOutput, Translation
 from registry.hosts import Constant, Trunk
 from registry.hosts.architecture import Architecture
 from registry.hosts.granitemoe import GRANITEMOE
-
-TANH_GELU = "gelu_pytorch_tanh"
 
 
 class Gemma(Family):

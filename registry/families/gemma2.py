@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from registry.families.family import Family, NormOutput, Shapes, attention_shapes, norm_shapes
-from registry.families.gemma import TANH_GELU
+from registry.families.family import TANH_GELU, Family, NormOutput, Shapes, attention_shapes, norm_shapes
 from registry.families.rope import FULL, SLIDING, every, nested_rope_parameters
 from registry.hosts.architecture import Architecture
 

@@ -3,20 +3,11 @@
 from typing import Any
 
 from registry.families.family import Family, Shapes, Translation, attention_shapes, norm_shapes
-from registry.families.rope import FULL, SLIDING
+from registry.families.rope import SLIDING, window_by_layer
 from registry.hosts import Constant
 from registry.hosts.architecture import Architecture
 from registry.hosts.granitemoe import GRANITEMOE
 from registry.hosts.qwen2_moe import QWEN2_MOE, shared_expert
-
-
-def window_by_layer(values: dict[str, Any]) -> None:
-    """Fill in `layer_types` and `sliding_window` as Qwen derives them from three other keys."""
-    if not values["use_sliding_window"]:
-        values["sliding_window"] = None
-    if values["layer_types"] is None:
-        first = values["num_hidden_layers"] if values["sliding_window"] is None else values["max_window_layers"]
-        values["layer_types"] = [SLIDING if i >= first else FULL for i in range(values["num_hidden_layers"])]
 
 
 class Qwen2(Family):

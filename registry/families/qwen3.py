@@ -3,8 +3,7 @@
 from typing import Any
 
 from registry.families.family import Family, Shapes, Translation, norm_shapes
-from registry.families.qwen2 import window_by_layer
-from registry.families.rope import SLIDING
+from registry.families.rope import SLIDING, window_by_layer
 from registry.hosts.architecture import Architecture
 from registry.hosts.mellum import MELLUM
 from registry.hosts.qwen3_moe import QWEN3_MOE

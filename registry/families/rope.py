@@ -50,3 +50,12 @@ def nested_rope_parameters(values: Mapping[str, Any], full: float, sliding: floa
 def every(number: int, kind: str, other: str, layers: int) -> list[str]:
     """Return the type of each layer: `kind` for every `number`-th, `other` for those between."""
     return [kind if (layer + 1) % number == 0 else other for layer in range(layers)]
+
+
+def window_by_layer(values: dict[str, Any]) -> None:
+    """Fill in `layer_types` and `sliding_window` as Qwen derives them from three other keys."""
+    if not values["use_sliding_window"]:
+        values["sliding_window"] = None
+    if values["layer_types"] is None:
+        first = values["num_hidden_layers"] if values["sliding_window"] is None else values["max_window_layers"]
+        values["layer_types"] = [SLIDING if i >= first else FULL for i in range(values["num_hidden_layers"])]

@@ -1,7 +1,6 @@
 """No host at all: a folder of the dense family itself, for a composition that is one dense model."""
 
-from registry.hosts.host import Host, PerExpert
-from registry.hosts.remote_code import dense_config
+from registry.hosts.host import Host, PerExpert, dense_config
 
 
 def dense_host(model_type: str, class_name: str, layers: str) -> Host:

@@ -127,3 +127,11 @@ def qwen_moe_config(architecture: Architecture, experts: int, top_k: int) -> dic
         "num_local_experts": experts,
         "num_experts_per_tok": top_k,
     }
+
+
+_DROPPED = ("_name_or_path", "transformers_version", "auto_map", "quantization_config")
+
+
+def dense_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is taken over from a dense model's config.json."""
+    return {key: value for key, value in config.items() if key not in _DROPPED}

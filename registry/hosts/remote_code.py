@@ -5,12 +5,11 @@ carries. `modeling_ensemble.py` holds whole dense models and mixes what they pre
 """
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from registry.hosts.architecture import Architecture
-from registry.hosts.host import Host, PerExpert
+from registry.hosts.host import Host, PerExpert, dense_config
 
 REMOTE_CODE = "remote-code"
 """What a recipe calls this host."""
@@ -23,7 +22,6 @@ ENSEMBLE = "ensemble_"
 
 ENSEMBLE_MODULE = "modeling_ensemble"
 _MODULE = "modeling_routed"
-_DROPPED = ("_name_or_path", "transformers_version", "auto_map", "quantization_config")
 
 
 def remote_code_host(model_type: str, class_name: str, layers: str) -> Host:
@@ -62,11 +60,6 @@ def remote_code_host(model_type: str, class_name: str, layers: str) -> Host:
 def ensemble_code(class_name: str) -> dict[str, bytes]:
     """Return the modelling file of ensembles of a dense class of transformers, by its name."""
     return {f"{ENSEMBLE_MODULE}.py": _source(ENSEMBLE_MODULE, class_name).encode()}
-
-
-def dense_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is taken over from a dense model's config.json."""
-    return {key: value for key, value in config.items() if key not in _DROPPED}
 
 
 def _source(module: str, class_name: str) -> str:

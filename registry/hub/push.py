@@ -9,9 +9,8 @@ from registry.composition import Ensemble, Plan
 from registry.composition.cards.licenses import check_spelling
 from registry.composition.cards.parts import licenses_of
 from registry.composition.compose import used_versions
-from registry.composition.manifest import read_composed
-from registry.hub import push_expert as expert_push
-from registry.hub import push_folder as folder_push
+from registry.composition.integrity import ComposedFolder
+from registry.hub import expert_files, folder_files
 from registry.hub.hub_errors import endpoint
 from registry.hub.target import Commit, Pushed, Target
 from registry.hub.upload import check_account, upload
@@ -28,18 +27,17 @@ def push(workspace: Workspace, folder: PathLike, target: Target | str, license_i
     workspace.check_owner()
     target = _target(target)
     license_id = None if license_id is None else _license(license_id)
-    path = Path(folder)
-    document, composed = read_composed(path)
+    composed = ComposedFolder.read(Path(folder))
+    digest = composed.digest
     check_account(target)
-    files = folder_push.outgoing(workspace, path, target.repo_id.rpartition("/")[2], license_id)
-    digest = str(document["digest"])
+    files = folder_files.outgoing(workspace, composed, target.repo_id.rpartition("/")[2], license_id)
     if not workspace.catalog.has_composition(digest):
-        remark(workspace.progress, f"{path} was not composed in this registry: no receipt of it will name this push")
-    names = ", ".join(member.name for member in composed.members)
+        remark(workspace.progress, f"{folder} was not composed in this registry: no receipt of it will name this push")
+    names = ", ".join(member.name for member in composed.manifest.members)
     commit = Commit(
         files,
         MARKER,
-        folder_push.conflict_reason(digest),
+        folder_files.conflict_reason(digest),
         f"Composition {digest[:12]} of {names}"[:200],
         f"Pushed by expert-registry.\n\ncomposition {digest}",
     )
@@ -52,7 +50,7 @@ def check_push(
     """Refuse, before it is composed, what could not be pushed (arguments and errors as `Registry.check_push`)."""
     chosen = None if license_id is None else _license(license_id)
     own = licenses_of(plan.members, plan.base).license
-    folder_push.check_license(own, chosen, used_versions(plan), ", ".join(plan.names))
+    folder_files.check_license(own, chosen, used_versions(plan), ", ".join(plan.names))
     check_account(_target(target))
 
 
@@ -70,12 +68,12 @@ def push_expert(workspace: Workspace, ref: str, target: Target | str, *, calibra
     workspace.home.work.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=workspace.home.work) as temporary:
         folder = Path(temporary) / "expert"
-        written = expert_push.write_expert(member, folder, calibration=calibration, progress=workspace.progress)
-        page = expert_push.card(member, written, target.repo_id, kept=kept)
+        written = expert_files.write_expert(member, folder, calibration=calibration, progress=workspace.progress)
+        page = expert_files.card(member, written, target.repo_id, kept=kept)
         commit = Commit(
-            expert_push.outgoing(folder, page, workspace.progress),
+            expert_files.outgoing(folder, page, workspace.progress),
             manifest.FILE_NAME,
-            expert_push.conflict_reason(version.name, written.digest),
+            expert_files.conflict_reason(version.name, written.digest),
             f"Expert {version.name}, {written.digest[:12]}",
             f"Pushed by expert-registry.\n\nexpert {written.digest}",
         )

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from registry.checkpoint.model_files import some
 from registry.composition.cards.pushed import CARD
 from registry.errors import ConflictError, DamagedError, NotFoundError, RegError, StorageError
 from registry.hub.hub_errors import AGAIN, LOGIN, bad_card, endpoint, offline, translate_error
 from registry.hub.target import Commit, Outgoing, Pushed, Target
 from registry.io.limits import JSON_BYTES
 from registry.io.strict_json import json_object
+from registry.io.text import some
 from registry.progress import Progress, remark
 
 if TYPE_CHECKING:

@@ -5,8 +5,6 @@ first and deleted last. A crash leaves hidden folders, which the next writing to
 The hidden folder is locked while it is written, so that two processes never write one folder at once.
 """
 
-import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -16,8 +14,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from registry.checkpoint.model_files import read_json
 from registry.errors import OutputError, StorageError
+from registry.io.file_lock import try_lock
+from registry.io.files import read_json
 from registry.io.safetensors_writer import Stream
 from registry.io.shard_reuse import ShardReuse
 from registry.io.shard_writer import Shard, write_shards
@@ -196,7 +195,7 @@ def _claimed(hidden: Path, out: Path) -> Iterator[None]:
         except FileNotFoundError:  # whoever held it has just ended
             continue
         try:
-            if not _locked(descriptor):
+            if not try_lock(descriptor):
                 raise OutputError(
                     f"{out} is being written by another process", "repeat when it has ended, or choose another --out"
                 )
@@ -210,15 +209,6 @@ def _claimed(hidden: Path, out: Path) -> Iterator[None]:
                 return
         finally:
             os.close(descriptor)
-
-
-def _locked(descriptor: int) -> bool:
-    """Lock an open folder; where its file system knows no locks, go without. Tell whether nobody else holds it."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        return error.errno not in (errno.EAGAIN, errno.EACCES)
-    return True
 
 
 def _is_at(descriptor: int, path: Path) -> bool:

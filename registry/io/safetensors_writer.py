@@ -7,15 +7,15 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from registry.errors import StorageError
+from registry.io.atomic import atomic_file
 from registry.io.dtypes import SAFETENSORS
 from registry.progress import Advance
-from store.arrays import CARRIERS, Block, flush
+from store.arrays import CARRIERS, Block
 from store.raw_chunks import RawArray
 
 PYTORCH = {"format": "pt"}
@@ -128,15 +128,10 @@ def replace_shard(path: Path, streams: Sequence[Stream], metadata: Mapping[str, 
     Raises:
         StorageError: the disk is full or refuses; what was there stays.
     """
-    partial = path.with_name(path.name + ".partial")
     try:
-        write_shard(partial, streams, metadata=metadata)
-        flush(partial)
-        partial.replace(path)
-        flush(path.parent)
+        with atomic_file(path) as fresh:
+            write_shard(fresh, streams, metadata=metadata)
     except OSError as error:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
         raise StorageError(
             f"{path} cannot be written: {error.strerror or error}", "free some space, or choose another folder"
         ) from error

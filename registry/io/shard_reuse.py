@@ -17,11 +17,13 @@ import os
 import stat
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
 from registry.home import Home
+from registry.io.atomic import atomic_file
 from registry.io.shard_writer import Shard
 from store.digest import json_digest
 
@@ -99,13 +101,10 @@ class ShardReuse:
         time.sleep(min(max(newest + TICK_NS - time.time_ns(), 0), TICK_NS) / 1e9)
         if newest + TICK_NS > time.time_ns() or any(_identity(self.out / name) != found for name, _, _, found in files):
             files = []
-        fresh = self.record.with_suffix(".new")
-        try:
+        with suppress(OSError):
             self._forget_absent()
-            fresh.write_text(json.dumps({"out": str(self.out), "files": files}))
-            fresh.replace(self.record)
-        except OSError:
-            fresh.unlink(missing_ok=True)
+            with atomic_file(self.record, f"{self.record.stem}.new", durable=False) as fresh:
+                fresh.write_text(json.dumps({"out": str(self.out), "files": files}))
 
     def _forget_absent(self) -> None:
         """Delete the records of folders that are gone."""

@@ -4,7 +4,6 @@ A folder has a file `held`, which its process keeps locked (the system lets go o
 lists what the folder holds something of: digests of versions or of weights. An opt-out deletes by that.
 """
 
-import fcntl
 import os
 import shutil
 import tempfile
@@ -12,8 +11,11 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory, gettempdir
 
 from registry.errors import StorageError
+from registry.io.file_lock import try_lock
+from store.permissions import SPACE, writing
 
 _HELD, _GONE = "held", ".gone"
 
@@ -98,6 +100,23 @@ def resumable(above: Path | None, key: str, holds: Collection[str]) -> Iterator[
         os.close(descriptor)
 
 
+@contextmanager
+def temporary_folder(where: Path | None = None) -> Iterator[Path]:
+    """Give a folder below `where`, else in the system's place for such, and delete it with all that is in it.
+
+    Raises:
+        StorageError: it cannot be made, or the disk refused what was written into it.
+    """
+    try:
+        place = where or Path(gettempdir())
+    except FileNotFoundError as error:
+        raise StorageError(str(error), f"{SPACE}, or name another place for temporary files: TMPDIR") from error
+    with writing(place):
+        place.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix="reg-", dir=place) as folder:
+            yield Path(folder)
+
+
 def work_dirs_in(above: Path) -> list[WorkDir]:
     """Return what is below `above`, by name."""
     found = []
@@ -140,7 +159,7 @@ def _hold(folder: Path, holds: Collection[str]) -> int | None:
     except FileNotFoundError:
         return None
     try:
-        if _is_locked(descriptor) or os.fstat(descriptor).st_ino != file.stat().st_ino:
+        if not try_lock(descriptor) or os.fstat(descriptor).st_ino != file.stat().st_ino:
             os.close(descriptor)
             return None
         os.ftruncate(descriptor, 0)
@@ -161,13 +180,4 @@ def _holder(path: Path) -> tuple[bool | None, frozenset[str]]:
         path.lstat()
         return None, frozenset()
     with os.fdopen(descriptor, encoding="utf-8", errors="replace") as file:
-        return _is_locked(descriptor), frozenset(file.read().split())
-
-
-def _is_locked(descriptor: int) -> bool:
-    """Tell whether another has locked a file; where none has, it is locked now."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    return False
+        return not try_lock(descriptor), frozenset(file.read().split())

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from importlib import metadata
 
 from registry.home import DATABASE_VARIABLE, HOME_VARIABLE, Home
+from registry.hub.hub_errors import endpoint
+from registry.runtime.loading import device_name
 
 DEFAULT = "default"
 PACKAGES = (
@@ -88,8 +90,6 @@ def _without_password(url: str) -> str:
 def _hub() -> list[Setting]:
     from huggingface_hub import constants, get_token
 
-    from registry.hub.hub_errors import endpoint
-
     folder = _source("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME")
     offline = _source("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
     token = _source("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
@@ -109,8 +109,6 @@ def _hub() -> list[Setting]:
 
 def _machine() -> list[Setting]:
     import torch
-
-    from registry.runtime.loading import device_name
 
     name = device_name(None)
     shown = f"{name} ({torch.cuda.get_device_name()})" if name == "cuda" else name

@@ -10,6 +10,7 @@ needs. Statistics over the same scales form a group under `+` and `-` with `Stat
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -212,3 +213,15 @@ def _largest(weights: Int64[Tensor, "T"] | None) -> int:
     if smallest < 0 or largest > WEIGHT_LIMIT:
         raise ValueError(f"token weights are {smallest} to {largest}, they must be 0 to {WEIGHT_LIMIT}")
     return largest
+
+
+def complete_folds(total: Statistics, folds: Sequence[Statistics]) -> tuple[Statistics, ...]:
+    """Return all folds of an expert's statistics, given the whole and every fold but the last.
+
+    Without folds that is the whole alone. Statistics form a group and are integers, so the last fold is exactly what
+    the others leave of the whole.
+    """
+    rest = total
+    for fold in folds:
+        rest = rest - fold
+    return (*folds, rest)

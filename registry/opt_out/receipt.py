@@ -3,7 +3,6 @@
 A receipt stands on the log: it names the digest of the last event, which is taken over all events before it.
 """
 
-import fcntl
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,18 +11,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from registry.checkpoint.model_files import read_json
 from registry.composition.compose import plan_composition
 from registry.composition.ensemble.plan import EnsembleRecipe
 from registry.composition.manifest import CompositionManifest, VersionRef
 from registry.composition.recipe import Recipe
 from registry.errors import CheckpointError, InvalidInputError, NotFoundError, OutputError, RegError, StorageError
+from registry.io.atomic import atomic_file
+from registry.io.file_lock import try_lock
+from registry.io.files import read_json
 from registry.io.schema import DIGEST, LIST, OBJECT, TEXT, WHOLE, fields, list_of, maybe
 from registry.names.reference import Reference
 from registry.names.resolve import by_digest
 from registry.opt_out.withdraw import OptOut
 from registry.workspace import Workspace
-from store.arrays import flush
 from store.catalog import CompositionRecord, PushRecord, VersionRecord
 
 FORMAT = 1
@@ -238,10 +238,8 @@ def receipt_file(path: Path, ref: str) -> Iterator[Callable[[Receipt], None]]:
 
     def write(receipt: Receipt) -> None:
         try:
-            fresh.write_text(json.dumps(receipt.document(), indent=2, sort_keys=True) + "\n", encoding="ascii")
-            flush(fresh)
-            fresh.rename(path)
-            flush(path.parent)
+            with atomic_file(path, fresh.name) as file:
+                file.write_text(json.dumps(receipt.document(), indent=2, sort_keys=True) + "\n", encoding="ascii")
         except OSError as error:
             raise StorageError(
                 f"{ref} was opted out, and its receipt {path} cannot be written: {error.strerror}",
@@ -249,14 +247,11 @@ def receipt_file(path: Path, ref: str) -> Iterator[Callable[[Receipt], None]]:
             ) from error
 
     try:
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            mine = os.fstat(held).st_ino == fresh.stat().st_ino and not path.exists()
-        except OSError as error:  # whoever held it has just ended
+        if not try_lock(held) or not _is_at(held, fresh):  # the other may have just ended, and deleted it
             raise OutputError(
                 f"another command is writing {path}, and a receipt replaces nothing", "choose another --receipt"
-            ) from error
-        if not mine:
+            )
+        if path.exists():
             raise OutputError(f"{path} exists, and a receipt replaces nothing", "choose another --receipt")
         try:
             yield write
@@ -264,6 +259,13 @@ def receipt_file(path: Path, ref: str) -> Iterator[Callable[[Receipt], None]]:
             fresh.unlink(missing_ok=True)
     finally:
         os.close(held)
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.fstat(descriptor).st_ino == path.stat().st_ino
+    except FileNotFoundError:
+        return False
 
 
 def remaining(versions: Iterable[VersionRecord], described: CompositionManifest) -> list[VersionRef]:

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from registry.composition.integrity import problems_of
-from registry.composition.manifest import CompositionManifest, read_composed
+from registry.composition.integrity import ComposedFolder
+from registry.composition.manifest import CompositionManifest
 from registry.errors import ConflictError, NotFoundError, RegError
 from registry.io.model_folder import MARKER
 from registry.names.reference import require_list
@@ -176,15 +176,16 @@ def _recomposed(workspace: Workspace, check: ReceiptCheck, one: Affected, made: 
 
 def _folder(workspace: Workspace, check: ReceiptCheck, folder: Path) -> None:
     try:
-        document, described = read_composed(folder)
+        composed = ComposedFolder.read(folder)
     except RegError as error:
         told = error.message if str(folder) in error.message else f"{folder}: {error.message}"
         check.tell(told, error.hint or f"name another folder than {folder}")
         return
     withdrawn = {one.digest: one.ref for one in reversed(check.receipt.versions)}
-    for one in (*described.members, *([described.base] if described.base else [])):
+    manifest = composed.manifest
+    for one in (*manifest.members, *([manifest.base] if manifest.base else [])):
         if one.digest in withdrawn:
             held = f"{folder} holds {withdrawn[one.digest]}: its {MARKER} names {one.name} {one.digest[:12]}"
             check.tell(held, f"delete {folder}, and every copy of it")
-    for problem in problems_of(folder, document, workspace.progress):
+    for problem in composed.problems(workspace.progress):
         check.tell(problem, f"compose {folder} again; what was changed in it may be anything")

@@ -19,6 +19,7 @@ from typing import Literal, get_args
 
 from registry.errors import ConflictError, StorageError
 from registry.home import Home
+from registry.io.atomic import atomic_file
 from registry.io.limits import SUMMARY_BYTES
 from registry.workspace import Workspace
 from store.catalog import Catalog, VersionRecord
@@ -62,17 +63,13 @@ class SummaryStore:
         none is put afterwards, and what a crash left half-written is deleted with it.
         """
         path = self._path(version, kind)
-        fresh = path.with_name(f"{path.name}.new")
         try:
             with exclusive(self.home.cache_lock, "keeping a summary"):
                 if len(data) > SUMMARY_BYTES or self.catalog.reread([version])[0].state != "active":
                     return
                 path.parent.mkdir(parents=True, exist_ok=True)
-                try:
+                with atomic_file(path, f"{path.name}.new", durable=False) as fresh:
                     fresh.write_bytes(_checksum(data) + data)
-                    fresh.replace(path)
-                finally:
-                    fresh.unlink(missing_ok=True)
         except (OSError, StorageError, ConflictError):
             return
 

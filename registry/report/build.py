@@ -6,8 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from registry.composition.compose import plan_composition, preview
-from registry.composition.manifest import CompositionManifest, read_composed
+from registry.composition.compose import plan_composition, preview_composition
+from registry.composition.integrity import ComposedFolder
+from registry.composition.manifest import CompositionManifest
 from registry.composition.plan import Plan
 from registry.composition.preview import Preview
 from registry.composition.recipe import Recipe
@@ -50,7 +51,8 @@ def build_report(
     recorded = None if path.is_dir() else composition_of(workspace.catalog, str(composition))
     folder = path.absolute() if recorded is None else None
     if recorded is None:
-        document, described = read_composed(path)
+        composed = ComposedFolder.read(path)
+        document, described = composed.content, composed.manifest
     else:
         document = {**recorded.document, "digest": recorded.digest}
         described = CompositionManifest.from_document(recorded.document, f"composition {recorded.digest[:12]}")
@@ -151,7 +153,7 @@ class _Gathering:
             )
             refs = [version.ref for version in versions.values()]
             plan = plan_composition(self._workspace, refs, recipe, base=base.ref if base else None)
-            foretold = preview(self._workspace, refs, recipe, base=base.ref if base else None)
+            foretold = preview_composition(self._workspace, refs, recipe, base=base.ref if base else None)
             if described.parent:
                 self.notes.append("what statistics foretell is of the routers before they were trained")
         return plan, foretold

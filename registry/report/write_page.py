@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from registry.errors import OutputError, StorageError
+from registry.io.atomic import atomic_file
 
 
 def check_page(out: Path, *, replace: bool) -> None:
@@ -27,11 +28,8 @@ def write_page(out: Path, text: str, *, replace: bool) -> None:
         StorageError: the disk is full or refuses.
     """
     check_page(out, replace=replace)
-    partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(out)
+        with atomic_file(out, f".{out.name}.{os.getpid()}.partial", durable=False) as fresh:
+            fresh.write_text(text, encoding="utf-8")
     except OSError as error:
         raise StorageError(f"{out} cannot be written: {error.strerror or error}", "choose another --out") from error
-    finally:
-        partial.unlink(missing_ok=True)

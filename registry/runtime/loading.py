@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 
-from registry.checkpoint.model_files import few, read_json, read_small
 from registry.errors import CheckpointError, InvalidInputError, first_line, is_foreign
 from registry.families import FAMILIES
 from registry.hosts.remote_code import ENSEMBLE, ROUTED, ensemble_code, remote_code_host
-from registry.io.torch_blocks import DTYPES
+from registry.io.files import read_json, read_small
+from registry.io.text import few
+from registry.io.torch_blocks import torch_dtype
 
 _CODE_BYTES = 2**20
 
@@ -48,7 +49,7 @@ def load_model(folder: Path, dtype: str, device: str | None) -> Any:
         with quiet_transformers():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 folder,
-                dtype=DTYPES[dtype],
+                dtype=torch_dtype(dtype),
                 local_files_only=True,
                 trust_remote_code=has_our_code(folder),
                 use_safetensors=True,

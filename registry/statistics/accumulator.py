@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 from registry.io.signals import defer_sigint
-from registry.maths.folds import complete_folds
 from registry.maths.gram import GramAccumulator
 from registry.maths.limbs import Splitter
-from registry.maths.statistics import Statistics
+from registry.maths.statistics import Statistics, complete_folds
 
 
 class RunningSums:

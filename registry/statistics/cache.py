@@ -5,7 +5,6 @@ needed: every file can be made anew, and all go when a version is opted out. Wha
 overtakes is not put there: putting and emptying exclude one another, and who puts looks first whether it still may.
 """
 
-import hashlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -13,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from registry.errors import DamagedError
-from registry.maths.folds import complete_folds
-from registry.maths.statistics import Statistics
+from registry.io.hashing import file_digest
+from registry.maths.statistics import Statistics, complete_folds
 from registry.statistics import file as statistics_file
 from registry.statistics.file import Collected
 
@@ -77,7 +76,7 @@ class StatisticsCache:
         """Return what is there under a digest, if it is whole."""
         for path in sorted(self.folder.glob(f"{key}.*.safetensors")):
             with suppress(FileNotFoundError, DamagedError):  # an opt-out has just emptied the cache
-                if path.name.split(".")[1] == _sha256(path):
+                if path.name.split(".")[1] == file_digest(path):
                     return Cached.open(path)
                 path.unlink(missing_ok=True)
         return None
@@ -93,14 +92,9 @@ class StatisticsCache:
         staging.mkdir(parents=True, exist_ok=True)
         fresh = staging / f"{key}.new"
         statistics_file.save(fresh, collected)
-        path = self.folder / f"{key}.{_sha256(fresh)}.safetensors"
+        path = self.folder / f"{key}.{file_digest(fresh)}.safetensors"
         cached = Cached.open(fresh)
         with self.putting():
             self.folder.mkdir(parents=True, exist_ok=True)
             fresh.replace(path)
         return replace(cached, path=path)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -13,10 +13,10 @@ from registry.calibration import Calibration, Corpus, random_places, sample_from
 from registry.calibration.corpus import find_calibration
 from registry.calibration.windows import start_token
 from registry.checkpoint import Checkpoint, HashedCheckpoint, hash_checkpoint
-from registry.checkpoint.model_files import own_file
 from registry.checkpoint.open import open_checkpoint
 from registry.errors import CalibrationError, CheckpointError, StorageError
 from registry.families.sites import MLP_INPUT, SITES
+from registry.io.files import own_file
 from registry.progress import Progress, silent
 from registry.runtime.loading import load_model, load_tokenizer
 from registry.statistics import file as statistics_file

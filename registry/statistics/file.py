@@ -22,8 +22,7 @@ from registry.io.safetensors_writer import Stream, replace_shard
 from registry.io.schema import COUNT, DIGEST, LABEL, OBJECT, TEXT, WHOLE, Kind, fields, list_of, maybe
 from registry.io.strict_json import json_object
 from registry.io.torch_blocks import to_block
-from registry.maths.folds import complete_folds
-from registry.maths.statistics import Statistics
+from registry.maths.statistics import Statistics, complete_folds
 
 FILE_NAME = "statistics.safetensors"
 _FORMAT = "expert-registry statistics 1"

@@ -12,7 +12,7 @@ from registry.checkpoint.model_files import read_config
 from registry.errors import CalibrationError, CheckpointError, InvalidInputError, OutputError
 from registry.io.dtypes import NAMES
 from registry.io.model_folder import check_output
-from registry.io.torch_blocks import DTYPES
+from registry.io.torch_blocks import torch_dtype
 from registry.io.work_dirs import resumable
 from registry.names.reference import require_list
 from registry.progress import Progress, remark
@@ -99,14 +99,17 @@ def train_router(
         _check(parent, model, int(windows.all.ids.max()), len(members))
         kind = torch.device(device_name(settings.device)).type
         inputs = settings.document(candidates, kind) | {"data": windows.all.digest}
-        key = json_digest(["train-router", parent.digest, parent.files, inputs])
+        key = json_digest(["train-router", parent.composed.digest, parent.composed.files, inputs])
         with resumable(home.partial, key, [version.digest for version in used]) as way:
             trainer = Trainer(model, windows, settings, candidates)
             before = trainer.train(way, progress)
             written = gate_bytes(parent, dict(zip(sorted(parent.gates), trainer.weights(), strict=True)))
             after = _loss_as_written(trainer, parent)
             result = hashlib.sha256(b"".join(written[layer] for layer in sorted(written))).hexdigest()
-            document = parent.document | {"parent": parent.digest, "training": inputs | {"routers": result}}
+            document = parent.composed.document | {
+                "parent": parent.composed.digest,
+                "training": inputs | {"routers": result},
+            }
             digest = json_digest(document)
             write_trained(
                 parent,
@@ -124,7 +127,7 @@ def train_router(
 def _loss_as_written(trainer: Trainer, parent: Parent) -> float:
     """Return the held-out loss with routers rounded to what the folder holds."""
     for gate, weight in zip(trainer.gates, trainer.weights(), strict=True):
-        gate.weight.data.copy_(weight.to(DTYPES[NAMES[parent.gates[gate.layer][1].dtype]]))
+        gate.weight.data.copy_(weight.to(torch_dtype(NAMES[parent.gates[gate.layer][1].dtype])))
     return trainer.loss()
 
 

@@ -6,21 +6,21 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from registry.composition.cards.pushed import CARD
 from registry.errors import CheckpointError
 from registry.io.dtypes import NAMES
+from registry.io.hashing import CHUNK
 from registry.io.model_folder import MARKER, fresh_folder, json_file, write_files
-from registry.io.torch_blocks import DTYPES, to_block
+from registry.io.torch_blocks import to_block, torch_dtype
 from registry.progress import Advance, Progress
-from registry.training.parent import CHUNK, Parent
-
-_CARD = "README.md"
+from registry.training.parent import Parent
 
 
 def gate_bytes(parent: Parent, weights: Mapping[int, Any]) -> dict[int, bytes]:
     """Return layer → the bytes of its router (float32 tensors (E, H)), rounded to what the parent's file holds."""
     found = {}
     for layer, (_, stored) in parent.gates.items():
-        found[layer] = to_block(weights[layer].to(DTYPES[NAMES[stored.dtype]])).tobytes()
+        found[layer] = to_block(weights[layer].to(torch_dtype(NAMES[stored.dtype]))).tobytes()
     return found
 
 
@@ -56,16 +56,17 @@ def write_trained(
     with fresh_folder(out, replace=replace, nbytes=nbytes) as folder:
         digests = {}
         with progress("writing", nbytes, "B") as advance:
-            for name in parent.files:
+            for name in parent.composed.files:
                 patches = {
                     stored.begin: gates[layer]
                     for layer, (_, stored) in parent.gates.items()
                     if stored.file == parent.folder / name
                 }
-                digests[name] = _copy(parent, name, folder / name, patches, advance)
-        if _CARD in parent.files:
-            page = (parent.folder / _CARD).read_text(encoding="utf-8")
-            digests |= write_files(folder, {_CARD: card(page, document, digest).encode()})
+                if name != CARD:
+                    digests[name] = _copy(parent, name, folder / name, patches, advance)
+        if CARD in parent.composed.files:
+            page = card(parent.composed.card.decode(), document, digest)
+            digests |= write_files(folder, {CARD: page.encode()})
         write_files(folder, {MARKER: json_file({**document, "digest": digest, "files": digests})})
         record()
 
@@ -99,6 +100,6 @@ def _copy(parent: Parent, name: str, target: Path, patches: Mapping[int, bytes],
             after.update(changed)
             place += len(data)
             advance(len(data))
-    if before.hexdigest() != parent.files[name]:
+    if before.hexdigest() != parent.composed.files[name]:
         raise CheckpointError(f"{parent.folder / name} was changed during training", "compose it again, and train that")
     return after.hexdigest()

@@ -12,6 +12,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from registry.errors import NotFoundError
 from registry.names.resolve import ALL_STATES, resolve
+from registry.report.page import page as report_page
 from registry.ui.choices import Choices
 from registry.ui.paging import Paging
 from registry.ui.site import Site, url, whole
@@ -145,9 +146,7 @@ def report(site: Site, request: Request) -> Response:
         return RedirectResponse(url("compositions", found.digest, "report"))
 
     def make() -> str:
-        from registry.report import page
-
-        return page(site.registry.report(found.digest))
+        return report_page(site.registry.report(found.digest))
 
     text = site.reports.get(found.digest, make)
     scripts = " ".join(_HASH.findall(unescape(text[: text.index("<title>")]))) or "'none'"

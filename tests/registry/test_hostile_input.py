@@ -20,8 +20,9 @@ from safetensors.torch import load_file, save_file
 from registry import Registry
 from registry.calibration.corpus import Corpus, find_calibration
 from registry.checkpoint import Checkpoint
-from registry.checkpoint.model_files import own_file, read_files
+from registry.checkpoint.model_files import read_files
 from registry.errors import CalibrationError, CheckpointError, InvalidInputError, NotFoundError, RegError
+from registry.io.files import own_file
 from registry.io.limits import HEADER_BYTES, JSON_BYTES, JSON_DEPTH, JSON_VALUES, TOKENIZER_BYTES
 from registry.io.safetensors_header import read_header
 from registry.io.strict_json import parse_json

@@ -6,6 +6,7 @@ A registry whose arrays are in memory composes the same bytes as one on disk.
 import errno
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -176,7 +177,7 @@ def test_registry_needs_no_more_than_the_contract(
 ) -> None:
     filled.compose(["math", "code"], tmp_path / "expected")
     with Registry(tmp_path / "other") as registry:
-        monkeypatch.setattr(registry, "arrays", MemoryArrays())
+        monkeypatch.setattr(registry, "_workspace", replace(registry._workspace, arrays=MemoryArrays()))
         for name in ("code", "law", "math"):
             registry.add_expert(name, zoo.experts[name])
         registry.compose(["math", "law"], tmp_path / "before")

@@ -67,11 +67,14 @@ def test_folder_that_was_changed_is_scored_and_not_stored(
     weights = "model.safetensors"
     shutil.copy(tmp_path / "other" / "README.md", tmp_path / "moe" / "README.md")
     filled.evaluate([tmp_path / "moe"], data, SETTINGS)
-    assert said == [f"the figures of moe are not stored: README.md is not as {MARKER} describes it"]
+    assert said == [f"the figures of moe are not stored: {tmp_path}/moe/README.md was changed since it was written"]
     filled.compose(["code", "math"], tmp_path / "moe", force=True)
     shutil.copy(tmp_path / "moe" / weights, tmp_path / "moe" / "more.safetensors")
     filled.evaluate([tmp_path / "moe"], data, SETTINGS)
-    assert said[1] == f"the figures of moe are not stored: more.safetensors is not as {MARKER} describes it"
+    assert (
+        said[1]
+        == f"the figures of moe are not stored: {tmp_path}/moe/more.safetensors is not a file of the composition"
+    )
     for composition in filled.compositions():
         assert filled.evaluations(composition) == []
 
@@ -91,4 +94,6 @@ def test_what_was_not_made_here_is_not_stored(
         (tmp_path / "forged" / MARKER).write_text(content)
         filled.evaluate([tmp_path / "forged"], data, SETTINGS)
     assert [event.action for event in filled.log()][:2] == ["compose", "compose"]
-    assert said == []
+    assert said == [
+        f"the figures of forged are not stored: {tmp_path}/forged/{MARKER} was changed since it was written"
+    ]

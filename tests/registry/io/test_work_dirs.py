@@ -9,7 +9,7 @@ import pytest
 
 from registry import Recipe, Registry
 from registry.errors import StorageError
-from registry.io.temporary_folder import temporary_folder
+from registry.io.work_dirs import temporary_folder
 
 
 def refuse(*_words: Any, **_options: Any) -> Any:

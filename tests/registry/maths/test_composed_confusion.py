@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from registry.maths.confusion import predicted_confusion
-from registry.maths.foresight import composed_confusion
+from registry.maths.confusion import composed_confusion, predicted_confusion
 from registry.maths.router.ridge import ridge
 from registry.maths.statistics import Statistics
 
@@ -24,7 +23,7 @@ def tokens(seed: int, mark: float, count: int = 20_000) -> torch.Tensor:
 
 
 def test_marks_of_weights_are_not_taken_for_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("registry.maths.foresight.SPREAD", 1.0)  # these spread no wider
+    monkeypatch.setattr("registry.maths.confusion.SPREAD", 1.0)  # these spread no wider
     own = [Statistics.of(tokens(seed, 1.0), SCALES) for seed in range(4)]
     composed = [tokens(seed, 0.0).double() for seed in range(4)]
     text_alone = ridge([Statistics.of(x.float(), SCALES) for x in composed], [1.0] * 4, 0.1, False)

@@ -149,7 +149,7 @@ def test_purge_that_was_interrupted_has_its_whole_receipt_when_repeated(
 
     with monkeypatch.context() as patch:
         patch.setattr(ArrayStore, "delete", some)
-        patch.setattr("registry.opt_out.receipt.make_receipt", interrupted)
+        patch.setattr("registry.opt_out.perform.make_receipt", interrupted)
         with pytest.raises(KeyboardInterrupt):
             filled.opt_out("math", purge=True, receipt=tmp_path / "receipt.json")
     assert not (tmp_path / "receipt.json").exists()
@@ -240,7 +240,7 @@ CONTRADICTIONS: dict[str, tuple[Change, str]] = {
     ),
     "file changed": (lambda _r, _m, folder: (folder / "config.json").write_text("{}"), "config.json was changed"),
     "file gone": (lambda _r, _m, folder: (folder / "config.json").unlink(), "config.json is missing"),
-    "file put in": (lambda _r, _m, folder: (folder / "x").write_text("x"), "x is no file of the composition"),
+    "file put in": (lambda _r, _m, folder: (folder / "x").write_text("x"), "x is not a file of the composition"),
     "marker changed": (
         lambda _r, _m, folder: (folder / MARKER).write_text((folder / MARKER).read_text().replace('"law"', '"lax"', 1)),
         "others/composition.json: the recipe: weights is {'code': 1.0, 'law': 1.0}, this program would write",

@@ -179,7 +179,7 @@ def test_what_is_no_unchanged_composition_is_refused(licensed: Registry, hub: Wr
 
     weights = "model.safetensors"
     cases = {
-        "more": (lambda f: (f / "notes.txt").write_text("x"), "notes.txt is no file of the composition"),
+        "more": (lambda f: (f / "notes.txt").write_text("x"), "notes.txt is not a file of the composition"),
         "less": (lambda f: (f / weights).unlink(), f"{weights} is missing"),
         "other": (lambda f: (f / weights).write_bytes(b"x" + (f / weights).read_bytes()[1:]), "was changed since"),
         "card": (lambda f: (f / "README.md").write_text("---\nlicense: mit\n---\n"), "README.md was changed since"),

@@ -9,10 +9,10 @@ from registry.checkpoint import manifest
 from registry.checkpoint.manifest import ExpertManifest
 from registry.composition.cards.pushed import CARD
 from registry.composition.dense import write_dense
-from registry.composition.integrity import file_digest
 from registry.families.sites import SITES, TOKEN_COUNTS
 from registry.hub.card_additions import languages_of
 from registry.hub.target import ConflictReason, Outgoing
+from registry.io.hashing import file_digest
 from registry.io.model_folder import json_file
 from registry.maths.statistics import Statistics
 from registry.member import Member

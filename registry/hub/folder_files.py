@@ -1,13 +1,12 @@
 """Pushing a composed folder, which must be, byte for byte, what was composed."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from registry.composition.cards.licenses import roll_up
-from registry.composition.cards.pushed import CARD, license_of, with_additions, without_additions
-from registry.composition.integrity import is_of_hub, problems_of
-from registry.composition.manifest import CompositionManifest, read_composed
-from registry.errors import CheckpointError, ConflictError, InvalidInputError
+from registry.composition.cards.pushed import CARD, license_of, with_additions
+from registry.composition.integrity import ComposedFolder
+from registry.composition.manifest import CompositionManifest
+from registry.errors import ConflictError, InvalidInputError
 from registry.hub.card_additions import languages_of, metadata, page, source_of
 from registry.hub.target import ConflictReason, Outgoing
 from registry.io.model_folder import MARKER
@@ -18,12 +17,12 @@ from store.catalog import Catalog, VersionRecord
 LICENSE_HINT = "say which license the whole is under: --license ID, as the Hub writes it; other for one of its own"
 
 
-def outgoing(workspace: Workspace, folder: Path, name: str, license_id: str | None) -> dict[str, Outgoing]:
+def outgoing(workspace: Workspace, composed: ComposedFolder, name: str, license_id: str | None) -> dict[str, Outgoing]:
     """Return the files to push of a composed folder.
 
     Args:
         workspace: where its members are registered.
-        folder: the folder.
+        composed: the folder.
         name: of the model on the Hub.
         license_id: a license in place of what the members' come to.
 
@@ -32,17 +31,14 @@ def outgoing(workspace: Workspace, folder: Path, name: str, license_id: str | No
         ConflictError: a member was opted out.
         InvalidInputError: there is no license for the whole.
     """
-    document, described = read_composed(folder)
+    folder, described, files = composed.path, composed.manifest, composed.files
     versions = versions_of(workspace.catalog, described, str(folder))
-    for problem in problems_of(folder, document, workspace.progress, ignored=is_of_hub):
-        raise CheckpointError(problem, "compose it again, and push that")
-    files: Mapping[str, str] = document["files"]  # type: ignore[assignment]
-    card = without_additions((folder / CARD).read_bytes()) if CARD in files else b""
+    composed.check(workspace.progress, "compose it again, and push that")
+    card = composed.card if CARD in files else b""
     check_license(license_of(card), license_id, versions, str(folder))
     if len(versions) < len(described.members):
         remark(workspace.progress, f"not all members of {folder} are registered here, so its card says less of them")
-    digest = str(document["digest"])
-    evaluation = next(iter(workspace.catalog.evaluations(digest)), None)
+    evaluation = next(iter(workspace.catalog.evaluations(composed.digest)), None)
     sources = [source_of(workspace.catalog, version) for version in versions]
     found = {path: Outgoing(folder / path, sha256) for path, sha256 in files.items()}
     found[MARKER] = Outgoing.of((folder / MARKER).read_bytes())

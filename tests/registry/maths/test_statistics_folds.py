@@ -2,8 +2,7 @@
 
 import torch
 
-from registry.maths.folds import complete_folds
-from registry.maths.statistics import Statistics
+from registry.maths.statistics import Statistics, complete_folds
 
 EXPONENTS = torch.full((4,), 8, dtype=torch.int16)
 

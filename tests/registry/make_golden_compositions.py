@@ -1,0 +1,344 @@
+"""Records what every method and every output writes; run when that is meant to change, and on a new kind of machine.
+
+python -m tests.registry.make_golden_compositions
+
+The bits of sums, products and roots depend on the machine: on its instruction set, and on the library that computes
+them. So what follows from them is recorded for each kind of machine, told by the bits of some computations; it is
+recorded for the one that this runs on, and that of the others stays. This makes a processor pass for an older one:
+
+ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2_VNNI MKL_ENABLE_INSTRUCTIONS=AVX2 python -m …
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from registry import EnsembleRecipe, Recipe, TestSettings, TrainSettings
+from tests.registry.golden_experts import BASE, EXPERTS, KINDS, MORE_TOKENS, Home, golden_home, take_statistics
+from tests.writable_hub import WritableHub, writable_hub
+
+GOLDEN = Path(__file__).with_name("golden_compositions.json")
+DIGEST = "digest"
+"""What a composition's digest is called among the files."""
+
+NOTHING: tuple[str, ...] = ()
+SUMS = (".safetensors", "composition.json")
+STATISTICS = (*SUMS, "README.md", DIGEST)
+"""How the names end of what depends on the machine: nothing, where all is copied; what holds sums, or a digest of them;
+that and the rest that tells the composition's digest, where statistics were taken here or routers trained."""
+
+Files = dict[str, bytes]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Something that is written.
+
+    Attributes:
+        write: gives the folder's files, and under `DIGEST` the composition's digest, if it is one.
+        varies: how the names end of what depends on the machine.
+        recipe: how it is composed.
+    """
+
+    write: Callable[[Home, Path], Files]
+    varies: tuple[str, ...] = SUMS
+    recipe: Recipe | EnsembleRecipe | None = None
+
+
+def composed(recipe: Recipe | EnsembleRecipe, experts: Sequence[str] = EXPERTS) -> Case:
+    """Return the case of some Llamas composed."""
+
+    def write(home: Home, out: Path) -> Files:
+        plan = home.registry.compose(experts, out, recipe)
+        return _files(out) | {DIGEST: plan.digest.encode()}
+
+    return Case(write, NOTHING if isinstance(recipe, EnsembleRecipe) else SUMS, recipe)
+
+
+def moe(*experts: str, **settings: Any) -> Case:
+    """Return the case of a mixture."""
+    return composed(Recipe(device="cpu", **settings), experts or EXPERTS)
+
+
+def dense(*experts: str, **settings: Any) -> Case:
+    """Return the case of one dense model."""
+    return moe(*experts, to="dense", **settings)
+
+
+def ensemble(**settings: Any) -> Case:
+    """Return the case of an ensemble."""
+    return composed(EnsembleRecipe(**settings))
+
+
+def of_kind(kind: str, **settings: Any) -> Case:
+    """Return the case of two experts of another kind."""
+    recipe = Recipe(device="cpu", **{"host": KINDS[kind].host} | settings)
+    return Case(lambda home, out: composed(recipe, home.pair(kind)).write(home, out), STATISTICS, recipe)
+
+
+def like() -> Case:
+    """Return the case of a dense model whose weights come from documents."""
+
+    def write(home: Home, out: Path) -> Files:
+        weights = home.registry.likeness(EXPERTS, [home.text("math"), home.text("law")], device="cpu")
+        return dense(*sorted(weights), trunk="mean", weights=weights).write(home, out)
+
+    return Case(write, STATISTICS)
+
+
+def replacing(case: Case) -> Case:
+    """Return the case of a folder that stands in the place of another composition."""
+
+    def write(home: Home, out: Path) -> Files:
+        moe("code", trunk="mean").write(home, out)
+        plan = home.registry.compose(EXPERTS, out, case.recipe, force=True)
+        return _files(out) | {DIGEST: plan.digest.encode()}
+
+    return Case(write, case.varies, case.recipe)
+
+
+def exported(ref: str) -> Case:
+    """Return the case of a version, written as it came."""
+
+    def write(home: Home, out: Path) -> Files:
+        home.registry.export(ref, out)
+        return _files(out)
+
+    return Case(write, NOTHING)
+
+
+def exported_of_kind(kind: str) -> Case:
+    """Return the same for an expert of another kind."""
+    return Case(lambda home, out: exported(home.pair(kind)[0]).write(home, out), NOTHING)
+
+
+def trained(case: Case, **settings: Any) -> Case:
+    """Return the case of a mixture whose routers are trained."""
+
+    def write(home: Home, out: Path) -> Files:
+        case.write(home, parent := out.with_name("parent"))
+        how = TrainSettings(batch_size=2, seq_len=16, device="cpu", **settings)
+        done = home.registry.train_router(parent, out, ["code", str(home.text("math"))], how)
+        return _files(out) | {DIGEST: done.digest.encode()}
+
+    return Case(write, STATISTICS, case.recipe)
+
+
+def pushed(case: Case) -> Case:
+    """Return the case of a folder as the Hub has it then."""
+
+    def write(home: Home, out: Path) -> Files:
+        case.write(home, out)
+        with _hub(out.with_name("hub")) as hub:
+            home.registry.push(out, "org/pushed", license="cc-by-4.0")
+            return hub.files("org/pushed")
+
+    return Case(write, case.varies, case.recipe)
+
+
+def pushed_expert(ref: str) -> Case:
+    """Return the case of an expert as the Hub has it then."""
+
+    def write(home: Home, out: Path) -> Files:
+        with _hub(out.with_name("hub")) as hub:
+            home.registry.push_expert(ref, "org/pushed", calibration=True)
+            return hub.files("org/pushed")
+
+    return Case(write, NOTHING)
+
+
+def evaluated(case: Case) -> Case:
+    """Return the case of the figures of a mixture, of the models it is made of, and of some methods."""
+
+    def write(home: Home, out: Path) -> Files:
+        case.write(home, out)
+        rows = home.registry.evaluate(
+            [out],
+            {domain: [home.text(domain)] for domain in EXPERTS},
+            TestSettings(windows=2, seq_len=16, batch_size=2, device="cpu"),
+            baselines=True,
+            oracle=True,
+        )
+        return {"figures.json": json.dumps([asdict(row) for row in rows]).encode()}
+
+    return Case(write, ("figures.json",), case.recipe)
+
+
+CASES: dict[str, Case] = {
+    "default": moe(),
+    "one expert": moe("math"),
+    "two experts": moe("math", "code"),
+    "vocabulary": moe("code", MORE_TOKENS),
+    "vocabulary, trunk base": moe("code", MORE_TOKENS, trunk="base"),
+    # trunks
+    "regmean alpha": moe(trunk_options={"alpha": 0.9}),
+    "mean": moe(trunk="mean"),
+    "base": moe(trunk="base"),
+    "ties": moe(trunk="ties"),
+    "ties density scale": moe(trunk="ties", trunk_options={"density": 0.5, "scale": 0.7}),
+    "dare": moe(trunk="dare"),
+    "dare density scale": moe(trunk="dare", trunk_options={"density": 0.3, "scale": 1.5}),
+    "task-arithmetic": moe(trunk="task-arithmetic"),
+    "task-arithmetic scale": moe(trunk="task-arithmetic", trunk_options={"scale": 0.7}),
+    # routers
+    "lam": moe(trunk="mean", lam=3.0),
+    "lam auto": moe(trunk="mean", lam="auto"),
+    "normalize": moe(trunk="mean", normalize=True),
+    "domain-embedding": moe(trunk="mean", router="domain-embedding"),
+    "domain-embedding bias": moe(
+        trunk="mean", router="domain-embedding", bias={"math": 0.5, "law": -1.0}, lam=1.0, normalize=True
+    ),
+    "random": moe(trunk="mean", router="random"),
+    "random seed": moe(trunk="mean", router="random", seed=7),
+    "top-k 1": moe(trunk="mean", top_k=1),
+    "top-k 3": moe(trunk="mean", top_k=3),
+    "temperature": moe(trunk="mean", temperature=1.5),
+    # sums over members
+    "weights": moe(weights={"code": 3.0, "math": 0.5}),
+    "weights ties": moe(trunk="ties", weights={"code": 3.0, "math": 0.5}),
+    "weights dare": moe(trunk="dare", weights={"code": 3.0, "math": 0.5}),
+    "weights task-arithmetic": moe(trunk="task-arithmetic", weights={"code": 3.0, "math": 0.5}),
+    "balance tokens": moe(balance="tokens"),
+    # passes
+    "advantage": moe(trunk="mean", token_weight="advantage"),
+    "refine 1": moe(refine=1),
+    "refine 2": moe(refine=2),
+    "refine advantage": moe(trunk="mean", refine=1, token_weight="advantage", lam="auto"),
+    "refine-mlp": moe(refine_mlp=True),
+    "refine-mlp refine": moe(refine_mlp=True, refine=1, top_k=1, weights={"law": 2.0}),
+    # rows of reg evaluate
+    "dume": moe(trunk="mean", refine=1, top_k=1, normalize=True),
+    "regmean-paper": moe(top_k=1, normalize=True),
+    # how it is written
+    "bfloat16": moe(dtype="bfloat16"),
+    "float16": moe(dtype="float16"),
+    "remote code": moe(host="remote-code"),
+    "remote code refine-mlp": moe(host="remote-code", refine_mlp=True, refine=2),
+    "replacing": replacing(moe(trunk="ties", top_k=1)),
+    # outputs
+    "dense": dense(),
+    "dense mean": dense(trunk="mean"),
+    "dense base": dense(trunk="base"),
+    "dense ties": dense(trunk="ties"),
+    "dense dare": dense(trunk="dare"),
+    "dense task-arithmetic": dense(trunk="task-arithmetic"),
+    "dense weights": dense(weights={"code": 3.0, "math": 0.5}, balance="tokens"),
+    "dense like": like(),
+    "dense bfloat16": dense(trunk="mean", dtype="bfloat16"),
+    "ensemble": ensemble(),
+    "ensemble weights": ensemble(weights={"code": 3.0}, top_k=2, temperature=2.0),
+    "ensemble float16": ensemble(dtype="float16"),
+    "ensemble perplexity": ensemble(routing="perplexity", top_k=1),
+    "ensemble task-vector": ensemble(routing="task-vector", routing_tokens=8),
+    "export": exported("math@1"),
+    "export base": exported(BASE),
+    "export bfloat16": exported_of_kind("qwen3"),
+    "train-router": trained(moe(trunk="mean"), steps=3),
+    "train-router settings": trained(
+        moe(trunk="mean", top_k=1, dtype="bfloat16"),
+        steps=4,
+        lr=0.05,
+        warmup=1,
+        weight_decay=0.1,
+        seed=3,
+        top_k_train=3,
+        temperature=2.0,
+        balance=0.01,
+    ),
+    "push": pushed(moe("code", "math", trunk="mean", top_k=1)),
+    "push ensemble": pushed(ensemble(top_k=1)),
+    "push-expert": pushed_expert(MORE_TOKENS),  # no other is on the Hub, which the cards of pushed folders would tell
+    "evaluate": evaluated(moe("code", "law", trunk="mean", router="random")),
+    # families and hosts
+    **{kind: of_kind(kind) for kind in KINDS},
+    **{f"{kind} refine-mlp": of_kind(kind, refine_mlp=True) for kind in ("olmo2", "cohere2", "phi3")},
+    "qwen2 granitemoe": of_kind("qwen2", host="granitemoe"),
+    "qwen3 float32": of_kind("qwen3", dtype="float32"),
+    **{f"{kind} dense": of_kind(kind, to="dense") for kind in ("gpt-neox", "gemma", "phi3")},
+}
+
+
+def written(case: Case, home: Home, folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of everything that a case writes to an empty folder, and the composition's digest itself."""
+    found = case.write(home, folder / "out")
+    return {name: data.decode() if name == DIGEST else hashlib.sha256(data).hexdigest() for name, data in found.items()}
+
+
+def fingerprint() -> str:
+    """Return what tells kinds of machines apart: the digest of some computations, and of the versions that compute.
+
+    As everything else here they are done by one thread: that is for the caller to see to.
+    """
+    found = hashlib.sha256(f"{torch.__version__.partition('+')[0]} {transformers.__version__}".encode())
+    for tensor in _computations():
+        found.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+def portable(case: Case, found: Mapping[str, str]) -> dict[str, str | None]:
+    """Return what a case writes on every machine; null is what depends on it."""
+    return {name: None if name.endswith(case.varies) else digest for name, digest in found.items()}
+
+
+def main() -> None:
+    """Write `golden_compositions.json`."""
+    torch.set_num_threads(1)
+    golden = json.loads(GOLDEN.read_bytes()) if GOLDEN.exists() else {"everywhere": {}, "machines": {}}
+    everywhere, here = dict[str, dict[str, str | None]](), dict[str, dict[str, str]]()
+    with TemporaryDirectory() as above:
+        take_statistics(Path(above) / "statistics")
+        with golden_home(Path(above)) as home:
+            for number, (name, case) in enumerate(CASES.items()):
+                found = written(case, home, Path(above) / str(number))
+                everywhere[name] = portable(case, found)
+                if varying := {file: found[file] for file, digest in everywhere[name].items() if digest is None}:
+                    here[name] = varying
+                print(name)
+    changed = sorted(name for name, files in everywhere.items() if golden["everywhere"].get(name, files) != files)
+    machines = golden["machines"] | {
+        fingerprint(): {"cpu": torch.backends.cpu.get_cpu_capability(), "torch": torch.__version__, "written": here}
+    }
+    document = {"everywhere": everywhere, "machines": machines}
+    GOLDEN.write_text(json.dumps(document, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    print(f"{len(CASES)} cases, {len(machines)} machines; changed everywhere: {', '.join(changed) or 'none'}")
+
+
+def _files(folder: Path) -> Files:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@contextmanager
+def _hub(folder: Path) -> Iterator[WritableHub]:
+    with pytest.MonkeyPatch.context() as patch:
+        yield from writable_hub(patch, folder)
+
+
+def _computations() -> Iterator[Tensor]:
+    """Yield the results of what sums, products and roots are computed with, over numbers that no machine rounds."""
+    for rows, columns in ((5, 16), (64, 48), (130, 96)):
+        steps = torch.arange(rows * columns, dtype=torch.int64) * 7919 % 1021
+        exact = steps.view(rows, columns).double() / 1024 - 0.5
+        for dtype in (torch.float32, torch.bfloat16, torch.float64):
+            x = exact.to(dtype)
+            yield x @ x.T
+            yield torch.nn.functional.linear(x[None], x.flip(0))
+        x = exact.float()
+        yield from (x.exp(), x.tanh(), x.softmax(-1), x.log_softmax(-1), torch.nn.functional.silu(x), x.sum(0))
+        yield torch.rsqrt(x.square().mean(-1) + 1e-6)
+        yield torch.nn.functional.gelu(x)
+        gram = exact.T @ exact + torch.eye(columns, dtype=torch.float64)
+        yield torch.cholesky_solve(exact.T.contiguous(), torch.linalg.cholesky(gram))
+
+
+if __name__ == "__main__":
+    main()
