@@ -15,7 +15,8 @@ import pytest
 from cli.main import main
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+SITE = sorted((ROOT / "docs").rglob("*.md"))
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *SITE]
 FENCE = re.compile(r"^ *```(\w*)[^\n]*\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 
 
@@ -159,6 +160,13 @@ def test_links_and_anchors_lead_somewhere(page: Path) -> None:
                 assert anchor in built, f"{name_of(page)}: {target} is another anchor on the site"
 
 
+@every_page
+def test_files_named_in_the_text_exist(page: Path) -> None:
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    for path in re.findall(r"`((?:benchmarks|cli|docs|migrations|registry|store|tests)/[\w./-]*)`", text):
+        assert (ROOT / path).exists() or path == "registry/families/seed_oss.py", f"{name_of(page)}: {path}"
+
+
 def test_site_builds_without_a_warning_and_needs_nothing_from_elsewhere(tmp_path: Path) -> None:
     site = tmp_path / "site"
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(site)]
@@ -166,7 +174,7 @@ def test_site_builds_without_a_warning_and_needs_nothing_from_elsewhere(tmp_path
     assert built.returncode == 0, built.stdout + built.stderr
     pages = list(site.rglob("*.html"))
     assert {page.relative_to(site).with_suffix(".md").as_posix() for page in pages} - {"404.md"} == {
-        page.relative_to(ROOT / "docs").as_posix() for page in PAGES[1:]
+        page.relative_to(ROOT / "docs").as_posix() for page in SITE
     }
     for page in pages:
         html = page.read_text(encoding="utf-8")
