@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from cli.commands.compose import compose
-from registry.composition.ensemble.plan import ROUTINGS, TO_ENSEMBLE
+from registry.composition.ensemble.recipe import ROUTINGS, TO_ENSEMBLE
 from registry.composition.recipe import OUTPUTS
+from registry.composition.recipe.recipe_fields import FIELDS
 from registry.evaluation import METHODS, Continual, Row
 from registry.evaluation.methods import DENSE
 from registry.maths.router import ROUTERS
@@ -18,19 +19,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "methods.md"
 MEASURED = ROOT / "benchmarks" / "QUALITY.md"
 
-NO_METHOD = {
-    "experts",
-    "out",
-    "plan_only",
-    "force",
-    "as_json",
-    "quiet",
-    "base",
-    "device",
-    "dtype",
-    "host",
-    "remote_code",
-}
+NO_METHOD = {"experts", "out", "plan_only", "force", "as_json", "quiet", "base", "recipe_path", "save_recipe"}
 NO_METHOD |= {"repo", "private", "license_id"}
 """Options of `reg compose` that say what is composed, where and for whom, not how."""
 OWN_TABLES = {"to", "trunk", "router", "routing", "routing_tokens"}
@@ -71,6 +60,14 @@ def test_methods_are_those_that_exist() -> None:
 def test_options_are_those_of_compose() -> None:
     options = {str(option.name) for option in compose.params} - NO_METHOD - OWN_TABLES
     assert {name.strip("-").replace("-", "_") for name in names(tables(PAGE)["Options"])} == options
+
+
+def test_every_recipe_field_stands_there_with_its_default() -> None:
+    defaults = {row[0].strip("`"): row[1] for row in tables(PAGE)["Options"]}
+    fields_there = {one.option: one.default_text for one in FIELDS.values() if one.name not in OWN_TABLES}
+    assert defaults == fields_there | {"--like": ""}
+    routed = next(row[1] for row in tables(PAGE)["Outputs: --routing"] if row[0] == "`task-vector`")
+    assert f"`--routing-tokens` ({FIELDS['routing_tokens'].default_text} by default)" in routed
 
 
 def test_figures_are_those_of_a_row_and_of_a_schedule() -> None:

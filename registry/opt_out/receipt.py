@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from registry.composition.compose import plan_composition
-from registry.composition.ensemble.plan import EnsembleRecipe
+from registry.composition.ensemble.recipe import EnsembleRecipe
 from registry.composition.manifest import CompositionManifest, VersionRef
 from registry.composition.recipe import Recipe
 from registry.errors import CheckpointError, InvalidInputError, NotFoundError, OutputError, RegError, StorageError

@@ -12,7 +12,7 @@ from registry.composition.manifest import CompositionManifest
 from registry.composition.plan import Plan
 from registry.composition.preview import Preview
 from registry.composition.recipe import Recipe
-from registry.composition.tensor_source import TensorSource
+from registry.composition.tensor_source import StoredSource
 from registry.errors import CheckpointError, RegError
 from registry.evaluation import Row, TestSettings
 from registry.evaluation.service import evaluate_registered
@@ -162,12 +162,12 @@ class _Gathering:
         """Return the curve of the ridge strength, from the experts' own statistics."""
         if plan is None or plan.recipe.router != "ridge" or len(plan.members) < 2:
             return ()
-        materials = TensorSource(replace(plan, recipe=replace(plan.recipe, refine=0, refine_mlp=False)))
+        routers = StoredSource(replace(plan, recipe=replace(plan.recipe, refine=0, refine_mlp=False))).routers
         layers, found = compared_layers(plan.lead.architecture.num_hidden_layers), []
         with self._noted("there is no curve of lam"), self._workspace.progress("solving", len(layers), "layer") as step:
             for layer in layers:
-                curve = materials.lam_curve(layer)
-                found.append(Curve(layer, curve.lams, curve.errors, curve.accuracies, materials.lam(layer)))
+                curve = routers.lam_curve(layer)
+                found.append(Curve(layer, curve.lams, curve.errors, curve.accuracies, routers.lam(layer)))
                 step(1)
         return tuple(found)
 

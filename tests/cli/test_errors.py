@@ -61,7 +61,7 @@ TOLD: dict[str, tuple[tuple[str, ...], str, str]] = {
     "lam": (("compose", "--experts", "math", "--lam", "-1", "--out", "{out}"), "lam is -1.0", "the default is 0.01"),
     "weight of a stranger": (
         ("compose", "--experts", "math", "--weights", "law=2", "--out", "{out}"),
-        "there is a weight for law, which is no member",
+        "there is a weight for law, which is not a member",
         "members are: math",
     ),
     "output not empty": (

@@ -119,7 +119,9 @@ function composer(form) {
 
   function fields() {
     for (const field of form.querySelectorAll("[data-to]")) {
-      field.hidden = !field.dataset.to.split(" ").includes(form.elements.to.value);
+      const [other, ...methods] = (field.dataset.with ?? "").split(" ");
+      const apart = other && !methods.includes(form.elements[other].value);
+      field.hidden = apart || !field.dataset.to.split(" ").includes(form.elements.to.value);
     }
   }
 
