@@ -1,4 +1,4 @@
-"""Proves: what the README tells a newcomer to type works, in order; what is written from commands is up to date."""
+"""Proves: the commands of the README run in order, its figures are measured, and generated pages are up to date."""
 
 import re
 import shlex
@@ -20,9 +20,9 @@ MEASURED = ("benchmarks/QUALITY.md", "benchmarks/RESULTS.md")
 
 
 def blocks() -> list[tuple[str, str]]:
-    """Return (language, text) of every code block that is to be run, in order."""
-    found = re.findall(r"^```(\w+)\n(.*?)^```", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    return [(language, text) for language, text in found if language in ("bash", "python")]
+    """Return (language, text) of every code block to run, in order."""
+    fences = re.findall(r"^```(\w+)\n(.*?)^```", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    return [(language, text) for language, text in fences if language in ("bash", "python")]
 
 
 def run_line(line: str) -> None:
@@ -55,7 +55,7 @@ def test_code_blocks_run_in_order(small_demo: Path, tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_pages_are_what_the_commands_say(name: str) -> None:
+def test_generated_pages_are_up_to_date(name: str) -> None:
     page = (ROOT / name).read_text(encoding="utf-8")
     assert written(page) == page, "run: make reference"
 
