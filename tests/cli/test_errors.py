@@ -96,7 +96,7 @@ TOLD: dict[str, tuple[tuple[str, ...], str, str]] = {
     "receipt in no folder": (
         ("opt-out", "math", "--receipt", "{out}/receipt.json", "--yes"),
         "is not a folder",
-        "make it, or choose another --receipt",
+        "create it, or choose another --receipt",
     ),
     "no receipt": (("receipt", "verify", "{tmp}/x"), "is not a file", "the file that reg opt-out --receipt wrote"),
     "nothing to reproduce": (("reproduce", "{tmp}"), "was not composed by this program", "name a composed folder"),

@@ -281,7 +281,7 @@ def test_composition_that_an_opt_out_overtakes_puts_nothing_into_the_cache(
     with pytest.raises(ConflictError, match="code@1 was opted out"):
         filled.compose(["code", "math"], tmp_path / "moe", Recipe(refine=1))
     ((line,),) = told
-    assert line.startswith(f"another process works with a copy of it in {filled.home.work}/")
+    assert line.startswith(f"another process uses a copy of it in {filled.home.work}/")
     assert not (tmp_path / "moe").exists()
     assert not filled.home.cache.exists()
     assert list(filled.home.work.iterdir()) == []
@@ -321,7 +321,7 @@ def test_other_passes_go_on_after_a_purge(filled: Registry) -> None:
         (filled.home.path / key).rename(filled.home.partial / key)
     with temporary(filled.home.merged, prefix="merged-") as busy, temporary(filled.home.work, [digest]) as mine:
         done = filled.opt_out("code", purge=True)
-        assert done.remains == (f"another process works with a copy of it in {mine} until it ends",)
+        assert done.remains == (f"another process uses a copy of it in {mine} until it ends",)
         assert busy.exists()
         assert filled.gc(dry_run=True).passes == 1
         assert (filled.gc().merged, busy.exists(), mine.exists()) == (0, True, True)
