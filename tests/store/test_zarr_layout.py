@@ -78,7 +78,7 @@ BAD: dict[str, tuple[Change, str]] = {
         "describes chunks of 1 rows of 1,073,741,824 elements",
     ),
     "description too large": (written("zarr.json", b" " * (2**16 + 1)), "more than 65,536 bytes"),
-    "description deep": (written("zarr.json", b"[" * 60_000), "describes no array"),
+    "description deep": (written("zarr.json", b"[" * 60_000), "does not describe an array"),
     "key twice": (written("zarr.json", b'{"shape": [1], "shape": [2]}'), "names a key twice"),
     "description a pipe": (replaced("zarr.json", os.mkfifo), "is not a regular file"),
     "description a link": (replaced("zarr.json", lambda p: p.symlink_to("elsewhere")), "is not a regular file"),

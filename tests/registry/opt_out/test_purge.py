@@ -255,7 +255,7 @@ def test_reader_elsewhere_is_told_of_and_the_repeat_erases(lived_in: Registry, m
     reader.execute("BEGIN")
     assert reader.execute("SELECT count(*) FROM tags").fetchone() == (1,)
     done = lived_in.opt_out("code", purge=True)
-    assert [line.split(" for")[0] for line in done.remains] == ["another process reads or writes catalog.sqlite,"]
+    assert [line.split(" for")[0] for line in done.remains] == ["another process has used catalog.sqlite"]
     assert reader.execute("SELECT value FROM tags").fetchone() == ("a-secret-tag",)
     assert list(files_with_marks(home)) != []
     reader.execute("COMMIT")

@@ -288,7 +288,7 @@ def test_what_is_no_receipt_of_this_registry_is_refused(
     path = tmp_path / "receipt.json"
     with pytest.raises(NotFoundError, match="is not a file"):
         withdrawn.verify_receipt(tmp_path / "absent")
-    with Registry(tmp_path / "elsewhere") as other, pytest.raises(ConflictError, match="is of the registry"):
+    with Registry(tmp_path / "elsewhere") as other, pytest.raises(ConflictError, match="belongs to the registry"):
         other.verify_receipt(path)
     for changes, message in (
         ({"format": 2}, "has format 2, this program reads 1"),
