@@ -76,7 +76,8 @@ class CompositionManifest:
             where: what messages call it.
 
         Raises:
-            CheckpointError: a key is unknown or missing, a value is not what this program writes, or the values make no recipe.
+            CheckpointError: a key is unknown or missing, a value is not what this program writes, or the values make
+                no recipe.
             InvalidInputError: a member's name cannot be one.
         """
         given = fields(document, _KINDS, where, optional=_OPTIONAL)
