@@ -145,8 +145,8 @@ def asked(
         if file.members or file.base_member:
             with session.registry() as registry:
                 file = file.resolved(registry.catalog)
-    refs = split(experts) or list(file.experts if file else ())
-    if not refs:
+    refs = split(experts) if experts else list(file.experts if file else ())
+    if not (experts or refs):
         raise click.UsageError("Missing option '--experts' (or a '--recipe' that names them).")
     check_members(session, refs)
     if file is None:
@@ -156,7 +156,7 @@ def asked(
     values = recipes.overlay(file.values, given)
     if "to" not in settings and values.get("to", MOE) != MOE:
         raise InvalidInputError(
-            f"{context.command_path} is for mixtures, and the recipe in {path} makes {values['to']}",
+            f"reg {context.info_name} is for mixtures, and the recipe in {path} makes {values['to']}",
             "name another --recipe",
         )
     recipe = recipes.make_recipe(values)
