@@ -1,14 +1,17 @@
-"""Fixtures: tiny checkpoints made once a session, registries made anew for every test."""
+"""Fixtures: tiny checkpoints made once for all workers of a run, registries made anew for every test."""
 
 import os
+import pickle
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import hypothesis
 import pytest
 import torch
+from filelock import FileLock
 
 from registry import PassSettings, Registry
 from registry.demo import DemoResult, run_demo
@@ -21,8 +24,13 @@ if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > 8 * 2**30:
     # Registries flush every array to disk; hundreds of them spend half the tests' time waiting for it.
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
 
+hypothesis.settings.register_profile("tests", deadline=None)  # a loaded machine is slow, not wrong
+hypothesis.settings.load_profile("tests")
+
+T = TypeVar("T")
 SETTINGS = PassSettings(tokens=512, seq_len=32, batch_size=4)
 EXPERTS = tuple(WORDS)
+DEMO_SIZES = {"vocab_size": 768, "num_hidden_layers": 1, "max_position_embeddings": 512}
 
 
 @dataclass(frozen=True)
@@ -33,6 +41,32 @@ class Zoo:
     experts: dict[str, Path]
     train: dict[str, Path]
     test: dict[str, Path]
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A folder that all workers of a run share, for what is slow to make and changed by no test."""
+
+    root: Path
+
+    def get(self, name: str, make: Callable[[Path], T]) -> T:
+        """Return what `make` returned of the folder `name`, which the first worker that needs it makes."""
+        folder, result = self.root / name, self.root / f"{name}.pickle"
+        with FileLock(self.root / f"{name}.lock"):
+            if not result.exists():
+                shutil.rmtree(folder, ignore_errors=True)  # of a worker that was interrupted
+                folder.mkdir()
+                made = make(folder)
+                result.write_bytes(pickle.dumps(made))
+                return made
+        found: T = pickle.loads(result.read_bytes())
+        return found
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Shared:
+    base = tmp_path_factory.getbasetemp()
+    return Shared(base.parent if "PYTEST_XDIST_WORKER" in os.environ else base)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -52,8 +86,12 @@ def tokenizer() -> Any:
 
 
 @pytest.fixture(scope="session")
-def zoo(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> Zoo:
-    root = tmp_path_factory.mktemp("zoo")
+def zoo(shared: Shared) -> Zoo:
+    return shared.get("zoo", _make_zoo)
+
+
+def _make_zoo(root: Path) -> Zoo:
+    tokenizer = train_tokenizer()
     base = save_checkpoint(make_model("llama", 100), root / "base", tokenizer)
     experts, train, test = {}, {}, {}
     for number, name in enumerate(EXPERTS, start=1):
@@ -79,13 +117,15 @@ def registry(tmp_path: Path) -> Iterator[Registry]:
 
 
 @pytest.fixture(scope="session")
-def _filled_home(zoo: Zoo, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    home = tmp_path_factory.mktemp("filled") / "home"
-    with Registry(home) as registry:
-        registry.add_base("base", zoo.base)
-        for name, folder in zoo.experts.items():
-            registry.add_expert(name, folder)
-    return home
+def _filled_home(zoo: Zoo, shared: Shared) -> Path:
+    def make(root: Path) -> Path:
+        with Registry(root / "home") as registry:
+            registry.add_base("base", zoo.base)
+            for name, folder in zoo.experts.items():
+                registry.add_expert(name, folder)
+        return root / "home"
+
+    return shared.get("filled", make)
 
 
 @pytest.fixture
@@ -105,15 +145,20 @@ def transformers4() -> Iterator[Transformers4]:
 
 
 @pytest.fixture(scope="session")
-def demo_result(tmp_path_factory: pytest.TempPathFactory) -> DemoResult:
+def demo_result(shared: Shared) -> DemoResult:
     """The demo, run in small."""
+    return shared.get("demo", _make_demo)
+
+
+def _make_demo(root: Path) -> DemoResult:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("registry.demo.run.BASE_STEPS", 2)
         patch.setattr("registry.demo.run.EXPERT_STEPS", 2)
         patch.setattr("registry.demo.run.TOKENS", 512)
+        patch.setattr("registry.demo.run.new_model", lambda: make_model("llama", 0, **DEMO_SIZES))
         patch.setattr("registry.demo.text.DOMAIN_CHARACTERS", 60_000)
         patch.setattr("registry.demo.text._TEST_SHARE", 4)
-        return run_demo(tmp_path_factory.mktemp("demo") / "demo")
+        return run_demo(root / "demo")
 
 
 @pytest.fixture

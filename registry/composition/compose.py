@@ -137,9 +137,9 @@ def lam_curves(
         pass_context(workspace, used_members(plan)) as context,
         workspace.progress("solving", layers, "layer") as advance,
     ):
-        source, curves = tensor_source_of(plan, context), []
+        routers, curves = tensor_source_of(plan, context).routers, []
         for layer in range(layers):
-            curves.append(source.lam_curve(layer))
+            curves.append(routers.lam_curve(layer))
             advance(1)
     return curves
 

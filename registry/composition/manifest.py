@@ -76,8 +76,7 @@ class CompositionManifest:
             where: what messages call it.
 
         Raises:
-            CheckpointError: a key is unknown or missing, a value is not what this program writes, or the values make
-                no recipe.
+            CheckpointError: a key is unknown or missing, a value has the wrong kind, or the recipe is not valid.
             InvalidInputError: a member's name cannot be one.
         """
         given = fields(document, _KINDS, where, optional=_OPTIONAL)

@@ -301,7 +301,7 @@ def test_the_preview_is_what_the_registry_foretells(filled: Registry, pages: Pag
 @pytest.mark.parametrize(
     ("path", "status", "told"),
     [
-        ("/nowhere", 404, "there is no such page"),
+        ("/nowhere", 404, "this page does not exist"),
         ("/versions/mth", 404, "did you mean &#39;math&#39;"),
         ("/versions/math@7", 404, "has no version 7"),
         ("/versions/%3Cb%3E", 400, "&lt;b&gt;"),
