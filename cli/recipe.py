@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -140,11 +140,13 @@ def asked(
     given = {name: value for name, value in settings.items() if _is_given(context, name)}
     file = None if path is None else recipes.read_recipe(path)
     _check_options(given, {} if file is None else file.values)
-    if file is not None and file.members:
-        with session.registry() as registry:
-            file = file.resolved(registry.catalog)
-    refs = split(experts) or list(file.experts if file else ())
-    if not refs:
+    if file is not None:  # what the options name is not looked up in the file
+        file = replace(file, members=() if experts else file.members, base_member=None if base else file.base_member)
+        if file.members or file.base_member:
+            with session.registry() as registry:
+                file = file.resolved(registry.catalog)
+    refs = split(experts) if experts else list(file.experts if file else ())
+    if not (experts or refs):
         raise click.UsageError("Missing option '--experts' (or a '--recipe' that names them).")
     check_members(session, refs)
     if file is None:
@@ -154,7 +156,7 @@ def asked(
     values = recipes.overlay(file.values, given)
     if "to" not in settings and values.get("to", MOE) != MOE:
         raise InvalidInputError(
-            f"{context.command_path} is for mixtures, and the recipe in {path} makes {values['to']}",
+            f"reg {context.info_name} is for mixtures, and the recipe in {path} makes {values['to']}",
             "name another --recipe",
         )
     recipe = recipes.make_recipe(values)

@@ -19,6 +19,7 @@ from cli.main import main as reg
 from registry import Recipe, Registry
 from registry.checkpoint import Checkpoint, hash_checkpoint
 from registry.checkpoint.hub_download import HubReference
+from registry.composition import read_recipe
 from registry.errors import RegError
 from registry.io.limits import HEADER_BYTES, JSON_KEYS, ROW_BYTES, TEXT_BYTES, TOKENIZER_BYTES, TOKENIZER_VALUES
 from registry.io.model_folder import MARKER
@@ -287,6 +288,25 @@ def statistics(world: World, draw: Draw) -> Act:
     return checked(world, draw, folder)
 
 
+def recipe_file(world: World, draw: Draw) -> Act:
+    """Return a reading of a recipe file or a `composition.json` that was changed."""
+    if draw.random() < 0.3:
+        valid = changed_json(draw, (world.composed / MARKER).read_bytes())
+    else:
+        files = sorted((Path(__file__).parents[1] / "docs" / "recipes").iterdir())
+        valid = changed_bytes(draw, b"experts: {code: 2}\n" + draw.choice(files).read_bytes())
+    path = put(world.scratch / "recipe.yaml", spam(draw) if draw.random() < 0.1 else valid)
+    by_hand = draw.random() < CLI_SHARE
+
+    def act() -> None:
+        if by_hand:
+            cli(world, "compose", "--recipe", path, "--plan")
+        else:
+            assert read_recipe(path).recipe
+
+    return act
+
+
 def arrays(world: World, draw: Draw) -> Act:
     """Return a verification and a composition of a registry of which an array was changed."""
     home = shutil.copytree(world.home, world.scratch / "home")
@@ -362,6 +382,7 @@ TARGETS: dict[str, tuple[int, Callable[[World, Draw], Act]]] = {
     "names": (12, names),
     "receipts": (8, receipts),
     "composition": (8, composition),
+    "recipe_file": (6, recipe_file),
     "statistics": (8, statistics),
     "arrays": (6, arrays),
     "database": (2, database),

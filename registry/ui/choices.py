@@ -120,7 +120,8 @@ class Choices:
     @property
     def _values(self) -> dict[str, Any]:
         if problem := FIELDS["to"].problem(self.to):
-            raise InvalidInputError(*problem)
+            message, hint = problem
+            raise InvalidInputError(message, hint)
         applying = [one for one in self.applying if one is not BASE and self.texts[one.name]]
         return {one.name: read(one, self.texts[one.name]) for one in applying}
 

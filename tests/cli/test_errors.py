@@ -89,7 +89,7 @@ TOLD: dict[str, tuple[tuple[str, ...], str, str]] = {
     ),
     "temperature": (
         ("compose", "--experts", "math", "--temperature", "inf", "--out", "{out}"),
-        "temperature is inf, it must be finite and more than 0",
+        "temperature is inf, it must be a finite number, more than 0",
         "the default is 0.05",
     ),
     "database": (("--database", "nonsense", "list"), "cannot use the database URL", "sqlite:////path/catalog.sqlite"),

@@ -29,6 +29,7 @@ TOP_K = 2
 MOST_PASSES = 8
 _LARGEST_WHOLE = 2**53
 _LONGEST_TEXT = 100
+_TEXT_WORDS = f"printable text of at most {_LONGEST_TEXT} characters"
 
 
 class FieldKind(Enum):
@@ -200,10 +201,8 @@ class RecipeField:
         return maybe(kind) if self.default is None and self.kind is FieldKind.CHOICE else kind
 
 
-_ALL = (MOE, DENSE, ENSEMBLE)
-_TRUNKS = (MOE, DENSE)
-_MIXTURES = (MOE,)
-_MIXED = (MOE, ENSEMBLE)
+_ALL, _TRUNKS = (MOE, DENSE, ENSEMBLE), (MOE, DENSE)
+_MIXTURES, _MIXED = (MOE,), (MOE, ENSEMBLE)
 
 FIELDS: dict[str, RecipeField] = {
     described.name: described
@@ -326,9 +325,6 @@ FIELDS: dict[str, RecipeField] = {
     )
 }  # fmt: skip
 """Name → field, in the order of the command line's help."""
-
-METHOD_FIELDS = ("trunk", "router", "routing")
-"""Fields whose values are methods."""
 
 FROM_OWN_PASSES = ("ridge",)
 FROM_BASE_PASSES = ("domain-embedding",)

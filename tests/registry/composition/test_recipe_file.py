@@ -115,7 +115,7 @@ def test_what_is_not_a_file_is_refused(tmp_path: Path) -> None:
         read(tmp_path, "#" * (YAML_BYTES + 1))
 
 
-def values_of_field(one: RecipeField) -> st.SearchStrategy[Any]:
+def values_of_field(one: RecipeField) -> Any:
     least, most = one.limits.least, one.limits.most
     whole = one.kind is FieldKind.WHOLE
     low = None if least == float("-inf") else least
