@@ -149,7 +149,7 @@ class TensorSource(Protocol):
         """Yield the rows of one tensor that all members share, under its name in the dense model.
 
         Raises:
-            DamagedError: an array it is made from is not what was stored.
+            DamagedError: a stored array is damaged.
             InvalidInputError: a linear system cannot be solved.
         """
 
@@ -203,7 +203,7 @@ class StoredSource:
             yield from method.combine(self._combination(name))
             return
         # Query, key and value have one input, so one Gram (H, H): it is factored once, and the rows of all three are
-        # solved with it, one map after the other. What is left waits in `_pending` for the next call.
+        # solved with it, one map after the other. The other maps wait in `_pending` for the next call.
         site_and_layer = self._linear_inputs[name]
         names, maps = self._pending.pop(site_and_layer, ([], iter(())))
         if name not in names[:1]:  # not the map that comes next: factor again, and begin with this map
