@@ -100,7 +100,7 @@ class ComposedFolder:
         """Check that there are no `problems`.
 
         Raises:
-            CheckpointError: there is one; the error has the first.
+            CheckpointError: there are problems; the message is the first one.
         """
         for problem in self.problems(progress):
             raise CheckpointError(problem, hint)

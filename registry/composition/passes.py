@@ -103,16 +103,16 @@ def pass_context(workspace: Workspace, members: Sequence[Member]) -> Iterator[Pa
 
 
 @contextmanager
-def working_folder(above: Path, holds: Collection[str]) -> Iterator[Path]:
-    """Make a folder below `above`, or in the system's temporary folder if that fails; it is deleted in the end.
+def working_folder(parent: Path, holds: Collection[str]) -> Iterator[Path]:
+    """Make a folder below `parent`, or in the system's temporary folder if that fails; it is deleted in the end.
 
     Args:
-        above: created if absent.
+        parent: created if absent.
         holds: digests of the versions whose data it will hold.
     """
     with ExitStack() as stack:
         try:
-            work = stack.enter_context(temporary(above, holds))
+            work = stack.enter_context(temporary(parent, holds))
         except OSError:  # a home that cannot be written can still be read
             work = Path(stack.enter_context(TemporaryDirectory()))
         stack.enter_context(writing(work))
@@ -129,7 +129,7 @@ def tensor_source_of(plan: Plan, context: PassContext) -> TensorSource:
     Raises:
         DamagedError: a stored array is damaged.
         CalibrationError: an activation is NaN or infinite.
-        IncompatibleError: the base model does not know a member's tokens.
+        IncompatibleError: a member's tokens are beyond the base model's vocabulary.
         InvalidInputError: a linear system cannot be solved.
     """
     recipe = plan.recipe
@@ -159,7 +159,7 @@ def calibration_of(member: Member) -> Calibration:
     """Return a member's kept calibration tokens; the plan has checked that they exist.
 
     Raises:
-        DamagedError: they are missing.
+        DamagedError: the tokens are missing.
     """
     calibration = member.calibration
     if calibration is None:
@@ -171,7 +171,7 @@ def _check_known(calibration: Calibration, member: Member, through: Member) -> N
     """Check that a model's vocabulary has all calibration tokens of a member.
 
     Raises:
-        IncompatibleError: a token is beyond it.
+        IncompatibleError: a token is beyond the vocabulary.
     """
     largest, rows = int(calibration.ids.max()), through.architecture.vocab_size
     if largest >= rows:

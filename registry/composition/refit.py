@@ -107,7 +107,7 @@ class _Replay(nn.Module):
 
 
 class Refit:
-    """One refit; the module's text describes its steps.
+    """Refit of one composition, in the steps of the module's docstring.
 
     Args:
         source: the tensors of the composition.

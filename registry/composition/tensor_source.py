@@ -72,7 +72,7 @@ class RouterSolver:
 
     @cached_property
     def weights(self) -> list[float]:
-        """The factor of each member's statistics, balanced where the recipe asks for it."""
+        """The factor of each member's statistics, balanced if the recipe asks for it."""
         plan = self._plan
         if plan.recipe.balance == "none" or not ROUTERS[plan.recipe.router].features:
             return plan.weights
@@ -82,7 +82,7 @@ class RouterSolver:
         """Return `gate.weight` of one layer in float64, before the temperature.
 
         Raises:
-            InvalidInputError: its linear system cannot be solved.
+            InvalidInputError: the linear system cannot be solved.
         """
         if layer not in self._gates:
             self._gates[layer] = self._solve(layer)

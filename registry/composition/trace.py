@@ -16,14 +16,14 @@ MOST_CHARACTERS = 100_000
 
 @dataclass(frozen=True)
 class RoutedToken:
-    """One token.
+    """One token and its experts.
 
     Attributes:
         id: its number in the vocabulary.
         text: its characters; empty for a token that continues a character of several tokens.
         special: True if the tokenizer added it.
-        experts: for each layer the expert that it goes to first.
-        weights: for each layer its routing weights, expert → weight, the largest first; they sum to 1.
+        experts: the first choice of each layer.
+        weights: the routing weights of each layer, expert → weight, the largest first; they sum to 1.
     """
 
     id: int

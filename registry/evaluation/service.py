@@ -152,7 +152,7 @@ def _check_model_folder(workspace: Workspace, folder: Path) -> None:
     """Check that `folder` holds a model; for the name of a registered version, the hint is to export it.
 
     Raises:
-        CheckpointError: it does not.
+        CheckpointError: the folder holds no model.
     """
     try:
         read_config(folder)

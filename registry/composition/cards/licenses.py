@@ -75,7 +75,7 @@ def check_spelling(license_id: str) -> None:
     Other unknown identifiers pass: the Hub's list grows.
 
     Raises:
-        InvalidInputError: it is misspelt.
+        InvalidInputError: the identifier is misspelt.
     """
     known = (*_ORDER, *_NO_DERIVATIVES, *_ELSEWHERE)
     if license_id.lower() not in known and (meant := suggest(license_id.lower(), known)):
