@@ -17,8 +17,8 @@ class RouterInputs:
     """Inputs of router methods for one layer's gate; each method uses what it needs (`RouterMethod.options`).
 
     Attributes:
-        statistics: one a member, in name order, from the passes that `RouterMethod.features` tells; taken one at a
-            time, once. Empty where that is None.
+        statistics: one a member, in name order, from the passes that `RouterMethod.features` names; read one at a
+            time, once. Empty for methods without features.
         weights: ω_e > 0, one a member.
         lam: ridge strength ≥ 0, absolute.
         normalize: rows at unit length.
