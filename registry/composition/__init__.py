@@ -1,4 +1,4 @@
-"""Composing: from a subset and a recipe to a folder that plain transformers loads."""
+"""Composition of experts by a recipe, into a folder that plain transformers loads."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""From references and a recipe to a plan, and from a plan to a folder or to figures of it."""
+"""Plans of compositions from references and a recipe, and the folders and figures made from them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -63,11 +63,11 @@ def plan_composition(
     members = [
         load_member(workspace, workspace.resolve(ref, kind="expert")) for ref in require_list(experts, "experts")
     ]
-    needed = load_member(workspace, base_model(workspace.catalog, base)) if recipe.needs_base else None
-    with workspace.reading(*(member.version for member in (*members, *([needed] if needed else [])))):
+    base_member = load_member(workspace, base_model(workspace.catalog, base)) if recipe.needs_base else None
+    with workspace.reading(*(member.version for member in (*members, *([base_member] if base_member else [])))):
         if isinstance(recipe, EnsembleRecipe):
-            return make_ensemble(members, needed, recipe)
-        return make_plan(members, needed, recipe)
+            return make_ensemble(members, base_member, recipe)
+        return make_plan(members, base_member, recipe)
 
 
 def compose(
@@ -118,7 +118,7 @@ def document_shares(
     base: str | None = None,
     device: str | None = None,
 ) -> dict[str, float]:
-    """Return expert → share of the documents in `files` that it is nearest to (arguments as `Registry.likeness`)."""
+    """Return expert → share of the documents in `files` that are nearest to it (arguments as `Registry.likeness`)."""
     plan = plan_composition(workspace, experts, Recipe(trunk="base", to="dense"), base=base)
     assert plan.base is not None
     paths = [Path(file) for file in require_list(files, "files")]
@@ -162,14 +162,14 @@ def export(workspace: Workspace, ref: str, out: PathLike) -> VersionRecord:
 
 
 def used_versions(plan: Plan | Ensemble) -> list[VersionRecord]:
-    """Return the versions that a plan reads: the members, and the base model where it takes part."""
+    """Return the versions that a plan reads: the members, and the base model if it takes part."""
     return [member.version for member in used_members(plan)]
 
 
 def used_members(plan: Plan | Ensemble) -> list[Member]:
-    """Return the members of a plan, and the base model where it takes part."""
+    """Return the members of a plan, and the base model if it takes part."""
     return [*plan.members, *([plan.base] if plan.base else [])]
 
 
 def _nothing() -> None:
-    pass
+    """Record nothing."""

@@ -1,4 +1,4 @@
-"""Dense folders from the store: an expert given back bit for bit, and the plain average of some."""
+"""Dense folders from the store: an expert bit for bit, or the plain average of several."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -17,17 +17,17 @@ from store.catalog.records import Role
 
 
 def write_dense(members: Sequence[Member], out: Path, progress: Progress) -> None:
-    """Write the average of all tensors of `members` to `out`, with the files of the first; of one member, itself.
+    """Write the average of `members` to `out`, tensor by tensor, with the files of the first; a single member as it is.
 
     Args:
         members: versions of one architecture, in the order in which they are summed.
         out: an absent or empty folder.
-        progress: told of the bytes written.
+        progress: reports the bytes written.
 
     Raises:
-        OutputError: `out` is there already.
+        OutputError: `out` exists and is not empty.
         StorageError: the disk is full or refuses.
-        DamagedError: an array is not what was stored.
+        DamagedError: a stored array is damaged.
     """
     first = members[0]
     links = [link for link in first.arrays if link.role in ("trunk", "mlp")]
@@ -49,8 +49,8 @@ def write_dense(members: Sequence[Member], out: Path, progress: Progress) -> Non
 
 
 def _spans(members: Sequence[Member], role: Role, name: str, dtype: str) -> list[Span] | None:
-    found = span(members[0].open(role, name), RowSelection(name), dtype) if len(members) == 1 else None
-    return None if found is None else [found]
+    stored = span(members[0].open(role, name), RowSelection(name), dtype) if len(members) == 1 else None
+    return None if stored is None else [stored]
 
 
 def _average(members: Sequence[Member], role: Role, name: str, dtype: str) -> Iterable[Block]:

@@ -1,7 +1,7 @@
-"""A composed folder, and the one check that it is, byte for byte, what was composed.
+"""Composed folders, and the check that every byte of one is as it was composed.
 
-A folder that was pushed to the Hub and fetched back passes: what the push added to its card, between marks, and what
-fetching left beside its files are not counted as changes.
+A folder that was pushed to the Hub and downloaded again passes the check: additions of the push to the model card,
+between marks, and files that the download leaves in the folder do not count as changes.
 """
 
 import hashlib
@@ -20,12 +20,12 @@ from registry.progress import Progress
 from store.digest import json_digest
 
 NOT_DIGESTED = ("digest", "files", "lam")
-"""Keys of `composition.json` that the composition's digest is not taken over."""
+"""Keys of `composition.json` that the composition's digest does not cover."""
 
 COMPOSE_AGAIN = "compose it again: reg compose --experts … --out DIR"
 
 _HUB = (".cache/huggingface/", ".git/")
-"""Folders that fetching from the Hub leaves in a folder."""
+"""Folders that a download from the Hub leaves behind."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class ComposedFolder:
 
     Attributes:
         path: the folder.
-        content: what `composition.json` holds.
+        content: the content of `composition.json`.
         manifest: the same, parsed.
     """
 
@@ -44,10 +44,10 @@ class ComposedFolder:
 
     @classmethod
     def read(cls, path: Path) -> "ComposedFolder":
-        """Read the `composition.json` of a folder; files are not compared yet.
+        """Read the `composition.json` of a folder; `problems` compares the other files.
 
         Raises:
-            CheckpointError: it is absent, or not what this program writes.
+            CheckpointError: the file is absent, or this program did not write it.
             InvalidInputError: a member's name is not valid.
         """
         content, manifest = read_composed(path)
@@ -60,25 +60,25 @@ class ComposedFolder:
 
     @property
     def document(self) -> dict[str, Any]:
-        """What the composition's digest is taken over."""
+        """The part of `composition.json` that the composition's digest covers."""
         return {key: value for key, value in self.content.items() if key not in NOT_DIGESTED}
 
     @property
     def files(self) -> dict[str, str]:
-        """File → SHA-256 as it was composed, of every other file."""
+        """File → SHA-256 as it was composed, for every file but `composition.json`."""
         files = self.content.get("files")
         return {str(name): str(digest) for name, digest in files.items()} if isinstance(files, dict) else {}
 
     @cached_property
     def paths(self) -> dict[str, Path]:
-        """Every file below the folder, links included, by its path there; without what fetching from the Hub left."""
+        """Relative path → path of every file below the folder, links included, without files left by a download."""
         return {name: path for name, path in list_files(self.path).items() if not is_of_hub(name)}
 
     def problems(self, progress: Progress) -> Iterator[str]:
-        """Yield, one line each, every difference from what was composed.
+        """Yield a line for every difference from the folder as it was composed.
 
         Args:
-            progress: told of the bytes read.
+            progress: reports the bytes read.
         """
         if not self.files or json_digest(self.document) != self.digest:
             yield f"{self.path / MARKER} was changed since it was written"
@@ -97,22 +97,26 @@ class ComposedFolder:
                     yield f"{self.path / name} was changed since it was written"
 
     def check(self, progress: Progress, hint: str = COMPOSE_AGAIN) -> None:
-        """Raise CheckpointError with the first of `problems`, if there is one."""
+        """Check that there are no `problems`.
+
+        Raises:
+            CheckpointError: there are problems; the message is the first one.
+        """
         for problem in self.problems(progress):
             raise CheckpointError(problem, hint)
 
     @property
     def card(self) -> bytes:
-        """The model card without what a push added to it."""
+        """The model card without the additions of a push."""
         return without_additions((self.path / CARD).read_bytes())
 
 
 def list_files(folder: Path) -> dict[str, Path]:
-    """Return everything below a folder that is not a folder, links included, by its path there."""
+    """Return relative path → path of every file below a folder, links included."""
     paths = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
     return {path.relative_to(folder).as_posix(): path for path in paths}
 
 
 def is_of_hub(name: str) -> bool:
-    """Tell whether a file of a folder, by its path there, was left by fetching it from the Hub."""
+    """Tell whether a file, by its path in the folder, was left by a download from the Hub."""
     return name == ".gitattributes" or name.startswith(_HUB)

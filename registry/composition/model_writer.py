@@ -1,4 +1,4 @@
-"""Writing a model of a plan: weights, config.json, tokenizer and code."""
+"""Writer of a plan's model: weights, config.json, tokenizer and code."""
 
 import json
 from contextlib import nullcontext
@@ -20,7 +20,7 @@ from registry.maths.trunk import TRUNKS
 from registry.progress import Progress
 
 _PARTS: dict[type, str] = {Experts: "experts", Router: "routers"}
-"""How a tensor is made → which files of a large model it goes to."""
+"""Kind of tensor → the files of a large model that hold it."""
 
 
 def write_model(
@@ -29,13 +29,13 @@ def write_model(
     """Write weights, config.json, tokenizer and code of a plan into a folder, and return file name → SHA-256.
 
     Args:
-        source: what to write.
+        source: the tensors of the plan.
         folder: an empty folder.
         progress: reports the bytes written.
-        reuse: the folder that this one replaces.
+        reuse: shards of the folder that this one replaces.
     """
     plan = source.plan
-    # Where little is computed, threads that wait for one another only take the time of those that copy and hash.
+    # If little is computed, threads that wait for one another only slow down those that copy and hash.
     threads = nullcontext() if TRUNKS[plan.recipe.trunk].needs_inputs else one_thread()
     with threads, progress("composing", plan.nbytes, "B") as advance:
         digests = write_weights(folder, streams_of(source), advance, reuse)

@@ -1,9 +1,17 @@
-"""Statistics taken anew for one composition, from the members' kept calibration tokens.
+"""Passes of a composition: statistics collected again from the members' kept calibration tokens.
 
-Three things ask for it: routers of base features, tokens weighted by what the expert gains on them, and refinement:
-passes through the composed trunk itself, first with every token forced to its own expert (DUME eq. 7), then through the
-routed model that the pass before gave. A pass is a function of the member, what it runs through and how it runs; it is
+Three parts of a recipe ask for passes:
+
+- routers of base features, which need each member's statistics in the base model;
+- tokens weighted by what the expert gains on them over the base model;
+- refinement, which passes through the composed trunk itself: first with every token forced to its own expert (DUME
+  eq. 7), then through the routed model that the pass before gave.
+
+A pass is a function of the member, of the model that its tokens run through and of the settings. Its statistics are
 kept in the cache under the digest of these.
+
+Shapes: E members, L layers, H hidden size, V vocabulary; N windows of S tokens for one member, taken in batches of B
+windows, of which the last has b ≤ B and is filled up.
 """
 
 import os
@@ -17,6 +25,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float32, Int64
 from torch import Tensor
 
 from registry.calibration import Calibration
@@ -57,7 +66,7 @@ class PassContext:
 
     Attributes:
         workspace: the registry.
-        work: a folder for models that a pass needs, each deleted when it has run.
+        work: a folder for the models that passes need; each is deleted after its pass.
         cache: statistics of earlier passes.
     """
 
@@ -67,7 +76,7 @@ class PassContext:
 
     @property
     def progress(self) -> Progress:
-        """What passes report to."""
+        """Progress reports."""
         return self.workspace.progress
 
 
@@ -75,11 +84,11 @@ class PassContext:
 def pass_context(workspace: Workspace, members: Sequence[Member]) -> Iterator[PassContext]:
     """Open a working folder for passes, deleted when the context ends.
 
-    It is in the registry's home, or in the system's folder for temporary files where the home cannot be written.
+    It is in the registry's home, or in the system's temporary folder if the home cannot be written.
 
     Args:
         workspace: the registry.
-        members: what passes run through. Once one was opted out, nothing is put into the cache.
+        members: the versions that passes use. Once one is opted out, nothing more is put into the cache.
     """
     home, versions = workspace.home, [member.version for member in members]
 
@@ -94,33 +103,33 @@ def pass_context(workspace: Workspace, members: Sequence[Member]) -> Iterator[Pa
 
 
 @contextmanager
-def working_folder(above: Path, holds: Collection[str]) -> Iterator[Path]:
-    """Give a folder that goes when the context ends: below `above`, or elsewhere where that cannot be written.
+def working_folder(parent: Path, holds: Collection[str]) -> Iterator[Path]:
+    """Make a folder below `parent`, or in the system's temporary folder if that fails; it is deleted in the end.
 
     Args:
-        above: created if absent.
-        holds: digests of the versions that it will hold something of.
+        parent: created if absent.
+        holds: digests of the versions whose data it will hold.
     """
     with ExitStack() as stack:
         try:
-            work = stack.enter_context(temporary(above, holds))
-        except OSError:  # a home that cannot be written is read as any other
+            work = stack.enter_context(temporary(parent, holds))
+        except OSError:  # a home that cannot be written can still be read
             work = Path(stack.enter_context(TemporaryDirectory()))
         stack.enter_context(writing(work))
         yield work
 
 
 def tensor_source_of(plan: Plan, context: PassContext) -> TensorSource:
-    """Return what `plan` is made from, having run the passes that its recipe asks for.
+    """Run the passes that a plan's recipe asks for, and return the source of its tensors.
 
     Args:
-        plan: what is composed.
-        context: where passes run.
+        plan: the composition.
+        context: the folder and the cache for passes.
 
     Raises:
-        DamagedError: an array is not what was stored.
+        DamagedError: a stored array is damaged.
         CalibrationError: an activation is NaN or infinite.
-        IncompatibleError: the base model does not know a member's tokens.
+        IncompatibleError: a member's tokens are beyond the base model's vocabulary.
         InvalidInputError: a linear system cannot be solved.
     """
     recipe = plan.recipe
@@ -132,21 +141,26 @@ def tensor_source_of(plan: Plan, context: PassContext) -> TensorSource:
             statistics = [_of_features(plan, context, member) for member in plan.members]
         else:
             statistics = _forced(source, context)
-            for done in range(1, recipe.refine):
-                statistics = _routed(RecollectedSource(source, statistics), done, context)
+            for passes in range(1, recipe.refine):
+                statistics = _routed(RecollectedSource(source, statistics), passes, context)
         source = RecollectedSource(source, statistics)
     return source
 
 
 def _refitted(source: TensorSource, context: PassContext) -> TensorSource:
-    """Return the source refitted to the members' tokens; what that writes stays in the workplace."""
+    """Refit a source to the members' tokens; refitted tensors stay in the working folder."""
     work = Path(mkdtemp(dir=context.work))
+    # Any member's dense model will do: only the composed trunk of it is used.
     with forced_folder(source, 0, work / "trunk.safetensors", context) as folder:
         return refit(source, Checkpoint(folder, remote_code=True), work, context.progress)
 
 
 def calibration_of(member: Member) -> Calibration:
-    """Return a member's kept calibration tokens; that there are some was checked with the plan."""
+    """Return a member's kept calibration tokens; the plan has checked that they exist.
+
+    Raises:
+        DamagedError: the tokens are missing.
+    """
     calibration = member.calibration
     if calibration is None:
         raise DamagedError(f"{member.version.ref} has lost its calibration tokens", "run: reg verify")
@@ -154,10 +168,10 @@ def calibration_of(member: Member) -> Calibration:
 
 
 def _check_known(calibration: Calibration, member: Member, through: Member) -> None:
-    """Check that a model knows a member's calibration tokens.
+    """Check that a model's vocabulary has all calibration tokens of a member.
 
     Raises:
-        IncompatibleError: it does not.
+        IncompatibleError: a token is beyond the vocabulary.
     """
     largest, rows = int(calibration.ids.max()), through.architecture.vocab_size
     if largest >= rows:
@@ -169,12 +183,12 @@ def _check_known(calibration: Calibration, member: Member, through: Member) -> N
 
 
 def settings_of(recipe: Recipe, dtype: str) -> PassSettings:
-    """Return how passes run: those that a recipe's document tells."""
+    """Return the settings of passes, as a recipe's document records them."""
     return PassSettings(dtype=dtype, sites="router", device=recipe.device)
 
 
 def _of_features(plan: Plan, context: PassContext, member: Member) -> Cached:
-    """Return a member's statistics in the base model's or its own pass, weighted where the recipe says so."""
+    """Return a member's statistics in the base model or in its own, with weighted tokens if the recipe asks for it."""
     through = plan.base if ROUTERS[plan.recipe.router].features == BASE else member
     assert through is not None
     _check_known(calibration_of(member), member, through)
@@ -184,7 +198,7 @@ def _of_features(plan: Plan, context: PassContext, member: Member) -> Cached:
 
 
 def _forced(source: TensorSource, context: PassContext) -> list[Cached]:
-    """Return each member's statistics in the composed trunk with its own MLPs: every token forced to its expert."""
+    """Return each member's statistics in the composed trunk with its own MLPs: every token is forced to its expert."""
     plan = source.plan
     key = ["forced", trunk_digest(plan)]
     settings = settings_of(plan.recipe, plan.dtype)
@@ -196,10 +210,10 @@ def _forced(source: TensorSource, context: PassContext) -> list[Cached]:
         ]
 
 
-def _routed(source: TensorSource, done: int, context: PassContext) -> list[Cached]:
-    """Return each member's statistics in the routed model that `done` passes gave."""
+def _routed(source: TensorSource, passes: int, context: PassContext) -> list[Cached]:
+    """Return each member's statistics in the routed model that results from a number of passes."""
     plan = source.plan
-    key = ["routed", replace(plan, recipe=replace(plan.recipe, refine=done)).digest]
+    key = ["routed", replace(plan, recipe=replace(plan.recipe, refine=passes)).digest]
     settings = settings_of(plan.recipe, plan.dtype)
     with TemporaryDirectory(dir=context.work) as shared:
         dense, routed = Path(shared) / "trunk.safetensors", Path(shared) / "routed"
@@ -226,7 +240,7 @@ def _routed(source: TensorSource, done: int, context: PassContext) -> list[Cache
 
 
 Folder = Callable[[], Any]
-"""Gives a context in which a model's folder stands."""
+"""Opens a context in which a model's folder exists."""
 
 
 def _passed(
@@ -238,24 +252,24 @@ def _passed(
     model_folder: Folder,
     checkpoint_folder: Folder | None = None,
 ) -> Cached:
-    """Return the statistics of a member's tokens in the model of a folder, from the cache if they are there.
+    """Return the statistics of a member's tokens in a model, from the cache if it has them.
 
     Args:
-        plan: what is composed.
-        context: where passes run.
-        member: whose tokens.
-        key: what the tokens run through.
-        settings: how the pass runs.
-        model_folder: the model.
-        checkpoint_folder: a dense model of the same norms, where `model_folder` holds a mixture.
+        plan: the composition.
+        context: the folder and the cache for passes.
+        member: the member whose tokens run.
+        key: the model that they run through, as a part of the cache's key.
+        settings: the settings of the pass.
+        model_folder: opens the model.
+        checkpoint_folder: opens a dense model of the same norms, if `model_folder` holds a mixture.
     """
     settings = replace(settings, folds=int((member.content["computed"] or {}).get("folds", 1)))
-    whole = [member.version.digest, *key, plan.recipe.token_weight, plan.recipe.pass_document(settings)]
+    inputs = [member.version.digest, *key, plan.recipe.token_weight, plan.recipe.pass_document(settings)]
     if plan.recipe.token_weight == "advantage":
         assert plan.base is not None
-        whole.append(plan.base.version.digest)
-    digest = json_digest(whole)
-    if (found := context.cache.get(digest)) is None:
+        inputs.append(plan.base.version.digest)
+    digest = json_digest(inputs)
+    if (cached := context.cache.get(digest)) is None:
         calibration = calibration_of(member)
         weights = _advantage(plan, context, member, calibration, settings)
         with model_folder() as folder, (checkpoint_folder or (lambda: nullcontext(folder)))() as dense:
@@ -270,19 +284,19 @@ def _passed(
                 token_weights=weights,
                 progress=context.progress,
             )
-        found = context.cache.put(digest, collected)
-    return found
+        cached = context.cache.put(digest, collected)
+    return cached
 
 
 def routed_hook_points(model: Any) -> list[HookPoint]:
-    """Return where the MLP inputs are in a mixture: what its routers see."""
+    """Return the inputs of a mixture's routers, which are the MLP inputs."""
     return [HookPoint(MLP_INPUT, gate.layer, gate.module) for gate in gates(model)]
 
 
 def _advantage(
     plan: Plan, context: PassContext, member: Member, calibration: Calibration, settings: PassSettings
-) -> Tensor | None:
-    """Return the weight of each calibration token, int64 of shape (N, S), or None where all count alike."""
+) -> Int64[Tensor, "N S"] | None:
+    """Return the weight of each calibration token, or None if all count alike."""
     if plan.recipe.token_weight == "none":
         return None
     assert plan.base is not None
@@ -292,27 +306,28 @@ def _advantage(
         with stored_folder(through, context) as folder:
             model = load_model(folder, str(through.content["dtype"]), settings.device)
             losses.append(next_token_losses(model, calibration, settings.batch_size))
-    weights = advantage_weights(losses[0].flatten(), losses[1].flatten())
+    weights = advantage_weights(losses[0].flatten(), losses[1].flatten())  # (N, S) → (N · S,)
     return weights.view(calibration.ids.shape)
 
 
 @torch.no_grad()
-def next_token_losses(model: Any, calibration: Calibration, batch_size: int) -> Tensor:
-    """Return the loss in nats of what the model predicts at each token, float32 of shape (N, S); 0 at each end."""
+def next_token_losses(model: Any, calibration: Calibration, batch_size: int) -> Float32[Tensor, "N S"]:
+    """Return the loss in nats of the model's prediction at each token; 0 at the last of each window."""
     losses = torch.zeros(calibration.ids.shape)
     for first in range(0, len(calibration.ids), batch_size):
-        ids, keep = batch(calibration, first, batch_size)
+        ids, keep = batch(calibration, first, batch_size)  # (B, S), filled up
         tokens = ids.to(model.device)
+        # The logits (B, S, V) at token t predict token t + 1; nothing predicts the first token.
         logits = model(input_ids=tokens, use_cache=False).logits[:, :-1].float()
         loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none").view(len(ids), -1)
         count = min(batch_size, len(calibration.ids) - first)
-        losses[first : first + count, :-1] = (loss.cpu() * keep[:, 1:])[:count]
+        losses[first : first + count, :-1] = (loss.cpu() * keep[:, 1:])[:count]  # (B, S - 1) → (b, S - 1)
     return losses
 
 
 @contextmanager
 def stored_folder(member: Member, context: PassContext) -> Iterator[Path]:
-    """Give a registered version as the dense folder that it came from."""
+    """Write a registered version as the dense folder that it was registered from, for as long as the context lasts."""
     with TemporaryDirectory(dir=context.work) as above:
         folder = Path(above) / "model"
         write_dense([member], folder, context.progress)
@@ -321,13 +336,13 @@ def stored_folder(member: Member, context: PassContext) -> Iterator[Path]:
 
 @contextmanager
 def forced_folder(source: TensorSource, member: int, trunk: Path, context: PassContext) -> Iterator[Path]:
-    """Give a dense folder of the composed trunk and one member's MLPs.
+    """Write a dense folder of the composed trunk and one member's MLPs, for as long as the context lasts.
 
     Args:
-        source: what is composed.
-        member: its number.
-        trunk: a file of the trunk, made the first time and shared after that.
-        context: where the folder stands.
+        source: the tensors of the composition.
+        member: the member's number.
+        trunk: the file of the trunk; written the first time, and linked into each folder.
+        context: the folder and the cache for passes.
     """
     plan = dense_plan(source.plan)
     streams = [Stream(t.name, t.dtype, t.shape, partial(render, source, t)) for t in plan.tensors]
@@ -361,8 +376,8 @@ def _write(path: Path, streams: list[Stream]) -> None:
 
 
 def _own_spans(source: TensorSource, member: int, stream: Stream) -> list[Span] | None:
-    found = span(source.mlp(member, stream.name), RowSelection(stream.name), stream.dtype)
-    return None if found is None else [found]
+    stored = span(source.mlp(member, stream.name), RowSelection(stream.name), stream.dtype)
+    return None if stored is None else [stored]
 
 
 def _own_mlp(source: TensorSource, member: int, stream: Stream) -> Iterator[Any]:

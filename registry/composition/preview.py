@@ -1,4 +1,4 @@
-"""What a composition's routers will do, foretold from statistics: accuracy, confusion, overlap, who is drowned out."""
+"""Preview of a composition's routing from statistics: accuracy, confusion, overlap and drowned experts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,25 +19,25 @@ from registry.progress import Progress
 from registry.registration.expert_overlap import INDISTINCT, compared_layers
 
 DROWNED = 0.5
-"""An expert that less than this share of its own tokens reaches is drowned out by the others."""
+"""An expert is drowned out by the others if it gets less than this share of its own tokens."""
 
 FEW = 0.5
-"""Of an even part in the solve: with less, few tokens are what an expert is drowned by."""
+"""Share of an even part in the solve: an expert with less is drowned because it brings few tokens."""
 
 Matrix = tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True)
 class PreviewedMember:
-    """One expert of a composition to be.
+    """One expert of a planned composition.
 
     Attributes:
         ref: the version.
         tokens: calibration tokens that it brings.
-        part: its part in the routers' solve, of 1: tokens times weight, balanced where the recipe says so.
+        part: its part in the routers' solve, from 0 to 1: tokens times weight, balanced if the recipe asks for it.
         accuracy: share of its tokens predicted to go to it first, mean over layers.
-        share: of all tokens, where each expert's text has as many, predicted to go to it first.
-        drowned: why it is, or None where it is not.
+        share: share of all tokens predicted to go to it first, if every expert's text has as many.
+        drowned: the reason why the expert is drowned out, or None.
     """
 
     ref: str
@@ -50,15 +50,15 @@ class PreviewedMember:
 
 @dataclass(frozen=True)
 class Preview:
-    """What is foretold of a composition.
+    """The predicted routing of a composition.
 
     Attributes:
         members: in the order of the experts.
-        layers: those that were looked at: all of them up to `overlapping.LAYERS`, else so many, spread evenly.
-        confusion: for each of these, row by row, the shares of an expert's tokens that go to each expert first.
+        layers: the layers that were compared (`compared_layers`): all of them, or some that are spread evenly.
+        confusion: for each of these layers, row by row, the shares of an expert's tokens that go to each expert first.
         overlap: pair of experts → share of tokens that a linear router cannot tell apart, mean over layers; without
             pairs of which one has too few tokens.
-        notes: what the figures leave out.
+        notes: limits of the figures.
     """
 
     members: tuple[PreviewedMember, ...]
@@ -102,29 +102,29 @@ class Preview:
 
 
 def preview_plan(plan: Plan, progress: Progress) -> Preview:
-    """Return what is foretold of a plan (see `Registry.preview`).
+    """Predict the routing of a plan (see `Registry.preview`).
 
     Raises:
-        InvalidInputError: it has no routers, they are not solved from experts' statistics, or cannot be.
-        DamagedError: statistics are not what was stored.
+        InvalidInputError: the plan has no routers, or they are not solved from experts' statistics, or cannot be.
+        DamagedError: a stored array is damaged.
     """
     recipe = plan.recipe
     method = ROUTERS[recipe.router]
     if recipe.to != "moe" or method.features not in (OWN, None):
-        what = f"--to {recipe.to}" if recipe.to != "moe" else f"--router {recipe.router}"
+        option = f"--to {recipe.to}" if recipe.to != "moe" else f"--router {recipe.router}"
         raise InvalidInputError(
-            f"{what} has no router that statistics of experts foretell",
+            f"{option} has no router that can be predicted from the experts' statistics",
             "preview --router ridge, or compose it and run: reg evaluate moe/ --data code=FILE",
         )
     routers, layers = StoredSource(plan).routers, compared_layers(plan.lead.architecture.num_hidden_layers)
     confusion, shared = [], dict[tuple[str, str], list[float]]()
     refs = [member.version.ref for member in plan.members]
     weights = routers.weights if method.features else plan.weights
-    with progress("foreseeing", len(layers), "layer") as advance:
+    with progress("predicting", len(layers), "layer") as advance:
         for layer in layers:
-            taken = [routers.statistics(member, layer) for member in range(len(refs))]
-            confusion.append(_confusion(plan, routers, layer, taken, weights))
-            for pair, share in _overlaps(layer, refs, taken):
+            statistics = [routers.statistics(member, layer) for member in range(len(refs))]
+            confusion.append(_confusion(plan, routers, layer, statistics, weights))
+            for pair, share in _overlaps(layer, refs, statistics):
                 shared.setdefault(pair, []).append(share)
             advance(1)
     counts = [routers.statistics(member, 0).count for member in range(len(refs))]
@@ -134,38 +134,38 @@ def preview_plan(plan: Plan, progress: Progress) -> Preview:
 
 
 def _confusion(
-    plan: Plan, routers: RouterSolver, layer: int, taken: Sequence[Statistics], weights: Sequence[float]
+    plan: Plan, routers: RouterSolver, layer: int, statistics: Sequence[Statistics], weights: Sequence[float]
 ) -> Matrix:
     recipe = plan.recipe
-    if len(taken) == 1:
+    if len(statistics) == 1:
         return ((1.0,),)
     try:
         if ROUTERS[recipe.router].features is None:
-            found = predicted_confusion(routers.gate(layer), taken)
+            confusion = predicted_confusion(routers.gate(layer), statistics)
         else:
-            found = composed_confusion(taken, weights, routers.lam(layer), recipe.normalize)
+            confusion = composed_confusion(statistics, weights, routers.lam(layer), recipe.normalize)
     except ValueError as error:
         if isinstance(error, InvalidInputError):
             raise
         raise InvalidInputError(
-            f"the routing of layer {layer} cannot be foreseen: {error}", "raise lam, for example --lam 0.1"
+            f"the routing of layer {layer} cannot be predicted: {error}", "raise lam, for example --lam 0.1"
         ) from error
-    rows: list[list[float]] = found.clamp(0, 1).tolist()
+    rows: list[list[float]] = confusion.clamp(0, 1).tolist()
     return tuple(tuple(row) for row in rows)
 
 
-def _overlaps(layer: int, refs: Sequence[str], taken: Sequence[Statistics]) -> list[tuple[tuple[str, str], float]]:
-    comparable = [number for number, item in enumerate(taken) if item.count >= TOKENS_PER_DIRECTION]
-    found = []
+def _overlaps(layer: int, refs: Sequence[str], statistics: Sequence[Statistics]) -> list[tuple[tuple[str, str], float]]:
+    comparable = [number for number, item in enumerate(statistics) if item.count >= TOKENS_PER_DIRECTION]
+    shares = []
     for a, b in combinations(comparable, 2):
         try:
-            found.append(((refs[a], refs[b]), overlap(taken[a], taken[b]).routing))
+            shares.append(((refs[a], refs[b]), overlap(statistics[a], statistics[b]).routing))
         except ValueError as error:  # forged or mistaken statistics
             raise InvalidInputError(
                 f"{refs[a]} and {refs[b]} cannot be compared at layer {layer}: {error}",
-                "make the statistics again (reg collect CKPT --data FILE --out DIR) and register it anew",
+                "make the statistics again (reg collect CKPT --data FILE --out DIR) and register it again",
             ) from error
-    return found
+    return shares
 
 
 def _members(
@@ -181,14 +181,14 @@ def _members(
         part, row = counts[number] * weights[number] / total, confusion[number]
         drowned = None
         if row[number] < DROWNED:
-            taker = max((share, at) for at, share in enumerate(row) if at != number)[1]
+            taker = max((share, other) for other, share in enumerate(row) if other != number)[1]
             if part < FEW / len(refs):
-                drowned = f"it brings {part:.1%} of what the routers are solved from: try --balance tokens"
+                drowned = f"it brings {part:.1%} of the statistics that routers are solved from: try --balance tokens"
             elif max((s for pair, s in overlaps.items() if ref in pair), default=0.0) >= INDISTINCT:
                 drowned = f"its text is much like that of {refs[taker]}, which gets {row[taker]:.0%} of it"
             else:
                 drowned = f"{refs[taker]} gets {row[taker]:.0%} of its tokens"
-        share = fmean(other[number] for other in confusion)
+        share = fmean(shares[number] for shares in confusion)
         members.append(PreviewedMember(ref, counts[number], part, row[number], share, drowned))
     return tuple(members)
 
@@ -196,9 +196,9 @@ def _members(
 def _notes(plan: Plan, layers: Sequence[int]) -> list[str]:
     recipe, notes = plan.recipe, []
     if recipe.retakes or recipe.refine_mlp:
-        notes.append("what passes of tokens change (refine, token weights) is not foreseen")
+        notes.append("changes by passes of tokens (refine, token weights) are not predicted")
     if len(layers) < plan.lead.architecture.num_hidden_layers:
-        notes.append(f"{len(layers)} of {plan.lead.architecture.num_hidden_layers} layers were looked at")
+        notes.append(f"{len(layers)} of {plan.lead.architecture.num_hidden_layers} layers were compared")
     return notes
 
 

@@ -1,4 +1,4 @@
-"""What the bytes of a composition's tensors are a function of."""
+"""Provenance of a composition's tensors: the inputs that their bytes are a function of."""
 
 from typing import Any
 
@@ -9,10 +9,11 @@ from store.digest import json_digest
 
 
 def origin(plan: Plan, tensor: OutputTensor) -> Any:
-    """Return, as JSON has it, what a tensor's bytes are a function of, beside its shape, its dtype and this program.
+    """Return, as JSON, the inputs of a tensor's bytes, apart from its shape, its dtype and this program.
 
-    An expert tensor is one of arrays and their rows; a trunk tensor one of the trunk's recipe and the members, where it
-    is the base model's own of that array alone; a router, and all that is refitted, one of the whole composition.
+    The bytes of an expert tensor are a function of arrays and their rows. Those of a trunk tensor are a function of the
+    trunk's recipe and the members, or of one array if it is the base model's own. Those of a router, and of whatever is
+    refitted, are a function of the whole composition.
     """
     match tensor.made:
         case Experts(parts=parts) if not plan.recipe.refine_mlp:
@@ -25,10 +26,10 @@ def origin(plan: Plan, tensor: OutputTensor) -> Any:
 
 
 def trunk_digest(plan: Plan) -> str:
-    """Return the digest of what the composed trunk, and the MLPs where they are refitted, are a function of."""
+    """Return the digest of the inputs of the composed trunk, and of the MLPs if they are refitted."""
     document = plan.document
     recipe = document["recipe"]
-    if recipe.get("refine_mlp"):  # the routers have a part in the refit, the passes after it have none
+    if recipe.get("refine_mlp"):  # routers take part in the refit; the passes after it do not
         recipe = {key: value for key, value in recipe.items() if key not in ("refine", "token_weight", "top_k")}
     else:
         keys = ("trunk", "trunk_options", "weights", "balance", "dtype")
@@ -40,8 +41,8 @@ def _combined(plan: Plan, name: str) -> str:
     base = plan.base
     if base is None or TRUNKS[plan.recipe.trunk].needs_members:
         return trunk_digest(plan)
-    own = base.weight(name)
-    return own.digest if own.shape[0] >= plan.lead.weight(name).shape[0] else trunk_digest(plan)
+    array = base.weight(name)
+    return array.digest if array.shape[0] >= plan.lead.weight(name).shape[0] else trunk_digest(plan)
 
 
 def _numbers(rows: RowSelection) -> list[int] | None:

@@ -1,13 +1,20 @@
-"""Refitting a composition layer by layer: linear maps are solved anew, so that each text finds its expert again.
+"""The refit of a composition, layer by layer: linear maps solved again so that each text finds its expert.
 
-The composed trunk is a compromise, so the residual stream of an expert's text drifts from what the dense expert has
-there. Going down the layers with the kept tokens of all members, each through the dense expert and through what is
-composed so far, the trunk's query, key, value and output projections are refitted on all of them, then the layer's
-router is solved from what it now sees, and each expert's down projection is refitted on its own tokens and on those of
-others that the router sends to it (`maths/refit.py` has the equations). Tokens then go where the router sends them, so
-that later layers undo the errors of earlier routers too. The head comes last.
+The composed trunk is a compromise, so the residual stream of an expert's text drifts from that of the dense expert. A
+refit follows the kept tokens of all members down the layers, through each dense expert and through the layers composed
+so far. In every layer it solves, in this order (`maths/refit.py` has the equations):
 
-Of the model one layer is in memory at a time; the streams are files.
+1. the trunk's query, key and value projections, and the output projection of attention, on all members' tokens;
+2. the router, from the MLP inputs that result;
+3. each expert's down projection, on its own tokens and on those of others that the router sends to it.
+
+Tokens then go where the router sends them, so that later layers undo the errors of earlier routers too. The head comes
+last. One layer of a model is in memory at a time; the streams are files.
+
+Shapes: E members (experts of a layer), H hidden size, F intermediate size of the MLP, A width of attention's output
+before its projection; N windows of S tokens for one member, taken in batches of B windows, of which the last has b ≤ B
+and is filled up; T tokens that count (not padding) in a batch. A linear map of I inputs and O outputs has the weight
+(O, I). ° marks the dense expert: x is an input in the composed model, x° the same input in the dense expert.
 """
 
 import math
@@ -19,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from registry.calibration import Calibration
@@ -38,53 +46,74 @@ from registry.statistics.forward_pass import batch, fold_of_window
 from registry.statistics.scales import Scales, scales
 from registry.statistics.settings import PassSettings
 
+_QKV, _ATTENTION, _DOWN = "query, key and value", "attention output", "down projection"
+"""Keys of watched linear maps. Their inputs are (B, S, H), (B, S, A), (B, S, F); the last two give (B, S, H)."""
+
+_STREAMS = (
+    *("dense", "dense_attention", "dense_mlp", "dense_after"),
+    *("composed", "after_attention", "mlp_input", "mlp_output"),
+)
+"""The fields of `_Text` that are streams."""
+
 
 @dataclass
 class _Text:
-    """One member's tokens on their way down the layers; each stream is float32 of shape (N, S, H).
+    """One member's tokens on their way down the layers, with the streams of the layer that is being refitted.
+
+    A stream is float32 of shape (N, S, H), in a file.
 
     Attributes:
-        member: whose.
+        member: the member whose tokens these are.
         calibration: the tokens.
-        keep: which of them count, (N, S).
-        folds: the fold of each window.
-        dense: the dense expert's stream before the layer.
-        composed: the composed model's.
-        files: other streams of the layer at hand.
+        keep: True for the tokens that count, (N, S).
+        folds: the fold of each window, (N,).
+        dense: h°, the dense expert's residual stream before the layer.
+        dense_attention: the output of the dense expert's attention, after its projection.
+        dense_mlp: the output of the dense expert's MLP.
+        dense_after: h°_after, the dense expert's residual stream after the layer.
+        composed: h, the composed model's residual stream before the layer.
+        after_attention: the composed model's residual stream after the layer if its MLP gave zeros.
+        mlp_input: the input of the composed model's router and MLPs.
+        mlp_output: the output of the MLP that the router chose for each token.
     """
 
     member: Member
     calibration: Calibration
-    keep: Tensor
-    folds: Tensor
-    dense: Tensor
-    composed: Tensor
-    files: dict[str, Tensor]
+    keep: Bool[Tensor, "N S"]
+    folds: Int64[Tensor, "N"]
+    dense: Float[Tensor, "N S H"]
+    dense_attention: Float[Tensor, "N S H"]
+    dense_mlp: Float[Tensor, "N S H"]
+    dense_after: Float[Tensor, "N S H"]
+    composed: Float[Tensor, "N S H"]
+    after_attention: Float[Tensor, "N S H"]
+    mlp_input: Float[Tensor, "N S H"]
+    mlp_output: Float[Tensor, "N S H"]
 
 
 class _Replay(nn.Module):
-    """Stands in an MLP's place: notes its input and returns what it is told."""
+    """A module in place of an MLP: it keeps its input, and returns a given output."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.given, self.output = torch.empty(0), None
+        self.input, self.output = torch.empty(0), None
 
     output: Tensor | None
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Float[Tensor, "*T H"]) -> Float[Tensor, "*T H"]:
         """Return `output`, or zeros."""
-        self.given = x
+        self.input = x
         return torch.zeros_like(x) if self.output is None else self.output
 
 
 class Refit:
-    """One refit: see the module.
+    """Refit of one composition, in the steps of the module's docstring.
 
     Args:
-        source: what is composed.
+        source: the tensors of the composition.
         composed: a dense folder of the composed trunk, which gives its weights and scales.
         work: a folder for streams and refitted tensors.
-        progress: told of layers.
+        progress: reports the layers.
     """
 
     def __init__(self, source: TensorSource, composed: Checkpoint, work: Path, progress: Progress) -> None:
@@ -97,10 +126,10 @@ class Refit:
         self._layers = Layers(self._family, self._architecture, composed.config, self._device)
         self._scales: Scales = scales(composed, MLP_INPUT)
         self._result = RefitSource(source, work)
-        self._weights = source.plan.statistics_weights
+        self._weights = source.plan.statistics_weights  # of each member's tokens
 
     def run(self) -> RefitSource:
-        """Return the refitted source.
+        """Return the source with its refitted tensors.
 
         Raises:
             CalibrationError: an activation is NaN or infinite.
@@ -110,192 +139,204 @@ class Refit:
         with self._progress("refitting", count, "layer") as advance:
             for number in range(count):
                 try:
-                    self._layer(number, texts)
+                    self._refit_layer(number, texts)
                 except ValueError as error:
                     raise CalibrationError(
                         f"layer {number} cannot be refitted: {error}", "compose without --refine-mlp"
                     ) from error
                 advance(1)
         if not self._architecture.tie_word_embeddings:
-            self._head(texts)
+            self._refit_head(texts)
         return self._result
 
-    def _layer(self, number: int, texts: Sequence[_Text]) -> None:
+    def _refit_layer(self, number: int, texts: Sequence[_Text]) -> None:
         layer = self._layers.layer(number, self._composed.tensor)
         replay = _Replay()
         mlp_name = self._family.down.rpartition(".")[0]
         layer._modules[mlp_name] = replay
-        self._inputs(number, layer, texts)
-        self._output(number, layer, texts)
-        self._routers(number, layer, replay, texts)
-        self._downs(number, mlp_name, texts)
+        self._refit_attention_inputs(number, layer, texts)
+        self._refit_attention_output(number, layer, texts)
+        self._solve_router(number, layer, replay, texts)
+        self._refit_down_projections(number, mlp_name, texts)
+        # Both streams go on: the composed one with the outputs of the MLPs that the router chose.
         for text in texts:
             for first, rows in self._batches(text):
-                if self._residual is not None:
-                    stream = text.files["base"][rows] + self._residual * text.files["mlp_out"][rows]
-                else:
-                    replay.output = self._full(text.files["mlp_out"], first)
+                if self._residual is not None:  # (b, S, H): h_after = h_after_attention + residual · MLP
+                    stream = text.after_attention[rows] + self._residual * text.mlp_output[rows]
+                else:  # a norm follows the MLP, so the layer runs again with its output
+                    replay.output = self._full(text.mlp_output, first)
                     stream = self._layers.run(number, layer, self._full(text.composed, first))[: len(text.keep[rows])]
                 text.composed[rows] = stream.cpu()
-            text.dense.copy_(text.files["dense_out"])
+            text.dense.copy_(text.dense_after)
 
-    def _inputs(self, number: int, layer: Any, texts: Sequence[_Text]) -> None:
-        """Run the dense experts, and refit the maps that see the attention input to what they give."""
+    def _refit_attention_inputs(self, number: int, layer: Any, texts: Sequence[_Text]) -> None:
+        """Run the dense experts, and refit query, key and value to y = W_e x°.
+
+        The sums are taken with x̃° = [x°; 1] in place of y, (H + 1, H), and mapped by [W_e, bias] to those of y, (O, H):
+        one pass over the tokens serves all three projections.
+        """
         names, crosses = self._attention.inputs, []
         size = self._architecture.hidden_size
         for text, weight in zip(texts, self._weights, strict=True):
             dense = self._layers.layer(number, partial(_weight, text.member))
             sums = LeastSquares.zero(size, size + 1)
-            seen_in = {
-                "x": dense.get_submodule(names[0]),
-                "o": dense.get_submodule(self._attention.output),
-                "d": dense.get_submodule(self._family.down),
+            dense_maps = {
+                _QKV: dense.get_submodule(names[0]),  # query, key and value have one input
+                _ATTENTION: dense.get_submodule(self._attention.output),
+                _DOWN: dense.get_submodule(self._family.down),
             }
-            with watched(seen_in) as expert, watched({"x": layer.get_submodule(names[0])}) as mixed:
+            with watched(dense_maps) as expert, watched({_QKV: layer.get_submodule(names[0])}) as mixed:
                 for first, rows in self._batches(text):
-                    out = self._layers.run(number, dense, self._full(text.dense, first))
+                    after = self._layers.run(number, dense, self._full(text.dense, first))  # (B, S, H)
                     self._layers.run(number, layer, self._full(text.composed, first))
-                    for name, stream in (("dense_out", out), ("dense_o", expert["o"][1]), ("dense_d", expert["d"][1])):
-                        text.files[name][rows] = stream.view(out.shape)[: len(text.keep[rows])].cpu()
+                    for stream, output in (
+                        (text.dense_after, after),
+                        (text.dense_attention, expert[_ATTENTION][1]),
+                        (text.dense_mlp, expert[_DOWN][1]),
+                    ):
+                        # Some models give (B · S, H): seen as (B, S, H), without the windows that filled up the batch.
+                        stream[rows] = output.view(after.shape)[: len(text.keep[rows])].cpu()
                     keep = self._keep(text, first)
-                    x, wanted = _rows(mixed["x"][0], keep), _rows(expert["x"][0], keep)
-                    sums.add(x, torch.cat([wanted, wanted.new_ones((len(wanted), 1))], dim=1), weight)
+                    x, dense_x = _tokens(mixed[_QKV][0], keep), _tokens(expert[_QKV][0], keep)  # (T, H) each
+                    sums.add(x, torch.cat([dense_x, dense_x.new_ones((len(dense_x), 1))], dim=1), weight)  # (T, H + 1)
             crosses.append(sums)
         for name in names:
-            whole = self._family.tensor_name(number, name)
+            full_name = self._family.tensor_name(number, name)
             module = layer.get_submodule(name)
-            parts = [sums.mapped(_affine(t.member, whole, module)) for sums, t in zip(crosses, texts, strict=True)]
+            parts = [sums.mapped(_affine(t.member, full_name, module)) for sums, t in zip(crosses, texts, strict=True)]
             total = parts[0]
             for part in parts[1:]:
                 total = total + part
-            self._set(module, whole, total.solve(module.weight))
+            self._set(module, full_name, total.solve(module.weight))
 
-    def _output(self, number: int, layer: Any, texts: Sequence[_Text]) -> None:
+    def _refit_attention_output(self, number: int, layer: Any, texts: Sequence[_Text]) -> None:
         """Refit attention's output projection, so that the stream after it is the dense expert's."""
         name = self._family.tensor_name(number, self._attention.output)
         module = layer.get_submodule(self._attention.output)
-        sums = LeastSquares.zero(module.weight.shape[1], module.weight.shape[0])
-        with watched({"o": module}) as mixed:
+        sums = LeastSquares.zero(module.weight.shape[1], module.weight.shape[0])  # A inputs, H outputs
+        with watched({_ATTENTION: module}) as mixed:
             for text, weight in zip(texts, self._weights, strict=True):
                 for first, rows in self._batches(text):
                     self._layers.run(number, layer, self._full(text.composed, first))
-                    wanted = text.files["dense_o"][rows]
-                    if self._residual is not None:
-                        wanted = wanted + (text.dense[rows] - text.composed[rows]) / self._residual
-                    wanted = wanted[text.keep[rows]].to(self._device) - _bias(module)
-                    sums.add(_rows(mixed["o"][0], self._keep(text, first)), wanted, weight)
+                    target = text.dense_attention[rows]  # (b, S, H)
+                    if self._residual is not None:  # and the drift of the stream: (h° − h) / residual
+                        target = target + (text.dense[rows] - text.composed[rows]) / self._residual
+                    target = target[text.keep[rows]].to(self._device) - _bias(module)  # (T, H)
+                    sums.add(_tokens(mixed[_ATTENTION][0], self._keep(text, first)), target, weight)  # x (T, A)
         self._set(module, name, sums.solve(module.weight))
 
-    def _routers(self, number: int, layer: Any, replay: _Replay, texts: Sequence[_Text]) -> None:
-        """Note what the MLPs will see, and solve the layer's router from it."""
+    def _solve_router(self, number: int, layer: Any, replay: _Replay, texts: Sequence[_Text]) -> None:
+        """Record the input of the MLPs after the refit of attention, and solve the layer's router from it."""
         exponents, bits = self._scales.exponents[number], self._scales.bits
         replay.output = None
-        found = []
+        collected = []
         for text in texts:
             count = int(text.folds.max()) + 1
             folds = [Statistics.zero(exponents)] * count
             for first, rows in self._batches(text):
-                base = self._layers.run(number, layer, self._full(text.composed, first))
-                seen = replay.given.view(base.shape)[: len(text.keep[rows])].cpu()
-                text.files["base"][rows] = base[: len(seen)].cpu()
-                text.files["mlp_in"][rows] = seen
+                stream = self._layers.run(number, layer, self._full(text.composed, first))  # (B, S, H)
+                mlp_input = replay.input.view(stream.shape)[: len(text.keep[rows])].cpu()  # (b, S, H)
+                text.after_attention[rows] = stream[: len(mlp_input)].cpu()
+                text.mlp_input[rows] = mlp_input
                 for fold in range(count):
-                    keep = text.keep[rows] & (text.folds[rows] == fold)[:, None]
-                    folds[fold] = folds[fold] + Statistics.of(seen.flatten(0, 1), exponents, keep.flatten(), bits)
-            found.append(tuple(folds))
-        self._result.put_statistics(number, found)
+                    keep = text.keep[rows] & (text.folds[rows] == fold)[:, None]  # (b, S), by whole windows
+                    added = Statistics.of(mlp_input.flatten(0, 1), exponents, keep.flatten(), bits)  # (b · S, H)
+                    folds[fold] = folds[fold] + added
+            collected.append(tuple(folds))
+        self._result.put_statistics(number, collected)
 
-    def _downs(self, number: int, mlp_name: str, texts: Sequence[_Text]) -> None:
+    def _refit_down_projections(self, number: int, mlp_name: str, texts: Sequence[_Text]) -> None:
         """Refit each expert's down projection, on its own tokens and on those that the router sends to it."""
-        gate = (
-            (self._result.routers.gate(number) / self._plan.recipe.temperature)
-            .to(torch_dtype(self._plan.dtype))
-            .float()
-        )
-        chosen = [(text.files["mlp_in"] @ gate.T).argmax(dim=-1) for text in texts]
-        whole = self._family.tensor_name(number, self._family.down)
+        # Routed as the written model will route: the gate (E, H) rounded to its dtype, and the first choice alone.
+        gate = self._result.routers.gate(number) / self._plan.recipe.temperature
+        gate = gate.to(torch_dtype(self._plan.dtype)).float()
+        chosen = [(text.mlp_input @ gate.T).argmax(dim=-1) for text in texts]  # (N, S, E) → (N, S)
+        name = self._family.tensor_name(number, self._family.down)
         for expert, text in enumerate(texts):
             mlp = self._layers.layer(number, partial(_weight, text.member)).get_submodule(mlp_name)
             module = mlp.get_submodule(self._family.down.rpartition(".")[2])
-            sums = LeastSquares.zero(module.weight.shape[1], module.weight.shape[0])
-            for other, of in enumerate(texts):
-                for _, rows in self._batches(of):
-                    mine = of.keep[rows] & ((chosen[other][rows] == expert) | (other == expert))
-                    if bool(mine.any()):
-                        with watched({"down": module}) as seen, torch.no_grad():
-                            mlp(of.files["mlp_in"][rows][mine][None].to(self._device))
-                        wanted = self._wanted(of, rows)[mine].to(self._device) - _bias(module)
-                        sums.add(seen["down"][0][0], wanted, self._weights[other])
-            self._set(module, whole, sums.solve(module.weight), member=expert)
-            for other, of in enumerate(texts):
-                for _, rows in self._batches(of):
-                    mine = chosen[other][rows] == expert
-                    if bool(mine.any()):
+            sums = LeastSquares.zero(module.weight.shape[1], module.weight.shape[0])  # F inputs, H outputs
+            for index, other in enumerate(texts):
+                for _, rows in self._batches(other):
+                    used = other.keep[rows] & ((chosen[index][rows] == expert) | (index == expert))  # (b, S)
+                    if bool(used.any()):
+                        with watched({_DOWN: module}) as seen, torch.no_grad():
+                            mlp(other.mlp_input[rows][used][None].to(self._device))  # (1, T, H): a batch of one
+                        target = self._mlp_target(other, rows)[used].to(self._device) - _bias(module)  # (T, H)
+                        sums.add(seen[_DOWN][0][0], target, self._weights[index])  # x (1, T, F) → (T, F)
+            self._set(module, name, sums.solve(module.weight), member=expert)
+            for index, other in enumerate(texts):
+                for _, rows in self._batches(other):
+                    routed = chosen[index][rows] == expert  # (b, S)
+                    if bool(routed.any()):
                         with torch.no_grad():
-                            out = mlp(of.files["mlp_in"][rows][mine][None].to(self._device))[0]
-                        of.files["mlp_out"][rows] = of.files["mlp_out"][rows].masked_scatter(mine[..., None], out.cpu())
+                            output = mlp(other.mlp_input[rows][routed][None].to(self._device))[0]  # (T, H)
+                        # Back to the tokens' places in (b, S, H); the mask (b, S, 1) covers all channels of a token.
+                        mlp_output = other.mlp_output[rows].masked_scatter(routed[..., None], output.cpu())
+                        other.mlp_output[rows] = mlp_output
 
-    def _wanted(self, text: _Text, rows: slice) -> Tensor:
-        """Return what the MLP has to give for the stream to be the dense expert's."""
-        if self._residual is None:
-            return text.files["dense_d"][rows]
-        return (text.files["dense_out"][rows] - text.files["base"][rows]) / self._residual
+    def _mlp_target(self, text: _Text, rows: slice) -> Float[Tensor, "b S H"]:
+        """Return the MLP output with which the stream after the layer is the dense expert's."""
+        if self._residual is None:  # a norm follows: the dense expert's own output is the target
+            return text.dense_mlp[rows]
+        return (text.dense_after[rows] - text.after_attention[rows]) / self._residual
 
-    def _head(self, texts: Sequence[_Text]) -> None:
+    def _refit_head(self, texts: Sequence[_Text]) -> None:
+        """Sum up for the head, from its inputs x and the inputs x° of each member's own head."""
         size = self._architecture.hidden_size
         norm = self._layers.last_norm(self._composed.tensor)
-        found = []
+        collected = []
         for text, weight in zip(texts, self._weights, strict=True):
-            own = self._layers.last_norm(partial(_weight, text.member))
+            own_norm = self._layers.last_norm(partial(_weight, text.member))
             sums = LeastSquares.zero(size, size)
             for _, rows in self._batches(text):
                 keep = text.keep[rows]
                 with torch.no_grad():
-                    x = norm(text.composed[rows][keep].to(self._device))
-                    sums.add(x, own(text.dense[rows][keep].to(self._device)), weight)
-            found.append(LeastSquares(sums.gram.cpu(), sums.cross.cpu()))
-        self._result.put_head(found)
+                    x = norm(text.composed[rows][keep].to(self._device))  # (T, H)
+                    sums.add(x, own_norm(text.dense[rows][keep].to(self._device)), weight)
+            collected.append(LeastSquares(sums.gram.cpu(), sums.cross.cpu()))
+        self._result.put_head(collected)
 
     def _text(self, number: int, member: Member) -> _Text:
         calibration = member.calibration
         assert calibration is not None  # checked with the plan
         shape = (*calibration.ids.shape, self._architecture.hidden_size)
-        names = ("dense", "composed", "dense_out", "dense_o", "dense_d", "base", "mlp_in", "mlp_out")
-        files = {name: _stream(self._work / f"{number}-{name}.stream", shape) for name in names}
+        streams = {name: _stream(self._work / f"{number}-{name}.stream", shape) for name in _STREAMS}
         folds = fold_of_window(len(calibration.ids), int((member.content["computed"] or {}).get("folds", 1)))
-        text = _Text(member, calibration, calibration.keep, folds, files.pop("dense"), files.pop("composed"), files)
+        text = _Text(member, calibration, calibration.keep, folds, **streams)
         for weights, stream in ((partial(_weight, member), text.dense), (self._composed.tensor, text.composed)):
             embed = self._layers.embedded(weights)
             for first, rows in self._batches(text):
-                ids, _ = batch(calibration, first, self._settings.batch_size)
+                ids, _ = batch(calibration, first, self._settings.batch_size)  # (B, S), filled up
                 stream[rows] = embed(ids)[: len(text.keep[rows])].cpu()
         return text
 
     def _batches(self, text: _Text) -> Iterator[tuple[int, slice]]:
+        """Yield (first window, its windows) of each batch."""
         size = self._settings.batch_size
         for first in range(0, len(text.keep), size):
             yield first, slice(first, min(first + size, len(text.keep)))
 
-    def _full(self, stream: Tensor, first: int) -> Tensor:
-        """Return a batch of a stream in its full size, the last one filled up."""
+    def _full(self, stream: Float[Tensor, "N S H"], first: int) -> Float[Tensor, "B S H"]:
+        """Return a batch of a stream in its full size, the last one filled up: layers were called with one shape."""
         size = self._settings.batch_size
         rows = stream[first : first + size]
         if len(rows) < size:
             rows = torch.cat([rows, rows[:1].expand(size - len(rows), *rows.shape[1:])])
         return rows.to(self._device)
 
-    def _keep(self, text: _Text, first: int) -> Tensor:
-        """Return which tokens of a full batch count, flat."""
+    def _keep(self, text: _Text, first: int) -> Bool[Tensor, "BS"]:
+        """Return the tokens of a full batch that count, flat: windows that filled it up do not."""
         size = self._settings.batch_size
         keep = torch.zeros((size, text.keep.shape[1]), dtype=torch.bool)
         rows = text.keep[first : first + size]
         keep[: len(rows)] = rows
         return keep.flatten().to(self._device)
 
-    def _set(self, module: Any, name: str, weight: Tensor, member: int | None = None) -> None:
-        """Put a solved weight in place, rounded as it will be written, and go on with that."""
-        of = self._plan.members[member or 0]
-        rounded = weight.cpu().to(torch_dtype(self._plan.recipe.dtype or of.weight(f"{name}.weight").dtype))
+    def _set(self, module: Any, name: str, weight: Float[Tensor, "O I"], member: int | None = None) -> None:
+        """Replace a weight by its solution, rounded as it will be written: later solutions use the written weights."""
+        stored = self._plan.members[member or 0].weight(f"{name}.weight")
+        rounded = weight.cpu().to(torch_dtype(self._plan.recipe.dtype or stored.dtype))
         if not bool(torch.isfinite(rounded).all()):
             raise ValueError(f"the solution for {name} is not finite in {rounded.dtype}")
         self._result.put(member, f"{name}.weight", rounded)
@@ -303,7 +344,7 @@ class Refit:
 
 
 def refit(source: TensorSource, composed: Checkpoint, work: Path, progress: Progress) -> RefitSource:
-    """Return `source` refitted (arguments and errors as `Refit`)."""
+    """Refit a source (arguments and errors as `Refit`)."""
     return Refit(source, composed, work, progress).run()
 
 
@@ -312,7 +353,7 @@ def _weight(member: Member, name: str) -> Tensor:
     return torch.cat([to_tensor(block, source.dtype) for block in source.blocks()])
 
 
-def _affine(member: Member, name: str, module: Any) -> Tensor:
+def _affine(member: Member, name: str, module: Any) -> Float[Tensor, "O J"]:
     """Return a member's weight with one more column: its bias, less the composed one, which stays."""
     weight = _weight(member, f"{name}.weight").double()
     column = torch.zeros((len(weight), 1), dtype=torch.float64)
@@ -326,14 +367,16 @@ def _bias(module: Any) -> Tensor | float:
     return 0.0 if bias is None else bias
 
 
-def _rows(x: Tensor, keep: Tensor) -> Tensor:
+def _tokens(x: Tensor, keep: Bool[Tensor, "BS"]) -> Float[Tensor, "T I"]:
+    """Return the inputs of the tokens that count, one row each, from (B, S, I) or (B · S, I)."""
     return x.reshape(-1, x.shape[-1])[keep]
 
 
-def _stream(path: Path, shape: tuple[int, ...]) -> Tensor:
+def _stream(path: Path, shape: tuple[int, ...]) -> Float[Tensor, "N S H"]:
     """Return zeros of a shape in a file, float32.
 
-    Its space is taken at once: a full disk is an error here, where in a write to memory it would end the process.
+    The file's space is allocated at once: a full disk is an error here, where in a write to memory it would end the
+    process.
     """
     size = math.prod(shape)
     with path.open("wb") as file:

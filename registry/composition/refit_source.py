@@ -1,4 +1,4 @@
-"""Source of refitted tensors: those that a refit solved take the place of stored ones.
+"""Source of refitted tensors, which replace stored ones.
 
 Shapes: E members, H hidden size, V vocabulary; O and I the outputs and inputs of one linear map, weight (O, I).
 """
@@ -45,7 +45,7 @@ class _LayerStatistics:
 
 
 class RefitSource:
-    """Tensors of another source, some of them replaced by what a refit solved, and the routers it solved on the way.
+    """Tensors of another source, some of them replaced by those of a refit, and the routers that the refit solved.
 
     Args:
         inner: the source of every other tensor.
@@ -79,8 +79,8 @@ class RefitSource:
 
     def put_statistics(self, layer: int, folds: Sequence[tuple[Statistics, ...]]) -> None:
         """Solve a layer's router from its statistics, one tuple of folds a member."""
-        for taken, parts in zip(self._layer_statistics, folds, strict=True):
-            taken.layer, taken.parts = layer, parts
+        for statistics, parts in zip(self._layer_statistics, folds, strict=True):
+            statistics.layer, statistics.parts = layer, parts
         self.routers.gate(layer)  # the solver keeps it, and with it the curve of lam; the statistics go
 
     def combined(self, name: str) -> Iterator[Float[Tensor, "r ..."]]:

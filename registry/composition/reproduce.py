@@ -1,4 +1,4 @@
-"""Reproducing: a composed folder made again from what its own document says, and compared byte by byte."""
+"""Reproduction of a composed folder: composed again from its own `composition.json`, and compared byte by byte."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,8 +27,8 @@ class Compared:
 
     Attributes:
         name: its path in the folder.
-        state: `same`; `differs`; `missing`: composed now, and not in the folder; `added`: in the folder, and not
-            composed; `pushed`: the model card, the same but for what reg push added between its marks.
+        state: `same`; `differs`; `missing`: only in the new composition; `added`: only in the folder; `pushed`: a model
+            card that is the same but for the additions of `reg push`.
         at: the first byte that differs, counted from 0.
     """
 
@@ -39,15 +39,15 @@ class Compared:
 
 @dataclass(frozen=True)
 class Reproduction:
-    """What came of composing a folder again.
+    """The result of composing a folder again.
 
     Attributes:
         folder: the folder.
-        digest: the composition's, as it is now.
-        versions: what it was composed of now, the base model last.
+        digest: the digest of the new composition.
+        versions: the versions that it was composed of, the base model last.
         files: every file of either folder, by name.
         nbytes: bytes compared.
-        out: where what was composed now is kept, None where it is not.
+        out: the folder of the new composition; None if it was temporary.
     """
 
     folder: Path
@@ -64,7 +64,7 @@ class Reproduction:
 
     @property
     def is_same(self) -> bool:
-        """Every byte of every file is the same, but for what a push added to the card."""
+        """True if every byte of every file is the same, apart from additions of a push to the model card."""
         return not self.differing
 
 
@@ -72,27 +72,30 @@ def reproduce_folder(workspace: Workspace, folder: Path, out: Path | None) -> Re
     """Compose a folder again and compare it (see `Registry.reproduce`)."""
     folder = folder.absolute()
     workspace.check_owner()
-    described = ComposedFolder.read(folder).manifest
-    if described.parent is not None:
+    manifest = ComposedFolder.read(folder).manifest
+    if manifest.parent is not None:
         raise CheckpointError(
             f"the routers of {folder} were trained, and a training is that of one machine; "
-            f"its parent, composition {described.parent}, can be reproduced",
-            f"run: reg reproduce on a folder of the parent, which this may tell: reg compositions {described.parent}",
+            f"its parent, composition {manifest.parent}, can be reproduced",
+            f"run: reg reproduce DIR, on a folder of the parent; to find one: reg compositions {manifest.parent}",
         )
-    versions = [by_digest(workspace.catalog, one.name, one.digest, str(folder)) for one in described.members]
-    base = described.base and by_digest(workspace.catalog, described.base.name, described.base.digest, str(folder))
-    _check_device(described)
-    experts, named = [version.ref for version in versions], base.ref if base else None
+    versions = [by_digest(workspace.catalog, member.name, member.digest, str(folder)) for member in manifest.members]
+    base = manifest.base and by_digest(workspace.catalog, manifest.base.name, manifest.base.digest, str(folder))
+    _check_device(manifest)
+    experts, base_ref = [version.ref for version in versions], base.ref if base else None
     used = (*versions, *([base] if base else []))
     if out is not None:
         out = out.absolute()
         if out.resolve().is_relative_to(folder.resolve()) or folder.resolve().is_relative_to(out.resolve()):
-            raise OutputError(f"{out} and {folder} hold one another: what is compared stays", "choose another --out")
+            raise OutputError(
+                f"{out} and {folder} contain one another, and a compared folder is never overwritten",
+                "choose another --out",
+            )
         check_output(out, replace=None)
-        digest = compose(workspace, experts, out, described.recipe, base=named).digest
+        digest = compose(workspace, experts, out, manifest.recipe, base=base_ref).digest
         files, nbytes = compare(workspace, folder, out)
         return Reproduction(folder, digest, used, files, nbytes, out)
-    plan = plan_composition(workspace, experts, described.recipe, base=named)
+    plan = plan_composition(workspace, experts, manifest.recipe, base=base_ref)
     with working_folder(workspace.home.work, [version.digest for version in used]) as work:
         again = work / "again"
         write_plan(workspace, plan, again)
@@ -101,50 +104,60 @@ def reproduce_folder(workspace: Workspace, folder: Path, out: Path | None) -> Re
 
 
 def compare(workspace: Workspace, folder: Path, again: Path) -> tuple[tuple[Compared, ...], int]:
-    """Return every file of either folder, and how many bytes were compared."""
-    found, made = _files(folder), _files(again)
-    total = sum(path.stat().st_size for path in made.values())
+    """Compare two folders, and return every file of either with the number of bytes compared.
+
+    Args:
+        workspace: the registry, for its progress reports.
+        folder: the folder to check.
+        again: the new composition.
+    """
+    files, expected = _files(folder), _files(again)
+    total = sum(path.stat().st_size for path in expected.values())
     compared = []
     with workspace.progress("comparing", total, "B") as advance:
-        for name in sorted({*found, *made}):
-            if name not in made:
+        for name in sorted({*files, *expected}):
+            if name not in expected:
                 compared.append(Compared(name, "added"))
-            elif name not in found or not found[name].is_file():
+            elif name not in files or not files[name].is_file():
                 compared.append(Compared(name, "missing"))
             else:
-                at = _first_difference(found[name], made[name], advance)
+                at = _first_difference(files[name], expected[name], advance)
                 compared.append(Compared(name, "same" if at is None else "differs", at))
-                if at is not None and name == CARD and _is_pushed(found[name], made[name]):
+                if at is not None and name == CARD and _is_pushed(files[name], expected[name]):
                     compared[-1] = Compared(name, "pushed")
     return tuple(compared), total
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    """Return everything below a folder that is no folder, links included, but for what fetching from the Hub left."""
+    """Return relative path → path of every file below a folder, links included, without files left by a download."""
     return {name: path for name, path in list_files(folder).items() if not is_of_hub(name)}
 
 
-def _first_difference(one: Path, other: Path, advance: Advance) -> int | None:
-    place = 0
-    with one.open("rb") as left, other.open("rb") as right:
+def _first_difference(path: Path, other: Path, advance: Advance) -> int | None:
+    offset = 0
+    with path.open("rb") as left, other.open("rb") as right:
         while True:
             a, b = left.read(CHUNK), right.read(CHUNK)
             if a != b:
                 shared = (n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
-                return place + next(shared, min(len(a), len(b)))
+                return offset + next(shared, min(len(a), len(b)))
             if not a:
                 return None
-            place += len(a)
+            offset += len(a)
             advance(len(b))
 
 
-def _is_pushed(card: Path, made: Path) -> bool:
-    return without_additions(card.read_bytes()) == made.read_bytes()
+def _is_pushed(card: Path, expected: Path) -> bool:
+    return without_additions(card.read_bytes()) == expected.read_bytes()
 
 
-def _check_device(described: CompositionManifest) -> None:
-    """Check that passes can run on the kind of device that they ran on, where there were any."""
-    recipe = described.recipe
+def _check_device(manifest: CompositionManifest) -> None:
+    """Check that passes, if the recipe has any, can run on the kind of device that they ran on.
+
+    Raises:
+        InvalidInputError: this machine has no such device.
+    """
+    recipe = manifest.recipe
     if not isinstance(recipe, Recipe) or recipe.device is None:
         return
 
@@ -154,6 +167,6 @@ def _check_device(described: CompositionManifest) -> None:
         torch.empty(0, device=recipe.device)
     except (RuntimeError, AssertionError) as error:
         raise InvalidInputError(
-            f"it was composed with passes on the device {recipe.device!r}, which is not here",
-            "reproduce it where there is one: the last bits depend on it",
+            f"it was composed with passes on the device {recipe.device!r}, which this machine lacks",
+            "reproduce it on a machine with such a device: the last bits depend on it",
         ) from error

@@ -72,7 +72,7 @@ class RouterSolver:
 
     @cached_property
     def weights(self) -> list[float]:
-        """The factor of each member's statistics, balanced where the recipe asks for it."""
+        """The factor of each member's statistics, balanced if the recipe asks for it."""
         plan = self._plan
         if plan.recipe.balance == "none" or not ROUTERS[plan.recipe.router].features:
             return plan.weights
@@ -82,7 +82,7 @@ class RouterSolver:
         """Return `gate.weight` of one layer in float64, before the temperature.
 
         Raises:
-            InvalidInputError: its linear system cannot be solved.
+            InvalidInputError: the linear system cannot be solved.
         """
         if layer not in self._gates:
             self._gates[layer] = self._solve(layer)
@@ -149,7 +149,7 @@ class TensorSource(Protocol):
         """Yield the rows of one tensor that all members share, under its name in the dense model.
 
         Raises:
-            DamagedError: an array it is made from is not what was stored.
+            DamagedError: a stored array is damaged.
             InvalidInputError: a linear system cannot be solved.
         """
 
@@ -203,7 +203,7 @@ class StoredSource:
             yield from method.combine(self._combination(name))
             return
         # Query, key and value have one input, so one Gram (H, H): it is factored once, and the rows of all three are
-        # solved with it, one map after the other. What is left waits in `_pending` for the next call.
+        # solved with it, one map after the other. The other maps wait in `_pending` for the next call.
         site_and_layer = self._linear_inputs[name]
         names, maps = self._pending.pop(site_and_layer, ([], iter(())))
         if name not in names[:1]:  # not the map that comes next: factor again, and begin with this map

@@ -1,4 +1,4 @@
-"""Which expert handles each token of a text: one pass through a composed model, its routers recorded."""
+"""Trace of the expert that handles each token of a text, from one recorded pass through a composed model."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ MOST_CHARACTERS = 100_000
 
 @dataclass(frozen=True)
 class RoutedToken:
-    """One token.
+    """One token and its experts.
 
     Attributes:
-        id: in the vocabulary.
-        text: the characters it stands for; empty where a character takes several tokens and this is not the first.
-        special: the tokenizer added it.
-        experts: for each layer the expert that it goes to first.
-        weights: for each layer its routing weights, expert → weight, the largest first; they sum to 1.
+        id: its number in the vocabulary.
+        text: its characters; empty for a token that continues a character of several tokens.
+        special: True if the tokenizer added it.
+        experts: the first choice of each layer.
+        weights: the routing weights of each layer, expert → weight, the largest first; they sum to 1.
     """
 
     id: int
@@ -34,7 +34,7 @@ class RoutedToken:
 
     @property
     def overall(self) -> str:
-        """The expert with the most weight over all layers; of equals the first by name."""
+        """The expert with the most weight over all layers; the first by name if some have equal weights."""
         total: dict[str, float] = {}
         for layer in self.weights:
             for name, weight in layer.items():
@@ -42,18 +42,18 @@ class RoutedToken:
         return min(total, key=lambda name: (-total[name], name))
 
     def expert(self, layer: int | None) -> str:
-        """Return the expert of one layer, or with None over all of them."""
+        """Return the expert of one layer, or over all layers for None."""
         return self.overall if layer is None else self.experts[layer]
 
 
 @dataclass(frozen=True)
 class Routed:
-    """A text and where its tokens went.
+    """A text and the experts of its tokens.
 
     Attributes:
-        experts: what the model's experts are called, in their order.
-        layers: how many layers route.
-        tokens: in the order of the text.
+        experts: the names of the model's experts, in their order.
+        layers: the number of layers that route.
+        tokens: the tokens, in the order of the text.
     """
 
     experts: tuple[str, ...]
@@ -75,15 +75,15 @@ class Routed:
 
 
 def route(folder: Path, text: str, device: str | None = None) -> Routed:
-    """Return which expert handles each token of a text, in a composed folder.
+    """Trace the expert that handles each token of a text, in a composed folder.
 
     Args:
-        folder: a mixture; nothing need be registered.
-        text: one window.
-        device: a torch device; default the GPU if there is one.
+        folder: a mixture; its members need not be registered.
+        text: the text, as one window.
+        device: a torch device; the GPU by default, if there is one.
 
     Raises:
-        InvalidInputError: the folder is no mixture, or the text has no token, or more than the model takes.
+        InvalidInputError: the folder holds no mixture, or the text has no token or more than the model takes.
         CheckpointError: the folder does not load, or has no tokenizer.
     """
     if len(text) > MOST_CHARACTERS:
@@ -99,37 +99,38 @@ def route(folder: Path, text: str, device: str | None = None) -> Routed:
         raise InvalidInputError("the text has no token", 'give some: reg route moe/ "def add(a, b):"')
     model = load_model(folder, "float32", device)
     count = gates(model)[0].experts
-    most = getattr(model.config, "max_position_embeddings", None)
-    if isinstance(most, int) and len(ids) > most:
-        raise InvalidInputError(f"the text has {len(ids):,} tokens, the model takes {most:,}", "give a part of it")
+    limit = getattr(model.config, "max_position_embeddings", None)
+    if isinstance(limit, int) and len(ids) > limit:
+        raise InvalidInputError(f"the text has {len(ids):,} tokens, the model takes {limit:,}", "give a part of it")
     names = tuple(composed_of(folder))
     names = names if len(names) == count else tuple(map(str, range(count)))
     with torch.no_grad(), record_routing(model) as routings:
         model(input_ids=torch.tensor([ids], device=model.device), use_cache=False)
     layers = [(routing.chosen[-1].tolist(), routing.weights[-1].tolist()) for routing in routings]
     tokens = []
-    for at, (number, piece) in enumerate(zip(ids, pieces, strict=True)):
+    for position, (number, piece) in enumerate(zip(ids, pieces, strict=True)):
         weights = tuple(
-            {names[expert]: weight for expert, weight in zip(chosen[at], given[at], strict=True)}
-            for chosen, given in layers
+            {names[expert]: weight for expert, weight in zip(chosen[position], shares[position], strict=True)}
+            for chosen, shares in layers
         )
-        tokens.append(RoutedToken(number, piece, special[at], tuple(next(iter(one)) for one in weights), weights))
+        first = tuple(next(iter(layer_weights)) for layer_weights in weights)
+        tokens.append(RoutedToken(number, piece, special[position], first, weights))
     return Routed(names, len(layers), tuple(tokens))
 
 
 def _tokens(tokenizer: Any, text: str) -> tuple[list[int], list[str], list[bool]]:
-    """Return ids, the characters that each stands for, and which are special; white space goes to what follows."""
+    """Return ids, the characters of each, and which are special; white space belongs to the token after it."""
     if not getattr(tokenizer, "is_fast", False):
         ids = list(tokenizer(text)["input_ids"])
-        known = set(tokenizer.all_special_ids)
-        return ids, [tokenizer.decode([number]) for number in ids], [number in known for number in ids]
+        special_ids = set(tokenizer.all_special_ids)
+        return ids, [tokenizer.decode([number]) for number in ids], [number in special_ids for number in ids]
     coded = tokenizer(text, return_offsets_mapping=True, return_special_tokens_mask=True)
     ids, marks = list(coded["input_ids"]), [bool(mark) for mark in coded["special_tokens_mask"]]
-    pieces, done = [], 0
+    pieces, end = [], 0  # the end of the characters that have a token
     for number, (_, stop), mark in zip(ids, coded["offset_mapping"], marks, strict=True):
-        if mark and stop <= done:
+        if mark and stop <= end:
             pieces.append(str(tokenizer.convert_ids_to_tokens(number)))
             continue
-        pieces.append(text[done : max(done, stop)])
-        done = max(done, stop)
+        pieces.append(text[end : max(end, stop)])
+        end = max(end, stop)
     return ids, pieces, marks

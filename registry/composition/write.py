@@ -1,4 +1,4 @@
-"""Writing a composition's folder."""
+"""Writer of a composition's folder."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -20,28 +20,28 @@ def write_composition(
     """Write the composition that `plan` describes to `out`, which appears whole or not at all.
 
     Args:
-        plan: what to write.
+        plan: the composition.
         out: the folder; absent, empty, or with `replace` an earlier composition.
-        replace: see `out`.
-        record: called when everything is written, just before the folder appears; raising, it prevents that. None for
-            a folder that is soon deleted again, of which nothing is remembered either.
-        context: where the passes run that the recipe asks for.
+        replace: allow `out` to be an earlier composition.
+        record: called when everything is written, just before the folder appears; an exception prevents that. None for
+            a temporary folder, whose shards are not remembered for reuse.
+        context: the folder and the cache for the passes that the recipe asks for.
 
     Raises:
         OutputError: `out` cannot be written to.
         StorageError: the disk is full or refuses.
-        DamagedError: a member's array is not what was stored.
+        DamagedError: a stored array is damaged.
         InvalidInputError: a router's linear system cannot be solved.
     """
     check_output(out, replace=replace)
     source = tensor_source_of(plan, context)
     reuse = None if record is None else ShardReuse.of(context.workspace.home, out)
-    kept = sum(shard.nbytes for shard in layout(out, streams_of(source)) if reuse and reuse.has(shard))
-    with fresh_folder(out, replace=replace, nbytes=plan.nbytes - kept) as folder:
+    reused = sum(shard.nbytes for shard in layout(out, streams_of(source)) if reuse and reuse.has(shard))
+    with fresh_folder(out, replace=replace, nbytes=plan.nbytes - reused) as folder:
         digests = write_model(source, folder, context.progress, reuse)
         digests |= write_files(folder, {"README.md": model_card(plan)})
-        chosen = {"lam": lam_document(source)} if plan.recipe.to == "moe" and plan.recipe.lam == AUTO else {}
-        document = plan.document | chosen | {"digest": plan.digest, "files": digests}
+        strengths = {"lam": lam_document(source)} if plan.recipe.to == "moe" and plan.recipe.lam == AUTO else {}
+        document = plan.document | strengths | {"digest": plan.digest, "files": digests}
         write_files(folder, {MARKER: json_file(document)})
         if record is not None:
             record()
@@ -50,6 +50,6 @@ def write_composition(
 
 
 def lam_document(source: TensorSource) -> list[dict[str, Any]]:
-    """Return the ridge strength that was chosen for each layer, and the curve that it was chosen by."""
+    """Return the ridge strength chosen for each layer, and its curve of held-out errors."""
     layers = range(source.plan.lead.architecture.num_hidden_layers)
     return [{"layer": layer, **source.routers.lam_curve(layer).document()} for layer in layers]

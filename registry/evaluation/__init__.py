@@ -1,4 +1,4 @@
-"""Evaluating: perplexity and normalised score per domain, routing, cost, methods side by side, continual learning."""
+"""Evaluation: perplexity and normalised score by domain, routing, cost, comparison of methods, continual learning."""
 
 import lazy_loader
 

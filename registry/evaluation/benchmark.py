@@ -1,4 +1,4 @@
-"""What all rows of a table are measured by: the same windows, and each domain's own expert."""
+"""Benchmark of a table: the same windows of text for every row, and each domain's own expert."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,15 +21,15 @@ from registry.progress import Progress, remark
 
 @dataclass(frozen=True)
 class TokenizerSource:
-    """What decides how a model's text is made into tokens.
+    """The tokenizer of a model, and the longest window that the model accepts.
 
     Attributes:
-        label: what messages call it.
-        name: what tables call it.
-        files: its tokenizer's files and config.json, by name.
-        limit: the longest window it takes, or None where it does not say.
-        composed: member name → content digest, of a composition.
-        folder: where the files are, if they are in a folder.
+        label: the model's name in messages.
+        name: the model's name in tables.
+        files: the tokenizer's files and config.json, by name.
+        limit: the longest window that the model accepts, or None if it sets no limit.
+        composed: member name → content digest, for a composition.
+        folder: the folder of the files, if they are in one.
     """
 
     label: str
@@ -41,14 +41,14 @@ class TokenizerSource:
 
     @classmethod
     def of_folder(cls, folder: Path, name: str) -> "TokenizerSource":
-        """Return that of a model folder."""
+        """Return the tokenizer of a model folder."""
         limit = read_config(folder).get("max_position_embeddings")
-        taken = limit if isinstance(limit, int) and limit > 1 else None
-        return cls(str(folder), name, read_files(folder), taken, composed_of(folder), folder)
+        usable = limit if isinstance(limit, int) and limit > 1 else None
+        return cls(str(folder), name, read_files(folder), usable, composed_of(folder), folder)
 
     @classmethod
     def of_plan(cls, plan: Plan) -> "TokenizerSource":
-        """Return that of compositions of the members that `plan` has."""
+        """Return the tokenizer of compositions of a plan's members."""
         label = f"the composition of {', '.join(plan.names)}"
         files = {name: plan.lead.file(name) for name in plan.lead.names("file")}
         composed = {member.name: member.version.digest for member in plan.members}
@@ -57,15 +57,15 @@ class TokenizerSource:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """The windows, and the registered models that stand beside those to be scored.
+    """The windows, and the registered models to compare with.
 
     Attributes:
         windows: domain → test text.
-        experts: domain → its own expert, where one is registered.
+        experts: domain → its own expert, if one is registered.
         bases: base models.
-        no_base: why there is none.
-        settings: how the text is scored, windows no longer than every model can take.
-        progress: told of windows scored, and in remarks of every figure that there cannot be.
+        no_base: the reason why there is no base model.
+        settings: the settings of scoring; every model accepts windows of this length.
+        progress: reports windows scored, and remarks on every figure that cannot be computed.
     """
 
     windows: Mapping[str, Calibration]
@@ -81,7 +81,7 @@ class Benchmark:
         return {domain: predicted(windows) for domain, windows in self.windows.items()}
 
     def dense(self, name: str, members: Sequence[Member]) -> Model:
-        """Return the plain average of `members`, of one member itself."""
+        """Open the plain average of `members`, or a single member."""
         with temporary_folder() as temporary:
             folder = temporary / name
             write_dense(members, folder, self.progress)
@@ -95,33 +95,33 @@ def make_benchmark(
     settings: TestSettings,
     progress: Progress,
 ) -> Benchmark:
-    """Return what models are measured by.
+    """Make the benchmark of some models.
 
     Args:
-        sources: the models to be scored; the first one's tokenizer makes the windows, and no other may contradict it.
+        sources: the models to score; the first one's tokenizer makes the windows, and no other may contradict it.
         data: domain → test files.
         registered: active base models, and experts named like a domain; those of another tokenizer take no part.
-        settings: how test text is scored.
-        progress: told in remarks of every domain without its own expert.
+        settings: the settings of scoring.
+        progress: remarks on every domain without its own expert.
 
     Raises:
         IncompatibleError: a tokenizer contradicts the first one's.
         CalibrationError: a file cannot be read, or holds no text or a single token.
-        CheckpointError: the first has no tokenizer.
+        CheckpointError: the first model has no tokenizer.
     """
     first = sources[0]
     digest = tokenizer_digest(first.files)
     for source in sources[1:]:
-        if found := conflict(first.files, source.files):
+        if difference := conflict(first.files, source.files):
             raise IncompatibleError(
-                f"{first.label} and {source.label} cannot stand in one table: their tokenizers differ: {found}",
-                "evaluate each with a command of its own",
+                f"{first.label} and {source.label} cannot stand in one table: their tokenizers differ: {difference}",
+                "evaluate each with its own command",
             )
     reasons = {
-        member.version.ref: f"{member.version.ref} has another tokenizer than {first.name}: {found}"
+        member.version.ref: f"{member.version.ref} has another tokenizer than {first.name}: {difference}"
         for member in registered
         if member.content["tokenizer"] != digest
-        and (found := conflict(first.files, {name: member.file(name) for name in member.names("file")}))
+        and (difference := conflict(first.files, {name: member.file(name) for name in member.names("file")}))
     }
     comparable = [member for member in registered if member.version.ref not in reasons]
     limits = {source.name: source.limit for source in sources if source.limit is not None}
@@ -131,7 +131,7 @@ def make_benchmark(
         if first.folder is None:
             write_files(temporary, first.files)
         windows = test_windows(data, first.folder or temporary, settings)
-    largest = max(int(w.ids.max()) for w in windows.values())
+    largest = max(int(calibration.ids.max()) for calibration in windows.values())
     for member in comparable:
         if largest >= member.architecture.vocab_size:
             reasons[member.version.ref] = f"{member.version.ref} does not know token {largest} of the text"
@@ -139,15 +139,19 @@ def make_benchmark(
     experts = _own_experts(comparable, list(data), first.composed)
     for domain in data:
         if domain not in experts:
-            why = _missing(domain, registered, first.composed.get(domain), reasons, first.name)
-            remark(progress, f"no normalised score for {domain}: {why}")
-    refused = [reasons[m.version.ref] for m in registered if m.version.kind == "base" and m.version.ref in reasons]
+            reason = _missing(domain, registered, first.composed.get(domain), reasons, first.name)
+            remark(progress, f"no normalised score for {domain}: {reason}")
+    refused = [
+        reasons[member.version.ref]
+        for member in registered
+        if member.version.kind == "base" and member.version.ref in reasons
+    ]
     bases = tuple(member for member in comparable if member.version.kind == "base")
     return Benchmark(windows, experts, bases, "; ".join(refused) or "none is registered", settings, progress)
 
 
 def _own_experts(members: Sequence[Member], domains: Sequence[str], composed: Mapping[str, str]) -> dict[str, Member]:
-    """Return domain → the expert of its name: the version that was composed, else the newest."""
+    """Return domain → the expert of its name: the composed version, else the newest."""
     experts = {}
     for member in members:
         version = member.version
@@ -159,8 +163,10 @@ def _own_experts(members: Sequence[Member], domains: Sequence[str], composed: Ma
 def _missing(
     domain: str, registered: Sequence[Member], composed: str | None, reasons: Mapping[str, str], first: str
 ) -> str:
-    """Return why `domain` has no expert to be scored against."""
-    versions = [m.version for m in registered if m.version.name == domain and m.version.kind == "expert"]
+    """Return the reason why `domain` has no expert to score against."""
+    versions = [
+        member.version for member in registered if member.version.name == domain and member.version.kind == "expert"
+    ]
     if not versions:
         return "no expert of that name is registered"
     if composed is None:

@@ -1,4 +1,4 @@
-"""Continual learning: what each domain is worth after every expert that joins, and how much is lost on the way."""
+"""Continual learning: the score of each domain after every expert that joins, and the forgetting on the way."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -34,7 +34,7 @@ class Continual:
     def forgetting(self) -> float | None:
         """Mean over the earlier domains j of max_{i<T-1} R[i][j] - R[T-1][j] (Chaudhry et al. 2018, section 3).
 
-        None where there is no earlier domain; below 0 where later experts helped.
+        None if there is no earlier domain; negative if later experts helped.
         """
         last = len(self.score) - 1
         lost = [max(self.score[i][j] for i in range(j, last)) - self.score[last][j] for j in range(last)]
@@ -61,33 +61,33 @@ class Continual:
         }
 
 
-def continual(schedule: Sequence[str], yardstick: Benchmark, compose: Sequence[Compose]) -> Continual:
-    """Return the figures of a schedule.
+def continual(schedule: Sequence[str], benchmark: Benchmark, compose: Sequence[Compose]) -> Continual:
+    """Measure a schedule.
 
     Args:
-        schedule: domains in the order in which their experts join; `yardstick` has text and an expert for each.
-        yardstick: what they are measured by.
-        compose: for each step, what composes the experts so far.
+        schedule: domains in the order in which their experts join; `benchmark` has text and an expert for each.
+        benchmark: the windows, and the experts alone.
+        compose: for each step, a function that composes the experts so far.
 
     Raises:
-        InvalidInputError: some cannot be composed.
+        InvalidInputError: the experts of a step cannot be composed.
         CheckpointError: a loss is NaN or infinite.
     """
 
     def perplexities(model: Model, domains: Sequence[str]) -> list[float]:
-        windows = {domain: yardstick.windows[domain] for domain in domains}
-        found = perplexities_of(model, windows, yardstick.settings, yardstick.progress)
-        return [found[domain] for domain in domains]
+        windows = {domain: benchmark.windows[domain] for domain in domains}
+        by_domain = perplexities_of(model, windows, benchmark.settings, benchmark.progress)
+        return [by_domain[domain] for domain in domains]
 
     own = []
     for domain in schedule:
-        member = yardstick.experts[domain]
-        own += perplexities(yardstick.dense(member.version.ref, [member]), [domain])
+        member = benchmark.experts[domain]
+        own += perplexities(benchmark.dense(member.version.ref, [member]), [domain])
     rows = []
-    for step, composing in enumerate(compose, start=1):
+    for step, compose_step in enumerate(compose, start=1):
         with temporary_folder() as temporary:
             folder = temporary / "composed"
-            composing({}, folder)
-            model = open_model(f"step {step}", folder, yardstick.settings)
+            compose_step({}, folder)
+            model = open_model(f"step {step}", folder, benchmark.settings)
         rows.append(perplexities(model, schedule[:step]))
     return Continual(tuple(schedule), rows, [[100 * (o / p) for o, p in zip(own, row, strict=False)] for row in rows])

@@ -1,6 +1,6 @@
-"""The methods that `reg evaluate --methods` sets side by side: adding one is one line in `METHODS`.
+"""Methods that `reg evaluate --methods` compares; a new one is one line in `METHODS`.
 
-What composes is given from outside (`Compose`), so that nothing here knows how a recipe becomes a folder.
+The caller passes a function that composes (`Compose`), so that this module does not depend on composition.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,15 +12,15 @@ from registry.errors import InvalidInputError
 from registry.names.suggest import suggest
 
 Compose = Callable[[Mapping[str, Any], Path], None]
-"""Writes the composition of the experts in question by some fields of a `Recipe` to an absent folder.
+"""Writes the composition of the experts by some fields of a `Recipe` to an absent folder.
 
-It raises InvalidInputError where these experts cannot be composed so."""
+Raises InvalidInputError if these experts cannot be composed so."""
 
 SEEDS = (0, 1, 2, 3, 4)
-"""What a method with randomness is repeated with; its figures are means, with their standard deviation."""
+"""Seeds of a method with randomness; its figures are means with standard deviations."""
 
 DENSE = ("base", "experts", "average")
-"""Rows that need no composing: the base model, every domain's expert, the experts' plain average of all weights."""
+"""Rows that need no composition: the base model, every domain's expert, the plain average of the experts."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,10 @@ class Method:
     """One way of composing.
 
     Attributes:
-        settings: fields of `Recipe` as they differ from its defaults, or with `to` ensemble of `EnsembleRecipe`; and
-            `train_steps` where the routers are then trained.
-        seeds: values of the field `seed`, where the method draws at random.
-        oracle: every token is sent to the expert of its domain, which no router can know: the trunk's upper bound.
+        settings: fields of `Recipe` that differ from its defaults, or of `EnsembleRecipe` if `to` is `ensemble`; and
+            `train_steps` if the routers are then trained.
+        seeds: values of the field `seed`, for a method with randomness.
+        oracle: send every token to the expert of its domain, which no router can know: the trunk's upper bound.
     """
 
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -48,10 +48,10 @@ class Method:
 
 
 TRAIN_STEPS = 200
-"""Of the rows whose routers are trained, on the members' kept calibration tokens."""
+"""Steps of training for rows whose routers are trained on the members' kept calibration tokens."""
 
 PAPER = {"top_k": 1, "normalize": True}
-"""Routers as the DUME paper has them."""
+"""Routers as in the DUME paper."""
 
 METHODS: dict[str, Method] = {
     "oracle-mean": Method({"trunk": "mean"}, oracle=True),
@@ -88,20 +88,20 @@ METHODS: dict[str, Method] = {
     "perplexity": Method({"to": "ensemble", "routing": "perplexity", "top_k": 1}),
     "task-vector": Method({"to": "ensemble", "routing": "task-vector", "top_k": 1}),
 }
-"""Name of a row → how it is composed, in the order of the table. `regmean` is what `reg compose` writes."""
+"""Name of a row → its method, in the order of the table. `regmean` is the default recipe of `reg compose`."""
 
 
 def named_methods(names: Sequence[str]) -> list[str]:
-    """Return the rows wanted, in the order of the table, each once; `all` stands for every one.
+    """Return the named rows in the order of the table, each once; `all` selects every row.
 
     Raises:
-        InvalidInputError: a name is none of them.
+        InvalidInputError: a name is unknown.
     """
     known = [*DENSE, *METHODS]
     for name in names:
         if name != "all" and name not in known:
             raise InvalidInputError(
-                f"method {name!r} is none of {', '.join(known)}{suggest(name, known)}",
+                f"method {name!r} is not one of {', '.join(known)}{suggest(name, known)}",
                 "choose among them, or take all: --methods all",
             )
     return [name for name in known if name in names or "all" in names]

@@ -1,4 +1,4 @@
-"""Recording the figures of an evaluation with the composition that they are of."""
+"""Record of an evaluation's figures with the composition that was evaluated."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -15,24 +15,24 @@ from store.digest import json_digest
 
 
 def recorder(catalog: Catalog) -> Callable[[str, Path, Benchmark, Row, Row | None], None]:
-    """Return a function that records rows of folders that are compositions of `catalog`, unchanged."""
+    """Return a function that records the rows of a folder if it is an unchanged composition of `catalog`."""
 
     def record(name: str, folder: Path, benchmark: Benchmark, row: Row, oracle: Row | None) -> None:
         try:
             composed = ComposedFolder.read(folder)
-        except RegError:  # any other model
+        except RegError:  # not a composition
             return
         if not catalog.has_composition(composed.digest):
             return
         if problem := next(composed.problems(benchmark.progress), None):
             remark(benchmark.progress, f"the figures of {name} are not stored: {problem}")
             return
-        asked = {
+        inputs = {
             "data": {domain: windows.digest for domain, windows in benchmark.windows.items()},
             "settings": asdict(benchmark.settings),
         }
         try:
-            catalog.record_evaluation(composed.digest, json_digest(asked), _document(benchmark, row, oracle))
+            catalog.record_evaluation(composed.digest, json_digest(inputs), _document(benchmark, row, oracle))
         except StorageError as error:
             remark(benchmark.progress, f"the figures of {name} are not stored: {error.message}")
 

@@ -1,4 +1,4 @@
-"""What an evaluation is asked for and what it gives: the settings that all rows share, and one row a model."""
+"""Settings and results of an evaluation: the settings that all rows share, and one row a model."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -8,17 +8,17 @@ from typing import Any
 
 @dataclass(frozen=True)
 class TestSettings:
-    """How test text is scored.
+    """Settings of scoring.
 
     Attributes:
         windows: windows of each domain, evenly spaced over its documents in a seeded order.
         seq_len: tokens in a window; every one but the first is predicted.
         batch_size: windows in a batch.
         device: a torch device, or None for the GPU if there is one.
-        dtype: what the models compute in.
+        dtype: the dtype that the models compute in.
     """
 
-    __test__ = False  # not a test class, whatever pytest makes of the name
+    __test__ = False  # not a test class, although its name begins with Test
 
     windows: int = 48
     seq_len: int = 256
@@ -32,10 +32,10 @@ class Spread:
     """Sample standard deviations (n - 1) over the seeds of a method with randomness.
 
     Attributes:
-        seeds: how many seeds there were, 2 or more.
-        perplexity: domain → that of the perplexity.
-        score: domain → that of the normalised score.
-        average: that of the average score, or None where there is none.
+        seeds: the number of seeds, 2 or more.
+        perplexity: domain → deviation of the perplexity.
+        score: domain → deviation of the normalised score.
+        average: deviation of the average score, or None if a row has no average.
     """
 
     seeds: int
@@ -49,17 +49,17 @@ class Row:
     """One model's figures.
 
     Attributes:
-        name: what it is called in the table.
+        name: its name in the table.
         perplexity: domain → perplexity, exp of the mean negative log-likelihood (nats) of a predicted token.
-        score: domain → 100 · (perplexity of the domain's own expert) / perplexity, where that expert is registered.
-        tokens: domain → predicted tokens, on which the figures stand, of every domain of the table.
+        score: domain → 100 · (perplexity of the domain's own expert) / perplexity, if that expert is registered.
+        tokens: domain → predicted tokens, for every domain of the table.
         accuracy: of a mixture: domain → for each layer the share of the domain's tokens whose first choice is the
-            expert of its name, in [0, 1], where the domain is a member.
+            expert of its name, in [0, 1]; only domains that are members.
         load: of a mixture: expert → for each layer its share of all tokens, as routing weights, in [0, 1].
         parameters: weights in all, tied ones once.
         active_parameters: weights that take part in one token.
-        relative_time: of a mixture, where measured: milliseconds a token, divided by those of a dense expert.
-        spread: over seeds, where there are some; the figures are then their means.
+        relative_time: of a mixture, if measured: milliseconds a token, divided by those of a dense expert.
+        spread: deviations over seeds, for a method with randomness; the figures are then means.
         routing: of a mixture: domain → expert → for each layer the share of the domain's tokens whose first choice is
             that expert, in [0, 1].
     """
@@ -78,7 +78,7 @@ class Row:
 
     @property
     def average(self) -> float | None:
-        """Mean score over the domains, where all have one: the figure of the DUME paper's tables."""
+        """Mean score over the domains, as in the DUME paper's tables; None if a domain has no score."""
         complete = self.score and len(self.score) == len(self.tokens or self.perplexity)
         return sum(self.score.values()) / len(self.score) if complete else None
 
@@ -93,7 +93,7 @@ class Row:
         return {expert: fmean(layers) for expert, layers in self.load.items()}
 
     def document(self) -> dict[str, Any]:
-        """Return every figure as `--json` shows it and the catalog stores it."""
+        """Return every figure, in the format of `--json` and the catalog."""
         return {
             **asdict(self),
             "average": self.average,
@@ -103,7 +103,7 @@ class Row:
 
 
 def over_seeds(rows: Sequence[Row]) -> Row:
-    """Return one row for the same method under several seeds: means, with their spread; of one row, that row."""
+    """Combine the rows of a method under several seeds: means with their spread, or a single row as it is."""
     first = rows[0]
     if len(rows) == 1:
         return first

@@ -1,4 +1,8 @@
-"""Scoring one model: perplexity per domain, and of a mixture where its tokens go, its size and its speed."""
+"""Scores of one model: perplexity by domain, size, and for a mixture the routing and the speed.
+
+Shapes: B windows of S tokens in a batch, V vocabulary, T = B · S tokens; L layers that route, E experts, k experts per
+token.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Bool
 from torch import Tensor
 
 from registry.calibration import Calibration
@@ -22,20 +27,20 @@ from registry.runtime.gates import Gate, RoutingRecord, force_expert, gates, rec
 from registry.runtime.loading import load_model, quiet_transformers
 
 _LARGEST_LOSS = 700.0
-"""From here on exp(loss) is too large for a float."""
+"""Losses from here on have an exp(loss) that is too large for a float."""
 
 ROUNDS = 9
-"""Timed turns, of which the median counts; one more before them is not timed."""
+"""Timed turns, of which the median is taken; one more before them is not timed."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """A loaded model and what it is called.
+    """A loaded model and its name.
 
     Attributes:
-        name: in messages and tables.
-        loaded: as transformers gave it.
-        routers: layer by layer; empty where it is no mixture.
+        name: its name in messages and tables.
+        loaded: the model of transformers.
+        routers: the routers, layer by layer; empty if the model is not a mixture.
     """
 
     name: str
@@ -51,11 +56,11 @@ class Model:
     def active_parameters(self) -> int:
         """Weights that take part in one token: all but those of the experts that it does not go to.
 
-        Of an ensemble whose members are chosen by the first tokens, at most those of the members chosen.
+        In an ensemble that chooses its members by the first tokens: at most the weights of the chosen members.
         """
         if getattr(self.loaded.config, "routing", None) == "task-vector":
-            one: int = sum(weight.numel() for weight in self.loaded.members[0].parameters())
-            return min(self.parameters, one * int(self.loaded.config.routing_top_k))
+            of_member: int = sum(weight.numel() for weight in self.loaded.members[0].parameters())
+            return min(self.parameters, of_member * int(self.loaded.config.routing_top_k))
         idle = 0
         for gate in self.routers:
             experts = sum(weight.numel() for weight in gate.block.get_submodule("experts").parameters())
@@ -64,7 +69,7 @@ class Model:
 
 
 def open_model(name: str, folder: Path, settings: TestSettings) -> Model:
-    """Return the model in `folder`.
+    """Load the model in `folder`.
 
     Raises:
         CheckpointError: the folder does not load, or a key is missing, unexpected or mismatched.
@@ -77,11 +82,11 @@ def open_model(name: str, folder: Path, settings: TestSettings) -> Model:
 
 
 class Tally:
-    """Where the tokens of each domain went.
+    """Counts of the experts that the tokens of each domain go to.
 
     Args:
-        layers: L.
-        experts: E.
+        layers: L, the number of layers that route.
+        experts: E, the number of experts.
     """
 
     def __init__(self, layers: int, experts: int) -> None:
@@ -90,14 +95,14 @@ class Tally:
         self._weight = torch.zeros(self._shape, dtype=torch.float64)
         self._tokens = 0
 
-    def add(self, domain: str, routings: Sequence[RoutingRecord], keep: Tensor) -> None:
-        """Count one batch; `keep`, bool of shape (N, S), tells which of its tokens count."""
+    def add(self, domain: str, routings: Sequence[RoutingRecord], keep: Bool[Tensor, "B S"]) -> None:
+        """Count one batch; `keep` is False for padding."""
         first = self._first.setdefault(domain, torch.zeros(self._shape, dtype=torch.int64))
-        kept = keep.flatten()
-        self._tokens += int(kept.sum())
+        counted = keep.flatten()  # (B, S) → (T,): the order of tokens in a routing record
+        self._tokens += int(counted.sum())
         for layer, routing in enumerate(routings):
-            chosen, weights = routing.chosen[-1][kept], routing.weights[-1][kept].double()
-            first[layer] += torch.bincount(chosen[:, 0], minlength=self._shape[1])
+            chosen, weights = routing.chosen[-1][counted], routing.weights[-1][counted].double()  # (T, k) each
+            first[layer] += torch.bincount(chosen[:, 0], minlength=self._shape[1])  # (E,); the first choice alone
             self._weight[layer].index_add_(0, chosen.flatten(), weights.flatten())
 
     def accuracy(self, names: Sequence[str]) -> dict[str, list[float]]:
@@ -116,8 +121,8 @@ class Tally:
         }
 
     def load(self, names: Sequence[str]) -> dict[str, list[float]]:
-        """Return expert → for each layer its share of all tokens, as weights."""
-        shares = (self._weight / self._tokens).T.tolist()
+        """Return expert → for each layer its share of all tokens, by routing weights."""
+        shares = (self._weight / self._tokens).T.tolist()  # (L, E) → (E, L)
         return dict(zip(names, shares, strict=True))
 
 
@@ -147,36 +152,36 @@ def perplexities_of(
     Args:
         model: the model.
         windows: domain → its text.
-        settings: how it is scored.
-        progress: told of windows scored.
-        tally: of a mixture: counts where the tokens go.
-        expert_of: of a mixture: domain → the number of the expert that every token of it is sent to.
+        settings: the settings of scoring.
+        progress: reports windows scored.
+        tally: counts the experts that tokens go to, for a mixture.
+        expert_of: domain → the number of the expert that every token of it is sent to, for a mixture.
 
     Raises:
         CheckpointError: a token is unknown to the model, or its loss is NaN or infinite.
     """
-    known, largest = _known_tokens(model.loaded), max(int(w.ids.max()) for w in windows.values())
+    known, largest = _vocabulary_size(model.loaded), max(int(text.ids.max()) for text in windows.values())
     if largest >= known:
         raise CheckpointError(
             f"{model.name}: the tokenizer gives token {largest}, the model knows {known}",
             "put the tokenizer that the model was trained with into the folder",
         )
-    total = sum(len(w.ids) for w in windows.values())
-    found = {}
+    total = sum(len(text.ids) for text in windows.values())
+    perplexity = {}
     with progress(f"evaluating {model.name}", total, "window") as advance, quiet_transformers():
-        for domain, w in windows.items():
+        for domain, text in windows.items():
             with nullcontext() if expert_of is None else force_expert(model.loaded, expert_of[domain]):
-                loss = _loss(model.loaded, domain, w, settings.batch_size, tally, advance)
-            found[domain] = math.exp(loss) if loss < _LARGEST_LOSS or math.isnan(loss) else math.inf
-            if not math.isfinite(found[domain]):
+                loss = _loss(model.loaded, domain, text, settings.batch_size, tally, advance)
+            perplexity[domain] = math.exp(loss) if loss < _LARGEST_LOSS or math.isnan(loss) else math.inf
+            if not math.isfinite(perplexity[domain]):
                 raise CheckpointError(
                     f"{model.name}: its loss on domain {domain} is {loss:g} nats a token, which gives no perplexity",
                     "check its weights, or compute with --dtype float32",
                 )
-    return found
+    return perplexity
 
 
-def _known_tokens(model: Any) -> int:
+def _vocabulary_size(model: Any) -> int:
     try:
         return int(model.get_input_embeddings().num_embeddings)
     except NotImplementedError:  # an ensemble: each member embeds by itself
@@ -187,7 +192,7 @@ def _known_tokens(model: Any) -> int:
 def relative_time(mixture: Model, dense: Model, windows: Calibration, batch_size: int) -> float:
     """Return the time of a mixture's forward pass over one batch, divided by that of a dense model's.
 
-    The two take turns, and the median is of each turn's ratio: whatever else the computer does meets both alike.
+    The two take turns, and the median of the turns' ratios is taken: other load on the computer affects both alike.
     """
     tokens = windows.ids[:batch_size].long().to(mixture.loaded.device)
 
@@ -208,12 +213,13 @@ def _loss(
 ) -> float:
     loss = 0.0
     for ids, keep in zip(windows.ids.split(batch_size), windows.keep.split(batch_size), strict=True):
-        tokens = ids.long().to(model.device)
+        tokens = ids.long().to(model.device)  # (B, S)
         with ExitStack() as stack:
             routings = stack.enter_context(record_routing(model)) if tally is not None else ()
             logits = model(input_ids=tokens, use_cache=False).logits[:, :-1].float()
         if tally is not None:
             tally.add(domain, routings, keep)
+        # The logits (B, S, V) at token t predict token t + 1; nothing predicts the first token.
         targets = tokens[:, 1:].masked_fill(~keep[:, 1:].to(model.device), -100)
         loss += F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100, reduction="sum").item()
         advance(len(ids))

@@ -1,4 +1,4 @@
-"""What `Registry.evaluate` and `Registry.continual` do."""
+"""Evaluation of folders and methods against the registered experts, and of schedules of experts."""
 
 import shutil
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ def evaluate_registered(
     experts: Sequence[str] = (),
     base: str | None = None,
 ) -> list[Row]:
-    """Return the rows of folders and of methods (see `Registry.evaluate`)."""
+    """Evaluate folders and methods (arguments and errors as `Registry.evaluate`)."""
     paths = [Path(folder) for folder in require_list(folders, "folders")]
     files = _files(data)
     named_methods(wanted.methods)
@@ -51,7 +51,7 @@ def evaluate_registered(
     if experts:
         composed = (
             TokenizerSource.of_plan(plan_composition(workspace, experts, Recipe(trunk="mean"))),
-            composing(workspace, experts, base),
+            composer_of(workspace, experts, base),
         )
     return evaluate(
         paths,
@@ -73,51 +73,51 @@ def continual_registered(
     recipe: Recipe | None,
     base: str | None,
 ) -> Continual:
-    """Return the figures of a schedule (see `Registry.continual`)."""
+    """Evaluate a schedule of experts (arguments and errors as `Registry.continual`)."""
     refs, files, recipe = list(require_list(schedule, "schedule")), _files(data), recipe or Recipe()
     plan = plan_composition(workspace, refs, replace(recipe, top_k=_at_most(recipe.top_k, len(refs))), base=base)
     names = [workspace.resolve(ref).name for ref in refs]
-    for given, other, what in ((names, files, "no test text"), (files, names, "no expert in the schedule")):
-        if missing := [name for name in given if name not in other]:
+    for wanted, available, lack in ((names, files, "no test text"), (files, names, "no expert in the schedule")):
+        if missing := [name for name in wanted if name not in available]:
             raise InvalidInputError(
-                f"there is {what} for {', '.join(missing)}",
+                f"there is {lack} for {', '.join(missing)}",
                 f"give --data for each of the schedule: {' '.join(f'--data {name}=FILE' for name in names)}",
             )
-    yardstick = make_benchmark(
+    benchmark = make_benchmark(
         [TokenizerSource.of_plan(plan)],
         files,
         _registered(workspace, files),
         settings or TestSettings(),
         workspace.progress,
     )
-    if missing := [name for name in names if name not in yardstick.experts]:
+    if missing := [name for name in names if name not in benchmark.experts]:
         raise IncompatibleError(f"the text cannot be scored by {', '.join(missing)}", "leave it out of the schedule")
     steps = []
     for count in range(1, len(refs) + 1):
-        known = {name: weight for name, weight in recipe.weights.items() if name in names[:count]}
-        step = replace(recipe, top_k=_at_most(recipe.top_k, count), weights=known)
-        steps.append(composing(workspace, refs[:count], base, step))
-    return continual(names, yardstick, steps)
+        weights = {name: weight for name, weight in recipe.weights.items() if name in names[:count]}
+        step = replace(recipe, top_k=_at_most(recipe.top_k, count), weights=weights)
+        steps.append(composer_of(workspace, refs[:count], base, step))
+    return continual(names, benchmark, steps)
 
 
-def composing(
+def composer_of(
     workspace: Workspace, experts: Sequence[str], base: str | None = None, recipe: Recipe | None = None
 ) -> Compose:
-    """Return what composes `experts` to try them: the catalog is told nothing.
+    """Return a function that composes `experts` for a trial, without a record in the catalog.
 
     Args:
-        workspace: where they are registered.
+        workspace: the registry of the experts.
         experts: names, versions or aliases.
-        base: the base model, for methods that need one; default the only one that is registered.
-        recipe: what the settings change; default the default recipe.
+        base: the base model, for methods that need one; by default the only one that is registered.
+        recipe: the recipe that the settings change; by default the default recipe.
     """
 
     def compose(settings: Mapping[str, Any], folder: Path) -> None:
         fields = dict(settings)
         steps = fields.pop("train_steps", None)
         ensemble = fields.get("to") == "ensemble"
-        chosen = EnsembleRecipe(**_but(fields, "to")) if ensemble else replace(recipe or Recipe(), **fields)
-        plan = plan_composition(workspace, experts, chosen, base=base if chosen.needs_base else None)
+        method_recipe = EnsembleRecipe(**_but(fields, "to")) if ensemble else replace(recipe or Recipe(), **fields)
+        plan = plan_composition(workspace, experts, method_recipe, base=base if method_recipe.needs_base else None)
         if steps is None:
             write_plan(workspace, plan, folder)
             return
@@ -139,17 +139,21 @@ def _but(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _files(data: Data) -> dict[str, list[Path]]:
-    return {domain: [Path(file) for file in require_list(named, "data")] for domain, named in data.items()}
+    return {domain: [Path(file) for file in require_list(files, "data")] for domain, files in data.items()}
 
 
 def _registered(workspace: Workspace, domains: Mapping[str, Any]) -> list[Member]:
     """Return the base models, and the experts that are named like a domain."""
-    named = (one for one in workspace.versions() if one.kind == "base" or one.name in domains)
-    return load_members(workspace, named)
+    versions = (version for version in workspace.versions() if version.kind == "base" or version.name in domains)
+    return load_members(workspace, versions)
 
 
 def _check_model_folder(workspace: Workspace, folder: Path) -> None:
-    """Check that `folder` holds a model; what is taken for a registered version is told how to become one."""
+    """Check that `folder` holds a model; for the name of a registered version, the hint is to export it.
+
+    Raises:
+        CheckpointError: the folder holds no model.
+    """
     try:
         read_config(folder)
     except CheckpointError as error:

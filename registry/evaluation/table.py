@@ -1,4 +1,4 @@
-"""Evaluating: perplexity per domain, and the normalised score of the DUME paper, one row a model."""
+"""Evaluation table: perplexity by domain, and the normalised score of the DUME paper, one row a model."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,14 +17,14 @@ from registry.progress import Progress, remark
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which rows and figures a table has.
+    """Selection of a table's rows and figures.
 
     Attributes:
-        baselines: rows also for base models, experts and the experts' average.
-        oracle: of every mixture a further row, each domain's tokens sent to the domain's expert.
-        speed: of every mixture the time of a token, relative to a dense expert's.
-        methods: names of `methods.DENSE` and `methods.METHODS`, or `all`; a method that does not fit the experts is
-            then left out, with a remark.
+        baselines: add rows for base models, experts and the experts' average.
+        oracle: add a row for every mixture with each domain's tokens sent to the domain's expert.
+        speed: measure the time of a token in every mixture, relative to a dense expert's.
+        methods: names of `methods.DENSE` and `methods.METHODS`, or `all`, which skips methods that do not fit the
+            experts, with a remark.
     """
 
     baselines: bool = False
@@ -33,16 +33,16 @@ class Wanted:
     methods: tuple[str, ...] = ()
 
     def has(self, dense: str) -> bool:
-        """Tell whether a row without a composition is wanted."""
+        """Tell whether a row without a composition is selected."""
         return self.baselines or dense in named_methods(self.methods)
 
 
 Recorder = Callable[[str, Path, Benchmark, Row, Row | None], None]
-"""Called with each folder while it is there: (name, folder, what it was measured by, its row, its oracle row)."""
+"""Called with each folder while it exists: (name, folder, benchmark, its row, its oracle row)."""
 
 
-def discard(name: str, folder: Path, yardstick: Benchmark, row: Row, oracle: Row | None) -> None:
-    """Recorder nothing."""
+def discard(name: str, folder: Path, benchmark: Benchmark, row: Row, oracle: Row | None) -> None:
+    """Record nothing."""
 
 
 def evaluate(
@@ -56,20 +56,20 @@ def evaluate(
     composed: tuple[TokenizerSource, Compose] | None = None,
     keep: Recorder = discard,
 ) -> list[Row]:
-    """Return one row a model (see `Registry.evaluate`).
+    """Evaluate models, one row each (see `Registry.evaluate`).
 
     Args:
         folders: model folders; the first one's tokenizer makes the windows, and no other may contradict it.
         data: domain → test files.
         registered: active base models, and experts named like a domain; those of another tokenizer take no part.
-        settings: how test text is scored.
-        progress: told of windows scored, and in remarks of every figure that there cannot be, with the reason.
-        wanted: which rows and figures; default the folders' own.
-        composed: with methods: what their compositions have in common, and what composes.
+        settings: the settings of scoring.
+        progress: reports windows scored, and remarks on every figure that cannot be computed, with the reason.
+        wanted: the rows and figures; by default the rows of the folders.
+        composed: the tokenizer of the methods' compositions, and the function that composes; None without methods.
         keep: called with each folder's rows.
 
     Raises:
-        InvalidInputError: there is no folder, no method or no data, or no such method, or one that does not fit.
+        InvalidInputError: there is neither a folder nor a method, or no data; or a method is unknown or does not fit.
         IncompatibleError: a folder's tokenizer contradicts the first one's.
         CalibrationError: a file cannot be read, or holds no text or a single token.
         CheckpointError: a folder has no tokenizer, does not load, a key is missing, unexpected or mismatched, or a loss
@@ -80,12 +80,12 @@ def evaluate(
         raise InvalidInputError("there is nothing to evaluate", "run: reg evaluate moe/ --data code=FILE")
     methods = named_methods(wanted.methods)
     names = [folder.name for folder in folders]
-    shown = [f.name if f.name and names.count(f.name) == 1 else str(f) for f in folders]
-    sources = [TokenizerSource.of_folder(folder, name) for folder, name in zip(folders, shown, strict=True)]
+    labels = [path.name if path.name and names.count(path.name) == 1 else str(path) for path in folders]
+    sources = [TokenizerSource.of_folder(folder, name) for folder, name in zip(folders, labels, strict=True)]
     sources += [composed[0]] if composed else []
     table = _Table(make_benchmark(sources, data, registered, settings, progress), wanted, keep)
     rows = table.dense_rows()
-    for name, folder in zip(shown, folders, strict=True):
+    for name, folder in zip(labels, folders, strict=True):
         rows += table.folder_rows(name, folder)
     for name in methods:
         if composed and name not in DENSE:
@@ -94,41 +94,45 @@ def evaluate(
 
 
 class _Table:
-    """The rows of one table, which share a yardstick."""
+    """The rows of one table, which share a benchmark."""
 
-    def __init__(self, yardstick: Benchmark, wanted: Wanted, keep: Recorder) -> None:
-        self._yardstick = yardstick
+    def __init__(self, benchmark: Benchmark, wanted: Wanted, keep: Recorder) -> None:
+        self._benchmark = benchmark
         self._wanted = wanted
         self._keep = keep
-        self._progress = yardstick.progress
+        self._progress = benchmark.progress
         self._own: dict[str, float] = {}
 
     def dense_rows(self) -> list[Row]:
-        """Return the rows for base models, experts and their average, as far as wanted, and measure the experts."""
-        y = self._yardstick
+        """Return the selected rows for base models, experts and their average, and measure the experts."""
+        benchmark = self._benchmark
         rows = []
 
         def measure(name: str, label: str, members: Sequence[Member]) -> Row:
-            model = y.dense(label, members)
-            rows.append(self._row(name, perplexities_of(model, y.windows, y.settings, self._progress), model))
+            model = benchmark.dense(label, members)
+            rows.append(
+                self._row(name, perplexities_of(model, benchmark.windows, benchmark.settings, self._progress), model)
+            )
             return rows[-1]
 
         if self._wanted.has("base"):
-            if not y.bases:
-                remark(self._progress, f"no row for a base model: {y.no_base}")
-            for member in y.bases:
+            if not benchmark.bases:
+                remark(self._progress, f"no row for a base model: {benchmark.no_base}")
+            for member in benchmark.bases:
                 measure(f"base {member.version.ref}", member.version.ref, [member])
-        for domain, member in y.experts.items():
+        for domain, member in benchmark.experts.items():
             if self._wanted.has("experts"):
                 self._own[domain] = measure(f"expert {domain}", member.version.ref, [member]).perplexity[domain]
             else:
-                model = y.dense(member.version.ref, [member])
-                self._own |= perplexities_of(model, {domain: y.windows[domain]}, y.settings, self._progress)
-        members = [y.experts[name] for name in sorted(y.experts)]
+                model = benchmark.dense(member.version.ref, [member])
+                self._own |= perplexities_of(
+                    model, {domain: benchmark.windows[domain]}, benchmark.settings, self._progress
+                )
+        members = [benchmark.experts[name] for name in sorted(benchmark.experts)]
         if self._wanted.has("average"):
             if len(members) < 2:
-                why = f"it needs experts of two domains, there are {len(members)}"
-                remark(self._progress, f"no row for the average: {why}")
+                reason = f"it needs experts of two domains, there are {len(members)}"
+                remark(self._progress, f"no row for the average: {reason}")
             elif any(member.architecture != members[0].architecture for member in members):
                 remark(self._progress, "no row for the average: the experts' architectures differ")
             else:
@@ -136,18 +140,18 @@ class _Table:
         return [replace(row, score=self._score(row.perplexity)) for row in rows]  # all own perplexities are known now
 
     def folder_rows(self, name: str, folder: Path, *, oracle: bool = False) -> list[Row]:
-        """Return the row of a folder, and the oracle's where that is wanted; `oracle` asks for the latter alone."""
-        model = open_model(name, folder, self._yardstick.settings)
+        """Return the row of a folder, and the oracle's row if it is selected; with `oracle` only the oracle's."""
+        model = open_model(name, folder, self._benchmark.settings)
         experts = _expert_names(folder, model)
         if oracle:
             return [row] if (row := self._oracle_row(name, model, experts)) else []
         row = self._routed_row(model, experts, composed_of(folder))
         upper = self._oracle_row(f"{name} oracle", model, experts) if self._wanted.oracle else None
-        self._keep(name, folder, self._yardstick, row, upper)
+        self._keep(name, folder, self._benchmark, row, upper)
         return [row, upper] if upper else [row]
 
     def method_rows(self, name: str, compose: Compose) -> list[Row]:
-        """Return the rows of a method, the mean over its seeds; each composition is deleted once it is scored."""
+        """Return the rows of a method, as means over its seeds; each composition is deleted once it is scored."""
         method = METHODS[name]
         runs: list[list[Row]] = []
         for settings in method.runs:
@@ -164,36 +168,42 @@ class _Table:
         return [over_seeds(rows) for rows in zip(*runs, strict=True)]
 
     def _routed_row(self, model: Model, experts: Sequence[str], composed: Mapping[str, str]) -> Row:
-        y = self._yardstick
+        benchmark = self._benchmark
         if not model.routers:
-            return self._row(model.name, perplexities_of(model, y.windows, y.settings, self._progress), model)
+            return self._row(
+                model.name, perplexities_of(model, benchmark.windows, benchmark.settings, self._progress), model
+            )
         tally = Tally(len(model.routers), len(experts))
-        found = perplexities_of(model, y.windows, y.settings, self._progress, tally=tally)
+        perplexity = perplexities_of(model, benchmark.windows, benchmark.settings, self._progress, tally=tally)
         time = self._relative_time(model, composed) if self._wanted.speed else None
-        row = self._row(model.name, found, model, tally.accuracy(experts), tally.load(experts), time)
+        row = self._row(model.name, perplexity, model, tally.accuracy(experts), tally.load(experts), time)
         return replace(row, routing=tally.routing(experts))
 
     def _oracle_row(self, name: str, model: Model, experts: Sequence[str]) -> Row | None:
-        y = self._yardstick
-        known = {domain: windows for domain, windows in y.windows.items() if domain in experts}
+        benchmark = self._benchmark
+        known = {domain: windows for domain, windows in benchmark.windows.items() if domain in experts}
         if not model.routers or not known:
-            why = "no domain is a member of it" if model.routers else "it is no mixture"
-            remark(self._progress, f"no oracle row for {model.name}: {why}")
+            reason = "no domain is a member of it" if model.routers else "it is not a mixture"
+            remark(self._progress, f"no oracle row for {model.name}: {reason}")
             return None
-        if missing := [domain for domain in y.windows if domain not in known]:
+        if missing := [domain for domain in benchmark.windows if domain not in known]:
             remark(self._progress, f"no oracle routing of {', '.join(missing)} in {model.name}: not among its members")
         numbers = {domain: experts.index(domain) for domain in known}
-        return self._row(name, perplexities_of(model, known, y.settings, self._progress, expert_of=numbers), model)
+        return self._row(
+            name, perplexities_of(model, known, benchmark.settings, self._progress, expert_of=numbers), model
+        )
 
     def _relative_time(self, model: Model, composed: Mapping[str, str]) -> float | None:
-        y = self._yardstick
-        members = [m for m in y.experts.values() if composed.get(m.name) == m.version.digest]
+        benchmark = self._benchmark
+        members = [
+            expert for expert in benchmark.experts.values() if composed.get(expert.name) == expert.version.digest
+        ]
         if not members:
             remark(self._progress, f"no relative time for {model.name}: none of its experts is registered for a domain")
             return None
-        windows = next(iter(y.windows.values()))
-        dense = y.dense(members[0].version.ref, members[:1])
-        return relative_time(model, dense, windows, y.settings.batch_size)
+        windows = next(iter(benchmark.windows.values()))
+        dense = benchmark.dense(members[0].version.ref, members[:1])
+        return relative_time(model, dense, windows, benchmark.settings.batch_size)
 
     def _score(self, perplexity: Mapping[str, float]) -> dict[str, float]:
         return {domain: 100 * (own / perplexity[domain]) for domain, own in self._own.items() if domain in perplexity}
@@ -211,7 +221,7 @@ class _Table:
             name,
             perplexity,
             self._score(perplexity),
-            self._yardstick.tokens,
+            self._benchmark.tokens,
             accuracy or {},
             load or {},
             model.parameters,
@@ -221,7 +231,7 @@ class _Table:
 
 
 def _expert_names(folder: Path, model: Model) -> list[str]:
-    """Return what each expert of a mixture is called: its members' names in order, or numbers where there are none."""
+    """Return the names of a mixture's experts: its members in order, or numbers if it records no members."""
     names = list(composed_of(folder))
     count = model.routers[0].experts if model.routers else 0
     return names if len(names) == count else [str(number) for number in range(count)]

@@ -1,4 +1,4 @@
-"""Test text: the same windows for every model of a table, and whether its tokens are theirs."""
+"""Test text: the same windows for every model of a table, and the comparison of tokenizers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -27,10 +27,10 @@ def test_windows(
         domain: evenly_spaced(Corpus(files, tokenizer), tokenizer, windows=settings.windows, seq_len=settings.seq_len)
         for domain, files in data.items()
     }
-    for domain, taken in windows.items():
-        if predicted(taken) == 0:
+    for domain, text in windows.items():
+        if predicted(text) == 0:
             raise CalibrationError(
-                f"the text of domain {domain} ({taken.label}) is a single token: there is nothing to predict",
+                f"the text of domain {domain} ({text.label}) is a single token: there is nothing to predict",
                 f"give more: --data {domain}=FILE",
             )
     return windows
@@ -40,23 +40,23 @@ test_windows.__test__ = False  # type: ignore[attr-defined]
 
 
 def predicted(windows: Calibration) -> int:
-    """Return how many tokens are predicted: all that count but the first of each window."""
+    """Return the number of predicted tokens: all that count but the first of each window."""
     return int((windows.lengths - 1).sum())
 
 
-def conflict(mine: Mapping[str, bytes], theirs: Mapping[str, bytes]) -> str | None:
-    """Return in what two models' tokenizers contradict one another, or None where the same text is the same tokens."""
-    digests = [tokenizer_digest(files) for files in (mine, theirs)]
+def conflict(files: Mapping[str, bytes], other: Mapping[str, bytes]) -> str | None:
+    """Return the difference between two models' tokenizers, or None if they make the same tokens of the same text."""
+    digests = [tokenizer_digest(files), tokenizer_digest(other)]
     if digests[0] == digests[1]:
         return None
-    if "tokenizer.json" in mine and "tokenizer.json" in theirs:
-        return tokenizer_conflict(mine["tokenizer.json"], theirs["tokenizer.json"])
+    if "tokenizer.json" in files and "tokenizer.json" in other:
+        return tokenizer_conflict(files["tokenizer.json"], other["tokenizer.json"])
     short = ["none" if digest is None else digest[:12] for digest in digests]
     return f"digest {short[0]} against {short[1]}, and not both have a tokenizer.json that could be compared"
 
 
 def shortened(settings: TestSettings, limits: Mapping[str, int], progress: Progress) -> TestSettings:
-    """Return `settings` with windows that every model can take; `limits` is what each can."""
+    """Return `settings` with windows that fit every model; `limits` is model name → longest window."""
     name = min(limits, key=lambda name: limits[name], default=None)
     if name is None or settings.seq_len <= limits[name]:
         return settings

@@ -1,4 +1,4 @@
-"""Where a router sends each expert's tokens, predicted from statistics alone.
+"""Confusion of a router between experts, predicted from statistics alone.
 
 The logits of expert e's tokens under a gate W (E, H) have, exactly,
 

@@ -18,10 +18,10 @@ from jaxtyping import Bool, Float, Int16, Int64
 from torch import Tensor
 
 NORM_BITS = 16
-"""Bits of an integer that stands for the output of a norm."""
+"""Bits of an integer that represents the output of a norm."""
 
 RESIDUAL_BITS = 20
-"""Bits of an integer that stands for the residual stream, or for attention's output."""
+"""Bits of an integer that represents the residual stream, or attention's output."""
 
 MARGIN = 1 + 2**-6
 """Room for rounding in the model: normalising and scaling in bfloat16 round by at most 2^-8 each."""

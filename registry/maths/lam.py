@@ -38,7 +38,7 @@ above, W is that of mean features, (1/lam) S."""
 
 @dataclass(frozen=True)
 class LamCurve:
-    """How well routers of various strengths do on tokens that they were not made from.
+    """Held-out error and accuracy of routers by ridge strength.
 
     Attributes:
         lams: ridge strengths, absolute, ascending.

@@ -30,7 +30,7 @@ CHUNK = 2**18
 
 @dataclass(frozen=True)
 class Form:
-    """How integers are split.
+    """Splitting of integers.
 
     Attributes:
         bits: of the integers, at most.

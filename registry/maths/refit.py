@@ -1,7 +1,7 @@
 """Refitting linear maps in closed form, so that a composed model gives back what a dense one gave.
 
 A composed model's hidden state drifts from the expert's: the trunk is a compromise between members. A linear map in it
-with inputs x (of the composed model) and wanted outputs y (made from the expert's) is solved for anew, W here (O, I):
+with inputs x (of the composed model) and wanted outputs y (made from the expert's) is solved again, with W here (O, I):
 
     W = argmin Σ_t w_t ‖W x_t − y_t‖² + r ‖W − W₀‖²    =    (B + r W₀) (G + r I)⁻¹
     G = Σ_t w_t x_t x_tᵀ  (I, I)        B = Σ_t w_t y_t x_tᵀ  (O, I)        r = ridge · mean of G's diagonal

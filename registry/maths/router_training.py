@@ -1,4 +1,4 @@
-"""What training a router needs: routing that a gradient passes, a balance loss, and channels of equal weight."""
+"""Training of a router: routing that a gradient passes, a balance loss, and whitening of the inputs."""
 
 import torch
 from jaxtyping import Float, Int64

@@ -202,7 +202,7 @@ class Statistics:
 
 
 def _largest(weights: Int64[Tensor, "T"] | None) -> int:
-    """Return the largest weight, 1 where there is none.
+    """Return the largest weight, or 1 without weights.
 
     Raises:
         ValueError: a weight is out of range.

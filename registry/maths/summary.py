@@ -1,4 +1,4 @@
-"""A small summary of one expert's statistics at one layer, that overlaps are told from without its Gram.
+"""Small summary of one expert's statistics at one layer, from which overlaps are estimated without its Gram.
 
 The covariance of the tokens, C = A − s sᵀ/n (`overlap`), is taken as that of probabilistic principal components
 (Tipping & Bishop 1999, *Journal of the Royal Statistical Society B* 61, 611–622, eq. 7 and 8):
@@ -74,7 +74,7 @@ class Summary:
 
 
 def summary_overlap(a: Summary, b: Summary, rank: int = 16) -> Overlap:
-    """Return about what `overlap` returns for the statistics that `a` and `b` summarise (arguments as there).
+    """Estimate what `overlap` returns for the statistics that `a` and `b` summarise (arguments as `overlap`).
 
     Raises:
         ValueError: the channels differ in number, rank is below 1, an expert has fewer than 4 tokens, or a summary

@@ -8,7 +8,7 @@ import torch
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Let torch use one thread meanwhile."""
+    """Let torch use one thread while the context is open."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

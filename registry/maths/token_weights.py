@@ -1,4 +1,4 @@
-"""Token weights from what an expert is worth on each token: how much it beats the base model there.
+"""Token weights from the advantage of an expert over the base model on each token.
 
 A router that errs costs what the right expert would have gained. Ridge regression weighs all tokens alike; with
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from registry.maths.statistics import WEIGHT_LIMIT
 
 STEP = 1 / 16
-"""Nats that one unit of weight stands for."""
+"""Nats of one unit of weight."""
 
 CAP = 4.0
 """Nats beyond which a token counts no more: one rare word does not outweigh a page. 4 nats are weight 64."""

@@ -1,4 +1,4 @@
-"""Training the routers of a composition, and nothing else of it: what DUME calls DUME+."""
+"""Training of a composition's routers alone (DUME+)."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""The composed folder whose routers are trained: checked to be what was composed, its members to be registered."""
+"""Parent of a training: the composed folder whose routers are trained, and its registered members."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ class Parent:
 
     Attributes:
         composed: the folder.
-        gates: layer → (tensor name, its place in a file) of its router.
+        gates: layer → (tensor name, stored tensor) of its router.
     """
 
     composed: ComposedFolder
@@ -39,10 +39,10 @@ class Parent:
 
 
 def read_parent(folder: Path, progress: Progress) -> Parent:
-    """Read a composed folder, and hash its every file.
+    """Read a composed folder, and check the digest of every file.
 
     Raises:
-        CheckpointError: it was not composed by this program, or was changed since.
+        CheckpointError: the folder was not composed by this program, or was changed since.
     """
     composed = ComposedFolder.read(folder)
     composed.check(progress)
@@ -57,13 +57,13 @@ def read_parent(folder: Path, progress: Progress) -> Parent:
 
 
 def members_of(parent: Parent, workspace: Workspace) -> tuple[list[Member], list[VersionRecord]]:
-    """Return the members, in the order of the experts, and the versions used, which a base model may add to.
+    """Return the members in the order of the experts, and all versions used: these and the base model, if it took part.
 
     Raises:
-        NotFoundError: one is not registered here.
-        ConflictError: one was opted out.
+        NotFoundError: a version is not registered here.
+        ConflictError: a version was opted out.
     """
     manifest = parent.composed.manifest
-    everyone = (*manifest.members, *([manifest.base] if manifest.base else []))
-    used = [by_digest(workspace.catalog, one.name, one.digest, str(parent.folder)) for one in everyone]
+    refs = (*manifest.members, *([manifest.base] if manifest.base else []))
+    used = [by_digest(workspace.catalog, ref.name, ref.digest, str(parent.folder)) for ref in refs]
     return [load_member(workspace, version) for version in used[: len(manifest.members)]], used

@@ -1,4 +1,4 @@
-"""How routers are trained."""
+"""Settings of training."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -8,27 +8,27 @@ from registry.errors import InvalidInputError
 from registry.io.dtypes import WEIGHT_DTYPES
 
 DEFAULT_CANDIDATES = 2
-"""Experts that a token's gradient compares: more of them cost time for tokens that hardly ever go there."""
+"""Experts that a token's gradient compares: more of them cost time for experts that the token hardly ever goes to."""
 
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """How routers are trained.
+    """Settings of training.
 
     Attributes:
-        steps: batches, each seen once before a window comes again.
+        steps: the number of batches; every window is used once before any is used again.
         batch_size: windows in a batch.
         seq_len: tokens in a window.
-        lr: the highest learning rate of AdamW; what one step at most changes, where 1 is the spread of a router's
-            logits and its inputs are whitened.
+        lr: the highest learning rate of AdamW, which bounds the change of one step, in units of the spread of a
+            router's logits over its whitened inputs.
         warmup: steps in which the rate rises; None for a tenth of them. It then falls to 0 as a cosine.
-        weight_decay: of AdamW, towards the router that training began with.
-        seed: draws the windows and their order.
+        weight_decay: of AdamW, towards the untrained router.
+        seed: the seed of the choice of windows and of their order.
         top_k_train: experts that each token's gradient compares, None for 2, or the folder's own top-k if that is more.
-        temperature: divides the logits in that comparison, and there alone.
+        temperature: divides the logits in that comparison only.
         balance: weight of the load-balance loss (BTX §3.3), summed over layers.
         device: a torch device, or None for the GPU if there is one.
-        dtype: what the model computes in; routers are kept in float32.
+        dtype: the dtype that the model computes in; routers are kept in float32.
     """
 
     steps: int = 200
@@ -59,18 +59,18 @@ class TrainSettings:
             _refuse("warmup", self.warmup, f"there are {self.steps} steps", f"{self.steps} or less")
         if self.dtype not in WEIGHT_DTYPES:
             raise InvalidInputError(
-                f"dtype {self.dtype!r} is none of {', '.join(WEIGHT_DTYPES)}", "choose one of them: --dtype float32"
+                f"dtype {self.dtype!r} is not one of {', '.join(WEIGHT_DTYPES)}", "choose one of them: --dtype float32"
             )
 
     def candidates(self, top_k: int, experts: int) -> int:
-        """Return how many experts each token's gradient compares, from 2 to `experts`.
+        """Return the number of experts that each token's gradient compares, from 2 to `experts`.
 
         Args:
             top_k: the folder's own experts per token.
-            experts: how many there are.
+            experts: the number of experts.
 
         Raises:
-            InvalidInputError: there is one expert, or the number asked for is out of range.
+            InvalidInputError: there is only one expert, or `top_k_train` is out of range.
         """
         if experts < 2:
             raise InvalidInputError(
@@ -93,7 +93,7 @@ class TrainSettings:
         return self.lr * rising * 0.5 * (1 + math.cos(math.pi * step / self.steps))
 
     def document(self, candidates: int, device: str) -> dict[str, Any]:
-        """Return all that the trained routers depend on, every default spelled out; `device` is its kind."""
+        """Return everything that the trained routers depend on, with every default; `device` is a kind of device."""
         return asdict(self) | {
             "warmup": self.steps // 10 if self.warmup is None else self.warmup,
             "top_k_train": candidates,
@@ -101,5 +101,5 @@ class TrainSettings:
         }
 
 
-def _refuse(name: str, value: object, why: str, give: str) -> None:
-    raise InvalidInputError(f"{name} is {value}, {why}", f"give --{name.replace('_', '-')} {give}")
+def _refuse(name: str, value: object, reason: str, remedy: str) -> None:
+    raise InvalidInputError(f"{name} is {value}, {reason}", f"give --{name.replace('_', '-')} {remedy}")

@@ -1,4 +1,4 @@
-"""A training under way, between two steps: kept in the home, so that an interrupted one goes on."""
+"""State of a training between two steps, kept in the home so that an interrupted training can continue."""
 
 import json
 from dataclasses import dataclass
@@ -17,14 +17,14 @@ _PARTS = ("changes", "first", "second")
 
 @dataclass(frozen=True)
 class State:
-    """Where a training stands.
+    """The state of a training after some steps.
 
     Attributes:
-        step: steps done.
-        loss: the loss on held-out windows before the first.
-        changes: of each router in whitened coordinates, float32 of shape (E, H).
+        step: the number of completed steps.
+        loss: the loss on held-out windows before the first step.
+        changes: the change of each router in whitened coordinates, float32 of shape (E, H).
         first: AdamW's first moments, of the same shapes.
-        second: AdamW's second moments.
+        second: AdamW's second moments, of the same shapes.
     """
 
     step: int
@@ -35,14 +35,16 @@ class State:
 
 
 def save(path: Path, state: State) -> None:
-    """Write `path`, which appears whole or not at all, if its folder is there: an opt-out deletes it.
+    """Write `path`, which appears whole or not at all; nothing is written if an opt-out has deleted its folder.
 
     Raises:
         StorageError: the disk is full or refuses.
     """
     parts = {part: getattr(state, part) for part in _PARTS}
     streams = [
-        Stream.of(f"{part}.{n}", to_block(one), "float32") for part, of in parts.items() for n, one in enumerate(of)
+        Stream.of(f"{part}.{layer}", to_block(tensor), "float32")
+        for part, tensors in parts.items()
+        for layer, tensor in enumerate(tensors)
     ]
     document = {"format": _FORMAT, "step": state.step, "loss": state.loss}
     try:
@@ -53,7 +55,13 @@ def save(path: Path, state: State) -> None:
 
 
 def load(path: Path, shapes: list[tuple[int, ...]], steps: int) -> State | None:
-    """Return what `save` wrote, or None where there is nothing, or nothing intact: training then begins anew."""
+    """Read the state that `save` wrote; None if there is no intact file, so that training starts from the beginning.
+
+    Args:
+        path: the file.
+        shapes: the shape (E, H) of each router.
+        steps: the steps of the whole training.
+    """
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
@@ -61,9 +69,9 @@ def load(path: Path, shapes: list[tuple[int, ...]], steps: int) -> State | None:
     try:
         with safe_open(path, framework="pt") as file:
             document = json.loads((file.metadata() or {})["expert-registry"])
-            parts = {part: tuple(file.get_tensor(f"{part}.{n}") for n in range(len(shapes))) for part in _PARTS}
+            parts = {part: tuple(file.get_tensor(f"{part}.{layer}") for layer in range(len(shapes))) for part in _PARTS}
             state = State(int(document["step"]), float(document["loss"]), **parts)
-            known = document["format"] == _FORMAT
+            readable = document["format"] == _FORMAT
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError):
         return None
     fits = all(
@@ -71,4 +79,4 @@ def load(path: Path, shapes: list[tuple[int, ...]], steps: int) -> State | None:
         for part in parts.values()
         for tensor, shape in zip(part, shapes, strict=True)
     )
-    return state if known and fits and 0 < state.step <= steps else None
+    return state if readable and fits and 0 < state.step <= steps else None

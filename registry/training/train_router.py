@@ -1,4 +1,4 @@
-"""From a composed folder and text to the same folder with trained routers."""
+"""Training of a composed folder's routers on text, into a new folder."""
 
 import hashlib
 from collections.abc import Sequence
@@ -30,14 +30,14 @@ from store.lock import exclusive
 
 @dataclass(frozen=True)
 class Trained:
-    """What was trained.
+    """The result of a training.
 
     Attributes:
-        digest: the trained composition's.
-        document: what that digest is taken over.
-        before: language-model loss (nats per token) on held-out windows, as the parent routes.
-        after: the same as the written folder routes.
-        tokens: tokens of the windows that the losses are of.
+        digest: the digest of the trained composition.
+        document: the document that the digest covers.
+        before: language-model loss (nats per token) on held-out windows with the parent's routers.
+        after: the same loss with the trained routers, as written.
+        tokens: the number of tokens that the losses are averaged over.
     """
 
     digest: str
@@ -57,33 +57,36 @@ def train_router(
     force: bool = False,
     record: bool = True,
 ) -> Trained:
-    """Train the routers of the composed `folder`, and write the composition that results to `out`.
+    """Train the routers of the composed `folder`, and write the trained composition to `out`.
 
-    Interrupted, it goes on when it is started again, and ends at the same bytes. On the same machine and with the same
-    number of threads, equal inputs give equal bytes.
+    An interrupted training continues when it is started again, and gives the same bytes. On one machine with one number
+    of threads, equal inputs give equal bytes.
 
     Args:
         workspace: the registry of the members.
         folder: a composed folder; its members must be registered and active.
         out: the folder to write; absent, empty, or with `force` an earlier composition other than `folder`.
         data: files of text, or members whose calibration tokens were kept.
-        settings: how.
-        force: see `out`.
+        settings: the settings of the training.
+        force: allow `out` to be an earlier composition.
         record: record the composition in the catalog.
 
     Raises:
         OutputError: `out` cannot be written to.
         CheckpointError: `folder` was not composed by this program, was changed since, or does not load.
-        NotFoundError, ConflictError: a member is not registered here, or was opted out.
-        CalibrationError: there is no text, or it has tokens that the model does not know.
-        InvalidInputError: one expert, settings that do not fit, or a loss that is not finite.
+        NotFoundError: a member is not registered here.
+        ConflictError: a member was opted out.
+        CalibrationError: there is no text, or it has tokens beyond the model's vocabulary.
+        InvalidInputError: there is only one expert, the settings do not fit, or a loss is not finite.
         StorageError: the disk is full or refuses.
     """
     workspace.check_owner()
     catalog, home, progress = workspace.catalog, workspace.home, workspace.progress
     folder, out = Path(folder).absolute(), Path(out).absolute()
     if out.resolve().is_relative_to(folder.resolve()) or folder.resolve().is_relative_to(out.resolve()):
-        raise OutputError(f"{out} and {folder} hold one another: the parent stays", "choose another --out")
+        raise OutputError(
+            f"{out} and {folder} contain one another, and the parent is never overwritten", "choose another --out"
+        )
     check_output(out, replace=force)
     if not require_list(data, "data"):
         raise InvalidInputError("there is nothing to train on", "give --data FILE, or several")
@@ -93,19 +96,21 @@ def train_router(
     candidates = settings.candidates(int(read_config(folder).get("num_experts_per_tok", 1)), len(members))
     tokenizer = load_tokenizer(folder)
     with workspace.reading(*used):
-        windows = make_windows([read_source(one, members, tokenizer, settings, len(data)) for one in data], settings)
+        windows = make_windows(
+            [read_source(source, members, tokenizer, settings, len(data)) for source in data], settings
+        )
     with exclusive(home.output_lock(out), f"training into {out}"):
         model = load_model(folder, settings.dtype, settings.device)
         _check(parent, model, int(windows.all.ids.max()), len(members))
         kind = torch.device(device_name(settings.device)).type
         inputs = settings.document(candidates, kind) | {"data": windows.all.digest}
         key = json_digest(["train-router", parent.composed.digest, parent.composed.files, inputs])
-        with resumable(home.partial, key, [version.digest for version in used]) as way:
+        with resumable(home.partial, key, [version.digest for version in used]) as state_path:
             trainer = Trainer(model, windows, settings, candidates)
-            before = trainer.train(way, progress)
-            written = gate_bytes(parent, dict(zip(sorted(parent.gates), trainer.weights(), strict=True)))
+            before = trainer.train(state_path, progress)
+            routers = gate_bytes(parent, dict(zip(sorted(parent.gates), trainer.weights(), strict=True)))
             after = _loss_as_written(trainer, parent)
-            result = hashlib.sha256(b"".join(written[layer] for layer in sorted(written))).hexdigest()
+            result = hashlib.sha256(b"".join(routers[layer] for layer in sorted(routers))).hexdigest()
             document = parent.composed.document | {
                 "parent": parent.composed.digest,
                 "training": inputs | {"routers": result},
@@ -113,7 +118,7 @@ def train_router(
             digest = json_digest(document)
             write_trained(
                 parent,
-                written,
+                routers,
                 document,
                 digest,
                 out,
@@ -125,7 +130,7 @@ def train_router(
 
 
 def _loss_as_written(trainer: Trainer, parent: Parent) -> float:
-    """Return the held-out loss with routers rounded to what the folder holds."""
+    """Return the held-out loss with routers rounded to the dtype of the folder."""
     for gate, weight in zip(trainer.gates, trainer.weights(), strict=True):
         gate.weight.data.copy_(weight.to(torch_dtype(NAMES[parent.gates[gate.layer][1].dtype])))
     return trainer.loss()
@@ -140,9 +145,14 @@ def _shortened(settings: TrainSettings, folder: Path, progress: Progress) -> Tra
 
 
 def _check(parent: Parent, model: Any, largest: int, members: int) -> None:
-    """Check that the loaded routers are those of the folder, and that the model knows every token."""
+    """Check that the loaded routers are those of the folder, and that the model's vocabulary has every token.
+
+    Raises:
+        CheckpointError: the shapes of the routers differ.
+        CalibrationError: a token is beyond the vocabulary.
+    """
     loaded = {gate.layer: tuple(gate.weight.shape) for gate in gates(model)}
-    stored = {layer: where.shape for layer, (_, where) in parent.gates.items()}
+    stored = {layer: tensor.shape for layer, (_, tensor) in parent.gates.items()}
     if loaded != stored or any(shape[0] != members for shape in loaded.values()):
         raise CheckpointError(
             f"{parent.folder}: its files hold routers of shapes {stored}, the model {loaded}, for {members} members",

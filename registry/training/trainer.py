@@ -1,10 +1,13 @@
-"""The training itself: AdamW on the routers of a loaded mixture, in the coordinates of their whitened inputs.
+"""Training of routers: AdamW on the routers of a loaded mixture, in the coordinates of their whitened inputs.
 
-A ridge router is large along the directions in which its inputs hardly vary. AdamW, which moves every weight alike,
-drowns it in the noise of those that vary most: *measured* (Llama, H = 256, five experts), where second moments span up
-to four and a half decades, 60 steps lowered the normalised score from 84.5 to 84.4 that way, and raised it to 84.8 this
-way. Each router is W = W_0 + s D M, where M whitens the router's inputs on training windows, s is the spread of its
-first logits, and D, which begins at 0, is trained.
+The weights of a ridge router are large along the directions in which its inputs hardly vary. AdamW moves every weight
+alike, so it drowns them in the noise of the directions that vary most. *Measured* (Llama, H = 256, five experts), where
+second moments span up to four and a half decades: 60 steps lowered the normalised score from 84.5 to 84.4 without
+whitening, and raised it to 84.8 with it. Each router is W = W_0 + s D M, where M whitens the router's inputs on
+training windows, s is the spread of its first logits, and D, which begins at 0, is trained.
+
+Shapes: E experts, H hidden size, V vocabulary, k experts per token; B windows of S tokens in a batch, T = B · S tokens.
+W, W_0 and D are (E, H), M is (H, H), logits are (T, E).
 """
 
 import math
@@ -16,7 +19,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Int64
+from jaxtyping import Bool, Float, Float32, Int64
 from torch import Tensor
 
 from registry.errors import CheckpointError, InvalidInputError
@@ -29,23 +32,23 @@ from registry.training.state import State
 from registry.training.training_windows import Windows
 
 SAVE_SECONDS = 60.0
-"""How often a training under way is written down."""
+"""Seconds between two saved states of a training."""
 WHITENING_WINDOWS = 32
-"""Windows whose tokens the inputs' second moments are taken of."""
+"""Windows that the second moments of the routers' inputs are computed on."""
 RIDGE = 1e-3
-"""Of the mean second moment: directions that vary less are not told apart from noise."""
+"""Ridge in units of the mean second moment: directions that vary less count as noise."""
 REMARKS = 10
-"""How often the loss is told."""
+"""Number of remarks on the loss."""
 
 
 class Trainer:
-    """The routers of one loaded model, being trained.
+    """The routers of one loaded model, in training.
 
     Args:
         model: a loaded mixture; its other weights stay as they are.
-        windows: what it is trained on.
-        settings: how.
-        candidates: experts that each token's gradient compares.
+        windows: the windows to train on.
+        settings: the settings of the training.
+        candidates: the number of experts that each token's gradient compares.
 
     Raises:
         CheckpointError: a router's input is NaN or infinite.
@@ -63,13 +66,13 @@ class Trainer:
         )
         self._balance: list[Tensor] = []
 
-    def weights(self) -> list[Tensor]:
-        """Return the routers as they are now, layer by layer, in float32 on the CPU."""
+    def weights(self) -> list[Float32[Tensor, "E H"]]:
+        """Return the current routers, layer by layer, on the CPU."""
         pairs = zip(self._start, self._changes, self._maps, strict=True)
         return [(start + change.detach() @ whitening).cpu() for start, change, whitening in pairs]
 
     def loss(self) -> float:
-        """Return the language-model loss (nats per token) on held-out windows, routed as the folder will route."""
+        """Return the language-model loss (nats per token) on held-out windows, with the routing of inference."""
         total, count = 0.0, 0
         for numbers in self.windows.held_out.split(self.settings.batch_size):
             ids, keep = self.windows.take(numbers)
@@ -78,45 +81,47 @@ class Trainer:
             count += int(keep[:, 1:].sum())
         return total / count
 
-    def train(self, way: Path | None, progress: Progress) -> float:
+    def train(self, state_path: Path | None, progress: Progress) -> float:
         """Train, and return the loss on held-out windows before the first step.
 
         Args:
-            way: the file that the training under way is kept in; if it is there, training goes on from it. None where
-                nothing is kept.
-            progress: told of steps, and in remarks of the loss.
+            state_path: the file of the training's state; if it exists, training continues from it. None to save no
+                state.
+            progress: reports steps, and remarks on the loss.
 
         Raises:
             InvalidInputError: the loss is NaN or infinite.
         """
         settings = self.settings
         shapes = [tuple(change.shape) for change in self._changes]
-        found = None if way is None else states.load(way, shapes, settings.steps)
-        if found is None:
-            now = State(0, self.loss(), *([tuple(torch.zeros(shape) for shape in shapes)] * 3))
+        saved = None if state_path is None else states.load(state_path, shapes, settings.steps)
+        if saved is None:
+            current = State(0, self.loss(), *([tuple(torch.zeros(shape) for shape in shapes)] * 3))
         else:
-            now = found
-            self._restore(now)
-            remark(progress, f"an interrupted training goes on: {now.step} of {settings.steps} steps were done before")
-        saved, every, recent = time.monotonic(), max(1, settings.steps // REMARKS), []
+            current = saved
+            self._restore(current)
+            remark(
+                progress, f"an interrupted training goes on: {current.step} of {settings.steps} steps were done before"
+            )
+        saved_at, every, recent = time.monotonic(), max(1, settings.steps // REMARKS), []
         try:
             with self._trained(), progress("training routers", settings.steps, "step") as advance:
-                advance(now.step)
-                for step in range(now.step, settings.steps):
+                advance(current.step)
+                for step in range(current.step, settings.steps):
                     recent.append(self._step(step))
-                    now = self._snapshot(step + 1, now.loss)
+                    current = self._snapshot(step + 1, current.loss)
                     advance(1)
                     if (step + 1) % every == 0:
                         remark(progress, f"step {step + 1} of {settings.steps}: loss {sum(recent) / len(recent):.4f}")
                         recent = []
-                    if way is not None and time.monotonic() - saved >= SAVE_SECONDS:
-                        states.save(way, now)
-                        saved = time.monotonic()
+                    if state_path is not None and time.monotonic() - saved_at >= SAVE_SECONDS:
+                        states.save(state_path, current)
+                        saved_at = time.monotonic()
         except KeyboardInterrupt:
-            if way is not None and now.step:
-                states.save(way, now)
+            if state_path is not None and current.step:
+                states.save(state_path, current)
             raise
-        return now.loss
+        return current.loss
 
     def _step(self, step: int) -> float:
         for group in self._optimiser.param_groups:
@@ -124,72 +129,75 @@ class Trainer:
         ids, keep = self.windows.batch(step, self.settings.batch_size)
         self._balance.clear()
         loss = self._loss(ids, keep, "mean")
-        told = float(loss.detach())
-        if not math.isfinite(told):
+        value = float(loss.detach())
+        if not math.isfinite(value):
             raise InvalidInputError(
-                f"the loss is {told} in step {step + 1}", "give a smaller --lr, or compute with --dtype float32"
+                f"the loss is {value} in step {step + 1}", "give a smaller --lr, or compute with --dtype float32"
             )
         if self.settings.balance:
             loss = loss + self.settings.balance * torch.stack(self._balance).sum()
         loss.backward()
         for gate, change, whitening in zip(self.gates, self._changes, self._maps, strict=True):
             gradient = gate.weight.grad
+            # W = W_0 + D (s M), so ∂D = ∂W (s M)ᵀ: (E, H) by (H, H).
             change.grad = torch.zeros_like(change) if gradient is None else gradient.float() @ whitening.T
             gate.weight.grad = None
         self._optimiser.step()
         self._apply()
-        return told
+        return value
 
     def _apply(self) -> None:
         for gate, weight in zip(self.gates, self.weights(), strict=True):
             gate.weight.data.copy_(weight)
 
     def _loss(self, ids: Int64[Tensor, "B S"], keep: Bool[Tensor, "B S"], reduction: str) -> Tensor:
-        place = self.gates[0].weight.device
-        ids, keep = ids.to(place), keep.to(place)
+        device = self.gates[0].weight.device
+        ids, keep = ids.to(device), keep.to(device)
         logits = self.model(input_ids=ids, use_cache=False).logits[:, :-1].float()
+        # The logits (B, S, V) at token t predict token t + 1; nothing predicts the first token.
         targets = ids[:, 1:].masked_fill(~keep[:, 1:], -100)
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100, reduction=reduction)
 
     def _snapshot(self, step: int, loss: float) -> State:
-        """Return copies: a step that is interrupted changes none of them."""
-        kept = [self._optimiser.state[change] for change in self._changes]
+        """Return the state as copies, which an interrupted step does not change."""
+        optimised = [self._optimiser.state[change] for change in self._changes]
         return State(
             step,
             loss,
             tuple(change.detach().cpu().clone() for change in self._changes),
-            tuple(one["exp_avg"].cpu().clone() for one in kept),
-            tuple(one["exp_avg_sq"].cpu().clone() for one in kept),
+            tuple(moments["exp_avg"].cpu().clone() for moments in optimised),
+            tuple(moments["exp_avg_sq"].cpu().clone() for moments in optimised),
         )
 
-    def _restore(self, found: State) -> None:
-        parts = zip(self._changes, found.changes, found.first, found.second, strict=True)
+    def _restore(self, saved: State) -> None:
+        parts = zip(self._changes, saved.changes, saved.first, saved.second, strict=True)
         for change, value, first, second in parts:
             change.data.copy_(value)
             self._optimiser.state[change] = {
-                "step": torch.tensor(float(found.step)),
+                "step": torch.tensor(float(saved.step)),
                 "exp_avg": first.to(change.device),
                 "exp_avg_sq": second.to(change.device),
             }
         self._apply()
 
-    def _whitened(self) -> list[Tensor]:
-        """Return s M of each router (see above), float32 of shape (H, H)."""
+    def _whitened(self) -> list[Float32[Tensor, "H H"]]:
+        """Return s M of each router."""
         grams = [torch.zeros(w.shape[1], w.shape[1], dtype=torch.float64) for w in self._start]
         numbers = self.windows.training[:WHITENING_WINDOWS]
         with ExitStack() as stack:
             batch: list[Tensor] = []
             for gate, gram in zip(self.gates, grams, strict=True):
                 stack.callback(gate.module.register_forward_pre_hook(_adder(gram, batch)).remove)
-            for some in numbers.split(self.settings.batch_size):
-                ids, keep = self.windows.take(some)
-                batch[:] = [keep.flatten()]
+            for batch_numbers in numbers.split(self.settings.batch_size):
+                ids, keep = self.windows.take(batch_numbers)
+                batch[:] = [keep.flatten()]  # (T,), read by the hooks
                 with torch.no_grad():
                     self.model.base_model(input_ids=ids.to(self.gates[0].weight.device), use_cache=False)
         count = int(self.windows.all.lengths[numbers].sum())
         maps = []
         for gate, weight, gram in zip(self.gates, self._start, grams, strict=True):
             start = weight.double().cpu()
+            # The mean square of expert e's logit is w_e G w_eᵀ / count: (E, H) and (H, H) to (E,).
             spread = float((((start @ gram) * start).sum(dim=-1) / count).mean().sqrt())
             try:
                 map_ = whitener(gram / count, RIDGE) * (spread or 1.0)
@@ -202,7 +210,7 @@ class Trainer:
 
     @contextmanager
     def _trained(self) -> Iterator[None]:
-        """Route straight-through while the context is open, with gradients to the routers."""
+        """Route with straight-through gradients to the routers while the context is open."""
         with ExitStack() as stack:
             for gate in self.gates:
                 gate.weight.requires_grad_(True)
@@ -215,8 +223,8 @@ class Trainer:
             finally:
                 self.model.requires_grad_(False)
 
-    def decide(self, gate: Gate, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (weights, chosen) as `straight_through` does, noting the balance of the experts."""
+    def decide(self, gate: Gate, logits: Float[Tensor, "T E"]) -> tuple[Float[Tensor, "T C"], Int64[Tensor, "T C"]]:
+        """Return (weights, chosen) of `straight_through`, and record the balance loss."""
         weights, chosen = straight_through(logits, gate.top_k, self.candidates, self.settings.temperature)
         if self.settings.balance:
             self._balance.append(balance_loss(logits, weights, chosen))
@@ -233,24 +241,24 @@ class Trainer:
 
 def _adder(gram: Tensor, batch: Sequence[Tensor]) -> Any:
     def add(_module: Any, inputs: tuple[Tensor, ...]) -> None:
-        x = inputs[0].flatten(0, -2).cpu().double()[batch[0]]
-        gram.add_(x.T @ x)
+        x = inputs[0].flatten(0, -2).cpu().double()[batch[0]]  # (B, S, H) → (T, H), without padding
+        gram.add_(x.T @ x)  # (H, H)
 
     return add
 
 
 @contextmanager
 def _patched(gate: Gate, trainer: Trainer) -> Iterator[None]:
-    """Let a `RoutedMLP` take weights and choice from `trainer`: it has no module of its own that gives them."""
+    """Let a `RoutedMLP` route by `trainer`: it has no separate module that returns weights and chosen experts."""
     block: Any = gate.block
 
     def forward(hidden_states: Tensor) -> Tensor:
-        tokens = hidden_states.reshape(-1, hidden_states.shape[-1])
+        tokens = hidden_states.reshape(-1, hidden_states.shape[-1])  # (B, S, H) → (T, H)
         weights, chosen = trainer.decide(gate, block.gate(tokens))
         mixed = torch.zeros_like(tokens)
         for number, expert in enumerate(block.experts):
-            token, place = (chosen == number).nonzero(as_tuple=True)
-            part = expert(tokens[token]) * weights[token, place].unsqueeze(-1).to(tokens.dtype)
+            token, choice = (chosen == number).nonzero(as_tuple=True)  # n tokens of this expert: (n,) each
+            part = expert(tokens[token]) * weights[token, choice].unsqueeze(-1).to(tokens.dtype)  # (n, H)
             mixed = mixed.index_add(0, token, part)
         return mixed.reshape(hidden_states.shape)
 

@@ -1,4 +1,7 @@
-"""What routers are trained on: windows of tokens, some held out, in an order that a step's number alone decides."""
+"""Windows of tokens for training: some are held out, and the order depends only on the seed and the step.
+
+Shapes: N training windows and M held-out ones of S tokens; B windows in a batch.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +19,7 @@ from registry.member import Member
 from registry.training.settings import TrainSettings
 
 HELD_OUT = 32
-"""Windows kept from training at most, and at most a tenth of all, on which the loss is told."""
+"""Most windows that are held out to measure the loss; never more than a tenth of all."""
 
 
 @dataclass(frozen=True)
@@ -25,9 +28,9 @@ class Windows:
 
     Attributes:
         all: windows source by source; its digest is that of the training data.
-        training: numbers of the windows that are trained on.
-        held_out: numbers of those that the loss is measured on; where there are too few windows, all of them.
-        seed: of the order.
+        training: numbers of the windows to train on.
+        held_out: numbers of the windows to measure the loss on; all windows if there are too few to hold some out.
+        seed: the seed of the order.
     """
 
     all: Calibration
@@ -36,22 +39,23 @@ class Windows:
     seed: int
 
     def batch(self, step: int, size: int) -> tuple[Int64[Tensor, "B S"], Bool[Tensor, "B S"]]:
-        """Return (ids, keep) of a step: windows in a seeded order, each once before any comes again."""
+        """Return (ids, keep) of a step: windows in a seeded order, each used once before any is used again."""
         count = len(self.training)
-        places = range(step * size, (step + 1) * size)
-        orders = {epoch: self._order(epoch) for epoch in {place // count for place in places}}
-        return self.take(torch.stack([self.training[orders[place // count][place % count]] for place in places]))
+        positions = range(step * size, (step + 1) * size)  # in the orders of all epochs, one after the other
+        orders = {epoch: self._order(epoch) for epoch in {position // count for position in positions}}
+        numbers = [self.training[orders[position // count][position % count]] for position in positions]
+        return self.take(torch.stack(numbers))
 
     def take(self, numbers: Int64[Tensor, "B"]) -> tuple[Int64[Tensor, "B S"], Bool[Tensor, "B S"]]:
         """Return (ids, keep) of some windows; keep is False at padding."""
         return self.all.ids[numbers].long(), self.all.keep[numbers]
 
-    def _order(self, epoch: int) -> Tensor:
+    def _order(self, epoch: int) -> Int64[Tensor, "N"]:
         return torch.randperm(len(self.training), generator=torch.Generator().manual_seed(self.seed + 1 + epoch))
 
 
 def make_windows(calibrations: Sequence[Calibration], settings: TrainSettings) -> Windows:
-    """Return the windows of all sources, cut or filled up to `settings.seq_len` tokens.
+    """Join the windows of all sources, cut or padded to `settings.seq_len` tokens.
 
     Raises:
         CalibrationError: there is no token to predict.
@@ -61,29 +65,29 @@ def make_windows(calibrations: Sequence[Calibration], settings: TrainSettings) -
         [torch.nn.functional.pad(c.ids[:, :size], (0, max(0, size - c.ids.shape[1]))) for c in calibrations]
     )
     lengths = torch.cat([c.lengths.clamp(max=size) for c in calibrations])
-    whole = Calibration(ids, lengths, ", ".join(c.label for c in calibrations))
+    joined = Calibration(ids, lengths, ", ".join(c.label for c in calibrations))
     usable = (lengths > 1).nonzero().flatten()
     if not len(usable):
-        raise CalibrationError(f"{whole.label}: there is no token to predict", "give more text with --data")
+        raise CalibrationError(f"{joined.label}: there is no token to predict", "give more text with --data")
     shuffled = usable[torch.randperm(len(usable), generator=torch.Generator().manual_seed(settings.seed))]
-    held = min(HELD_OUT, len(shuffled) // 10)
-    return Windows(whole, shuffled[held:], shuffled[:held] if held else shuffled, settings.seed)
+    held_out = min(HELD_OUT, len(shuffled) // 10)
+    return Windows(joined, shuffled[held_out:], shuffled[:held_out] if held_out else shuffled, settings.seed)
 
 
 def read_source(
     source: str, members: Sequence[Member], tokenizer: Any, settings: TrainSettings, sources: int
 ) -> Calibration:
-    """Return the windows of one `--data`: a file, or else a member whose calibration tokens were kept.
+    """Read the windows of one `--data`: a file, or a member whose calibration tokens were kept.
 
     Args:
         source: the file's path, or the member's name or version.
-        members: of the composition.
-        tokenizer: the composition's.
-        settings: how many windows are wanted.
-        sources: how many share in them, each with as many.
+        members: the members of the composition.
+        tokenizer: the tokenizer of the composition.
+        settings: the settings, which give the number of windows.
+        sources: the number of sources, which provide equal numbers of windows.
 
     Raises:
-        CalibrationError: it is neither, or the file holds no text or cannot be read.
+        CalibrationError: the source is neither, or the file holds no text or cannot be read.
     """
     path = Path(source)
     member = next((member for member in members if source in (member.name, member.version.ref)), None)
@@ -95,7 +99,7 @@ def read_source(
         )
     if not member.names("calibration"):
         raise CalibrationError(
-            f"{source} is no file, and the calibration tokens of {member.version.ref} were not kept",
+            f"{source} is not a file, and the calibration tokens of {member.version.ref} were not kept",
             f"name a file, or register it again: reg add-expert {member.name} CKPT --data FILE --keep-calibration",
         )
     ids, lengths = (

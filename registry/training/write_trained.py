@@ -1,4 +1,4 @@
-"""Writing the trained composition: its parent's files, byte by byte, but for the routers."""
+"""Writer of a trained composition: the files of its parent, byte for byte, with new routers."""
 
 import hashlib
 import re
@@ -17,11 +17,11 @@ from registry.training.parent import Parent
 
 
 def gate_bytes(parent: Parent, weights: Mapping[int, Any]) -> dict[int, bytes]:
-    """Return layer → the bytes of its router (float32 tensors (E, H)), rounded to what the parent's file holds."""
-    found = {}
-    for layer, (_, stored) in parent.gates.items():
-        found[layer] = to_block(weights[layer].to(torch_dtype(NAMES[stored.dtype]))).tobytes()
-    return found
+    """Return layer → the bytes of its router, from float32 (E, H), rounded to the dtype of the parent's file."""
+    return {
+        layer: to_block(weights[layer].to(torch_dtype(NAMES[stored.dtype]))).tobytes()
+        for layer, (_, stored) in parent.gates.items()
+    }
 
 
 def write_trained(
@@ -38,19 +38,19 @@ def write_trained(
     """Write the trained composition to `out`, which appears whole or not at all.
 
     Args:
-        parent: what was trained.
+        parent: the parent of the training.
         gates: layer → the bytes of its router.
-        document: the composition's document.
-        digest: its digest.
+        document: the document of the trained composition.
+        digest: the digest of the document.
         out: the folder; absent, empty, or with `replace` an earlier composition.
-        replace: see `out`.
-        record: called when everything is written, just before the folder appears; raising, it prevents that.
-        progress: told of the bytes written.
+        replace: allow `out` to be an earlier composition.
+        record: called when everything is written, just before the folder appears; an exception prevents that.
+        progress: reports the bytes written.
 
     Raises:
         OutputError: `out` cannot be written to.
         StorageError: the disk is full or refuses.
-        CheckpointError: the parent was changed meanwhile.
+        CheckpointError: the parent was changed during the training.
     """
     nbytes = parent.nbytes
     with fresh_folder(out, replace=replace, nbytes=nbytes) as folder:
@@ -72,7 +72,7 @@ def write_trained(
 
 
 def card(page: str, document: Mapping[str, Any], digest: str) -> str:
-    """Return the parent's model card with the new digest and what was trained."""
+    """Return the parent's model card with the new digest and a note on the training."""
     training = document["training"]
     row = (
         f"| composition | `{digest}` |\n"
@@ -80,26 +80,28 @@ def card(page: str, document: Mapping[str, Any], digest: str) -> str:
         f"from composition `{document['parent']}` |\n"
     )
     page = page.replace("composed in closed form, without training, by", "composed in closed form by")
-    page, found = re.subn(r"^\| composition \| `[0-9a-f]{64}` \|\n", lambda _: row, page, count=1, flags=re.MULTILINE)
-    table = "" if found else f"\n| | |\n|---|---|\n{row}"
+    page, count = re.subn(r"^\| composition \| `[0-9a-f]{64}` \|\n", lambda _: row, page, count=1, flags=re.MULTILINE)
+    table = "" if count else f"\n| | |\n|---|---|\n{row}"
     return f"{page}{table}\nThe routers were then trained on the language-model loss; no other weight was.\n"
 
 
 def _copy(parent: Parent, name: str, target: Path, patches: Mapping[int, bytes], advance: Advance) -> str:
-    """Copy a file with some of its bytes (place → bytes) replaced, and return the SHA-256 of the copy."""
-    before, after, place = hashlib.sha256(), hashlib.sha256(), 0
+    """Copy a file with some of its bytes (offset → bytes) replaced, and return the SHA-256 of the copy."""
+    before, after, offset = hashlib.sha256(), hashlib.sha256(), 0
     with (parent.folder / name).open("rb") as source, target.open("wb") as copy:
         while data := source.read(CHUNK):
             before.update(data)
             changed = bytearray(data)
             for begin, new in patches.items():
-                first, last = max(begin, place), min(begin + len(new), place + len(data))
+                first, last = max(begin, offset), min(begin + len(new), offset + len(data))
                 if first < last:
-                    changed[first - place : last - place] = new[first - begin : last - begin]
+                    changed[first - offset : last - offset] = new[first - begin : last - begin]
             copy.write(changed)
             after.update(changed)
-            place += len(data)
+            offset += len(data)
             advance(len(data))
     if before.hexdigest() != parent.composed.files[name]:
-        raise CheckpointError(f"{parent.folder / name} was changed during training", "compose it again, and train that")
+        raise CheckpointError(
+            f"{parent.folder / name} was changed during training", "compose it again, and train the new folder"
+        )
     return after.hexdigest()

@@ -47,7 +47,7 @@ def test_warnings_are_printed(filled: Registry, monkeypatch: pytest.MonkeyPatch)
 
 def test_refusals(filled: Registry) -> None:
     assert (
-        "domain-embedding has no router that statistics"
+        "domain-embedding has no router that can be predicted from the experts' statistics"
         in run(filled, "--experts", "code,math", "--router", "domain-embedding", code=1).stderr
     )
     assert "No such option" in run(filled, "--experts", "code", "--to", "dense", code=2).stderr

@@ -66,7 +66,7 @@ def test_methods_stand_side_by_side(run: Run, zoo: Zoo) -> None:
     first = [line.split()[0] for line in table.stdout.splitlines() if line]
     assert first[:5] == ["perplexity", "base", "oracle", "regmean", "(tokens)"]
     told = run("evaluate", "--experts", "code", "--methods", "nonsense", *text(zoo, "code"), code=1).stderr
-    assert "error: method 'nonsense' is none of base, experts, average, " in told
+    assert "error: method 'nonsense' is not one of base, experts, average, " in told
     assert "--experts and --methods go together" in run("evaluate", "--experts", "a", *text(zoo, "code"), code=2).stderr
     assert "Missing argument" in run("evaluate", *text(zoo, "code"), code=2).stderr
 

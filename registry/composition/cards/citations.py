@@ -1,4 +1,4 @@
-"""The works that a composition's methods come from, as BibTeX: that of the idea itself, and those of its recipe."""
+"""Citations of a composition's methods as BibTeX: the paper of the idea itself, and those of its recipe."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""The model card of an ensemble: what it is made of, what it costs and how to use it."""
+"""Model card of an ensemble: its members, its cost and its use."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -48,15 +48,15 @@ def ensemble_card(
     parameters: int,
     dtype: str,
 ) -> bytes:
-    """Return README.md of an ensemble's folder: metadata the Hub reads, and a page a person reads.
+    """Return README.md of an ensemble's folder: metadata for the Hub, and a page for people.
 
     Args:
         document: the ensemble's document with its digest.
-        licenses: the members', in order.
-        rolled: what all licenses come to.
-        routing: what the routing method does, in words.
-        parameters: weights that are stored.
-        dtype: of the weights.
+        licenses: the members' licenses, in order.
+        rolled: the roll-up of all licenses.
+        routing: a description of the routing method.
+        parameters: the number of stored weights.
+        dtype: the dtype of the weights.
     """
     recipe, members, base = document["recipe"], document["members"], document["base"]
     weights = recipe["weights"]

@@ -1,11 +1,12 @@
 """Licences of members, rolled up into one that a composition of them may be published under.
 
-A table of well-known licences by the identifiers of the Hub, and which may go into which; it is no legal advice, and
-what it does not know it does not decide. Sources: the Hub's list of licences (hub-docs, "Licenses"); the GNU project's
-"Various Licenses and Comments about Them"; Creative Commons' chart for adapters' licences, its declaration of one-way
-compatibility of BY-SA 4.0 with GPLv3 (2015); Apache-2.0 section 4; MPL-2.0 sections 1.12 and 3.3; LGPL-2.1 section 3;
-GPLv3 and AGPLv3 section 13; the Llama community licences section 1.b; Gemma's terms of use section 3.1; the Open RAIL-M
-licences sections 4 and 5.
+The table has well-known licences by the Hub's identifiers, and which of them may go into which. It is no legal advice;
+a licence outside the table gives no roll-up.
+
+Sources: the Hub's list of licences (hub-docs, "Licenses"); the GNU project's "Various Licenses and Comments about
+Them"; Creative Commons' chart for adapters' licences, its declaration of one-way compatibility of BY-SA 4.0 with GPLv3
+(2015); Apache-2.0 section 4; MPL-2.0 sections 1.12 and 3.3; LGPL-2.1 section 3; GPLv3 and AGPLv3 section 13; the Llama
+community licences section 1.b; Gemma's terms of use section 3.1; the Open RAIL-M licences sections 4 and 5.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,10 +25,10 @@ _CUSTOM = (
     *("openrail", "openrail++", "bigscience-openrail-m", "bigscience-bloom-rail-1.0", "creativeml-openrail-m"),
     "bigcode-openrail-m",
 )
-"""Each asks that what is made of it is passed on under its own terms, and none takes another's."""
+"""Each requires that derivatives are passed on under its own terms, and accepts no other's."""
 _NO_DERIVATIVES = ("cc-by-nd-4.0", "cc-by-nc-nd-4.0")
 _ORDER = (*_PUBLIC, *_PLAIN, "apache-2.0", "cc-by-4.0", *_COPYLEFT, *_NON_COMMERCIAL, *_CUSTOM)
-"""From what asks least to what asks most; among equals the order decides which of them names the whole."""
+"""From the least to the most restrictive; among equals the order decides which one names the composition."""
 
 _ELSEWHERE = (
     *("afl-3.0", "artistic-2.0", "c-uda", "cc", "cc-by-2.0", "cc-by-2.5", "cc-by-3.0", "cc-by-sa-3.0", "cc-by-nc-2.0"),
@@ -37,7 +38,7 @@ _ELSEWHERE = (
     *("apple-amlr", "odc-by", "odbl", "openmdw-1.0", "osl-3.0", "postgresql", "ofl-1.1", "deepfloyd-if-license"),
     *("fair-noncommercial-research-license", "grok2-community", "unknown", "other"),
 )
-"""The rest of the Hub's list, of which nothing is decided here."""
+"""The rest of the Hub's list, without rules in the table."""
 
 _GPL3 = ("gpl-3.0", "agpl-3.0")
 _INTO: dict[str, frozenset[str]] = {
@@ -52,16 +53,16 @@ _INTO: dict[str, frozenset[str]] = {
     "cc-by-sa-4.0": frozenset(("gpl-3.0",)),
     "cc-by-nc-4.0": frozenset(("cc-by-nc-sa-4.0",)),
 }
-"""Licence → others that a work may be under in which a part is under it. No chains: a pair stands here or is none."""
+"""Licence of a part → other licences that a work with this part may be under. All pairs are listed: no chains."""
 
 
 @dataclass(frozen=True)
 class RollUp:
-    """What the members' licences come to.
+    """The common licence of some parts.
 
     Attributes:
-        license: the most restrictive of them, which all others may go into; None where there is none.
-        why: why there is none, for a person.
+        license: the most restrictive of them, which all others may go into; None if there is no such licence.
+        why: the reason why no licence is common to all, in words.
     """
 
     license: str | None
@@ -69,12 +70,12 @@ class RollUp:
 
 
 def check_spelling(license_id: str) -> None:
-    """Refuse an identifier that the Hub does not list and that looks like one that it does.
+    """Refuse an identifier that is not on the Hub's list and resembles one that is.
 
-    Others are left for the Hub to judge, whose list grows.
+    Other unknown identifiers pass: the Hub's list grows.
 
     Raises:
-        InvalidInputError: it is misspelt.
+        InvalidInputError: the identifier is misspelt.
     """
     known = (*_ORDER, *_NO_DERIVATIVES, *_ELSEWHERE)
     if license_id.lower() not in known and (meant := suggest(license_id.lower(), known)):
@@ -85,38 +86,38 @@ def check_spelling(license_id: str) -> None:
 
 
 def roll_up(licenses: Mapping[str, str | None]) -> RollUp:
-    """Return what the licences of some parts come to.
+    """Return the common licence of some parts.
 
     Args:
-        licenses: name of each part → its licence, as the Hub writes it, or None where it has none.
+        licenses: name of each part → its licence, by the Hub's identifier, or None if it has none.
     """
     if missing := sorted(name for name, license_id in licenses.items() if license_id is None):
         return RollUp(None, f"no license was given for {', '.join(missing)}")
-    found = {name: _plain(str(license_id)) for name, license_id in licenses.items()}
-    if closed := [name for name, one in found.items() if one in _NO_DERIVATIVES]:
-        return RollUp(None, f"{closed[0]} is under {found[closed[0]]}, which allows no derivatives")
-    different = sorted(set(found.values()), key=_strictness)
+    plain = {name: _plain(str(license_id)) for name, license_id in licenses.items()}
+    if closed := [name for name, own in plain.items() if own in _NO_DERIVATIVES]:
+        return RollUp(None, f"{closed[0]} is under {plain[closed[0]]}, which allows no derivatives")
+    different = sorted(set(plain.values()), key=_strictness)
     if len(different) == 1 and different[0] not in ("other", "unknown"):
         return RollUp(different[0])
-    if unknown := [name for name, one in found.items() if one not in _ORDER]:
-        return RollUp(None, f"{unknown[0]} is under {found[unknown[0]]!r}, of which nothing is known here")
+    if unknown := [name for name, own in plain.items() if own not in _ORDER]:
+        return RollUp(None, f"{unknown[0]} is under {plain[unknown[0]]!r}, of which nothing is known here")
     for candidate in reversed(different):
-        if all(candidate == one or candidate in _INTO.get(one, ()) for one in different):
+        if all(candidate == own or candidate in _INTO.get(own, ()) for own in different):
             return RollUp(candidate)
-    return RollUp(None, _conflict(found, different))
+    return RollUp(None, _conflict(plain, different))
 
 
-def _conflict(found: Mapping[str, str], different: Sequence[str]) -> str:
-    holder = {license_id: name for name, license_id in reversed([*found.items()])}
+def _conflict(licenses: Mapping[str, str], different: Sequence[str]) -> str:
+    holder = {license_id: name for name, license_id in reversed([*licenses.items()])}
     for first, second in combinations(different, 2):
         if second not in _INTO.get(first, ()) and first not in _INTO.get(second, ()):
-            told = f"{holder[first]} is under {first} and {holder[second]} under {second}"
-            return f"{told}, and neither may go into the other"
+            pair = f"{holder[first]} is under {first} and {holder[second]} under {second}"
+            return f"{pair}, and neither may go into the other"
     return f"none of {', '.join(different)} takes all the others"
 
 
 def _plain(license_id: str) -> str:
-    """Return a licence as the Hub writes it; SPDX says `GPL-3.0-only`."""
+    """Return the Hub's identifier of a licence; in SPDX it may end with `-only`."""
     return license_id.lower().removesuffix("-only")
 
 

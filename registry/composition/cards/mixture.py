@@ -1,4 +1,4 @@
-"""The model card of a composition: what it is made of and how to use it. No time, place or registry history."""
+"""Model card of a mixture or a dense model: its members, its recipe and its use; no time, path or registry history."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -52,7 +52,7 @@ _SOURCES = {
 
 
 def model_card(plan: Plan) -> bytes:
-    """Return README.md of a composed folder: metadata the Hub reads, and a page a person reads."""
+    """Return README.md of a composed folder: metadata for the Hub, and a page for people."""
     rolled = licenses_of(plan.members, plan.base)
     recipe = plan.recipe.document(plan.names)
     weights = recipe["weights"]
@@ -99,7 +99,7 @@ def _sources(recipe: dict[str, Any]) -> Iterator[str]:
 
 
 def _settings(recipe: dict[str, Any], base: str) -> Iterator[tuple[str, str]]:
-    """Yield (name, value) of what the recipe says, apart from weights and dtype."""
+    """Yield (name, value) of the recipe's settings, apart from weights and dtype."""
     for name, value in recipe.items():
         if name in ("to", "weights", "dtype", "trunk_options"):
             continue

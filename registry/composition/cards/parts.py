@@ -1,4 +1,4 @@
-"""What the model cards of all compositions share: metadata, license, loading, reproducing, limits, citation."""
+"""Parts of the model cards of all compositions: metadata, license, loading, reproduction, limits, citation."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -32,7 +32,7 @@ _IN_VLLM = {
         *("Cohere", "Cohere2", "SmolLM3", "GPTNeoX", "StableLm"),
     )
 }
-"""Classes of transformers that vLLM's table of supported models has."""
+"""Classes of transformers in vLLM's table of supported models."""
 _REPRODUCE = """\
 ## How to reproduce it
 
@@ -54,12 +54,12 @@ _CITE = """\
 
 
 def licenses_of(members: Sequence[Member], base: Member | None) -> RollUp:
-    """Return what the licenses of the members, and of a base model that took part, come to."""
+    """Return the common license of the members, and of a base model that took part."""
     return roll_up({member.version.name: member.content["license"] for member in (*members, *([base] if base else []))})
 
 
 def metadata(license_id: str | None, tags: Sequence[str]) -> str:
-    """Return the front matter that the Hub reads, as far as it follows from what was composed."""
+    """Return the front matter for the Hub, as far as it follows from the composition."""
     from huggingface_hub import ModelCardData
 
     data = ModelCardData(
@@ -71,44 +71,45 @@ def metadata(license_id: str | None, tags: Sequence[str]) -> str:
     return str(data.to_yaml(line_break="\n"))
 
 
-def license_note(found: RollUp) -> str:
+def license_note(common: RollUp) -> str:
     """Return the paragraph on the license."""
-    if found.license is None:
-        return f"## License\n\nThe members' licenses do not come to one: {found.why}.\n"
-    return (
-        f"## License\n\n{found.license}: the most restrictive of the members' licenses, into which all others may go.\n"
-    )
+    if common.license is None:
+        return f"## License\n\nThe members' licenses do not come to one: {common.why}.\n"
+    all_others = "the most restrictive of the members' licenses, into which all others may go"
+    return f"## License\n\n{common.license}: {all_others}.\n"
 
 
 def use(*, trust: bool, architecture: str) -> str:
-    """Return how it is loaded.
+    """Return the section on loading.
 
     Args:
-        trust: the folder carries code of its own.
-        architecture: the class of transformers that it names.
+        trust: the folder has modelling code of its own.
+        architecture: the class of transformers in its config.json.
     """
     vllm = "" if trust or architecture not in _IN_VLLM else _VLLM.format(architecture=architecture)
     return _USE.format(trust=", trust_remote_code=True" if trust else "", vllm=vllm)
 
 
 def reproduce(members: Sequence[Mapping[str, Any]], base: Mapping[str, Any] | None) -> str:
-    """Return how it is made again.
+    """Return the section on reproduction.
 
     Args:
-        members: name and digest of each, as in the document.
-        base: the same of the base model, where it took part.
+        members: name and digest of each member, as in the composition's document.
+        base: name and digest of the base model, if it took part.
     """
     added = [("add-expert", member) for member in members] + ([("add-base", base)] if base else [])
-    commands = "\n".join(f"$ reg {command} {one['name']} CKPT    # {one['digest'][:12]}…" for command, one in added)
+    commands = "\n".join(
+        f"$ reg {command} {version['name']} CKPT    # {version['digest'][:12]}…" for command, version in added
+    )
     return _REPRODUCE.format(commands=commands)
 
 
 def limits(notes: Sequence[str], *, routed: bool = True) -> str:
-    """Return what a user should beware of.
+    """Return the section on limits.
 
     Args:
-        notes: what the host changes.
-        routed: text is told apart.
+        notes: changes that the host makes.
+        routed: the model has routers.
     """
     apart = "Text is told apart by what its tokens look like, not by what is asked: members with like text share it."
     lines = [
@@ -121,5 +122,5 @@ def limits(notes: Sequence[str], *, routed: bool = True) -> str:
 
 
 def citation(recipe: Mapping[str, Any]) -> str:
-    """Return the works that its methods come from."""
+    """Return the section with the works to cite."""
     return _CITE.format(works=bibtex(cited(recipe)))

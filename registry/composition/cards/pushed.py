@@ -1,8 +1,8 @@
-"""A model card with what was added to it on its way to the Hub, and the same card without that again.
+"""Additions of a push to a model card, and their removal.
 
-A composed folder follows from what was composed alone, its card too. What is said beside that (scores, languages, where
-members are on the Hub, a license that was chosen) is put between marks when the folder is pushed, so that the card
-of the folder can be told from it byte for byte.
+A composed folder is a function of its members and its recipe, and so is its card. Further facts (scores, languages, the
+members' addresses on the Hub, a chosen license) are added between marks when the folder is pushed, so that the card as
+it was composed can be recovered byte for byte.
 """
 
 import re
@@ -19,12 +19,12 @@ _LICENSE = re.compile(r"^license: .*\n", re.MULTILINE)
 
 
 def with_additions(card: bytes, metadata: str, page: str) -> bytes:
-    """Return a composition's card with metadata and a part of the page added.
+    """Add metadata and a section to a composition's card.
 
     Args:
-        card: as it was composed; additions of an earlier push are dropped.
-        metadata: lines of YAML, each with its newline; where they have a license, it stands in the place of the card's.
-        page: Markdown for the end of the page; empty for none.
+        card: the card; additions of an earlier push are replaced.
+        metadata: lines of YAML, each with its newline; a license in them replaces that of the card.
+        page: Markdown for the end of the page, or an empty string.
 
     Raises:
         CheckpointError: the card has no front matter.
@@ -42,23 +42,23 @@ def with_additions(card: bytes, metadata: str, page: str) -> bytes:
 
 
 def without_additions(card: bytes) -> bytes:
-    """Return a card without what was added to it; one without additions, or that is no text, as it is."""
+    """Remove additions from a card; a card without additions, or that is not text, is returned unchanged."""
     try:
         head, rest = _parts(card.decode())
     except (UnicodeDecodeError, CheckpointError):
         return card
-    head = _FRONT.sub(lambda found: f"{found['line']}\n" if found["line"] else "", head, count=1)
+    head = _FRONT.sub(lambda match: f"{match['line']}\n" if match["line"] else "", head, count=1)
     return (head + _PAGE.sub("", rest, count=1)).encode()
 
 
 def license_of(card: bytes) -> str | None:
-    """Return the license that a card's front matter says, or None."""
+    """Return the license in a card's front matter, or None."""
     try:
         head, _ = _parts(card.decode())
     except (UnicodeDecodeError, CheckpointError):
         return None
-    found = _LICENSE.search(head)
-    return found[0].removeprefix("license: ").strip() if found else None
+    match = _LICENSE.search(head)
+    return match[0].removeprefix("license: ").strip() if match else None
 
 
 def _parts(card: str) -> tuple[str, str]:

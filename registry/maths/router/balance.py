@@ -1,4 +1,4 @@
-"""Weights that make each expert's tokens count as much as another's, however many there are."""
+"""Weights that balance the experts in the router, whatever their numbers of tokens."""
 
 from collections.abc import Sequence
 

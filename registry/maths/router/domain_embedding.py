@@ -1,4 +1,4 @@
-"""The router of mean features: row e is what expert e's text looks like on average (FlexOlmo §3.3.2)."""
+"""The router of mean features: row e is the mean MLP input of expert e's text (FlexOlmo §3.3.2)."""
 
 from collections.abc import Iterable, Sequence
 

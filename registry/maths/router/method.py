@@ -1,4 +1,4 @@
-"""What a router method is given, and what it says about itself."""
+"""Router methods: their inputs, and the description of a method."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ OWN, BASE = "own", "base"
 
 @dataclass(frozen=True)
 class RouterInputs:
-    """All that any method may use to make one layer's gate; a method takes what it needs (`RouterMethod.options`).
+    """Inputs of router methods for one layer's gate; each method uses what it needs (`RouterMethod.options`).
 
     Attributes:
-        statistics: one a member, in name order, from the passes that `RouterMethod.features` tells; taken one at a
-            time, once. Empty where that is None.
+        statistics: one a member, in name order, from the passes that `RouterMethod.features` names; read one at a
+            time, once. Empty for methods without features.
         weights: ω_e > 0, one a member.
         lam: ridge strength ≥ 0, absolute.
         normalize: rows at unit length.
@@ -42,7 +42,7 @@ class RouterInputs:
 
 @dataclass(frozen=True)
 class RouterMethod:
-    """How one layer's gate is made.
+    """One method of making a layer's gate.
 
     Attributes:
         solve: inputs → gate.weight (E, H), float64, rows in name order. Raises ValueError where there is no solution.

@@ -19,7 +19,7 @@ from registry.maths.trunk.ties import ties
 
 @dataclass(frozen=True)
 class TrunkMethod:
-    """How one trunk is made of many.
+    """One method of combining the members' trunks.
 
     Attributes:
         combine: see the module.

@@ -1,4 +1,4 @@
-"""One tensor of a subset, as methods that combine the members' weights see it."""
+"""One tensor of a subset, as the input of methods that combine the members' weights."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ Options = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Combination:
-    """What one tensor of a composition is made from.
+    """Inputs of one tensor of a composition.
 
     Attributes:
         name: the dense tensor.

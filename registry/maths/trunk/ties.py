@@ -10,7 +10,7 @@ from registry.maths.trunk.task_arithmetic import on_base, task_vectors
 
 _BITS = 16
 _PASSES = 4
-"""A float64 is told from its neighbours in four passes of sixteen bits."""
+"""Four passes of sixteen bits distinguish a float64 from its neighbours."""
 
 
 def ties(combination: Combination) -> Iterator[Tensor]:

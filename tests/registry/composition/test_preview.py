@@ -89,7 +89,7 @@ def test_deep_networks_are_looked_at_in_layers_spread_evenly(filled: Registry, m
     monkeypatch.setattr("registry.registration.expert_overlap.LAYERS", 1)
     found = preview_plan(replace(filled.plan(["code", "math"])), silent)
     assert found.layers == (1,)
-    assert found.notes == ("1 of 2 layers were looked at",)
+    assert found.notes == ("1 of 2 layers were compared",)
 
 
 def test_statistics_of_no_activations_are_refused(filled: Registry, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,7 @@ def test_what_is_composed_now_can_be_kept(filled: Registry, made: Path, tmp_path
     assert found.out == tmp_path / "again"
     assert files_of(tmp_path / "again") == files_of(made)
     assert filled.compositions()[0].folders == (str(made), str(tmp_path / "again"))  # opting out tells of it
-    for out, message in ((tmp_path / "again", "is not empty"), (made / "x", "hold one another")):
+    for out, message in ((tmp_path / "again", "is not empty"), (made / "x", "contain one another")):
         with pytest.raises(OutputError, match=message):
             filled.reproduce(made, out)
 

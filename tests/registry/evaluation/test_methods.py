@@ -16,7 +16,7 @@ from registry.evaluation import METHODS, Method, Row
 from registry.evaluation.benchmark import TokenizerSource
 from registry.evaluation.methods import DENSE, TRAIN_STEPS, named_methods
 from registry.evaluation.results import over_seeds
-from registry.evaluation.service import composing
+from registry.evaluation.service import composer_of
 from registry.evaluation.table import Wanted, evaluate
 from registry.progress import Advance, silent
 from tests.conftest import Zoo
@@ -48,7 +48,7 @@ def few() -> Iterator[list[str]]:
 def test_names_are_those_of_the_table_in_its_order() -> None:
     assert named_methods(["all"]) == [*DENSE, *METHODS]
     assert named_methods(["regmean", "base", "regmean"]) == ["base", "regmean"]
-    with pytest.raises(InvalidInputError, match=r"method 'averge' is none of base, .*; did you mean 'average'\?"):
+    with pytest.raises(InvalidInputError, match=r"method 'averge' is not one of base, .*; did you mean 'average'\?"):
         named_methods(["averge"])
 
 
@@ -114,7 +114,7 @@ def test_method_that_does_not_fit_is_left_out_of_all_and_refused_by_name(
 
 def test_seeds_become_mean_and_standard_deviation(filled: Registry, zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(METHODS, "drawn", Method({"trunk": "base"}, seeds=(3, 5, 8)))
-    make, asked = composing(filled._workspace, ["code", "math"]), []
+    make, asked = composer_of(filled._workspace, ["code", "math"]), []
 
     def compose(settings: Mapping[str, Any], folder: Path) -> None:
         asked.append(dict(settings))

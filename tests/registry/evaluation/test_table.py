@@ -201,7 +201,7 @@ def test_folders_of_different_tokenizers_are_refused(filled: Registry, zoo: Zoo,
     other = save_checkpoint(make_model("llama", 101), tmp_path / "other", train_tokenizer(seed=1))
     with pytest.raises(IncompatibleError, match=r"their tokenizers differ: token \d+ is '") as caught:
         filled.evaluate([zoo.base, other], {"code": [zoo.test["code"]]}, SETTINGS)
-    assert caught.value.hint == "evaluate each with a command of its own"
+    assert caught.value.hint == "evaluate each with its own command"
     (other / "tokenizer.json").rename(other / "tokenizer.model")
     with pytest.raises(IncompatibleError, match=r"not both have a tokenizer\.json"):
         filled.evaluate([zoo.base, other], {"code": [zoo.test["code"]]}, SETTINGS)

@@ -162,7 +162,9 @@ def test_kept_calibration_is_training_text(registry: Registry, zoo: Zoo, tmp_pat
     registry.add_expert("math", zoo.experts["math"], data=[zoo.train["math"]])
     registry.compose(["code", "math"], tmp_path / "moe")
     registry.train_router(tmp_path / "moe", tmp_path / "out", ["code"], SETTINGS)
-    with pytest.raises(CalibrationError, match="math is no file, and the calibration tokens of math@1 were not kept"):
+    with pytest.raises(
+        CalibrationError, match="math is not a file, and the calibration tokens of math@1 were not kept"
+    ):
         registry.train_router(tmp_path / "moe", tmp_path / "no", ["code", "math"], SETTINGS)
 
 
