@@ -21,7 +21,7 @@ fix: .venv/installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-reference: .venv/installed  ## write what README and docs say of the commands, from the commands
+reference: .venv/installed  ## write docs/cli.md and docs/json.md from the commands
 	$(BIN)/python -m cli.reference
 
 docs: .venv/installed  ## write the documentation as a site; to read it: python -m http.server -d build/site

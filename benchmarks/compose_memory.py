@@ -20,30 +20,10 @@ import tempfile
 import time
 from pathlib import Path
 
-import torch
-from safetensors.torch import save_file
-from tokenizers import ByteLevelBPETokenizer
-from transformers import LlamaConfig, PreTrainedTokenizerFast
-
 from benchmarks.alternating import MEGABYTE, Comparison, run
+from benchmarks.random_experts import CONFIG, fill, make_checkpoint
 from registry import PassSettings, Registry
-from registry.families import FAMILIES
 
-CONFIG = LlamaConfig(
-    vocab_size=128_256,
-    hidden_size=2048,
-    intermediate_size=8192,
-    num_hidden_layers=16,
-    num_attention_heads=32,
-    num_key_value_heads=8,
-    head_dim=64,
-    max_position_embeddings=4096,
-    tie_word_embeddings=True,
-    dtype="bfloat16",
-    bos_token_id=0,
-    eos_token_id=0,
-    architectures=["LlamaForCausalLM"],
-)
 SHAPES = {
     "1b": {"hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32, "head_dim": 64},
     "3b": {"hidden_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 24, "head_dim": 128},
@@ -62,24 +42,6 @@ status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text
 peak = int(status["VmHWM"].split()[0]) * 1024
 print(json.dumps({{"seconds": time.monotonic() - start, "peak": peak}}))
 """
-
-
-def make_checkpoint(folder: Path, seed: int) -> Path:
-    """Write a random expert."""
-    folder.mkdir(parents=True)
-    draw = torch.Generator().manual_seed(seed)
-    family = FAMILIES["llama"]
-    architecture = family.architecture(CONFIG.to_dict())
-    tensors = {}
-    for name, shape in (family.trunk_shapes(architecture) | family.mlp_shapes(architecture)).items():
-        tensor = torch.empty(shape, dtype=torch.bfloat16)
-        tensors[name] = tensor.fill_(1.0) if "norm" in name else tensor.normal_(0, 0.02, generator=draw)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    CONFIG.save_pretrained(folder)
-    model = ByteLevelBPETokenizer()
-    model.train_from_iterator(["to be or not to be"], vocab_size=300, special_tokens=["<eos>"], show_progress=False)
-    PreTrainedTokenizerFast(tokenizer_object=model._tokenizer, bos_token="<eos>").save_pretrained(folder)
-    return folder
 
 
 def measured(body: str) -> dict[str, float]:
@@ -102,8 +64,6 @@ def composing(home: Path, names: list[str], out: Path, trunk: str) -> str:
 
 def measure(scratch: Path) -> list[Comparison]:
     """Return the comparisons of the peak above `import torch` with what it may be."""
-    from benchmarks.random_experts import fill
-
     home, names = fill(scratch, EXPERTS, **SMALL)
     workspace = 2 * 8 * (CONFIG.hidden_size + 1) ** 2
     found = []

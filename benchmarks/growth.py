@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks import random_experts
 from benchmarks.alternating import Comparison, alternate, run
-from benchmarks.compose_memory import make_checkpoint
+from benchmarks.random_experts import make_checkpoint
 from registry import PassSettings, Recipe, Registry
 from registry.workspace import content_digest
 from store.catalog import NewVersion

@@ -29,7 +29,7 @@ import sysconfig
 from functools import partial
 from pathlib import Path
 
-from benchmarks import compose_memory
+from benchmarks import random_experts
 from benchmarks.alternating import Comparison, alternate, once, run
 from registry import PassSettings, Registry, TestSettings
 
@@ -107,9 +107,9 @@ def configuration(file: Path, base: Path, prompts: dict[Path, list[str]], top_k:
 def speed(scratch: Path, mergekit: Path) -> list[Comparison]:
     """Return how long a mixture takes and how much memory, and how long a fourth expert."""
     for key, value in SHAPE.items():
-        setattr(compose_memory.CONFIG, key, value)
+        setattr(random_experts.CONFIG, key, value)
     names = ("base", *EXPERTS, LATE)
-    folders = {name: compose_memory.make_checkpoint(scratch / name, seed) for seed, name in enumerate(names)}
+    folders = {name: random_experts.make_checkpoint(scratch / name, seed) for seed, name in enumerate(names)}
     text = scratch / "text.txt"
     text.write_text("to be or not to be that is the question " * 4000)
     home, ours, other = scratch / "home", scratch / "ours", scratch / "other"

@@ -4,11 +4,50 @@ import os
 import shutil
 from pathlib import Path
 
-from benchmarks.compose_memory import CONFIG, make_checkpoint
+import torch
+from safetensors.torch import save_file
+from tokenizers import ByteLevelBPETokenizer
+from transformers import LlamaConfig, PreTrainedTokenizerFast
+
 from registry import PassSettings, Registry
+from registry.families import FAMILIES
+
+CONFIG = LlamaConfig(
+    vocab_size=128_256,
+    hidden_size=2048,
+    intermediate_size=8192,
+    num_hidden_layers=16,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    head_dim=64,
+    max_position_embeddings=4096,
+    tie_word_embeddings=True,
+    dtype="bfloat16",
+    bos_token_id=0,
+    eos_token_id=0,
+    architectures=["LlamaForCausalLM"],
+)
 
 HOMES = "REG_BENCH_HOMES"
 """Environment variable: a folder in which registries stay for the next benchmark that asks for the same."""
+
+
+def make_checkpoint(folder: Path, seed: int) -> Path:
+    """Write a random expert."""
+    folder.mkdir(parents=True)
+    draw = torch.Generator().manual_seed(seed)
+    family = FAMILIES["llama"]
+    architecture = family.architecture(CONFIG.to_dict())
+    tensors = {}
+    for name, shape in (family.trunk_shapes(architecture) | family.mlp_shapes(architecture)).items():
+        tensor = torch.empty(shape, dtype=torch.bfloat16)
+        tensors[name] = tensor.fill_(1.0) if "norm" in name else tensor.normal_(0, 0.02, generator=draw)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    CONFIG.save_pretrained(folder)
+    model = ByteLevelBPETokenizer()
+    model.train_from_iterator(["to be or not to be"], vocab_size=300, special_tokens=["<eos>"], show_progress=False)
+    PreTrainedTokenizerFast(tokenizer_object=model._tokenizer, bos_token="<eos>").save_pretrained(folder)
+    return folder
 
 
 def fill(scratch: Path, experts: int, **shape: int) -> tuple[Path, list[str]]:

@@ -99,7 +99,7 @@ def _message(error: Exception) -> Told:
             _give_up_output()
         hint = _SYSTEM_HINTS.get(error.errno or 0, "mend that, then repeat the command")
         return Told(f"{error.strerror or error}" + (f": {place}" if place else ""), hint, kind)
-    hint = f"this is a fault of the program; {DEBUG_VARIABLE}=1 shows where, for a report"
+    hint = f"this is a bug in the program; {DEBUG_VARIABLE}=1 shows where, for a report"
     return Told(f"{kind}: {error}", hint, kind)
 
 

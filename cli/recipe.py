@@ -1,19 +1,50 @@
-"""The options that make a recipe, for every command that composes."""
+"""The recipe of a command that composes: from its options, and from a file with `--recipe`."""
+
+from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 
-from cli.options import DTYPES, Choice, Integer, unique_pairs
+from cli.options import Choice, Integer, file_path, unique_pairs
 from cli.session import Session, split
-from registry.errors import RegError
-
-if TYPE_CHECKING:
-    from registry.composition import EnsembleRecipe, Recipe
+from registry import composition
+from registry.composition import recipe as recipes
+from registry.composition.recipe.recipe_fields import AUTO, FIELDS, MOE, FieldKind, RecipeField, obstacle
+from registry.errors import InvalidInputError, RegError
+from registry.names.reference import Reference
+from store.ownership import check_owner
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+STATISTICS = ("to", "routing", "routing_tokens", "lam", "bias", "seed", "top_k", "temperature", "dtype", "host",
+              "remote_code")  # fmt: skip
+"""Options that have no part in what a router is solved from."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Members, recipe and base model that a command line asks for.
+
+    Attributes:
+        experts: references to the members.
+        recipe: how they are combined.
+        base: a reference to the base model, where one was named and takes part.
+    """
+
+    experts: list[str]
+    recipe: composition.Recipe | composition.EnsembleRecipe
+    base: str | None
+
+    @property
+    def mixture(self) -> composition.Recipe:
+        """The recipe, in a command that makes mixtures alone."""
+        assert isinstance(self.recipe, composition.Recipe)
+        return self.recipe
 
 
 def _numbers(what: str) -> Callable[[click.Context, click.Parameter, tuple[str, ...]], dict[str, float]]:
@@ -29,184 +60,115 @@ def _numbers(what: str) -> Callable[[click.Context, click.Parameter, tuple[str, 
     return read
 
 
-def _lam(_context: click.Context, _option: click.Parameter, text: str) -> float | str:
-    if text == "auto":
+def _number_or_auto(_context: click.Context, _option: click.Parameter, text: str | None) -> float | str | None:
+    if text is None or text == AUTO:
         return text
     try:
         return float(text)
     except ValueError:
-        raise click.BadParameter(f"{text!r} is neither a number nor auto") from None
+        raise click.BadParameter(f"{text!r} is neither a number nor {AUTO}") from None
 
 
-_OPTIONS = (
-    click.option(
-        "--to",
-        type=Choice(["moe", "dense", "ensemble"]),
-        metavar="OUTPUT",
-        default="moe",
-        show_default=True,
-        help="What to make: moe, a sparse mixture; dense, one model whose MLPs are combined as the trunk is; "
-        "ensemble, all members whole, their predictions mixed (loads with trust_remote_code=True).",
-    ),
-    click.option(
-        "--routing",
-        type=Choice(["posterior", "perplexity", "task-vector"]),
-        metavar="METHOD",
-        default="posterior",
-        show_default=True,
-        help="Of an ensemble: posterior, perplexity or task-vector.",
-    ),
-    click.option(
-        "--routing-tokens",
-        type=Integer(2),
-        metavar="N",
-        default=32,
-        show_default=True,
-        help="Of task-vector: how many first tokens decide.",
-    ),
-    click.option(
-        "--trunk",
-        type=Choice(["regmean", "mean", "base", "ties", "dare", "task-arithmetic"]),
-        metavar="METHOD",
-        default="regmean",
-        show_default=True,
-        help="Trunk method: regmean, mean, base, ties, dare or task-arithmetic.",
-    ),
-    click.option("--alpha", type=float, metavar="X", help="Of regmean: the share of off-diagonals. [default: 1]"),
-    click.option(
-        "--density", type=float, metavar="X", help="Of ties and dare: the share of entries that stay. [default: 0.8]"
-    ),
-    click.option(
-        "--scale",
-        type=float,
-        metavar="X",
-        help="Of ties, dare and task-arithmetic: what the merged task vector is multiplied by. [default: 1; 1; 0.3]",
-    ),
-    click.option(
-        "--router",
-        type=Choice(["ridge", "domain-embedding", "random"]),
-        metavar="METHOD",
-        default="ridge",
-        show_default=True,
-        help="Router method: ridge, domain-embedding or random.",
-    ),
-    click.option(
-        "--lam",
-        metavar="X|auto",
-        default="0.01",
-        show_default=True,
-        help="Ridge strength; auto: for each layer the one of least held-out error, from statistics alone.",
-        callback=_lam,
-    ),
-    click.option(
-        "--normalize/--no-normalize",
-        default=False,
-        show_default=True,
-        help="Give router columns unit length, as the DUME paper does, or leave them as they are solved.",
-    ),
-    click.option(
-        "--bias",
-        multiple=True,
-        metavar="A=B,…",
-        help="Of domain-embedding: what is added to a member's logits, as far as routers can. [default: 0]",
-        callback=_numbers("bias"),
-    ),
-    click.option("--seed", type=int, metavar="N", default=0, show_default=True, help="Of random."),
-    click.option(
-        "--token-weight",
-        type=Choice(["none", "advantage"]),
-        metavar="HOW",
-        default="none",
-        show_default=True,
-        help="none, or advantage: weigh kept calibration tokens by what the expert gains on them over the base model.",
-    ),
-    click.option(
-        "--refine",
-        type=Integer(0),
-        metavar="N",
-        default=0,
-        show_default=True,
-        help="Passes of the kept calibration tokens through the composed model, from which the routers are solved.",
-    ),
-    click.option(
-        "--refine-mlp",
-        is_flag=True,
-        help="Refit the trunk's linear maps and each expert's down projection on the same tokens.",
-    ),
-    click.option("--device", metavar="DEVICE", help="A torch device for passes. [default: the GPU if there is one]"),
-    click.option(
-        "--top-k", type=Integer(1), metavar="N", help="Experts per token. [default: 2; of an ensemble all members]"
-    ),
-    click.option(
-        "--temperature", type=float, metavar="X", help="Divides the router logits. [default: 0.05; of an ensemble 1]"
-    ),
-    click.option(
-        "--weights",
-        multiple=True,
-        metavar="A=W,…",
-        help="Members' weights in every sum over them. [default: 1]",
-        callback=_numbers("weight"),
-    ),
-    click.option(
-        "--balance",
-        type=Choice(["none", "tokens"]),
-        metavar="HOW",
-        default="none",
-        show_default=True,
-        help="none, or tokens: divide each member's statistics by its share of the tokens.",
-    ),
-    click.option(
-        "--dtype",
-        type=DTYPES,
-        metavar="DTYPE",
-        help="bfloat16, float16 or float32: what the folder is written in. [default: the members' own]",
-    ),
-    click.option(
-        "--host",
-        metavar="HOST",
-        help="What carries it, where more than one does: a model type, or remote-code. [default: the preferred one]",
-    ),
-    click.option(
-        "--remote-code",
-        is_flag=True,
-        help="Write a modelling file into the folder, which carries any family; it loads with trust_remote_code=True.",
-    ),
-)
-_OF_ENSEMBLES = {"routing", "routing_tokens"}
-_OF_ALL = {"to", "top_k", "temperature", "weights", "dtype"}
-_OF_TRUNKS = {"to", "trunk", "alpha", "density", "scale", "weights", "balance", "dtype"}
-_OF_ROUTERS = ("lam", "normalize", "bias", "seed")
-_TRUNK_OPTIONS = ("alpha", "density", "scale")
-STATISTICS = ("to", "routing", "routing_tokens", "lam", "bias", "seed", "top_k", "temperature", "dtype", "host",
-              "remote_code")  # fmt: skip
-"""Options that have no part in what a router is solved from."""
+def _option(described: RecipeField) -> Callable[[Command], Command]:
+    """Return the option of a field."""
+    name, kind, limits = described.option, described.kind, described.limits
+    if kind is FieldKind.SWITCH:
+        if described.stands_for:
+            return click.option(name, is_flag=True, help=described.help)
+        off = f"--no-{name.removeprefix('--')}"
+        return click.option(f"{name}/{off}", default=described.default, show_default=True, help=described.help)
+    settings: dict[str, Any] = {"help": described.help, "metavar": described.metavar}
+    if kind is FieldKind.CHOICE:
+        settings["type"] = Choice(described.choices)
+    elif kind is FieldKind.WHOLE and limits.least > float("-inf"):
+        settings["type"] = Integer(int(limits.least), None if limits.most == float("inf") else int(limits.most))
+    elif kind in (FieldKind.WHOLE, FieldKind.NUMBER) and not described.auto:
+        settings["type"] = int if kind is FieldKind.WHOLE else float
+    if described.auto:
+        settings |= {"type": str, "callback": _number_or_auto}
+    elif kind is FieldKind.BY_MEMBER:
+        settings |= {"multiple": True, "callback": _numbers(described.called)}
+    if described.default in (None, {}) or described.default_with or described.group:
+        settings["help"] += f" [default: {described.default_text}]"
+    else:
+        settings |= {"default": described.default, "show_default": True}
+    return click.option(name, **settings)
+
+
+def experts_option(command: Command) -> Command:
+    """Add --experts, which a file of `--recipe` can replace."""
+    return click.option("--experts", multiple=True, metavar="A,B@2,…", help="The members, in any order.")(command)
 
 
 def recipe_options(*without: str) -> Callable[[Command], Command]:
-    """Add every option of a recipe but some, by parameter name; `recipe_of` makes one of their values."""
+    """Add every option of a recipe but some, by parameter name, and `--recipe`; `asked` reads their values."""
 
     def add(command: Command) -> Command:
-        marked = click.command()(lambda: None)
-        for option in reversed(_OPTIONS):
-            marked.params.clear()
-            option(marked)
-            if marked.params[0].name not in without:
-                command = option(command)
-        return command
+        for name, described in reversed(FIELDS.items()):
+            if name not in without:
+                command = _option(described)(command)
+        return click.option(
+            "--recipe",
+            "recipe_path",
+            type=file_path,
+            metavar="FILE",
+            help="Read experts, base model and recipe from a YAML file or a composition.json; options win over it.",
+        )(command)
 
     return add
 
 
-def check_members(session: Session, refs: Sequence[str]) -> None:
-    """Refuse experts that cannot be composed, before anything is imported that takes seconds.
+def asked(
+    context: click.Context, session: Session, experts: Sequence[str], base: str | None, settings: dict[str, Any]
+) -> Asked:
+    """Return what the options and the file of `--recipe` ask for.
 
-    Where there is no registry nothing is said yet: options that make no sense are told before that.
+    Experts that cannot be composed are refused before anything is imported that takes seconds.
+
+    Args:
+        context: the command's.
+        session: opens the registry.
+        experts: the values of --experts.
+        base: the value of --base.
+        settings: the values of `recipe_options`.
 
     Raises:
-        RegError: there is no such expert, it was opted out, or the catalog is another registry's.
+        click.UsageError: an option has no part in what is made, or no expert is named.
+        RegError: the file is not a recipe, or an expert or the recipe cannot be.
     """
-    from store.ownership import check_owner
+    path: Path | None = settings.pop("recipe_path")
+    given = {name: value for name, value in settings.items() if _is_given(context, name)}
+    file = None if path is None else recipes.read_recipe(path)
+    _check_options(given, {} if file is None else file.values)
+    if file is not None and file.members:
+        with session.registry() as registry:
+            file = file.resolved(registry.catalog)
+    refs = split(experts) or list(file.experts if file else ())
+    if not refs:
+        raise click.UsageError("Missing option '--experts' (or a '--recipe' that names them).")
+    check_members(session, refs)
+    if file is None:
+        return Asked(refs, recipes.make_recipe(given), base)
+    if experts:
+        given = _of_members(file, refs) | given
+    values = recipes.overlay(file.values, given)
+    if "to" not in settings and values.get("to", MOE) != MOE:
+        raise InvalidInputError(
+            f"{context.command_path} is for mixtures, and the recipe in {path} makes {values['to']}",
+            "name another --recipe",
+        )
+    recipe = recipes.make_recipe(values)
+    return Asked(refs, recipe, base or (file.base if recipe.needs_base else None))
 
+
+def check_members(session: Session, refs: Sequence[str]) -> None:
+    """Check that experts can be composed.
+
+    Nothing is checked where there is no registry yet, so that wrong options are reported first.
+
+    Raises:
+        RegError: there is no such expert, it was opted out, or the catalog belongs to another registry.
+    """
     with ExitStack() as stack:
         try:
             registry = stack.enter_context(session.registry())
@@ -217,42 +179,29 @@ def check_members(session: Session, refs: Sequence[str]) -> None:
             registry.resolve(ref, kind="expert")
 
 
-def recipe_of(context: click.Context, **settings: Any) -> "Recipe | EnsembleRecipe":
-    """Return the recipe that the options say; those that the command does not have stay at their defaults.
-
-    Raises:
-        click.UsageError: an option was given that has no part in what is made.
-    """
-    from registry.composition import EnsembleRecipe, Recipe
-    from registry.maths.router import ROUTERS
-
-    to, router = settings.get("to", "moe"), settings.get("router", "ridge")
-    parts = {"ensemble": _OF_ENSEMBLES | _OF_ALL, "dense": _OF_TRUNKS}.get(to, {*settings} - _OF_ENSEMBLES)
-    for name in sorted({*settings} - parts):
-        if _is_given(context, name):
-            raise click.UsageError(f"--{name.replace('_', '-')} has no part in what --to {to} makes.")
-    for name in sorted({*_OF_ROUTERS} & parts - ROUTERS[router].options):
-        if _is_given(context, name):
-            raise click.UsageError(f"--{name} has no part in --router {router}.")
-    if (to, settings["trunk"]) == ("dense", "base"):
+def _check_options(given: dict[str, Any], file_values: Any) -> None:
+    """Refuse options that have no part in what is made."""
+    merged = {**file_values, **given}
+    for name in sorted(given):
+        if found := obstacle(FIELDS[name], merged):
+            other, method = found
+            made = f"what --to {method} makes" if other == "to" else f"{FIELDS[other].option} {method}"
+            raise click.UsageError(f"{FIELDS[name].option} has no part in {made}.")
+    if (merged.get("to"), merged.get("trunk")) == ("dense", "base"):
         raise click.UsageError("--to dense --trunk base is the base model itself: choose another --trunk.")
-    if settings.get("temperature") is None:
-        settings.pop("temperature", None)  # each kind has a default of its own
-    if to == "ensemble":
-        return EnsembleRecipe(**{name: settings[name] for name in (parts - {"to"}) & {*settings}})
-    host, top_k = settings.pop("host", None), settings.pop("top_k", None)
-    if settings.pop("remote_code", False):
-        if host is not None:
-            raise click.UsageError("--host and --remote-code exclude one another.")
-        host = "remote-code"
-    options = {name: settings.pop(name) for name in _TRUNK_OPTIONS}
-    return Recipe(
-        top_k=top_k,
-        trunk_options={name: value for name, value in options.items() if value is not None},
-        host=host,
-        **{name: value for name, value in settings.items() if name not in _OF_ENSEMBLES},
-    )
+    if given.get("host") and given.get("remote_code"):
+        raise click.UsageError("--host and --remote-code exclude one another.")
+
+
+def _of_members(file: composition.RecipeFile, refs: Sequence[str]) -> dict[str, Any]:
+    """Return the file's numbers by member without those of members that --experts leaves out."""
+    names = {Reference.parse(ref).name for ref in refs}
+    return {
+        name: {member: number for member, number in value.items() if member in names}
+        for name, value in file.values.items()
+        if FIELDS[name].kind is FieldKind.BY_MEMBER
+    }
 
 
 def _is_given(context: click.Context, name: str) -> bool:
-    return context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+    return name in FIELDS and context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE

@@ -1,7 +1,7 @@
 """What the documents say of the commands, written from the commands themselves: `python -m cli.reference [PAGE…]`.
 
-A page has marks, and what stands between them is made anew: of README.md a table of all commands, of docs/cli.md each
-with its options, of docs/json.md what each prints with --json.
+The text between the marks of a page is generated: in docs/cli.md a table of all commands and then each with its
+options, in docs/json.md what each prints with --json.
 """
 
 import inspect
@@ -12,18 +12,16 @@ from pathlib import Path
 
 import click
 
-PAGES = ("README.md", "docs/cli.md", "docs/json.md")
+PAGES = ("docs/cli.md", "docs/json.md")
 """The pages that have marks."""
-
-REFERENCE_PAGE = "docs/cli.md"
 
 
 def summary() -> str:
-    """Return every command with what it does in a line, as a Markdown table that links to the reference."""
+    """Return every command with what it does in a line, as a Markdown table that links to its section."""
     rows = ["| command | |", "|---|---|"]
     for command, own in commands():
         anchor = own.command_path.replace(" ", "-")
-        rows.append(f"| [`{own.command_path}`]({REFERENCE_PAGE}#{anchor}) | {_line(command)} |")
+        rows.append(f"| [`{own.command_path}`](#{anchor}) | {_line(command)} |")
     return "\n".join(rows) + "\n"
 
 

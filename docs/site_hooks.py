@@ -1,6 +1,6 @@
-"""What mkdocs calls for each page: links that lead out of docs/, to the README or to code, become its text alone.
+"""A mkdocs hook that replaces links out of docs/, to the README or to code, by their text.
 
-They work where the repository is looked at as files; a site has no such files, and does not know where they are shown.
+Such links work when the repository is browsed as files. The site does not contain those files.
 """
 
 import re
@@ -11,7 +11,7 @@ _LINK = re.compile(r"\[(?P<text>[^\]]+)\]\((?P<target>[^)\s#]+)(?:#[^)\s]*)?\)")
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
-    """Return the page without links to files that are not pages of the site."""
+    """Return the page without links to files outside the site."""
     docs = Path(config["docs_dir"]).resolve()
     here = Path(page.file.abs_src_path).parent
 

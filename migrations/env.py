@@ -1,4 +1,4 @@
-"""Run by Alembic. The connection, the version table's name and the models come from `store.catalog.schema`."""
+"""Migration environment of Alembic; `store.catalog.schema` passes the connection, version table and models."""
 
 from alembic import context
 

@@ -1,4 +1,4 @@
-"""Storage: content-addressed arrays (zarr) and the catalog of who they belong to (SQL).
+"""Storage: content-addressed arrays (zarr) and the catalog of the versions that use them (SQL).
 
-This package holds names, digests, arrays and rows. It knows no Gram, no router and no model.
+This package handles names, digests, arrays and rows. It knows nothing of Gram matrices, routers or models.
 """

@@ -1,11 +1,12 @@
-"""Arrays under the digest of their content: one zarr v3 array a directory, written once, never changed.
+"""Arrays stored under the digest of their content: one zarr v3 array per directory, written once, never changed.
 
 Layout below the root: `<first two digits>/<digest>/{zarr.json, c.0.0, …}`. The digest is SHA-256 over the dtype,
-the shape and the row-major little-endian bytes, so equal content is stored once whatever it belongs to. The file
-`registry` has the id of the catalog whose arrays these are.
+the shape and the row-major little-endian bytes, so equal content is stored only once. The file `registry` holds the
+id of the catalog that these arrays belong to.
 
-Writing leans on no rename: chunks are written in place, flushed, and read back against the digest. A crash leaves
-an incomplete directory that no catalog row names; the next `put` of the same content, or `reg gc`, mends it.
+Writing does not rely on renames: chunks are written in place, flushed, read back and compared with the digest. A crash
+leaves an incomplete directory that no catalog row refers to; the next `put` of the same content rewrites it, and
+`reg gc` deletes it.
 """
 
 import hashlib
@@ -40,7 +41,7 @@ _OWNER_BYTES = 100
 
 
 def rows_per_block(shape: tuple[int, ...]) -> int:
-    """Return how many leading rows of an array of `shape` (first axis ≥ 1) make one chunk."""
+    """Return the number of leading rows in one chunk of an array of `shape` (first axis ≥ 1)."""
     return max(1, min(shape[0], CHUNK_ELEMENTS // max(1, math.prod(shape[1:]))))
 
 
@@ -52,7 +53,7 @@ class ArraySource:
         dtype: true dtype, a key of `CARRIERS`.
         shape: at least one axis, every axis ≥ 1.
         blocks: starts a new pass; yields `rows_per_block(shape)` rows at a time, in the carrier dtype.
-        raw: the same bytes as files, where they are stored so; reading them checks nothing (`check_digest`).
+        raw: the same bytes as uncompressed files, if they are stored that way; reading them does not verify the digest.
     """
 
     dtype: str
@@ -67,7 +68,7 @@ class ArraySource:
 
     @classmethod
     def of(cls, data: Block, dtype: str) -> "ArraySource":
-        """Return the source of an array in memory, `data` being in the carrier dtype of `dtype`."""
+        """Return a source for an array in memory; `data` has the carrier dtype of `dtype`."""
 
         def blocks() -> Iterator[Block]:
             rows = rows_per_block(data.shape)
@@ -78,7 +79,7 @@ class ArraySource:
 
 
 def new_hash(dtype: str, shape: tuple[int, ...]) -> "hashlib._Hash":
-    """Return a SHA-256 that already holds dtype and shape; feed it the row-major little-endian bytes."""
+    """Return a SHA-256 state that already covers dtype and shape; update it with the row-major little-endian bytes."""
     return hashlib.sha256(canonical_json([dtype, list(shape)]).encode("ascii") + b"\n")
 
 
@@ -93,29 +94,29 @@ def digest_of(source: ArraySource) -> str:
 class ArrayStore:
     """The arrays below one folder.
 
-    Safe for many readers. Writers and deleters exclude one another through the registry's lock (`store.lock`).
+    Safe for concurrent readers. Writers and deleters exclude one another through the registry's lock (`store.lock`).
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root
 
     def path(self, digest: str) -> Path:
-        """Return the folder that holds `digest`, whether or not it exists.
+        """Return the folder of the array `digest`, whether or not it exists.
 
         Raises:
-            DamagedError: it is no digest, which a path must not be made of.
+            DamagedError: `digest` is not a digest, so no path may be built from it.
         """
         if not _DIGEST.fullmatch(digest):
-            raise DamagedError(f"{digest[:80]!r} is no digest of an array", "run: reg verify")
+            raise DamagedError(f"{digest[:80]!r} is not the digest of an array", "run: reg verify")
         return self.root / digest[:2] / digest
 
     @property
     def owner_file(self) -> Path:
-        """Where the id of the catalog is written down."""
+        """The file that holds the id of the catalog."""
         return self.root / "registry"
 
     def owner(self) -> str | None:
-        """Return the id of the catalog whose arrays these are; None where it was never written down, or not whole."""
+        """Return the id of the catalog that these arrays belong to; None if the file is absent or incomplete."""
         file = self.owner_file
         try:
             data = file.read_bytes() if regular_size(file) <= _OWNER_BYTES else b""
@@ -124,7 +125,7 @@ class ArrayStore:
         return data.decode().strip() if _OWNER.fullmatch(data) else None
 
     def set_owner(self, owner: str) -> None:
-        """Write down the id of the catalog whose arrays these are: whole or not at all."""
+        """Write the id of the catalog that these arrays belong to, atomically."""
         file = self.owner_file
         fresh = file.with_name(f"{file.name}.new")
         try:
@@ -138,19 +139,19 @@ class ArrayStore:
             raise StorageError(f"{file} cannot be written: {error.strerror}", SPACE) from error
 
     def put(self, source: ArraySource, *, compress: bool = False, digest: str | None = None) -> str:
-        """Store `source` unless it is already there intact, and return its digest.
+        """Store `source` unless an intact copy exists, and return its digest.
 
-        On return the bytes have been flushed to disk and read back against the digest.
+        On return the bytes have been flushed to disk, read back and compared with the digest.
 
         Args:
-            source: what to store.
-            compress: zstd for statistics; weights stay raw so that composing copies bytes.
-            digest: the digest of `source`, where the caller has computed it already.
+            source: the array to store.
+            compress: compress with zstd, as for statistics; weights stay raw so that composing copies bytes.
+            digest: the digest of `source`, if the caller has computed it already.
 
         Raises:
-            InvalidInputError: a dtype the store cannot hold, an empty array, or rows of more than `ROW_ELEMENTS`.
-            StorageError: the disk refused.
-            DamagedError: what was read back is not what was written.
+            InvalidInputError: the dtype is not supported, the array is empty, or a row exceeds `ROW_ELEMENTS`.
+            StorageError: the array cannot be written.
+            DamagedError: the bytes read back differ from those written.
         """
         sound = source.dtype in CARRIERS and bool(source.shape) and min(source.shape) >= 1
         if not sound or math.prod(source.shape[1:]) > ROW_ELEMENTS:
@@ -178,11 +179,11 @@ class ArrayStore:
         return digest
 
     def open(self, digest: str) -> ArraySource:
-        """Return `digest` as a source whose every full pass ends by checking the digest.
+        """Return `digest` as a source; every full pass over it ends with a check of the digest.
 
         Raises:
-            NotFoundError: there is no such array.
-            DamagedError: its description is not one of this program's; during a pass: its bytes are not those of the
+            NotFoundError: the array does not exist.
+            DamagedError: `zarr.json` is not one that this program writes; during a pass, the bytes do not match the
                 digest.
         """
         layout, path = self._layout(digest), self.path(digest)
@@ -204,7 +205,12 @@ class ArrayStore:
         return ArraySource(dtype, shape, blocks)
 
     def read(self, digest: str) -> Block:
-        """Return the whole array in its carrier dtype, checked against the digest (errors as `open`)."""
+        """Return the whole array in its carrier dtype, checked against the digest.
+
+        Raises:
+            NotFoundError: the array does not exist.
+            DamagedError: the array is damaged.
+        """
         import numpy as np
 
         return np.concatenate(list(self.open(digest).blocks()))
@@ -212,14 +218,14 @@ class ArrayStore:
     def sample(self, digest: str, rows: "npt.NDArray[np.int64]") -> Block:
         """Return some rows of an uncompressed array, in its carrier dtype, without checking them against the digest.
 
-        It reads these rows alone and leaves zarr out, so that a look at many large arrays costs little.
+        Only these rows are read, without zarr, so that sampling many large arrays is cheap.
 
         Args:
             digest: the array.
-            rows: numbers of rows, rising.
+            rows: row numbers in ascending order.
 
         Raises:
-            DamagedError: it is not there, or not as it was written.
+            DamagedError: the array is missing or damaged.
         """
         import numpy as np
 
@@ -241,7 +247,7 @@ class ArrayStore:
         return np.concatenate(parts)
 
     def is_intact(self, digest: str) -> bool:
-        """Tell whether `digest` is present and its bytes are those of the digest."""
+        """Return True if `digest` is present and its bytes match the digest."""
         try:
             for _ in self.open(digest).blocks():
                 pass
@@ -250,11 +256,11 @@ class ArrayStore:
         return True
 
     def has(self, digest: str) -> bool:
-        """Tell whether there is anything of `digest`, intact or not."""
+        """Return True if the folder of `digest` exists, intact or not."""
         return self.path(digest).exists()
 
     def delete(self, digest: str) -> int:
-        """Delete `digest` and return the bytes freed on disk; 0 where it was absent."""
+        """Delete `digest` and return the bytes freed on disk; 0 if it was absent."""
         freed, path = self.disk_bytes(digest), self.path(digest)
         if path.is_symlink() or path.is_file():
             path.unlink()
@@ -263,11 +269,11 @@ class ArrayStore:
         return freed
 
     def disk_bytes(self, digest: str) -> int:
-        """Return what `digest` takes on disk; 0 where it is absent."""
+        """Return the size of `digest` on disk in bytes; 0 if it is absent."""
         return sum(file.stat().st_size for file in self.path(digest).rglob("*") if file.is_file())
 
     def digests(self) -> Iterator[str]:
-        """Yield the digest of every array on disk, complete or not, in order; anything else there is passed over."""
+        """Yield the digest of every array on disk, complete or not, in order; other files are ignored."""
         for path in sorted(self.root.glob("??/*")):
             if _DIGEST.fullmatch(path.name) and path.name.startswith(path.parent.name):
                 yield path.name
@@ -316,32 +322,32 @@ class ArrayStore:
 
         try:
             return zarr.open_array(LocalStore(self.path(digest), read_only=True), mode="r")
-        except Exception as error:  # zarr raises many kinds for a description it cannot read
+        except Exception as error:  # zarr raises many kinds of errors for a zarr.json that it cannot read
             raise _damaged(digest, f"zarr.json is unreadable ({error})") from error
 
 
 def check_digest(digest: str, state: "hashlib._Hash") -> None:
-    """Check that what was hashed, begun by `new_hash`, is the array of a digest.
+    """Check that a hash, begun with `new_hash`, matches the digest of an array.
 
     Raises:
-        DamagedError: it is not.
+        DamagedError: it does not match.
     """
     if state.hexdigest() != digest:
         raise _damaged(digest, f"its content has digest {state.hexdigest()[:12]}")
 
 
 def unreadable(digest: str, error: Exception) -> DamagedError:
-    """Return the error of an array whose bytes cannot be had."""
+    """Return the error for an array whose bytes cannot be read."""
     return _damaged(digest, f"unreadable ({error})")
 
 
 def _checked(digest: str, dtype: str, shape: tuple[int, ...], blocks: Iterator[Block]) -> Iterator[Block]:
-    """Yield blocks, and check them all against the digest when the last one was taken."""
+    """Yield blocks, and check them against the digest after the last one."""
     state = new_hash(dtype, shape)
     while True:
         try:
             block = next(blocks, None)
-        except Exception as error:  # whatever a codec makes of damaged bytes
+        except Exception as error:  # codecs raise many kinds of errors for damaged bytes
             raise unreadable(digest, error) from error
         if block is None:
             break
@@ -363,7 +369,7 @@ def _raw_blocks(raw: RawArray) -> Iterator[Block]:
 def _damaged(digest: str, why: str) -> DamagedError:
     return DamagedError(
         f"array {digest[:12]} is damaged: {why}",
-        "run: reg verify (it names the experts concerned); adding one of them again from its checkpoint repairs it",
+        "run: reg verify (it names the affected experts); adding one of them again from its checkpoint repairs it",
     )
 
 
@@ -374,7 +380,7 @@ def _little_endian(block: Block) -> Block:
 
 
 def _flush(path: Path) -> None:
-    """Force everything below `path`, and the folders that lead to it, to disk."""
+    """Flush everything below `path`, and its two parent folders, to disk."""
     for folder, _, files in os.walk(path):
         for entry in (*(Path(folder) / name for name in files), Path(folder)):
             flush(entry)
@@ -383,7 +389,7 @@ def _flush(path: Path) -> None:
 
 
 def flush(path: Path) -> None:
-    """Force one file's or folder's content to disk."""
+    """Flush one file or folder to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

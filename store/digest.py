@@ -1,4 +1,4 @@
-"""Digests: SHA-256 over bytes that mean the same thing everywhere."""
+"""Digests: SHA-256 over bytes that are the same on every machine."""
 
 import hashlib
 import json
@@ -6,10 +6,10 @@ from typing import Any
 
 
 def canonical_json(value: Any) -> str:
-    """Return the one JSON text of `value`: sorted keys, no white space, ASCII, no NaN.
+    """Return the canonical JSON text of `value`: sorted keys, no white space, ASCII, no NaN.
 
     Raises:
-        ValueError: if `value` holds a number that JSON cannot carry.
+        ValueError: `value` holds a number that JSON cannot represent.
     """
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 

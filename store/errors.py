@@ -1,19 +1,19 @@
-"""The root of every error a user can meet, and those that storage raises.
+"""The root of every error that a user can meet, and the errors of storage.
 
     RegError                      what failed, and the next command to type
-    ├── InvalidInputError         (ValueError)   the request is wrong: mend it and repeat
+    ├── InvalidInputError         (ValueError)   the request is wrong: correct it and repeat
     ├── NotFoundError             (LookupError)  no such expert, version, alias or array
     ├── ConflictError                            the request contradicts what is registered
-    ├── DamagedError                             stored bytes are not what was written
+    ├── DamagedError                             stored bytes differ from what was written
     ├── SchemaError                              the catalog's schema is older or newer than this program
-    └── StorageError              (OSError)      the disk or the database refused: space, rights, connection
+    └── StorageError              (OSError)      the disk or the database fails: space, permissions, connection
 
 `registry.errors` adds the errors of the domain below these.
 """
 
 
 class RegError(Exception):
-    """Anything a user can be told: `message` says what failed on which id, `hint` what to type next."""
+    """An error for the user: `message` says what failed on which id, `hint` is the command to type next."""
 
     def __init__(self, message: str, hint: str | None = None) -> None:
         super().__init__(message)
@@ -25,11 +25,11 @@ class RegError(Exception):
 
 
 class InvalidInputError(RegError, ValueError):
-    """The request itself is wrong."""
+    """The request is wrong."""
 
 
 class NotFoundError(RegError, LookupError):
-    """What was named does not exist."""
+    """The named object does not exist."""
 
 
 class ConflictError(RegError):
@@ -37,12 +37,12 @@ class ConflictError(RegError):
 
 
 class DamagedError(RegError):
-    """Stored bytes are not the bytes that were written."""
+    """Stored bytes differ from what was written."""
 
 
 class SchemaError(RegError):
-    """The catalog's schema is not the one this program works with."""
+    """The catalog's schema is older or newer than this program."""
 
 
 class StorageError(RegError, OSError):
-    """The disk or the database refused."""
+    """The disk or the database cannot be read or written."""

@@ -8,15 +8,15 @@ from store.errors import ConflictError, StorageError
 from store.permissions import not_writable, why_not_writable
 
 WAIT_SECONDS = 600.0
-"""How long a writer waits for another before it gives up."""
+"""Seconds that a writer waits for another before it gives up."""
 
 
 @contextmanager
-def exclusive(path: Path, what: str) -> Iterator[None]:
+def exclusive(path: Path, action: str) -> Iterator[None]:
     """Hold the lock file `path` (created if absent, released by the system when its process dies).
 
     Raises:
-        ConflictError: another process held it for `WAIT_SECONDS`.
+        ConflictError: another process holds it for more than `WAIT_SECONDS`.
         StorageError: its folder cannot be written.
     """
     from filelock import FileLock, Timeout
@@ -29,7 +29,7 @@ def exclusive(path: Path, what: str) -> Iterator[None]:
         lock.acquire()
     except Timeout as error:
         raise ConflictError(
-            f"{what}: another process has held {path} for {WAIT_SECONDS:.0f} s", "repeat when it has ended"
+            f"{action}: another process has held {path} for {WAIT_SECONDS:.0f} s", "repeat when it has ended"
         ) from error
     except OSError as error:
         if isinstance(error, StorageError):

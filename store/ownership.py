@@ -1,7 +1,7 @@
-"""Whose arrays these are: the catalog and the folder of its arrays carry the same id.
+"""Ownership of arrays: the catalog and the folder of its arrays carry the same id.
 
-A catalog takes every array that it does not know for garbage. So a catalog that is not that of the arrays, named by
-mistake or made anew where one was lost, must not touch them.
+A catalog treats every array that it does not know as garbage. So another catalog, named by mistake or created to
+replace a lost one, must not touch the arrays.
 """
 
 from typing import TYPE_CHECKING
@@ -16,12 +16,12 @@ _HINT = "name the right catalog with --database or REG_DATABASE; if it is lost, 
 
 
 def check_owner(catalog: "Catalog", store: "ArrayStore") -> None:
-    """Check that the arrays of `store` are those of `catalog`.
+    """Check that the arrays of `store` belong to `catalog`.
 
-    Arrays without an id are from before there was one: they are the catalog's if it knows any of them.
+    Arrays written by early versions carry no id: they belong to the catalog if it knows any of them.
 
     Raises:
-        ConflictError: they belong to another catalog.
+        ConflictError: the arrays belong to another catalog.
     """
     owner = store.owner()
     if owner == catalog.id or next(store.digests(), None) is None:
@@ -34,28 +34,28 @@ def check_owner(catalog: "Catalog", store: "ArrayStore") -> None:
 
 
 def claim(catalog: "Catalog", store: "ArrayStore") -> None:
-    """Check that the arrays of `store` are those of `catalog`, and make them carry its id.
+    """Check that the arrays of `store` belong to `catalog`, and write its id beside them.
 
     The caller holds the registry's lock.
 
     Raises:
-        ConflictError: they belong to another catalog.
+        ConflictError: the arrays belong to another catalog.
     """
     check_owner(catalog, store)
     if store.owner() != catalog.id:
         store.set_owner(catalog.id)
 
 
-def check_unowned(store: "ArrayStore", place: str) -> None:
-    """Check that a catalog may be made anew in the database `place`: there are no arrays yet.
+def check_unowned(store: "ArrayStore", url: str) -> None:
+    """Check that a catalog may be created in the database `url`: no arrays exist yet.
 
     Raises:
-        ConflictError: there are; their catalog is elsewhere, or lost.
+        ConflictError: arrays exist; their catalog is elsewhere, or lost.
     """
     if next(store.digests(), None) is not None:
-        raise _foreign(store, store.owner(), f"{place}, which holds no catalog")
+        raise _foreign(store, store.owner(), f"{url}, which holds no catalog")
 
 
-def _foreign(store: "ArrayStore", owner: str | None, place: str) -> ConflictError:
+def _foreign(store: "ArrayStore", owner: str | None, url: str) -> ConflictError:
     known = f" (its id is {owner})" if owner else " (none of them is known here)"
-    return ConflictError(f"the arrays below {store.root} belong to another catalog{known}, not to {place}", _HINT)
+    return ConflictError(f"the arrays below {store.root} belong to another catalog{known}, not to {url}", _HINT)

@@ -1,7 +1,7 @@
-"""Uncompressed arrays as the bytes that their chunks' files hold: read without zarr, for copying at the disk's speed.
+"""Uncompressed arrays read straight from their chunk files, without zarr, for copying at the speed of the disk.
 
-It knows the one layout that `ArrayStore.put` writes for weights: whole rows in files `c.0.0`, `c.1.0` …, little-endian,
-the last file as long as the others and filled up. Whatever is described otherwise has no raw form; zarr reads it.
+Only the layout that `ArrayStore.put` writes for weights is supported: whole rows in files `c.0.0`, `c.1.0` …,
+little-endian, the last file padded to the length of the others. Arrays with another layout are read by zarr.
 """
 
 import sys
@@ -17,9 +17,9 @@ class RawArray:
     """An array in files of its own bytes.
 
     Attributes:
-        digest: of its content; nothing here checks it.
-        folder: where its files are.
-        layout: how it lies there.
+        digest: digest of the content; not verified here.
+        folder: the folder of its files.
+        layout: dtype, shape and chunks of the files.
     """
 
     digest: str
@@ -38,12 +38,12 @@ class RawArray:
 
     @property
     def height(self) -> int:
-        """Rows in each file."""
+        """Rows per file."""
         return self.layout.height
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row."""
+        """Bytes per row."""
         return self.layout.row_bytes
 
     @property
@@ -53,39 +53,39 @@ class RawArray:
 
     @property
     def count(self) -> int:
-        """Files."""
+        """Number of files."""
         return -(-self.shape[0] // self.height)
 
     def rows(self, number: int) -> int:
-        """Return how many rows of the array one file holds."""
+        """Return the number of rows of the array in one file."""
         return min(self.height, self.shape[0] - number * self.height)
 
     def read(self, number: int, into: memoryview) -> None:
-        """Fill a buffer with the bytes of one file (errors as `pieces`)."""
+        """Fill a buffer with the bytes of one file (raises the errors of `pieces`)."""
         rest = [into]
         for piece in self.pieces(number, lambda: rest[0]):
             rest[0] = rest[0][len(piece) :]
 
     def pieces(self, number: int, buffers: Callable[[], memoryview]) -> Iterator[memoryview]:
-        """Yield the bytes of one file in order, each time the filled part of a buffer that `buffers` gives.
+        """Yield the bytes of one file in order, as the filled parts of buffers that `buffers` returns.
 
         Raises:
-            OSError: the file is absent, no regular one, or not of its length.
+            OSError: the file is absent, not a regular file, or of the wrong length.
         """
         try:
             check_chunks(self.layout, self.folder, [number])
         except ValueError as error:
             raise OSError(str(error)) from error
-        file, wanted = self.layout.chunk(self.folder, number), self.rows(number) * self.row_bytes
-        with file.open("rb", buffering=0) as opened:
-            while wanted:
+        file, remaining = self.layout.chunk(self.folder, number), self.rows(number) * self.row_bytes
+        with file.open("rb", buffering=0) as stream:
+            while remaining:
                 buffer = buffers()
-                if not (read := opened.readinto(buffer[:wanted])):
+                if not (read := stream.readinto(buffer[:remaining])):
                     raise OSError(f"{file.name} ends early")
-                wanted -= read
+                remaining -= read
                 yield buffer[:read]
 
 
 def raw_form(layout: Layout, folder: Path, digest: str) -> RawArray | None:
-    """Return the raw form of the array in a folder, or None where its chunks are not its own bytes."""
+    """Return the raw form of the array in a folder, or None if its chunks are compressed or in another byte order."""
     return None if layout.compressed or sys.byteorder != "little" else RawArray(digest, folder, layout)

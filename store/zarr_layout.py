@@ -1,8 +1,8 @@
-"""What zarr.json may say: only what this program writes, so that no other codec, object type or size is ever tried.
+"""Validation of zarr.json: only what this program writes is accepted, so that no other codec, type or size is tried.
 
-An array of somebody else's may describe anything. It is read as JSON here, compared key by key with what `ArrayStore`
-writes, and its chunks are held against it before zarr opens them: a chunk is a regular file of exactly the bytes that
-its rows take, or a zstd frame that says it expands to just these.
+The `zarr.json` of an untrusted array may describe anything. It is read as JSON here and compared key by key with what
+`ArrayStore` writes. Chunks are checked against it before zarr opens them: a chunk is a regular file of exactly the
+bytes of its rows, or a zstd frame whose header declares that size.
 """
 
 import json
@@ -17,13 +17,13 @@ from typing import Any
 from store.digest import canonical_json
 
 DESCRIPTION_BYTES = 2**16
-"""More than zarr.json ever has."""
+"""The largest zarr.json that is read."""
 
 CHUNK_ELEMENTS = 2**22
-"""Elements in one chunk at most: 8 MiB of bfloat16. Few large chunks, yet a bounded workspace."""
+"""Maximum number of elements per chunk: 8 MiB of bfloat16. Few large chunks, yet bounded memory."""
 
 ROW_ELEMENTS = 2**24
-"""Elements of one row (one index of the first axis) at most, where that is more than a chunk may have."""
+"""Maximum number of elements per row (one index of the first axis); a chunk holds at least one row."""
 
 CARRIERS = {
     "bfloat16": ("uint16", 2),
@@ -35,21 +35,21 @@ CARRIERS = {
     "int64": ("int64", 8),
     "uint8": ("uint8", 1),
 }
-"""True dtype → (the dtype zarr stores, bytes an element). zarr has no bfloat16: its bits travel as uint16."""
+"""True dtype → (the dtype zarr stores, bytes per element). zarr has no bfloat16: its bits are stored as uint16."""
 
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _HEAD_BYTES = 18
-"""The most that the head of a zstd frame takes (RFC 8878, 3.1.1)."""
+"""Maximum length of the header of a zstd frame (RFC 8878, 3.1.1)."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How an array lies in its folder.
+    """Layout of an array in its folder.
 
     Attributes:
         dtype: true dtype, a key of `CARRIERS`.
         shape: at least one axis, every axis ≥ 1.
-        height: rows in a chunk; the last is filled up with zeros.
+        height: rows per chunk; the last chunk is padded with zeros.
         compressed: chunks are zstd frames.
     """
 
@@ -68,7 +68,7 @@ class Layout:
         return folder / ".".join(["c", str(number), *["0"] * (len(self.shape) - 1)])
 
     def document(self) -> dict[str, Any]:
-        """Return what zarr.json says of it."""
+        """Return the content of zarr.json."""
         carrier, width = CARRIERS[self.dtype]
         codecs: list[dict[str, Any]] = [
             {"name": "bytes"} | ({"configuration": {"endian": "little"}} if width > 1 else {})
@@ -90,11 +90,11 @@ class Layout:
 
 
 def read_layout(folder: Path) -> Layout:
-    """Return what the zarr.json of an array's folder says.
+    """Return the layout that an array's zarr.json describes.
 
     Raises:
-        ValueError: it is not what this program writes.
-        OSError: it cannot be read.
+        ValueError: zarr.json is not one that this program writes.
+        OSError: zarr.json cannot be read.
     """
     file = folder / "zarr.json"
     if stat.S_ISLNK(folder.lstat().st_mode):
@@ -106,10 +106,10 @@ def read_layout(folder: Path) -> Layout:
         shape, dtype = document["shape"], document["attributes"]["dtype"]
         height, compressed = document["chunk_grid"]["configuration"]["chunk_shape"][0], len(document["codecs"]) > 1
     except (KeyError, TypeError, IndexError, RecursionError) as error:
-        raise ValueError(f"zarr.json describes no array: {type(error).__name__} {error}") from error
+        raise ValueError(f"zarr.json does not describe an array: {type(error).__name__} {error}") from error
     sized = isinstance(shape, list) and bool(shape) and all(map(_is_size, (height, *shape)))
     if not isinstance(dtype, str) or dtype not in CARRIERS or not sized:
-        raise ValueError(f"zarr.json describes no array of this store: {str(dtype)[:40]!r}, {str(shape)[:80]}")
+        raise ValueError(f"zarr.json does not describe an array of this store: {str(dtype)[:40]!r}, {str(shape)[:80]}")
     layout = Layout(dtype, tuple(shape), height, compressed)
     row = math.prod(shape[1:])
     if height > shape[0] or row > ROW_ELEMENTS or height * row > max(CHUNK_ELEMENTS, row):
@@ -121,11 +121,11 @@ def read_layout(folder: Path) -> Layout:
 
 
 def check_chunks(layout: Layout, folder: Path, numbers: Sequence[int]) -> None:
-    """Check that chunks are regular files that expand to what `layout` says, before any is read.
+    """Check that chunks are regular files that expand to the size in `layout`, before any is read.
 
     Raises:
-        ValueError: one is not.
-        OSError: one is not there.
+        ValueError: a chunk has another size or type.
+        OSError: a chunk is absent.
     """
     expected = layout.height * layout.row_bytes
     for number in numbers:
@@ -144,28 +144,28 @@ def check_chunks(layout: Layout, folder: Path, numbers: Sequence[int]) -> None:
 
 
 def regular_size(file: Path) -> int:
-    """Return the size of a file that is a regular one, neither a link nor a device.
+    """Return the size of a regular file, which is neither a link nor a device.
 
     Raises:
-        ValueError: it is something else.
-        OSError: it is not there.
+        ValueError: it is not a regular file.
+        OSError: it is absent.
     """
-    found = os.lstat(file)
-    if not stat.S_ISREG(found.st_mode):
-        raise ValueError(f"{file.name} is no regular file")
-    return found.st_size
+    status = os.lstat(file)
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError(f"{file.name} is not a regular file")
+    return status.st_size
 
 
 def _expanded(head: bytes) -> int:
-    """Return the size that the head of a zstd frame says it expands to (RFC 8878, 3.1.1.1)."""
+    """Return the decompressed size that the header of a zstd frame declares (RFC 8878, 3.1.1.1)."""
     if head[:4] != _ZSTD or len(head) < 6:
-        raise ValueError("a chunk is no zstd frame")
+        raise ValueError("a chunk is not a zstd frame")
     flags = head[4]
     single, width = flags & 32, (1 if flags & 32 else 0, 2, 4, 8)[flags >> 6]
     start = 5 + (0 if single else 1) + (0, 1, 2, 4)[flags & 3]
     field = head[start : start + width]
     if width == 0 or len(field) < width or flags & 8:
-        raise ValueError("a chunk does not say what it expands to")
+        raise ValueError("a chunk does not declare its decompressed size")
     return int.from_bytes(field, "little") + (256 if width == 2 else 0)
 
 
@@ -174,7 +174,7 @@ def _is_size(value: object) -> bool:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    document = dict(pairs)
+    if len(document) != len(pairs):
         raise ValueError("zarr.json names a key twice")
-    return found
+    return document

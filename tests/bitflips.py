@@ -134,11 +134,11 @@ class Place:
         return [job for job in JOBS if users & {*job[0], *(["base"] if job[1] == "base" else [])}]
 
     def cli(self, *words: object) -> int:
-        """Run `reg --home HOME WORDS` and return its exit code; a traceback or a fault of the program raises."""
+        """Run `reg --home HOME WORDS` and return its exit code; a traceback or a bug in the program raises."""
         result = CliRunner().invoke(reg, ["--home", str(self.home), *map(str, words)])
         said = result.output
         unexpected = result.exception is not None and not isinstance(result.exception, SystemExit)
-        if unexpected or result.exit_code not in (0, 1) or "Traceback" in said or "fault of the program" in said:
+        if unexpected or result.exit_code not in (0, 1) or "Traceback" in said or "bug in the program" in said:
             raise AssertionError(f"reg {words[0]}: {result.exception!r} {said[-400:]}") from result.exception
         return result.exit_code
 

@@ -59,7 +59,7 @@ def cli(world: World, *words: object) -> None:
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     shown = result.output
-    if result.exit_code not in (0, 1, 2) or "Traceback" in shown or "fault of the program" in shown:
+    if result.exit_code not in (0, 1, 2) or "Traceback" in shown or "bug in the program" in shown:
         raise AssertionError(f"exit code {result.exit_code}: {shown[-500:]}")
     if result.exit_code and not shown.strip():
         raise AssertionError(f"exit code {result.exit_code} without a word")

@@ -23,14 +23,14 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WritableHub
 
 def sections() -> dict[str, str]:
     """Return name in a heading → the code of its section."""
-    found: dict[str, str] = {}
+    code_of: dict[str, str] = {}
     for section in re.split(r"^(?=#+ )", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE):
         heading, _, text = section.partition("\n")
         code = "\n".join(re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
         for name in re.findall(r"`([\w.]+)`", heading if heading.startswith("#") else ""):
-            assert name not in found, f"{name} has two sections"
-            found[name] = code
-    return found
+            assert name not in code_of, f"{name} has two sections"
+            code_of[name] = code
+    return code_of
 
 
 def methods() -> dict[str, object]:
@@ -52,13 +52,13 @@ def test_every_method_has_an_example() -> None:
         assert f".{name}(" in code[f"Registry.{name}"], f"the section on Registry.{name} does not call it"
 
 
-def test_the_page_has_nothing_that_is_not_there() -> None:
+def test_the_page_names_only_what_exists() -> None:
     for name in sections():
         owner, _, method = name.rpartition(".")
         assert method in registry.__all__ if not owner else method in methods(), name
 
 
-def test_every_method_says_what_its_arguments_and_its_result_are() -> None:
+def test_every_method_documents_its_arguments_and_result() -> None:
     for name, method in methods().items():
         text = inspect.getdoc(method) or ""
         signature = inspect.signature(method)  # type: ignore[arg-type]

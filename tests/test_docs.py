@@ -1,4 +1,4 @@
-"""Proves: every command on a page exists, with its options; every link and anchor leads somewhere; the site builds."""
+"""Proves: every command, option, file, link and anchor on a page exists, and the site builds offline."""
 
 import re
 import shlex
@@ -15,7 +15,8 @@ import pytest
 from cli.main import main
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+SITE = sorted((ROOT / "docs").rglob("*.md"))
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *SITE]
 FENCE = re.compile(r"^ *```(\w*)[^\n]*\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 
 
@@ -27,7 +28,7 @@ every_page = pytest.mark.parametrize("page", PAGES, ids=name_of)
 
 
 def lines_of(page: Path) -> Iterator[str]:
-    """Give every line of a page's code blocks that starts `reg`."""
+    """Yield every line of a page's code blocks that starts with `reg`."""
     for language, block in FENCE.findall(page.read_text(encoding="utf-8")):
         if language in ("bash", "console"):
             for line in block.splitlines():
@@ -37,13 +38,13 @@ def lines_of(page: Path) -> Iterator[str]:
 
 
 def inline_of(page: Path) -> Iterator[str]:
-    """Give every `reg …` in the text of a page."""
+    """Yield every `reg …` in the text of a page."""
     prose = FENCE.sub("", page.read_text(encoding="utf-8"))
     yield from re.findall(r"`(reg [^`]+)`", prose)
 
 
 def words_of(line: str) -> list[str]:
-    """Return the words of a command line up to where it reads or writes; optional parts, in brackets, as if given."""
+    """Return the words of a command line before any redirection, with optional parts in brackets included."""
     words = shlex.split(re.sub(r"[\[\]]", "", line), comments=True)
     return list(takewhile(lambda word: word not in "<>", words))
 
@@ -52,28 +53,28 @@ def find(words: list[str]) -> tuple[click.Command, click.Context, list[str]]:
     """Return the command that words name, its context, and the words after its name.
 
     Raises:
-        click.UsageError: there is no such command, or an option before it is none.
+        click.UsageError: there is no such command, or no such option before it.
     """
     command: click.Command = main
     context, rest = main.make_context("reg", words[1:] or ["--help"], resilient_parsing=True), words[1:]
     while isinstance(command, click.Group):
         while rest and rest[0].startswith("-"):
-            wanted = options_of(command)
-            if rest[0] not in wanted:
+            options = options_of(command)
+            if rest[0] not in options:
                 raise click.UsageError(f"no option {rest[0]} before a command")
-            rest = rest[1 if wanted[rest[0]] else 2 :]
+            rest = rest[1 if options[rest[0]] else 2 :]
         if not rest:
             break
-        found = command.get_command(context, rest[0])
-        if found is None:
+        subcommand = command.get_command(context, rest[0])
+        if subcommand is None:
             raise click.UsageError(f"no command {rest[0]}")
-        command, rest = found, rest[1:]
+        command, rest = subcommand, rest[1:]
         context = click.Context(command, info_name=command.name, parent=context)
     return command, context, rest
 
 
 def options_of(command: click.Command) -> dict[str, bool]:
-    """Return option → whether it stands alone, without a value."""
+    """Return option → whether it is a flag."""
     options = [option for option in command.get_params(click.Context(command)) if isinstance(option, click.Option)]
     return {
         name: option.is_flag or option.is_eager for option in options for name in (*option.opts, *option.secondary_opts)
@@ -113,7 +114,7 @@ def test_commands_are_parsed_as_they_stand(page: Path) -> None:
         "reg db upgrad",
     ],
 )
-def test_what_is_wrong_would_be_found(line: str) -> None:
+def test_wrong_commands_are_refused(line: str) -> None:
     with pytest.raises(click.ClickException):
         parse(line)
 
@@ -133,7 +134,7 @@ def test_commands_in_the_text_exist(page: Path) -> None:
 
 
 def slugs(page: Path) -> tuple[set[str], set[str]]:
-    """Return the anchors of a page's headings: where the repository is looked at, and on the site."""
+    """Return the anchors of a page's headings: in the repository, and on the site."""
     shown, built = set[str](), set[str]()
     for heading in re.findall(r"^#+ +(.+?) *$", FENCE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE):
         text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "")
@@ -154,19 +155,26 @@ def test_links_and_anchors_lead_somewhere(page: Path) -> None:
         assert file.exists(), f"{name_of(page)}: {target}"
         if anchor:
             shown, built = slugs(file)
-            assert anchor in shown, f"{name_of(page)}: {target} is no heading of {name_of(file)}"
+            assert anchor in shown, f"{name_of(page)}: {target}: no such heading in {name_of(file)}"
             if file.is_relative_to(ROOT / "docs"):
-                assert anchor in built, f"{name_of(page)}: {target} is another anchor on the site"
+                assert anchor in built, f"{name_of(page)}: {target}: the site has another anchor"
 
 
-def test_site_builds_without_a_warning_and_needs_nothing_from_elsewhere(tmp_path: Path) -> None:
+@every_page
+def test_files_named_in_the_text_exist(page: Path) -> None:
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    for path in re.findall(r"`((?:benchmarks|cli|docs|migrations|registry|store|tests)/[\w./-]*)`", text):
+        assert (ROOT / path).exists() or path == "registry/families/seed_oss.py", f"{name_of(page)}: {path}"
+
+
+def test_site_builds_without_a_warning_and_downloads_nothing(tmp_path: Path) -> None:
     site = tmp_path / "site"
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(site)]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert built.returncode == 0, built.stdout + built.stderr
     pages = list(site.rglob("*.html"))
     assert {page.relative_to(site).with_suffix(".md").as_posix() for page in pages} - {"404.md"} == {
-        page.relative_to(ROOT / "docs").as_posix() for page in PAGES[1:]
+        page.relative_to(ROOT / "docs").as_posix() for page in SITE
     }
     for page in pages:
         html = page.read_text(encoding="utf-8")
@@ -174,6 +182,6 @@ def test_site_builds_without_a_warning_and_needs_nothing_from_elsewhere(tmp_path
         fetched += re.findall(r"<link[^>]* rel=[\"']?(?:stylesheet|icon|preconnect)[^>]*href=[\"']?([^\"' >]+)", html)
         fetched += re.findall(r"<link[^>]* href=[\"']?([^\"' >]+)[^>]*rel=[\"']?(?:stylesheet|icon|preconnect)", html)
         assert fetched
-        assert [one for one in fetched if re.match(r"(https?:)?//", one)] == [], page.name
+        assert [url for url in fetched if re.match(r"(https?:)?//", url)] == [], page.name
     for sheet in site.rglob("*.css"):
         assert "url(http" not in sheet.read_text(encoding="utf-8"), sheet.name

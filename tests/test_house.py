@@ -83,7 +83,7 @@ def test_modules_import_at_their_top() -> None:
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         for inner in ast.walk(node)
-        if first_party(inner)
+        if first_party(inner) and isinstance(inner, ast.stmt)
     ]
     assert late == [], "import the package at the top: its names load their modules when they are first used"
 
@@ -96,7 +96,7 @@ def test_type_checking_hides_no_import_of_the_project() -> None:
         for node in ast.walk(tree)
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
         for inner in ast.walk(node)
-        if first_party(inner)
+        if first_party(inner) and isinstance(inner, ast.stmt)
     ]
     assert hidden == []
 

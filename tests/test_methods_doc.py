@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from cli.commands.compose import compose
-from registry.composition.ensemble.plan import ROUTINGS, TO_ENSEMBLE
+from registry.composition.ensemble.recipe import ROUTINGS, TO_ENSEMBLE
 from registry.composition.recipe import OUTPUTS
+from registry.composition.recipe.recipe_fields import FIELDS
 from registry.evaluation import METHODS, Continual, Row
 from registry.evaluation.methods import DENSE
 from registry.maths.router import ROUTERS
@@ -18,27 +19,15 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "methods.md"
 MEASURED = ROOT / "benchmarks" / "QUALITY.md"
 
-NO_METHOD = {
-    "experts",
-    "out",
-    "plan_only",
-    "force",
-    "as_json",
-    "quiet",
-    "base",
-    "device",
-    "dtype",
-    "host",
-    "remote_code",
-}
+NO_METHOD = {"experts", "out", "plan_only", "force", "as_json", "quiet", "base", "recipe_path", "save_recipe"}
 NO_METHOD |= {"repo", "private", "license_id"}
-"""Options of `reg compose` that say what is composed, where and for whom, not how."""
+"""Options of `reg compose` that choose members, places and output, not a method."""
 OWN_TABLES = {"to", "trunk", "router", "routing", "routing_tokens"}
 
 
 def tables(page: Path) -> dict[str, list[list[str]]]:
-    """Return heading, or heading and first column where a section has several tables → lines of cells."""
-    found: dict[str, list[list[str]]] = {}
+    """Return heading → rows of cells; with several tables in a section, the first column joins the heading."""
+    rows: dict[str, list[list[str]]] = {}
     heading, key = "", None
     for line in page.read_text(encoding="utf-8").splitlines():
         if line.startswith("#"):
@@ -48,11 +37,11 @@ def tables(page: Path) -> dict[str, list[list[str]]]:
             continue
         cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
         if key is None:
-            key = heading if heading not in found else f"{heading}: {cells[0].strip('`')}"
-            found[key] = []
+            key = heading if heading not in rows else f"{heading}: {cells[0].strip('`')}"
+            rows[key] = []
         elif not set(line) <= set("|-: "):
-            found[key].append(cells)
-    return found
+            rows[key].append(cells)
+    return rows
 
 
 def names(rows: list[list[str]]) -> list[str]:
@@ -73,6 +62,14 @@ def test_options_are_those_of_compose() -> None:
     assert {name.strip("-").replace("-", "_") for name in names(tables(PAGE)["Options"])} == options
 
 
+def test_every_recipe_field_is_listed_with_its_default() -> None:
+    defaults = {row[0].strip("`"): row[1] for row in tables(PAGE)["Options"]}
+    expected = {field.option: field.default_text for field in FIELDS.values() if field.name not in OWN_TABLES}
+    assert defaults == expected | {"--like": ""}
+    routed = next(row[1] for row in tables(PAGE)["Outputs: --routing"] if row[0] == "`task-vector`")
+    assert f"`--routing-tokens` ({FIELDS['routing_tokens'].default_text} by default)" in routed
+
+
 def test_figures_are_those_of_a_row_and_of_a_schedule() -> None:
     known = {name for cell in names(tables(PAGE)["Figures"]) for name in cell.split(", ")}
     assert {field.name for field in fields(Row)} - {"name", "tokens"} <= known
@@ -89,7 +86,7 @@ def test_scores_are_those_measured() -> None:
     ]
     for name, score in scored:
         row = name.strip("`")
-        assert score == " / ".join(found[row] for found in (near, far) if row in found), row
+        assert score == " / ".join(scores[row] for scores in (near, far) if row in scores), row
 
 
 @pytest.mark.parametrize("page", [PAGE, MEASURED], ids=lambda page: page.name)

@@ -1,25 +1,25 @@
 """reg compose."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from cli.commands.push import print_pushed
 from cli.options import file_path
-from cli.recipe import check_members, recipe_of, recipe_options
-from cli.session import Session, as_json, done, pass_session, print_json, print_table, size, split
-
-if TYPE_CHECKING:
-    from registry.composition import Ensemble, Plan
-
+from cli.recipe import asked, experts_option, recipe_options
+from cli.session import Session, as_json, done, note, pass_session, print_json, print_table, size
+from registry import composition
+from registry.composition import recipe as recipes
 
 _NOT_SHOWN = ("weights", "dtype")
 
 
 @click.command()
-@click.option("--experts", multiple=True, required=True, metavar="A,B@2,…", help="The members, in any order.")
+@experts_option
 @click.option("--out", type=file_path, metavar="DIR", help="The folder to write; it appears whole or not at all.")
 @recipe_options()
 @click.option(
@@ -36,6 +36,12 @@ _NOT_SHOWN = ("weights", "dtype")
     help="With --to dense: weigh the members by how many documents of FILE are nearest to their text, in the base "
     "model; those of none are left out (repeatable).",
 )
+@click.option(
+    "--save-recipe",
+    type=file_path,
+    metavar="FILE",
+    help="Write experts, base model and recipe to a YAML file for --recipe, with --plan too.",
+)
 @click.option("--push", "repo", metavar="REPO", help="Then push it to the Hub, ORG/NAME, as reg push does.")
 @click.option("--private", is_flag=True, help="With --push: make the repository private.")
 @click.option("--license", "license_id", metavar="ID", help="With --push: what the whole is under.")
@@ -43,7 +49,8 @@ _NOT_SHOWN = ("weights", "dtype")
 @click.option(
     "--force",
     is_flag=True,
-    help="Replace --out if it is an earlier composition, and with --push what an earlier push put there.",
+    help="Replace --out if it is an earlier composition, the file of --save-recipe, and with --push what an earlier "
+    "push put there.",
 )
 @as_json
 @pass_session
@@ -56,6 +63,7 @@ def compose(
     out: Path | None,
     base: str | None,
     like: tuple[Path, ...],
+    save_recipe: Path | None,
     repo: str | None,
     private: bool,
     license_id: str | None,
@@ -69,30 +77,35 @@ def compose(
         raise click.UsageError("Missing option '--out' (or '--plan').")
     if repo is None and (private or license_id):
         raise click.UsageError("--private and --license are for --push.")
-    check_members(session, split(experts))
-    recipe = recipe_of(context, **settings)
-    if like and (settings["to"] != "dense" or recipe.weights):
+    if save_recipe is not None:
+        recipes.check_recipe_output(save_recipe, force=force)
+    wanted = asked(context, session, experts, base, settings)
+    refs, recipe, base = wanted.experts, wanted.recipe, wanted.base
+    if like and (recipe.to != "dense" or recipe.weights):
         raise click.UsageError("--like needs --to dense, and makes the weights itself.")
     pushed = None
     with session.registry() as registry:
         if like:
-            weights = registry.likeness(split(experts), like, base=base)
-            experts = tuple(ref for ref in split(experts) if registry.resolve(ref).name in weights)
+            weights = registry.likeness(refs, like, base=base)
+            refs = [ref for ref in refs if registry.resolve(ref).name in weights]
             recipe = replace(recipe, weights=weights)
             base = base if recipe.needs_base else None
             if not as_json:
                 done(None, f"weights by --like: {_shown(weights)}")
         if out is None or plan_only:
-            plan = registry.plan(split(experts), recipe, base=base)
+            plan = registry.plan(refs, recipe, base=base)
         else:
             if repo is not None:
                 from registry.hub.target import Target
 
                 target = Target.parse(repo, private=private, force=force)
-                registry.check_push(registry.plan(split(experts), recipe, base=base), target, license=license_id)
-            plan = registry.compose(split(experts), out, recipe, base=base, force=force)
+                registry.check_push(registry.plan(refs, recipe, base=base), target, license=license_id)
+            plan = registry.compose(refs, out, recipe, base=base, force=force)
             if repo is not None:
                 pushed = registry.push(out, target, license=license_id)
+    if save_recipe is not None:
+        recipes.write_recipe(save_recipe, recipe, refs, base, force=force)
+        note(f"recipe written to {save_recipe}")
     if as_json:
         print_json(_document(plan) | {"out": None if plan_only else out, "pushed": pushed})
     elif plan_only:
@@ -108,7 +121,7 @@ def compose(
             print_pushed(pushed)
 
 
-def _document(plan: "Plan | Ensemble") -> dict[str, Any]:
+def _document(plan: composition.Plan | composition.Ensemble) -> dict[str, Any]:
     return plan.document | {
         "digest": plan.digest,
         "versions": [member.version.ref for member in plan.members],
@@ -120,7 +133,7 @@ def _document(plan: "Plan | Ensemble") -> dict[str, Any]:
     }
 
 
-def _print_plan(plan: "Plan | Ensemble") -> None:
+def _print_plan(plan: composition.Plan | composition.Ensemble) -> None:
     recipe = plan.recipe.document(plan.names)
     weights = recipe["weights"] or dict.fromkeys(plan.names, 1.0)
     print_table(

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli.recipe import check_members, recipe_of, recipe_options
+from cli.recipe import asked, recipe_options
 from cli.score_tables import Table, figure, forms, print_csv, print_tables, test_text
-from cli.session import Session, pass_session, print_json, split
+from cli.session import Session, pass_session, print_json
 
 if TYPE_CHECKING:
     from registry.evaluation import Continual
@@ -52,14 +52,12 @@ def continual(
     over the earlier domains (Chaudhry et al. 2018). Backward transfer: the last score less the one at which the domain
     joined (Lopez-Paz & Ranzato 2017).
     """
-    check_members(session, split(schedule))
-    from registry import Recipe, TestSettings
+    from registry import TestSettings
 
-    recipe = recipe_of(context, **settings)
-    assert isinstance(recipe, Recipe)
+    wanted = asked(context, session, schedule, base, settings)
     tested = TestSettings(windows, seq_len, batch_size, device, dtype)
     with session.registry() as registry:
-        found = registry.continual(split(schedule), data, tested, recipe, base=base)
+        found = registry.continual(wanted.experts, data, tested, wanted.mixture, base=wanted.base)
     if as_json:
         print_json(found.document())
     elif as_csv:

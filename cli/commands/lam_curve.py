@@ -4,12 +4,12 @@ from typing import Any
 
 import click
 
-from cli.recipe import STATISTICS, check_members, recipe_of, recipe_options
-from cli.session import Session, as_json, pass_session, print_json, print_table, split
+from cli.recipe import STATISTICS, asked, experts_option, recipe_options
+from cli.session import Session, as_json, pass_session, print_json, print_table
 
 
 @click.command()
-@click.option("--experts", multiple=True, required=True, metavar="A,B@2,…", help="The members, in any order.")
+@experts_option
 @recipe_options(*STATISTICS)
 @click.option("--base", metavar="NAME[@V]", help="The base model, with a recipe that needs it.")
 @as_json
@@ -30,13 +30,9 @@ def lam_curve(
     alone. Held-out error: squared, a token; 0 is perfect, 1 what a router of zeros has. Accuracy: the share of tokens
     predicted to go to their own expert. The star is what --lam auto takes.
     """
-    check_members(session, split(experts))
-    from registry import Recipe
-
-    recipe = recipe_of(context, **settings)
-    assert isinstance(recipe, Recipe)
+    wanted = asked(context, session, experts, base, settings)
     with session.registry() as registry:
-        curves = registry.lam_curve(split(experts), recipe, base=base)
+        curves = registry.lam_curve(wanted.experts, wanted.mixture, base=wanted.base)
     if as_json:
         print_json([{"layer": layer, **curve.document()} for layer, curve in enumerate(curves)])
         return

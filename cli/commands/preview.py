@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli.recipe import check_members, recipe_of, recipe_options
-from cli.session import Session, as_json, note, pass_session, print_json, print_table, split
+from cli.recipe import asked, experts_option, recipe_options
+from cli.session import Session, as_json, note, pass_session, print_json, print_table
 
 if TYPE_CHECKING:
     from registry.composition.preview import Preview
@@ -14,7 +14,7 @@ _WITHOUT = ("to", "routing", "routing_tokens", "bias", "device", "dtype", "host"
 
 
 @click.command()
-@click.option("--experts", multiple=True, required=True, metavar="A,B@2,…", help="The members, in any order.")
+@experts_option
 @recipe_options(*_WITHOUT)
 @click.option("--base", metavar="NAME[@V]", help="The base model, with a recipe that needs it.")
 @as_json
@@ -35,13 +35,9 @@ def preview(
     (routing accuracy, as reg evaluate counts it), and who gets the rest; how far its text overlaps with each other's;
     and whether it is drowned out.
     """
-    check_members(session, split(experts))
-    from registry import Recipe
-
-    recipe = recipe_of(context, **settings)
-    assert isinstance(recipe, Recipe)
+    wanted = asked(context, session, experts, base, settings)
     with session.registry() as registry:
-        found = registry.preview(split(experts), recipe, base=base)
+        found = registry.preview(wanted.experts, wanted.mixture, base=wanted.base)
     if as_json:
         print_json(found.document())
         return

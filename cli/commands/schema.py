@@ -4,9 +4,14 @@ from typing import Any
 
 import click
 
+from cli.json_schema.commands import ERROR, SCHEMAS, schema_of
 from cli.session import as_json, print_json
+from registry.composition import recipe as recipes
 from registry.errors import NotFoundError
 from registry.names.suggest import suggest
+
+RECIPE = "recipe"
+"""Printed as a schema though it is not a command."""
 
 
 @click.command()
@@ -15,13 +20,15 @@ from registry.names.suggest import suggest
 def schema(words: tuple[str, ...], as_json: bool) -> None:
     """Print the JSON Schema of what COMMAND prints with --json, or of every command.
 
-    COMMAND is written as after reg: receipt verify. The schema is JSON with or without --json.
+    COMMAND is written as after reg: receipt verify. With the word recipe instead, the schema of a recipe file, which
+    reg compose --recipe reads. The schema is JSON with or without --json.
     """
-    from cli.json_schema.commands import ERROR, SCHEMAS, schema_of
-
+    if words == (RECIPE,):
+        print_json(recipes.recipe_schema())
+        return
     command = " ".join(("reg", *words)).removeprefix("reg reg")
     if words and command not in SCHEMAS:
-        known = [name.removeprefix("reg ") for name in SCHEMAS]
+        known = [name.removeprefix("reg ") for name in SCHEMAS] + [RECIPE]
         raise NotFoundError(f"there is no command {' '.join(words)!r}{suggest(' '.join(words), known)}", "reg --help")
     every: dict[str, Any] = {name: schema_of(name) for name in SCHEMAS} | {"error": ERROR}
     print_json(schema_of(command) if words else every)

@@ -10,9 +10,13 @@ from .compose import preview_composition as preview_composition
 from .compose import used_versions as used_versions
 from .compose import write_plan as write_plan
 from .ensemble.plan import Ensemble as Ensemble
-from .ensemble.plan import EnsembleRecipe as EnsembleRecipe
+from .ensemble.recipe import EnsembleRecipe as EnsembleRecipe
+from .manifest import CompositionManifest as CompositionManifest
 from .plan import Plan as Plan
 from .preview import Preview as Preview
 from .recipe import Recipe as Recipe
+from .recipe import RecipeFile as RecipeFile
+from .recipe import read_recipe as read_recipe
+from .recipe import write_recipe as write_recipe
 from .reproduce import Reproduction as Reproduction
 from .reproduce import reproduce_folder as reproduce_folder

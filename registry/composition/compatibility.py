@@ -1,10 +1,12 @@
-"""What must agree among the members of a composition, and the vocabulary where they differ in its size."""
+"""The members of a composition: what must agree among them, and the one that leads."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from registry.checkpoint.tokenizer import tokenizer_conflict
+from registry.composition.ensemble.recipe import EnsembleRecipe
 from registry.composition.recipe import AUTO, Recipe
-from registry.errors import IncompatibleError
+from registry.errors import IncompatibleError, InvalidInputError
 from registry.families.sites import MLP_INPUT, SITES, TOKEN_COUNTS
 from registry.maths.router import OWN, ROUTERS
 from registry.maths.trunk import TRUNKS
@@ -12,6 +14,73 @@ from registry.member import Member
 
 VOCABULARY = ("vocab_size",)
 """What members may differ in: some have rows for tokens that others lack."""
+
+
+@dataclass(frozen=True)
+class Subset:
+    """The members of a composition, checked.
+
+    Attributes:
+        members: in name order, which is the order of the experts.
+        base: the base model, where it takes part.
+        lead: the member whose tokenizer and settings the folder takes over: the first with the largest vocabulary.
+    """
+
+    members: tuple[Member, ...]
+    base: Member | None
+    lead: Member
+
+    @property
+    def everyone(self) -> tuple[Member, ...]:
+        """The members, and last the base model where it takes part."""
+        return (*self.members, *([self.base] if self.base else []))
+
+
+def make_subset(members: Sequence[Member], base: Member | None, recipe: Recipe | EnsembleRecipe) -> Subset:
+    """Check members against each other and against a recipe.
+
+    Args:
+        members: active versions of different experts, in any order.
+        base: the base model, where the recipe needs one; it takes no part otherwise.
+        recipe: how they are combined.
+
+    Raises:
+        InvalidInputError: no member, a name twice, a recipe that does not fit them, or no base model where one is
+            needed.
+        IncompatibleError: members differ in what must agree; the message names them and the difference.
+    """
+    ordered = tuple(sorted(members, key=lambda member: member.name))
+    names = [member.name for member in ordered]
+    if not ordered:
+        raise InvalidInputError("a composition needs at least one expert", "name some: --experts code,math")
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise InvalidInputError(
+            f"{', '.join(twice)} is named more than once: a composition holds one version of an expert",
+            "name each once",
+        )
+    recipe.check_members(names)
+    if recipe.needs_base and base is None:
+        raise InvalidInputError(
+            "this recipe needs the base model that the members were fine-tuned from", "name it: --base NAME[@V]"
+        )
+    everyone = (*ordered, *([base] if base and recipe.needs_base else []))
+    check_compatible(everyone)
+    return Subset(ordered, base if recipe.needs_base else None, leading(everyone))
+
+
+def common_dtype(members: Sequence[Member]) -> str:
+    """Return the dtype of the members' weights.
+
+    Raises:
+        IncompatibleError: members have different ones.
+    """
+    dtypes = {member.version.ref: str(member.content["dtype"]) for member in members}
+    if len(set(dtypes.values())) > 1:
+        listed = ", ".join(f"{ref} {dtype}" for ref, dtype in dtypes.items())
+        raise IncompatibleError(
+            f"the members' weights have different dtypes ({listed})", "choose one: --dtype bfloat16"
+        )
+    return next(iter(dtypes.values()))
 
 
 def check_compatible(members: Sequence[Member]) -> None:

@@ -7,7 +7,9 @@ from typing import overload
 
 from registry.composition.dense import write_dense
 from registry.composition.domain_weights import shares_of_documents
-from registry.composition.ensemble.plan import Ensemble, EnsembleRecipe, make_ensemble, write_ensemble
+from registry.composition.ensemble.plan import Ensemble, make_ensemble
+from registry.composition.ensemble.recipe import EnsembleRecipe
+from registry.composition.ensemble.write import write_ensemble
 from registry.composition.passes import pass_context, tensor_source_of
 from registry.composition.plan import Plan, make_plan
 from registry.composition.preview import Preview, preview_plan
@@ -135,9 +137,9 @@ def lam_curves(
         pass_context(workspace, used_members(plan)) as context,
         workspace.progress("solving", layers, "layer") as advance,
     ):
-        source, curves = tensor_source_of(plan, context), []
+        routers, curves = tensor_source_of(plan, context).routers, []
         for layer in range(layers):
-            curves.append(source.lam_curve(layer))
+            curves.append(routers.lam_curve(layer))
             advance(1)
     return curves
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from registry.composition.ensemble.plan import TO_ENSEMBLE, EnsembleRecipe
+from registry.composition.ensemble.recipe import TO_ENSEMBLE, EnsembleRecipe
 from registry.composition.plan import DOCUMENT_FORMAT
 from registry.composition.recipe import Recipe
 from registry.errors import CheckpointError, InvalidInputError
@@ -43,7 +43,7 @@ class VersionRef:
         """Read `{"name": …, "digest": …}`.
 
         Raises:
-            InvalidInputError: it is none, or no name is of that form.
+            InvalidInputError: it is not such an object, or the name is not valid.
         """
         given = fields(document, {"name": TEXT, "digest": DIGEST}, where)
         return cls(check_name(given["name"]), given["digest"])
@@ -51,7 +51,7 @@ class VersionRef:
 
 @dataclass(frozen=True)
 class CompositionManifest:
-    """What a composition's document says.
+    """The contents of a composition's document.
 
     Attributes:
         members: in the order of the experts, which is that of their names.
@@ -69,14 +69,14 @@ class CompositionManifest:
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any], where: str) -> "CompositionManifest":
-        """Read what `composition.json` holds, or the catalog's document of a composition.
+        """Read a `composition.json`, or the catalog's document of a composition.
 
         Args:
             document: untrusted.
             where: what messages call it.
 
         Raises:
-            CheckpointError: a key is unknown or missing, a value is not what this program writes, or no such recipe is.
+            CheckpointError: a key is unknown or missing, a value has the wrong kind, or the recipe is not valid.
             InvalidInputError: a member's name cannot be one.
         """
         given = fields(document, _KINDS, where, optional=_OPTIONAL)
@@ -103,7 +103,7 @@ def read_composed(folder: Path) -> tuple[dict[str, object], CompositionManifest]
     """Return the `composition.json` of a folder, and what it says.
 
     Raises:
-        CheckpointError: there is none, or it is not what this program writes.
+        CheckpointError: there is no such file, or it is not what this program writes.
         InvalidInputError: a member's name cannot be one.
     """
     marker = folder / MARKER

@@ -24,38 +24,38 @@ _PARTS: dict[type, str] = {Experts: "experts", Router: "routers"}
 
 
 def write_model(
-    materials: TensorSource, folder: Path, progress: Progress, earlier: ShardReuse | None = None
+    source: TensorSource, folder: Path, progress: Progress, reuse: ShardReuse | None = None
 ) -> dict[str, str]:
     """Write weights, config.json, tokenizer and code of a plan into a folder, and return file name → SHA-256.
 
     Args:
-        materials: what to write.
+        source: what to write.
         folder: an empty folder.
-        progress: told of the bytes written.
-        earlier: the folder that this one replaces.
+        progress: reports the bytes written.
+        reuse: the folder that this one replaces.
     """
-    plan = materials.plan
+    plan = source.plan
     # Where little is computed, threads that wait for one another only take the time of those that copy and hash.
     threads = nullcontext() if TRUNKS[plan.recipe.trunk].needs_inputs else one_thread()
     with threads, progress("composing", plan.nbytes, "B") as advance:
-        digests = write_weights(folder, streams_of(materials), advance, earlier)
+        digests = write_weights(folder, streams_of(source), advance, reuse)
     copied = {name: plan.lead.file(name) for name in plan.lead.names("file") if name in COPIED_FILES}
     return digests | write_files(folder, copied | dict(plan.host.files) | {"config.json": json_file(host_config(plan))})
 
 
-def streams_of(materials: TensorSource) -> list[Stream]:
+def streams_of(source: TensorSource) -> list[Stream]:
     """Return every tensor of a plan as a stream."""
     return [
         Stream(
             tensor.name,
             tensor.dtype,
             tensor.shape,
-            partial(render, materials, tensor),
-            partial(spans, materials, tensor),
+            partial(render, source, tensor),
+            partial(spans, source, tensor),
             _PARTS.get(type(tensor.made), "trunk"),
-            origin(materials.plan, tensor),
+            origin(source.plan, tensor),
         )
-        for tensor in materials.plan.tensors
+        for tensor in source.plan.tensors
     ]
 
 

@@ -28,7 +28,7 @@ from registry.composition.provenance import trunk_digest
 from registry.composition.recipe import Recipe
 from registry.composition.refit import refit
 from registry.composition.render import copied, render, span
-from registry.composition.tensor_source import TensorSource
+from registry.composition.tensor_source import RecollectedSource, StoredSource, TensorSource
 from registry.errors import DamagedError, IncompatibleError
 from registry.families.sites import MLP_INPUT
 from registry.hosts import RowSelection
@@ -37,7 +37,6 @@ from registry.io.safetensors_writer import Span, Stream
 from registry.io.shard_writer import Shard, write_shards
 from registry.io.work_dirs import temporary
 from registry.maths.router import BASE, ROUTERS
-from registry.maths.statistics import Statistics
 from registry.maths.token_weights import advantage_weights
 from registry.member import Member
 from registry.progress import Progress
@@ -111,35 +110,6 @@ def working_folder(above: Path, holds: Collection[str]) -> Iterator[Path]:
         yield work
 
 
-class RecollectedSource(TensorSource):
-    """Materials whose router statistics were taken anew.
-
-    Args:
-        inner: what everything else is made from.
-        statistics: one a member.
-    """
-
-    def __init__(self, inner: TensorSource, statistics: list[Cached]) -> None:
-        super().__init__(inner.plan)
-        self._inner, self._statistics = inner, statistics
-
-    def combined(self, name: str) -> Iterator[Tensor]:
-        """Yield the rows of one tensor that all members share."""
-        return self._inner.combined(name)
-
-    def mlp(self, member: int, name: str) -> Any:
-        """Return one MLP tensor of a member."""
-        return self._inner.mlp(member, name)
-
-    def folds(self, member: int, layer: int) -> tuple[Statistics, ...]:
-        """Return a member's statistics of one layer's MLP input, in parts."""
-        return self._statistics[member].folds(MLP_INPUT, layer)
-
-    def statistics(self, member: int, layer: int) -> Statistics:
-        """Return a member's statistics of one layer's MLP input."""
-        return self._statistics[member].statistics(MLP_INPUT, layer)
-
-
 def tensor_source_of(plan: Plan, context: PassContext) -> TensorSource:
     """Return what `plan` is made from, having run the passes that its recipe asks for.
 
@@ -154,25 +124,25 @@ def tensor_source_of(plan: Plan, context: PassContext) -> TensorSource:
         InvalidInputError: a linear system cannot be solved.
     """
     recipe = plan.recipe
-    materials: TensorSource = TensorSource(plan)
+    source: TensorSource = StoredSource(plan)
     if recipe.to == "moe" and recipe.refine_mlp:
-        materials = _refitted(materials, context)
+        source = _refitted(source, context)
     if recipe.to == "moe" and recipe.retakes:
         if recipe.refine == 0:
             statistics = [_of_features(plan, context, member) for member in plan.members]
         else:
-            statistics = _forced(materials, context)
+            statistics = _forced(source, context)
             for done in range(1, recipe.refine):
-                statistics = _routed(RecollectedSource(materials, statistics), done, context)
-        materials = RecollectedSource(materials, statistics)
-    return materials
+                statistics = _routed(RecollectedSource(source, statistics), done, context)
+        source = RecollectedSource(source, statistics)
+    return source
 
 
-def _refitted(materials: TensorSource, context: PassContext) -> TensorSource:
-    """Return the materials refitted to the members' tokens; what that writes stays in the workplace."""
+def _refitted(source: TensorSource, context: PassContext) -> TensorSource:
+    """Return the source refitted to the members' tokens; what that writes stays in the workplace."""
     work = Path(mkdtemp(dir=context.work))
-    with forced_folder(materials, 0, work / "trunk.safetensors", context) as folder:
-        return refit(materials, Checkpoint(folder, remote_code=True), work, context.progress)
+    with forced_folder(source, 0, work / "trunk.safetensors", context) as folder:
+        return refit(source, Checkpoint(folder, remote_code=True), work, context.progress)
 
 
 def calibration_of(member: Member) -> Calibration:
@@ -213,22 +183,22 @@ def _of_features(plan: Plan, context: PassContext, member: Member) -> Cached:
     return _passed(plan, context, member, key, settings, lambda: stored_folder(through, context))
 
 
-def _forced(materials: TensorSource, context: PassContext) -> list[Cached]:
+def _forced(source: TensorSource, context: PassContext) -> list[Cached]:
     """Return each member's statistics in the composed trunk with its own MLPs: every token forced to its expert."""
-    plan = materials.plan
+    plan = source.plan
     key = ["forced", trunk_digest(plan)]
     settings = settings_of(plan.recipe, plan.dtype)
     with TemporaryDirectory(dir=context.work) as shared:
         trunk = Path(shared) / "trunk.safetensors"
         return [
-            _passed(plan, context, member, key, settings, partial(forced_folder, materials, number, trunk, context))
+            _passed(plan, context, member, key, settings, partial(forced_folder, source, number, trunk, context))
             for number, member in enumerate(plan.members)
         ]
 
 
-def _routed(materials: TensorSource, done: int, context: PassContext) -> list[Cached]:
+def _routed(source: TensorSource, done: int, context: PassContext) -> list[Cached]:
     """Return each member's statistics in the routed model that `done` passes gave."""
-    plan = materials.plan
+    plan = source.plan
     key = ["routed", replace(plan, recipe=replace(plan.recipe, refine=done)).digest]
     settings = settings_of(plan.recipe, plan.dtype)
     with TemporaryDirectory(dir=context.work) as shared:
@@ -238,7 +208,7 @@ def _routed(materials: TensorSource, done: int, context: PassContext) -> list[Ca
         def folder() -> Iterator[Path]:
             if not routed.exists():
                 routed.mkdir()
-                write_model(materials, routed, context.progress)
+                write_model(source, routed, context.progress)
             yield routed
 
         return [
@@ -249,7 +219,7 @@ def _routed(materials: TensorSource, done: int, context: PassContext) -> list[Ca
                 key,
                 settings,
                 folder,
-                partial(forced_folder, materials, number, dense, context),
+                partial(forced_folder, source, number, dense, context),
             )
             for number, member in enumerate(plan.members)
         ]
@@ -350,25 +320,25 @@ def stored_folder(member: Member, context: PassContext) -> Iterator[Path]:
 
 
 @contextmanager
-def forced_folder(materials: TensorSource, member: int, trunk: Path, context: PassContext) -> Iterator[Path]:
+def forced_folder(source: TensorSource, member: int, trunk: Path, context: PassContext) -> Iterator[Path]:
     """Give a dense folder of the composed trunk and one member's MLPs.
 
     Args:
-        materials: what is composed.
+        source: what is composed.
         member: its number.
         trunk: a file of the trunk, made the first time and shared after that.
         context: where the folder stands.
     """
-    plan = dense_plan(materials.plan)
-    streams = [Stream(t.name, t.dtype, t.shape, partial(render, materials, t)) for t in plan.tensors]
+    plan = dense_plan(source.plan)
+    streams = [Stream(t.name, t.dtype, t.shape, partial(render, source, t)) for t in plan.tensors]
     mlps = set(plan.members[member].names("mlp"))
     if not trunk.exists():
         _write(trunk, [stream for stream in streams if stream.name not in mlps])
     own = [
         replace(
             stream,
-            blocks=partial(_own_mlp, materials, member, stream),
-            spans=partial(_own_spans, materials, member, stream),
+            blocks=partial(_own_mlp, source, member, stream),
+            spans=partial(_own_spans, source, member, stream),
         )
         for stream in streams
         if stream.name in mlps
@@ -390,10 +360,10 @@ def _write(path: Path, streams: list[Stream]) -> None:
     write_shards([Shard(path, tuple(streams))], lambda amount: None, flush=False)
 
 
-def _own_spans(materials: TensorSource, member: int, stream: Stream) -> list[Span] | None:
-    found = span(materials.mlp(member, stream.name), RowSelection(stream.name), stream.dtype)
+def _own_spans(source: TensorSource, member: int, stream: Stream) -> list[Span] | None:
+    found = span(source.mlp(member, stream.name), RowSelection(stream.name), stream.dtype)
     return None if found is None else [found]
 
 
-def _own_mlp(materials: TensorSource, member: int, stream: Stream) -> Iterator[Any]:
-    return copied(materials.mlp(member, stream.name), RowSelection(stream.name), stream.dtype)
+def _own_mlp(source: TensorSource, member: int, stream: Stream) -> Iterator[Any]:
+    return copied(source.mlp(member, stream.name), RowSelection(stream.name), stream.dtype)

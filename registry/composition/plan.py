@@ -1,4 +1,4 @@
-"""What a composition will be, before a byte of it is written: members, host, every tensor and how it is made."""
+"""The plan of a composition: members, host, every tensor and how it is made."""
 
 import math
 from collections.abc import Collection, Iterator, Sequence
@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from registry.composition.compatibility import check_compatible, check_statistics, leading
+from registry.composition.compatibility import check_statistics, common_dtype, make_subset
 from registry.composition.recipe import Recipe
-from registry.errors import IncompatibleError, InvalidInputError, UnsupportedFamilyError
+from registry.errors import IncompatibleError, UnsupportedFamilyError
 from registry.families import Translation
 from registry.hosts import Constant, Experts, Host, Trunk
 from registry.hosts.remote_code import REMOTE_CODE
@@ -78,7 +78,7 @@ class Plan:
 
     @property
     def statistics_weights(self) -> list[float]:
-        """What each member's statistics are multiplied by: ω, and where tokens are balanced their mean over its own."""
+        """Factors of the members' statistics: ω, and where tokens are balanced times the mean count over their own."""
         if self.recipe.balance == "none":
             return self.weights
         return balanced(self.weights, [member.tokens for member in self.members])
@@ -95,7 +95,7 @@ class Plan:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a user should know of the result."""
+        """Remarks on the result for its user."""
         return self.translation.notes
 
     @property
@@ -180,32 +180,13 @@ def make_plan(members: Sequence[Member], base: Member | None, recipe: Recipe) ->
         IncompatibleError: members differ in what must agree; the message says in what, and who from whom.
         UnsupportedFamilyError: the host asked for does not carry them.
     """
-    ordered = tuple(sorted(members, key=lambda member: member.name))
-    if not ordered:
-        raise InvalidInputError("a composition needs at least one expert", "name some: --experts code,math")
-    names = [member.name for member in ordered]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise InvalidInputError(
-            f"{', '.join(twice)} is named more than once: a composition holds one version of an expert",
-            "name each once",
-        )
-    recipe.check_members(names)
-    base = base if recipe.needs_base else None
-    everyone = (*ordered, *([base] if base else []))
-    check_compatible(everyone)
-    check_statistics(ordered, recipe)
-    lead = leading(everyone)
+    subset = make_subset(members, base, recipe)
+    check_statistics(subset.members, recipe)
+    lead = subset.lead
     translation = lead.family.dense(lead.architecture) if recipe.to == "dense" else _translation(lead, recipe.host)
-    dtype = recipe.dtype or _common_dtype(ordered)
-    return Plan(
-        ordered,
-        base,
-        recipe,
-        dtype,
-        lead,
-        translation,
-        tuple(_tensors(ordered, base, recipe, dtype, lead, translation)),
-    )
+    dtype = recipe.dtype or common_dtype(subset.members)
+    tensors = tuple(_tensors(subset.members, subset.base, recipe, dtype, lead, translation))
+    return Plan(subset.members, subset.base, recipe, dtype, lead, translation, tensors)
 
 
 def dense_plan(plan: Plan) -> Plan:
@@ -231,16 +212,6 @@ def _translation(lead: Member, host: str | None) -> Translation:
             f"those that do: {', '.join(hosts)}",
         )
     return hosts[host]
-
-
-def _common_dtype(members: Sequence[Member]) -> str:
-    dtypes = {member.version.ref: str(member.content["dtype"]) for member in members}
-    if len(set(dtypes.values())) > 1:
-        listed = ", ".join(f"{ref} {dtype}" for ref, dtype in dtypes.items())
-        raise IncompatibleError(
-            f"the members' weights have different dtypes ({listed})", "choose one: --dtype bfloat16"
-        )
-    return next(iter(dtypes.values()))
 
 
 def _tensors(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from registry.composition.plan import Plan
-from registry.composition.tensor_source import TensorSource
+from registry.composition.tensor_source import RouterSolver, StoredSource
 from registry.errors import InvalidInputError
 from registry.maths.confusion import composed_confusion, predicted_confusion
 from registry.maths.overlap import TOKENS_PER_DIRECTION, overlap
@@ -116,32 +116,34 @@ def preview_plan(plan: Plan, progress: Progress) -> Preview:
             f"{what} has no router that statistics of experts foretell",
             "preview --router ridge, or compose it and run: reg evaluate moe/ --data code=FILE",
         )
-    materials, layers = TensorSource(plan), compared_layers(plan.lead.architecture.num_hidden_layers)
+    routers, layers = StoredSource(plan).routers, compared_layers(plan.lead.architecture.num_hidden_layers)
     confusion, shared = [], dict[tuple[str, str], list[float]]()
     refs = [member.version.ref for member in plan.members]
-    weights = materials.router_weights if method.features else plan.weights
+    weights = routers.weights if method.features else plan.weights
     with progress("foreseeing", len(layers), "layer") as advance:
         for layer in layers:
-            taken = [materials.statistics(member, layer) for member in range(len(refs))]
-            confusion.append(_confusion(materials, layer, taken, weights))
+            taken = [routers.statistics(member, layer) for member in range(len(refs))]
+            confusion.append(_confusion(plan, routers, layer, taken, weights))
             for pair, share in _overlaps(layer, refs, taken):
                 shared.setdefault(pair, []).append(share)
             advance(1)
-    counts = [materials.statistics(member, 0).count for member in range(len(refs))]
+    counts = [routers.statistics(member, 0).count for member in range(len(refs))]
     overlaps = {pair: fmean(shares) for pair, shares in shared.items()}
     members = _members(refs, counts, weights, _mean(confusion), overlaps)
     return Preview(members, tuple(layers), tuple(confusion), overlaps, tuple(_notes(plan, layers)))
 
 
-def _confusion(materials: TensorSource, layer: int, taken: Sequence[Statistics], weights: Sequence[float]) -> Matrix:
-    recipe = materials.plan.recipe
+def _confusion(
+    plan: Plan, routers: RouterSolver, layer: int, taken: Sequence[Statistics], weights: Sequence[float]
+) -> Matrix:
+    recipe = plan.recipe
     if len(taken) == 1:
         return ((1.0,),)
     try:
         if ROUTERS[recipe.router].features is None:
-            found = predicted_confusion(materials.gate(layer), taken)
+            found = predicted_confusion(routers.gate(layer), taken)
         else:
-            found = composed_confusion(taken, weights, materials.lam(layer), recipe.normalize)
+            found = composed_confusion(taken, weights, routers.lam(layer), recipe.normalize)
     except ValueError as error:
         if isinstance(error, InvalidInputError):
             raise

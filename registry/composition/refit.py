@@ -81,26 +81,26 @@ class Refit:
     """One refit: see the module.
 
     Args:
-        materials: what is composed.
+        source: what is composed.
         composed: a dense folder of the composed trunk, which gives its weights and scales.
         work: a folder for streams and refitted tensors.
         progress: told of layers.
     """
 
-    def __init__(self, materials: TensorSource, composed: Checkpoint, work: Path, progress: Progress) -> None:
-        self._materials, self._composed, self._work, self._progress = materials, composed, work, progress
-        self._plan, self._settings = materials.plan, PassSettings()
+    def __init__(self, source: TensorSource, composed: Checkpoint, work: Path, progress: Progress) -> None:
+        self._source, self._composed, self._work, self._progress = source, composed, work, progress
+        self._plan, self._settings = source.plan, PassSettings()
         self._family, self._architecture = composed.family, composed.architecture
         self._attention = self._family.attention(self._architecture)
         self._residual = self._family.residual(self._architecture)
         self._device = torch.device(device_name(self._plan.recipe.device))
         self._layers = Layers(self._family, self._architecture, composed.config, self._device)
         self._scales: Scales = scales(composed, MLP_INPUT)
-        self._result = RefitSource(materials, work)
-        self._counts = materials.router_weights_by_tokens
+        self._result = RefitSource(source, work)
+        self._weights = source.plan.statistics_weights
 
     def run(self) -> RefitSource:
-        """Return the refitted materials.
+        """Return the refitted source.
 
         Raises:
             CalibrationError: an activation is NaN or infinite.
@@ -143,7 +143,7 @@ class Refit:
         """Run the dense experts, and refit the maps that see the attention input to what they give."""
         names, crosses = self._attention.inputs, []
         size = self._architecture.hidden_size
-        for text, weight in zip(texts, self._counts, strict=True):
+        for text, weight in zip(texts, self._weights, strict=True):
             dense = self._layers.layer(number, partial(_weight, text.member))
             sums = LeastSquares.zero(size, size + 1)
             seen_in = {
@@ -176,7 +176,7 @@ class Refit:
         module = layer.get_submodule(self._attention.output)
         sums = LeastSquares.zero(module.weight.shape[1], module.weight.shape[0])
         with watched({"o": module}) as mixed:
-            for text, weight in zip(texts, self._counts, strict=True):
+            for text, weight in zip(texts, self._weights, strict=True):
                 for first, rows in self._batches(text):
                     self._layers.run(number, layer, self._full(text.composed, first))
                     wanted = text.files["dense_o"][rows]
@@ -207,7 +207,11 @@ class Refit:
 
     def _downs(self, number: int, mlp_name: str, texts: Sequence[_Text]) -> None:
         """Refit each expert's down projection, on its own tokens and on those that the router sends to it."""
-        gate = (self._result.gate(number) / self._plan.recipe.temperature).to(torch_dtype(self._plan.dtype)).float()
+        gate = (
+            (self._result.routers.gate(number) / self._plan.recipe.temperature)
+            .to(torch_dtype(self._plan.dtype))
+            .float()
+        )
         chosen = [(text.files["mlp_in"] @ gate.T).argmax(dim=-1) for text in texts]
         whole = self._family.tensor_name(number, self._family.down)
         for expert, text in enumerate(texts):
@@ -221,7 +225,7 @@ class Refit:
                         with watched({"down": module}) as seen, torch.no_grad():
                             mlp(of.files["mlp_in"][rows][mine][None].to(self._device))
                         wanted = self._wanted(of, rows)[mine].to(self._device) - _bias(module)
-                        sums.add(seen["down"][0][0], wanted, self._counts[other])
+                        sums.add(seen["down"][0][0], wanted, self._weights[other])
             self._set(module, whole, sums.solve(module.weight), member=expert)
             for other, of in enumerate(texts):
                 for _, rows in self._batches(of):
@@ -241,7 +245,7 @@ class Refit:
         size = self._architecture.hidden_size
         norm = self._layers.last_norm(self._composed.tensor)
         found = []
-        for text, weight in zip(texts, self._counts, strict=True):
+        for text, weight in zip(texts, self._weights, strict=True):
             own = self._layers.last_norm(partial(_weight, text.member))
             sums = LeastSquares.zero(size, size)
             for _, rows in self._batches(text):
@@ -298,9 +302,9 @@ class Refit:
         module.weight = nn.Parameter(rounded.float().to(self._device), requires_grad=False)
 
 
-def refit(materials: TensorSource, composed: Checkpoint, work: Path, progress: Progress) -> RefitSource:
-    """Return `materials` refitted (arguments and errors as `Refit`)."""
-    return Refit(materials, composed, work, progress).run()
+def refit(source: TensorSource, composed: Checkpoint, work: Path, progress: Progress) -> RefitSource:
+    """Return `source` refitted (arguments and errors as `Refit`)."""
+    return Refit(source, composed, work, progress).run()
 
 
 def _weight(member: Member, name: str) -> Tensor:

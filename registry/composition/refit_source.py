@@ -1,12 +1,18 @@
-"""What a refit gives: tensors in place of stored ones, and routers."""
+"""Source of refitted tensors: those that a refit solved take the place of stored ones.
 
-from collections.abc import Iterator
+Shapes: E members, H hidden size, V vocabulary; O and I the outputs and inputs of one linear map, weight (O, I).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from registry.composition.tensor_source import TensorSource, pass_over
+from registry.composition.tensor_source import RouterSolver, TensorSource, pass_over
+from registry.families.sites import MLP_INPUT
 from registry.io.safetensors_writer import Stream, write_shard
 from registry.io.torch_blocks import dtype_name, to_block
 from registry.maths.refit import LeastSquares
@@ -14,41 +20,71 @@ from registry.maths.statistics import Statistics
 from registry.maths.trunk.combination import Combination, aligned
 from store.arrays import ArraySource
 
+_KEY = "tensor"
+"""The name of the only tensor in each file of a refit."""
 
-class RefitSource(TensorSource):
-    """Materials in which some tensors were refitted, and the routers solved on the way.
+
+@dataclass
+class _LayerStatistics:
+    """A member's statistics of the layer that is being refitted; those of the layers before are not kept."""
+
+    layer: int = -1
+    parts: tuple[Statistics, ...] = ()
+
+    def folds(self, site: str, layer: int) -> tuple[Statistics, ...]:
+        """Return the statistics as folds."""
+        assert (site, layer) == (MLP_INPUT, self.layer)
+        return self.parts
+
+    def statistics(self, site: str, layer: int) -> Statistics:
+        """Return the sum of the folds."""
+        total, *others = self.folds(site, layer)
+        for other in others:
+            total = total + other
+        return total
+
+
+class RefitSource:
+    """Tensors of another source, some of them replaced by what a refit solved, and the routers it solved on the way.
 
     Args:
-        inner: what everything else is made from.
-        folder: where refitted tensors are written.
+        inner: the source of every other tensor.
+        folder: the folder for refitted tensors, one file each.
     """
 
     def __init__(self, inner: TensorSource, folder: Path) -> None:
-        super().__init__(inner.plan)
         self._inner, self._folder = inner, folder
+        self.plan = inner.plan
+        self._layer_statistics = [_LayerStatistics() for _ in inner.plan.members]
+        self.routers = RouterSolver(inner.plan, self._layer_statistics)
         self._files: dict[tuple[int | None, str], Path] = {}
-        self._gates: dict[int, Tensor] = {}
-        self._now: tuple[int, list[tuple[Statistics, ...]]] = (-1, [])
+        """(number of the member, or None for the trunk; name of the tensor) → file."""
         self._head: list[LeastSquares] = []
 
-    def put(self, member: int | None, name: str, tensor: Tensor) -> None:
-        """Put a tensor in place: of the trunk, or of one member's MLP."""
+    def put(self, member: int | None, name: str, tensor: Float[Tensor, "O I"]) -> None:
+        """Replace a tensor of the trunk, or of one member's MLP."""
         dtype = dtype_name(tensor.dtype)
         path = self._folder / f"{len(self._files)}.safetensors"
-        write_shard(path, [Stream("tensor", dtype, tuple(tensor.shape), lambda: [to_block(tensor)])])
+        write_shard(path, [Stream(_KEY, dtype, tuple(tensor.shape), lambda: [to_block(tensor)])])
         self._files[member, name] = path
 
     def put_head(self, sums: list[LeastSquares]) -> None:
-        """Put the head's sums in place, one a member: of its inputs, and their products with the member's own."""
+        """Replace the head by the solution of these sums, one a member.
+
+        Args:
+            sums: the head's inputs x in the composition, and their products with the inputs x° of the member's own
+                head, (H, H): `mapped` by the member's head (V, H) they become the sums of a map to V outputs.
+        """
         self._head = sums
 
-    def put_statistics(self, layer: int, folds: list[tuple[Statistics, ...]]) -> None:
+    def put_statistics(self, layer: int, folds: Sequence[tuple[Statistics, ...]]) -> None:
         """Solve a layer's router from its statistics, one tuple of folds a member."""
-        self._now = layer, folds
-        self._gates[layer] = super().gate(layer)
+        for taken, parts in zip(self._layer_statistics, folds, strict=True):
+            taken.layer, taken.parts = layer, parts
+        self.routers.gate(layer)  # the solver keeps it, and with it the curve of lam; the statistics go
 
-    def combined(self, name: str) -> Iterator[Tensor]:
-        """Yield the rows of one tensor that all members share."""
+    def combined(self, name: str) -> Iterator[Float[Tensor, "r ..."]]:
+        """Yield the rows of one tensor: the refitted one in one block, or those of the inner source."""
         if (None, name) in self._files:
             yield self._tensor(None, name)
         elif self._head and name == self.plan.lead.family.head:
@@ -57,41 +93,29 @@ class RefitSource(TensorSource):
             yield from self._inner.combined(name)
 
     def mlp(self, member: int, name: str) -> ArraySource:
-        """Return one MLP tensor of a member."""
+        """Return one MLP tensor of a member: the refitted one, or that of the inner source."""
         if (member, name) not in self._files:
             return self._inner.mlp(member, name)
         dtype = self.plan.recipe.dtype or self.plan.members[member].link("mlp", name).dtype
         return ArraySource.of(to_block(self._tensor(member, name)), dtype)
 
-    def folds(self, member: int, layer: int) -> tuple[Statistics, ...]:
-        """Return a member's statistics of the layer that is being refitted, in parts."""
-        assert self._now[0] == layer
-        return self._now[1][member]
-
-    def statistics(self, member: int, layer: int) -> Statistics:
-        """Return a member's statistics of the layer that is being refitted."""
-        total, *others = self.folds(member, layer)
-        for other in others:
-            total = total + other
-        return total
-
-    def gate(self, layer: int) -> Tensor:
-        """Return gate.weight of one layer, as it was solved on the way."""
-        return self._gates[layer]
-
     def _tensor(self, member: int | None, name: str) -> Tensor:
         from safetensors import safe_open
 
         with safe_open(self._files[member, name], framework="pt") as file:
-            tensor: Tensor = file.get_tensor("tensor")
+            tensor: Tensor = file.get_tensor(_KEY)
         return tensor
 
-    def _refitted_head(self, name: str) -> Iterator[Tensor]:
+    def _refitted_head(self, name: str) -> Iterator[Float[Tensor, "r H"]]:
+        """Solve the head (V, H) in blocks of rows: a row of a linear map depends on no other row of it."""
         members = self.plan.members
-        towards, sums = torch.cat(list(self._inner.combined(name))), self._head
-        for rows in aligned(Combination(name, [pass_over(member, name) for member in members], self.plan.weights)):
-            parts = [own.mapped(part) for own, part in zip(sums, rows.parts, strict=True) if part is not None]
-            total = parts[0]
-            for part in parts[1:]:
+        towards = torch.cat(list(self._inner.combined(name)))  # W₀, (V, H)
+        heads = Combination(name, [pass_over(member, name) for member in members], self.plan.weights)
+        for rows in aligned(heads):  # the same r rows of every head, (r, H); None past a smaller vocabulary
+            mapped = [
+                sums.mapped(own) for sums, own in zip(self._head, rows.parts, strict=True) if own is not None
+            ]  # gram (H, H), cross (r, H)
+            total = mapped[0]
+            for part in mapped[1:]:
                 total = total + part
             yield total.solve(towards[rows.start : rows.start + len(total.cross)])

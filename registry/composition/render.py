@@ -12,7 +12,7 @@ from registry.io.torch_blocks import to_block, to_tensor, torch_dtype
 from store.arrays import ArraySource, Block, rows_per_block
 
 
-def render(materials: TensorSource, tensor: OutputTensor) -> Iterator[Block]:
+def render(source: TensorSource, tensor: OutputTensor) -> Iterator[Block]:
     """Yield the rows of one output tensor, in its dtype's carrier.
 
     Raises:
@@ -23,9 +23,9 @@ def render(materials: TensorSource, tensor: OutputTensor) -> Iterator[Block]:
     match tensor.made:
         case Experts(parts=parts):
             for member, rows in parts:
-                yield from copied(materials.mlp(member, rows.name), rows, tensor.dtype)
+                yield from copied(source.mlp(member, rows.name), rows, tensor.dtype)
         case Trunk() as trunk:
-            for combined in _combine(materials, trunk):
+            for combined in _combine(source, trunk):
                 yield to_block(combined.to(dtype))
         case Constant(shape, value):
             rows_at_once = rows_per_block(shape)
@@ -33,15 +33,15 @@ def render(materials: TensorSource, tensor: OutputTensor) -> Iterator[Block]:
                 count = min(rows_at_once, shape[0] - start)
                 yield to_block(torch.full((count, *shape[1:]), value, dtype=dtype))
         case Router(layer=layer):
-            gate = materials.gate(layer) / materials.plan.recipe.temperature
+            gate = source.routers.gate(layer) / source.plan.recipe.temperature
             yield to_block(gate.to(dtype))
 
 
-def spans(materials: TensorSource, tensor: OutputTensor) -> list[Span] | None:
+def spans(source: TensorSource, tensor: OutputTensor) -> list[Span] | None:
     """Return the stored bytes that an expert tensor is made of, or None where it is made otherwise."""
     if not isinstance(tensor.made, Experts):
         return None
-    found = [span(materials.mlp(member, rows.name), rows, tensor.dtype) for member, rows in tensor.made.parts]
+    found = [span(source.mlp(member, rows.name), rows, tensor.dtype) for member, rows in tensor.made.parts]
     return [one for one in found if one is not None] if None not in found else None
 
 
@@ -81,8 +81,8 @@ def _rows(blocks: Iterator[torch.Tensor], rows: RowSelection) -> Iterator[torch.
         yield torch.cat(list(blocks))[list(rows.rows)]
 
 
-def _combine(materials: TensorSource, trunk: Trunk) -> Iterator[torch.Tensor]:
-    for combined in _rows(materials.combined(trunk.rows.name), trunk.rows):
+def _combine(source: TensorSource, trunk: Trunk) -> Iterator[torch.Tensor]:
+    for combined in _rows(source.combined(trunk.rows.name), trunk.rows):
         if trunk.offset:
             combined = combined.double() + trunk.offset
         if trunk.scales is not None:  # one block: reordered rows come all at once

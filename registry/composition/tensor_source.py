@@ -1,11 +1,25 @@
-"""What a plan's tensors are made from: the members' stored arrays, combined by the trunk method."""
+"""Sources of a plan's tensors: where the bytes of a composed model come from.
 
-from collections.abc import Iterator
+`TensorSource` is the interface that the writers of a model use. Three classes implement it:
+
+    StoredSource        the members' stored arrays, combined by the trunk method
+    RecollectedSource   the same tensors, with routers solved from statistics that passes collected
+    RefitSource         refitted tensors in place of stored ones (`refit_source.py`)
+
+Each holds a `RouterSolver` over its own statistics, so that routers are solved in one way.
+
+Shapes: E members (experts of a layer), L layers, H hidden size, V vocabulary; R and C the rows and columns of one dense
+tensor. `combined` yields a tensor as blocks of its rows, (r, C) each with the r adding up to R, or (r,) for a vector.
+"""
+
+from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
 from itertools import groupby
 from operator import itemgetter
+from typing import Protocol, runtime_checkable
 
-import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from registry.composition.plan import Plan
 from registry.errors import InvalidInputError
@@ -17,73 +31,92 @@ from registry.maths.statistics import Statistics
 from registry.maths.trunk import TRUNKS, Combination
 from registry.maths.trunk.combination import Pass
 from registry.member import Member
+from registry.statistics.cache import Cached
 from store.arrays import ArraySource
 
-_Numbered = tuple[int, torch.Tensor]
+_NumberedBlock = tuple[int, Tensor]
+"""The number of a map among those that are combined together, and a block of its rows."""
 
 
-class TensorSource:
-    """Where a plan's tensors come from; a refinement puts other things in place of some.
+@runtime_checkable
+class SiteStatistics(Protocol):
+    """Statistics of one member, by site and layer; `Member` and `Cached` have them."""
+
+    def statistics(self, site: str, layer: int) -> Statistics:
+        """Return the statistics of one site and layer."""
+
+    def folds(self, site: str, layer: int) -> tuple[Statistics, ...]:
+        """Return the statistics of one site and layer as folds, which add up to them."""
+
+
+class RouterSolver:
+    """The routers of a plan, solved from the members' statistics when they are first used.
 
     Args:
-        plan: what is composed.
+        plan: the composition.
+        members: the statistics of each member, in the plan's order.
     """
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
-
-    def combined(self, name: str) -> Iterator[torch.Tensor]:
-        """Yield the rows of one tensor that all members share, in the dense model's terms.
-
-        Raises:
-            DamagedError: an array it is made from is not what was stored.
-            InvalidInputError: a linear system cannot be solved.
-        """
-        try:
-            yield from self._rows(name)
-        except ValueError as error:
-            raise InvalidInputError(
-                f"tensor {name} cannot be combined by {self.plan.recipe.trunk}: {error}",
-                "choose another method, for example --trunk mean",
-            ) from error
-
-    def mlp(self, member: int, name: str) -> ArraySource:
-        """Return one MLP tensor of a member."""
-        return self.plan.members[member].open("mlp", name)
-
-    def folds(self, member: int, layer: int) -> tuple[Statistics, ...]:
-        """Return a member's statistics of one layer's MLP input, in parts."""
-        return self.plan.members[member].folds(MLP_INPUT, layer)
+    def __init__(self, plan: Plan, members: Sequence[SiteStatistics]) -> None:
+        self._plan, self._members = plan, members
+        self._curves: dict[int, LamCurve] = {}
+        self._gates: dict[int, Tensor] = {}
 
     def statistics(self, member: int, layer: int) -> Statistics:
         """Return a member's statistics of one layer's MLP input."""
-        return self.plan.members[member].statistics(MLP_INPUT, layer)
+        return self._members[member].statistics(MLP_INPUT, layer)
+
+    def folds(self, member: int, layer: int) -> tuple[Statistics, ...]:
+        """Return a member's statistics of one layer's MLP input, as folds."""
+        return self._members[member].folds(MLP_INPUT, layer)
 
     @cached_property
-    def router_weights(self) -> list[float]:
-        """What each member's statistics count for in the router, balanced where the recipe says so."""
-        plan = self.plan
+    def weights(self) -> list[float]:
+        """The factor of each member's statistics, balanced where the recipe asks for it."""
+        plan = self._plan
         if plan.recipe.balance == "none" or not ROUTERS[plan.recipe.router].features:
             return plan.weights
         return balanced(plan.weights, [self.statistics(member, 0).count for member in range(len(plan.members))])
 
-    @property
-    def router_weights_by_tokens(self) -> list[float]:
-        """What each token of a member counts for in a fit on all members' tokens."""
-        return self.plan.statistics_weights
-
-    def gate(self, layer: int) -> torch.Tensor:
-        """Return gate.weight of one layer, float64 of shape (E, H), before the temperature.
+    def gate(self, layer: int) -> Float[Tensor, "E H"]:
+        """Return `gate.weight` of one layer in float64, before the temperature.
 
         Raises:
             InvalidInputError: its linear system cannot be solved.
         """
-        plan, recipe = self.plan, self.plan.recipe
+        if layer not in self._gates:
+            self._gates[layer] = self._solve(layer)
+        return self._gates[layer]
+
+    def lam(self, layer: int) -> float:
+        """Return the ridge strength of one layer's router."""
+        strength = self._plan.recipe.lam
+        return self.lam_curve(layer).best if isinstance(strength, str) else strength
+
+    def lam_curve(self, layer: int) -> LamCurve:
+        """Return the held-out error of one layer's router by ridge strength.
+
+        Raises:
+            InvalidInputError: the statistics have no folds, or give no router.
+        """
+        if layer not in self._curves:
+            folds = [self.folds(member, layer) for member in range(len(self._members))]
+            try:
+                self._curves[layer] = lam_curve(folds, self.weights, normalize=self._plan.recipe.normalize)
+            except ValueError as error:
+                raise InvalidInputError(
+                    f"lam cannot be chosen for layer {layer}: {error}", "give a number: --lam 0.01"
+                ) from error
+        return self._curves[layer]
+
+    def _solve(self, layer: int) -> Float[Tensor, "E H"]:
+        plan, recipe = self._plan, self._plan.recipe
         method = ROUTERS[recipe.router]
-        statistics = (self.statistics(member, layer) for member in range(len(plan.members)))
-        given = RouterInputs(
+        # A generator: a Gram is (H + 1, H + 1), and only one member's needs to be in memory.
+        statistics = (self.statistics(member, layer) for member in range(len(self._members)))
+        inputs = RouterInputs(
             statistics if method.features else (),
-            self.router_weights,
+            self.weights,
             self.lam(layer) if "lam" in method.options else 0.0,
             recipe.normalize,
             [recipe.bias.get(name, 0.0) for name in plan.names],
@@ -93,84 +126,111 @@ class TensorSource:
             plan.lead.architecture.hidden_size,
         )
         try:
-            return method.solve(given)
+            return method.solve(inputs)
         except ValueError as error:
             raise InvalidInputError(
                 f"the router of layer {layer} cannot be solved: {error}", "raise lam, for example --lam 0.1"
             ) from error
 
-    def lam(self, layer: int) -> float:
-        """Return the ridge strength of one layer's router."""
-        chosen = self.plan.recipe.lam
-        return self.lam_curve(layer).best if isinstance(chosen, str) else chosen
 
-    def lam_curve(self, layer: int) -> LamCurve:
-        """Return how well routers of various strengths do on folds that they were not made from, at one layer.
+@runtime_checkable
+class TensorSource(Protocol):
+    """Everything that a plan's tensors are made from."""
+
+    @property
+    def plan(self) -> Plan:
+        """The composition."""
+
+    @property
+    def routers(self) -> RouterSolver:
+        """The routers, and the statistics that they are solved from."""
+
+    def combined(self, name: str) -> Iterator[Float[Tensor, "r ..."]]:
+        """Yield the rows of one tensor that all members share, under its name in the dense model.
 
         Raises:
-            InvalidInputError: the statistics have no folds, or give no router.
+            DamagedError: an array it is made from is not what was stored.
+            InvalidInputError: a linear system cannot be solved.
         """
-        if layer not in self._curves:
-            folds = [self.folds(member, layer) for member in range(len(self.plan.members))]
-            try:
-                self._curves[layer] = lam_curve(folds, self.router_weights, normalize=self.plan.recipe.normalize)
-            except ValueError as error:
-                raise InvalidInputError(
-                    f"lam cannot be chosen for layer {layer}: {error}", "give a number: --lam 0.01"
-                ) from error
-        return self._curves[layer]
 
-    @cached_property
-    def _curves(self) -> dict[int, LamCurve]:
-        return {}
+    def mlp(self, member: int, name: str) -> ArraySource:
+        """Return one MLP tensor of a member, under its name in the dense model."""
+
+
+class StoredSource:
+    """Tensors made from the members' stored arrays.
+
+    Args:
+        plan: the composition.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.routers = RouterSolver(plan, plan.members)
+        self._pending: dict[tuple[str, int], tuple[list[str], Iterator[tuple[int, Iterator[_NumberedBlock]]]]] = {}
+        """Input → the maps of it that are still to come, and their rows."""
+
+    def combined(self, name: str) -> Iterator[Float[Tensor, "r ..."]]:
+        """Yield the rows of one tensor, combined by the trunk method."""
+        try:
+            yield from self._rows(name)
+        except ValueError as error:
+            raise InvalidInputError(
+                f"tensor {name} cannot be combined by {self.plan.recipe.trunk}: {error}",
+                "choose another method, for example --trunk mean",
+            ) from error
+
+    def mlp(self, member: int, name: str) -> ArraySource:
+        """Return one MLP tensor of a member, as it was stored."""
+        return self.plan.members[member].open("mlp", name)
 
     @cached_property
     def _linear_inputs(self) -> dict[str, tuple[str, int]]:
+        """Linear map → the site and layer of its input."""
         return self.plan.lead.family.linear_inputs(self.plan.lead.architecture)
 
     @cached_property
-    def _sharing(self) -> dict[tuple[str, int], list[str]]:
-        """The linear maps that have the same input."""
-        found: dict[tuple[str, int], list[str]] = {}
-        for name, where in self._linear_inputs.items():
-            found.setdefault(where, []).append(name)
-        return found
+    def _maps_of_input(self) -> dict[tuple[str, int], list[str]]:
+        """Site and layer → the linear maps that have this input."""
+        maps: dict[tuple[str, int], list[str]] = {}
+        for name, site_and_layer in self._linear_inputs.items():
+            maps.setdefault(site_and_layer, []).append(name)
+        return maps
 
-    @cached_property
-    def _under_way(self) -> dict[tuple[str, int], tuple[list[str], Iterator[tuple[int, Iterator[_Numbered]]]]]:
-        """Maps of one input that are combined together: which are still to come, and their rows."""
-        return {}
-
-    def _rows(self, name: str) -> Iterator[torch.Tensor]:
+    def _rows(self, name: str) -> Iterator[Tensor]:
         method = TRUNKS[self.plan.recipe.trunk]
         if method.together is None or name not in self._linear_inputs or len(self.plan.members) == 1:
             yield from method.combine(self._combination(name))
             return
-        where = self._linear_inputs[name]
-        names, maps = self._under_way.pop(where, ([], iter(())))
-        if name not in names[:1]:  # they are asked for in their order; else anew
-            names = self._sharing[where][self._sharing[where].index(name) :]
-            maps = groupby(method.together([self._combination(one) for one in names]), key=itemgetter(0))
-        _, rows = next(maps)
-        yield from (block for _, block in rows)
+        # Query, key and value have one input, so one Gram (H, H): it is factored once, and the rows of all three are
+        # solved with it, one map after the other. What is left waits in `_pending` for the next call.
+        site_and_layer = self._linear_inputs[name]
+        names, maps = self._pending.pop(site_and_layer, ([], iter(())))
+        if name not in names[:1]:  # not the map that comes next: factor again, and begin with this map
+            together = self._maps_of_input[site_and_layer]
+            names = together[together.index(name) :]
+            maps = groupby(method.together([self._combination(each) for each in names]), key=itemgetter(0))
+        _, blocks = next(maps)  # the blocks (r, C) of the first map
+        yield from (block for _, block in blocks)
         if names[1:]:
-            self._under_way[where] = names[1:], maps
+            self._pending[site_and_layer] = names[1:], maps
 
     def _combination(self, name: str) -> Combination:
         plan, method = self.plan, TRUNKS[self.plan.recipe.trunk]
         base = plan.base if method.needs_base else None
-        lacking = base is not None and base.weight(name).shape[0] < plan.lead.weight(name).shape[0]
-        used = plan.members if method.needs_members or lacking else ()
+        # A base model of fewer tokens lacks the last rows of the embedding (V, H): the members then provide them.
+        lacks_rows = base is not None and base.weight(name).shape[0] < plan.lead.weight(name).shape[0]
+        members = plan.members if method.needs_members or lacks_rows else ()
         inputs = counts = None
         if method.needs_inputs and len(plan.members) > 1:
             if name in self._linear_inputs:
                 site, layer = self._linear_inputs[name]
                 inputs = partial(_statistics, plan.members, site, layer)
             elif name == plan.lead.family.embedding:
-                counts = [member.token_counts for member in plan.members]
+                counts = [member.token_counts for member in plan.members]  # (V,) each
         return Combination(
             name,
-            [pass_over(member, name) for member in used],
+            [pass_over(member, name) for member in members],
             plan.weights,
             None if base is None else pass_over(base, name),
             [member.version.digest for member in plan.members],
@@ -181,11 +241,33 @@ class TensorSource:
         )
 
 
-def _statistics(members: tuple[Member, ...], site: str, layer: int) -> Iterator[Statistics]:
-    return (member.statistics(site, layer) for member in members)
+class RecollectedSource:
+    """Tensors of another source, with routers solved from statistics of their own.
+
+    Args:
+        inner: the source of every other tensor.
+        statistics: the statistics of each member, collected by a pass.
+    """
+
+    def __init__(self, inner: TensorSource, statistics: Sequence[Cached]) -> None:
+        self._inner = inner
+        self.plan = inner.plan
+        self.routers = RouterSolver(inner.plan, statistics)
+
+    def combined(self, name: str) -> Iterator[Float[Tensor, "r ..."]]:
+        """Yield the rows of one tensor of the inner source."""
+        return self._inner.combined(name)
+
+    def mlp(self, member: int, name: str) -> ArraySource:
+        """Return one MLP tensor of the inner source."""
+        return self._inner.mlp(member, name)
 
 
 def pass_over(member: Member, name: str) -> Pass:
-    """Return what starts a pass over a member's tensor."""
+    """Return a function that starts a pass over a member's tensor, in blocks of its rows."""
     source = member.open_weight(name)
     return lambda: (to_tensor(block, source.dtype) for block in source.blocks())
+
+
+def _statistics(members: tuple[Member, ...], site: str, layer: int) -> Iterator[Statistics]:
+    return (member.statistics(site, layer) for member in members)

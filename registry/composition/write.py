@@ -34,22 +34,22 @@ def write_composition(
         InvalidInputError: a router's linear system cannot be solved.
     """
     check_output(out, replace=replace)
-    materials = tensor_source_of(plan, context)
-    earlier = None if record is None else ShardReuse.of(context.workspace.home, out)
-    kept = sum(shard.nbytes for shard in layout(out, streams_of(materials)) if earlier and earlier.has(shard))
+    source = tensor_source_of(plan, context)
+    reuse = None if record is None else ShardReuse.of(context.workspace.home, out)
+    kept = sum(shard.nbytes for shard in layout(out, streams_of(source)) if reuse and reuse.has(shard))
     with fresh_folder(out, replace=replace, nbytes=plan.nbytes - kept) as folder:
-        digests = write_model(materials, folder, context.progress, earlier)
+        digests = write_model(source, folder, context.progress, reuse)
         digests |= write_files(folder, {"README.md": model_card(plan)})
-        chosen = {"lam": lam_document(materials)} if plan.recipe.to == "moe" and plan.recipe.lam == AUTO else {}
+        chosen = {"lam": lam_document(source)} if plan.recipe.to == "moe" and plan.recipe.lam == AUTO else {}
         document = plan.document | chosen | {"digest": plan.digest, "files": digests}
         write_files(folder, {MARKER: json_file(document)})
         if record is not None:
             record()
-    if earlier is not None:
-        earlier.remember()
+    if reuse is not None:
+        reuse.remember()
 
 
-def lam_document(materials: TensorSource) -> list[dict[str, Any]]:
+def lam_document(source: TensorSource) -> list[dict[str, Any]]:
     """Return the ridge strength that was chosen for each layer, and the curve that it was chosen by."""
-    layers = range(materials.plan.lead.architecture.num_hidden_layers)
-    return [{"layer": layer, **materials.lam_curve(layer).document()} for layer in layers]
+    layers = range(source.plan.lead.architecture.num_hidden_layers)
+    return [{"layer": layer, **source.routers.lam_curve(layer).document()} for layer in layers]

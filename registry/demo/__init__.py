@@ -1,4 +1,4 @@
-"""A whole session: text that any machine has, a tiny base model, three experts, and every promise shown."""
+"""A demonstration on local text: a tiny base model, three experts, and all guarantees checked."""
 
 import lazy_loader
 

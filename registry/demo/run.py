@@ -1,4 +1,4 @@
-"""The demo, step by step."""
+"""The steps of the demo."""
 
 import hashlib
 import json
@@ -28,15 +28,15 @@ _MARKER = "demo.json"
 
 @dataclass(frozen=True)
 class DemoResult:
-    """What the demo made and showed.
+    """The result of the demo.
 
     Attributes:
-        folder: with `text`, `checkpoints`, `registry` and `moe` in it.
+        folder: the folder with `text`, `checkpoints`, `registry` and `moe`.
         domains: the experts' names.
-        rows: base, experts, plain average and the composition, evaluated on every domain's test text.
-        orders: order of registering → SHA-256 over every byte of the composed folder.
-        opted_out: that of a pair composed after the third expert's opt-out and purge.
-        never_registered: that of the same pair in a registry that never held the third.
+        rows: scores of base, experts, plain average and composition on every domain's test text.
+        orders: order of registration → SHA-256 over every byte of the composed folder.
+        opted_out: the same digest for a pair composed after the third expert's opt-out and purge.
+        never_registered: the same digest for that pair in a registry that never held the third.
         withdrawn: the expert that was opted out.
     """
 
@@ -54,30 +54,30 @@ def run_demo(out: Path, progress: Progress = silent, *, force: bool = False) -> 
 
     Args:
         out: the folder.
-        progress: told of every step.
-        force: if `out` is an earlier demo's, delete what that made there and make it anew; other files stay.
+        progress: reports every step.
+        force: delete the files of an earlier demo in `out` first; other files stay.
 
     Raises:
-        OutputError: `out` holds something.
+        OutputError: `out` is not empty.
     """
     with _prepared(out, force=force):
         return _run(out, progress)
 
 
 def _run(out: Path, progress: Progress) -> DemoResult:
-    remark(progress, "1 of 6: collecting text that any machine has")
+    remark(progress, "1 of 6: collecting text from this machine")
     text = write_domains(out / "text")
     domains = tuple(text)
-    remark(progress, f"2 of 6: training a tiny base model, and from it {len(domains)} experts: {', '.join(domains)}")
+    remark(progress, f"2 of 6: training a tiny base model, then {len(domains)} experts from it: {', '.join(domains)}")
     checkpoints = _train(out / "checkpoints", {domain: train for domain, (train, _) in text.items()}, progress)
-    remark(progress, f"3 of 6: taking each expert's statistics, on {TOKENS:,} tokens")
+    remark(progress, f"3 of 6: collecting each expert's statistics on {TOKENS:,} tokens")
     settings = PassSettings(tokens=TOKENS)
-    for domain in domains:  # each team takes its statistics where its data is; the data goes nowhere
+    for domain in domains:  # each team collects statistics beside its data, which never moves
         collect_to(
             checkpoints[domain], checkpoints[domain], data=[text[domain][0]], settings=settings, progress=progress
         )
 
-    remark(progress, "4 of 6: registering them, composing them and evaluating that")
+    remark(progress, "4 of 6: registering, composing and evaluating them")
     with Registry(out / "registry", progress=progress) as registry:
         registry.add_base("base", checkpoints["base"])
         for domain in domains:
@@ -115,7 +115,7 @@ def folder_digest(folder: Path) -> str:
 
 @contextmanager
 def _prepared(out: Path, *, force: bool) -> Iterator[None]:
-    """Make `out` ready for a demo, and hold it: one demo at a time in a folder."""
+    """Prepare `out` for a demo and lock it, so that one demo runs at a time in a folder."""
     if out.exists() and not out.is_dir():
         raise OutputError(f"{out} exists and is not a folder", "choose another --out")
     if out.exists() and any(out.iterdir()) and not (out / _MARKER).is_file():
@@ -123,14 +123,10 @@ def _prepared(out: Path, *, force: bool) -> Iterator[None]:
     out.mkdir(parents=True, exist_ok=True)
     with (out / _MARKER).open("a+", encoding="utf-8") as marker:
         if not try_lock(marker.fileno()):
-            raise OutputError(
-                f"another demo is being made in {out}", "choose another --out, or wait until that has ended"
-            )
+            raise OutputError(f"another demo is running in {out}", "choose another --out, or wait until it has ended")
         if any(path.name != _MARKER for path in out.iterdir()):
             if not force:
-                raise OutputError(
-                    f"{out} holds an earlier demo", "choose another --out, or --force to make it anew in its place"
-                )
+                raise OutputError(f"{out} holds an earlier demo", "choose another --out, or replace it with --force")
             _delete_demo(out)
         marker.truncate(0)
         json.dump({"made by": "reg demo"}, marker)
@@ -139,7 +135,7 @@ def _prepared(out: Path, *, force: bool) -> Iterator[None]:
 
 
 def _delete_demo(out: Path) -> None:
-    """Delete what a demo makes in `out`, by its names; whatever else is there stays."""
+    """Delete the files that a demo creates in `out`; other files stay."""
     for name in ("registry", "moe", "scratch", *(f"checkpoints/{name}" for name in ("base", *DOMAINS))):
         if (out / name).is_dir():
             shutil.rmtree(out / name)

@@ -1,4 +1,4 @@
-"""Three domains without a download: Python code and English from the standard library, and generated arithmetic."""
+"""Text of three domains, without a download: code and English from the standard library, generated arithmetic."""
 
 import ast
 import gzip
@@ -12,7 +12,7 @@ from pathlib import Path
 from registry.errors import CheckpointError
 
 DOMAIN_CHARACTERS = 800_000
-"""Characters of a domain, at most."""
+"""Maximum number of characters per domain."""
 
 _TEST_SHARE = 10  # one document in ten is for testing
 
@@ -21,7 +21,7 @@ def write_domains(folder: Path) -> dict[str, tuple[Path, Path]]:
     """Write each domain's documents as `<domain>.train.jsonl.gz` and `<domain>.test.jsonl.gz` and return both paths.
 
     Raises:
-        CheckpointError: this Python was installed without the source of its standard library.
+        CheckpointError: this Python is installed without the source of its standard library.
     """
     folder.mkdir(parents=True, exist_ok=True)
     paths = {}
@@ -45,7 +45,7 @@ def domain_files(folder: Path, domain: str) -> tuple[Path, Path]:
 
 
 def _code() -> Iterator[str]:
-    """Standard modules without comments and docstrings."""
+    """Yield standard modules without comments and docstrings."""
     for source in _modules():
         tree = ast.parse(source)
         for node in ast.walk(tree):
@@ -55,7 +55,7 @@ def _code() -> Iterator[str]:
 
 
 def _english() -> Iterator[str]:
-    """The docstrings of standard modules, one document a module."""
+    """Yield the docstrings of standard modules, one document per module."""
     for source in _modules():
         texts = [text for node in ast.walk(ast.parse(source)) if (text := _docstring(node)) and len(text) > 60]
         if texts:
@@ -63,7 +63,7 @@ def _english() -> Iterator[str]:
 
 
 def _math() -> Iterator[str]:
-    """Word problems with worked answers."""
+    """Yield word problems with worked answers."""
     draw = random.Random(0)
     while True:
         yield "\n".join(draw.choice(_PROBLEMS)(draw) for _ in range(12))

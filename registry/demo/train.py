@@ -1,4 +1,4 @@
-"""Training a tiny Llama: a byte-level BPE tokenizer, a base model, and experts that go on from it."""
+"""Training of a tiny Llama: a byte-level BPE tokenizer, a base model, and experts that continue from it."""
 
 import gzip
 import json
@@ -55,7 +55,7 @@ def new_model() -> Any:
 
 
 def encode(tokenizer: Any, texts: Sequence[str]) -> torch.Tensor:
-    """Return all texts as one stream of tokens, each led by token 0, int64 of shape (T,)."""
+    """Return all texts as one stream of tokens, each preceded by token 0; int64 of shape (T,)."""
     tokens: list[int] = []
     for ids in tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]:
         tokens += [0, *ids]

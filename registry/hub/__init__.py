@@ -1,6 +1,6 @@
-"""Publishing on the Hub: composed folders, and experts with their statistics.
+"""Publishing composed folders, and experts with their statistics, on the Hugging Face Hub.
 
-What is uploaded appears in one commit or not at all, and is compared with what was to arrive.
+An upload becomes one commit or none, and the commit is compared with the files that were sent.
 """
 
 import lazy_loader

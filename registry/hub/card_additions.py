@@ -1,4 +1,4 @@
-"""What a push adds to a card: what does not follow from what was composed, but what its registry knows beside it."""
+"""Additions of a push to a model card: facts of the registry that are not part of the composition."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -15,19 +15,19 @@ _LANGUAGE = re.compile(r"[a-z]{2,3}|code|multilingual")
 
 @dataclass(frozen=True)
 class HubLocation:
-    """A version, and where it is on the Hub: `ORG/NAME` or `ORG/NAME@COMMIT`, None where that is not known."""
+    """A version and its location on the Hub: `ORG/NAME` or `ORG/NAME@COMMIT`, None if unknown."""
 
     version: VersionRecord
-    place: str | None
+    location: str | None
 
     @property
     def repo_id(self) -> str | None:
-        """The repository alone."""
-        return None if self.place is None else self.place.partition("@")[0]
+        """The repository without the commit."""
+        return None if self.location is None else self.location.partition("@")[0]
 
 
 def source_of(catalog: Catalog, version: VersionRecord) -> HubLocation:
-    """Return where a version is on the Hub: as its tag says, else where it was pushed to last."""
+    """Return the location of a version on the Hub: from its tag, else from its latest push."""
     tagged = version.tags.get(HUB_TAG)
     if tagged is not None and _HUB.fullmatch(tagged):
         return HubLocation(version, tagged)
@@ -36,9 +36,9 @@ def source_of(catalog: Catalog, version: VersionRecord) -> HubLocation:
 
 
 def languages_of(versions: Sequence[VersionRecord]) -> list[str]:
-    """Return every language that versions are tagged with, once each."""
-    found = [part.strip() for version in versions for part in version.tags.get(LANGUAGE_TAG, "").split(",")]
-    return sorted({language for language in found if _LANGUAGE.fullmatch(language)})
+    """Return the distinct languages in the tags of versions, sorted."""
+    languages = [part.strip() for version in versions for part in version.tags.get(LANGUAGE_TAG, "").split(",")]
+    return sorted({language for language in languages if _LANGUAGE.fullmatch(language)})
 
 
 def metadata(
@@ -48,14 +48,14 @@ def metadata(
     license_id: str | None,
     evaluation: EvaluationRecord | None,
 ) -> str:
-    """Return lines of YAML for the front matter; empty where there is nothing to say.
+    """Return lines of YAML for the front matter; empty if there is nothing to add.
 
     Args:
-        name: of the model.
-        sources: of what it was composed of.
-        languages: of all of them.
-        license_id: one that was chosen, in place of the members'.
-        evaluation: what was found of it last.
+        name: the name of the model.
+        sources: the members and their locations.
+        languages: the languages of all members.
+        license_id: a license that overrides the members' licenses.
+        evaluation: the latest evaluation of the model.
     """
     from huggingface_hub import ModelCardData
 
@@ -73,30 +73,30 @@ def metadata(
 
 
 def page(sources: Sequence[HubLocation], evaluation: EvaluationRecord | None) -> str:
-    """Return Markdown for the end of the card; arguments as `metadata`."""
+    """Return Markdown for the end of the card (arguments as in `metadata`)."""
     return "\n".join(part for part in (_members(sources), _scores(evaluation) if evaluation else "") if part)
 
 
 def _members(sources: Sequence[HubLocation]) -> str:
     rows = [
         f"| {source.version.name} | {source.version.ref} | `{source.version.digest[:12]}` "
-        f"| {'not known' if source.place is None else _link(source.place)} |"
+        f"| {'not known' if source.location is None else _link(source.location)} |"
         for source in sources
     ]
     commands = [
-        f"$ reg add-{source.version.kind} {source.version.name} hf://{source.place}"
+        f"$ reg add-{source.version.kind} {source.version.name} hf://{source.location}"
         for source in sources
-        if source.place is not None
+        if source.location is not None
     ]
-    told = "\n```console\n" + "\n".join(commands) + "\n```\n" if commands else ""
+    console = "\n```console\n" + "\n".join(commands) + "\n```\n" if commands else ""
     return (
         "## Members\n\nVersions are numbered as in the registry that this was pushed from.\n\n"
-        "| expert | version | content digest | on the Hub |\n|---|---|---|---|\n" + "\n".join(rows) + "\n" + told
+        "| expert | version | content digest | on the Hub |\n|---|---|---|---|\n" + "\n".join(rows) + "\n" + console
     )
 
 
-def _link(place: str) -> str:
-    repo_id, _, commit = place.partition("@")
+def _link(location: str) -> str:
+    repo_id, _, commit = location.partition("@")
     return f"[{repo_id}]({endpoint()}/{repo_id})" + (f" at `{commit[:12]}`" if commit else "")
 
 
@@ -125,11 +125,11 @@ def _results(evaluation: EvaluationRecord) -> list[Any]:
     from huggingface_hub import EvalResult
 
     figures: Mapping[str, Mapping[str, float]] = evaluation.document["figures"]
-    found = []
+    results = []
     for domain, text in evaluation.document["data"].items():
         for kind, name in (("perplexity", "perplexity"), ("score", "score (100: the domain's own expert)")):
             if domain in figures[kind]:
-                found.append(
+                results.append(
                     EvalResult(
                         task_type="text-generation",
                         dataset_type=domain,
@@ -139,4 +139,4 @@ def _results(evaluation: EvaluationRecord) -> list[Any]:
                         metric_value=round(figures[kind][domain], 4),
                     )
                 )
-    return found
+    return results

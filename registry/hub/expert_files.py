@@ -1,4 +1,4 @@
-"""Pushing a registered expert: its checkpoint as it came, its statistics, and what identifies it."""
+"""The files of a pushed expert: its checkpoint as registered, its statistics, and its manifest."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -53,18 +53,18 @@ in them{own}.
 
 
 def write_expert(member: Member, folder: Path, *, calibration: bool, progress: Progress) -> ExpertManifest:
-    """Write what is pushed of an expert to an absent or empty folder, but for its card, and return what it announces.
+    """Write the files of an expert, except its card, to an absent or empty folder, and return its manifest.
 
     Args:
         member: an active version.
-        folder: where to.
-        calibration: kept calibration tokens that come from somebody's text go along; those that the expert wrote
-            itself always do.
-        progress: told of the bytes written, and where tokens stay at home.
+        folder: the folder to write to.
+        calibration: include kept calibration tokens that were taken from text; tokens that the expert generated
+            itself are always included.
+        progress: reports the bytes written, and a remark if tokens are left out.
 
     Raises:
-        StorageError: the disk is full or refuses.
-        DamagedError: an array is not what was stored.
+        StorageError: the folder cannot be written.
+        DamagedError: an array is damaged.
     """
     collected = collected_of(member)
     digest = member.version.digest
@@ -79,13 +79,15 @@ def write_expert(member: Member, folder: Path, *, calibration: bool, progress: P
         )
     write_dense([member], folder, progress)
     statistics_file.save(folder / statistics_file.FILE_NAME, collected)
-    said = ExpertManifest(member.name, digest, member.content["license"], tuple(languages_of([member.version])))
-    (folder / manifest.FILE_NAME).write_bytes(json_file(said.document()))
-    return said
+    expert_manifest = ExpertManifest(
+        member.name, digest, member.content["license"], tuple(languages_of([member.version]))
+    )
+    (folder / manifest.FILE_NAME).write_bytes(json_file(expert_manifest.document()))
+    return expert_manifest
 
 
 def collected_of(member: Member) -> Collected:
-    """Return an expert's statistics as a checkpoint carries them."""
+    """Return an expert's statistics in the form that a checkpoint carries."""
     sites: dict[str, tuple[Statistics, ...]] = {}
     folds: dict[str, tuple[tuple[Statistics, ...], ...]] = {}
     layers = member.architecture.num_hidden_layers
@@ -96,12 +98,12 @@ def collected_of(member: Member) -> Collected:
         sites[site] = tuple(member.statistics(site, layer) for layer in range(count))
         if member.fold_count(site) > 1:
             folds[site] = tuple(member.folds(site, layer)[:-1] for layer in range(layers))
-    taken = member.version.statistics[0]
+    record = member.version.statistics[0]
     return Collected(
         member.content["weights"],
         sites,
-        taken.calibration_digest,
-        taken.calibration_label,
+        record.calibration_digest,
+        record.calibration_label,
         member.content["computed"],
         member.calibration,
         folds,
@@ -109,51 +111,51 @@ def collected_of(member: Member) -> Collected:
     )
 
 
-def card(member: Member, said: ExpertManifest, repo_id: str, *, kept: bool) -> bytes:
+def card(member: Member, expert_manifest: ExpertManifest, repo_id: str, *, kept: bool) -> bytes:
     """Return the model card of an expert's repository."""
     from huggingface_hub import ModelCardData
 
-    taken, content = member.version.statistics[0], member.content
+    record, content = member.version.statistics[0], member.content
     metadata = ModelCardData(
         library_name="transformers",
         pipeline_tag="text-generation",
         tags=["expert-registry", "expert", content["family"]],
-        license=None if said.license is None else said.license.lower(),
-        language=list(said.languages) or None,
+        license=None if expert_manifest.license is None else expert_manifest.license.lower(),
+        language=list(expert_manifest.languages) or None,
     )
     return _PAGE.format(
         metadata=metadata.to_yaml(line_break="\n"),
         name=member.name,
-        digest=said.digest,
+        digest=expert_manifest.digest,
         family=content["family"],
         parameters=member.version.parameters,
         dtype=content["dtype"],
         tokens=member.tokens,
-        sites=", ".join(record.site for record in member.version.statistics),
-        label=taken.calibration_label,
-        calibration=taken.calibration_digest[:12],
+        sites=", ".join(each.site for each in member.version.statistics),
+        label=record.calibration_label,
+        calibration=record.calibration_digest[:12],
         kept="in `statistics.safetensors`" if kept else "not here",
-        license=said.license or "not given",
+        license=expert_manifest.license or "not given",
         repo_id=repo_id,
         own=" but the calibration tokens" if kept else "",
     ).encode()
 
 
 def outgoing(folder: Path, page: bytes, progress: Progress) -> dict[str, Outgoing]:
-    """Return the files to push of what `write_expert` wrote."""
+    """Return the files to push: those that `write_expert` wrote, and the card."""
     paths = sorted(folder.iterdir())
     with progress("hashing", sum(path.stat().st_size for path in paths), "B") as advance:
-        found = {path.name: Outgoing(path, file_digest(path, advance)) for path in paths}
-    return found | {CARD: Outgoing.of(page)}
+        files = {path.name: Outgoing(path, file_digest(path, advance)) for path in paths}
+    return files | {CARD: Outgoing.of(page)}
 
 
 def conflict_reason(name: str, digest: str) -> ConflictReason:
-    """Return the check that a repository holds no other expert or version than that of `name` and `digest`."""
+    """Return the check that a repository holds only the expert `name` with content `digest`."""
 
-    def reason(found: Mapping[str, object]) -> str | None:
-        other, digits = str(found.get("name"))[:40], str(found.get("digest"))[:12]
+    def reason(marker: Mapping[str, object]) -> str | None:
+        other, digits = str(marker.get("name"))[:40], str(marker.get("digest"))[:12]
         if other != name:
             return f"another expert, {other}"
-        return None if found.get("digest") == digest else f"another version of {name}, {digits}"
+        return None if marker.get("digest") == digest else f"another version of {name}, {digits}"
 
     return reason

@@ -23,7 +23,7 @@ from store.catalog import PushRecord
 
 
 def push(workspace: Workspace, folder: PathLike, target: Target | str, license_id: str | None = None) -> Pushed:
-    """Push a composed folder (arguments and errors as `Registry.push`)."""
+    """Push a composed folder (arguments and errors as in `Registry.push`)."""
     workspace.check_owner()
     target = _target(target)
     license_id = None if license_id is None else _license(license_id)
@@ -32,7 +32,7 @@ def push(workspace: Workspace, folder: PathLike, target: Target | str, license_i
     check_account(target)
     files = folder_files.outgoing(workspace, composed, target.repo_id.rpartition("/")[2], license_id)
     if not workspace.catalog.has_composition(digest):
-        remark(workspace.progress, f"{folder} was not composed in this registry: no receipt of it will name this push")
+        remark(workspace.progress, f"{folder} was not composed in this registry: no receipt will list this push")
     names = ", ".join(member.name for member in composed.manifest.members)
     commit = Commit(
         files,
@@ -47,7 +47,7 @@ def push(workspace: Workspace, folder: PathLike, target: Target | str, license_i
 def check_push(
     workspace: Workspace, plan: Plan | Ensemble, target: Target | str, license_id: str | None = None
 ) -> None:
-    """Refuse, before it is composed, what could not be pushed (arguments and errors as `Registry.check_push`)."""
+    """Check, before composing, that the result can be pushed (arguments and errors as in `Registry.check_push`)."""
     chosen = None if license_id is None else _license(license_id)
     own = licenses_of(plan.members, plan.base).license
     folder_files.check_license(own, chosen, used_versions(plan), ", ".join(plan.names))
@@ -55,33 +55,35 @@ def check_push(
 
 
 def push_expert(workspace: Workspace, ref: str, target: Target | str, *, calibration: bool = False) -> Pushed:
-    """Push a registered expert (arguments and errors as `Registry.push_expert`)."""
+    """Push a registered expert (arguments and errors as in `Registry.push_expert`)."""
     workspace.check_owner()
     target = _target(target)
     version = workspace.resolve(ref, kind="expert")
     check_account(target)
     member = load_member(workspace, version)
     label = version.statistics[0].calibration_label
-    kept = member.calibration is not None and (calibration or is_self_sampled(label))
+    calibration_kept = member.calibration is not None and (calibration or is_self_sampled(label))
     if version.content is not None and version.content["license"] is None:
-        remark(workspace.progress, f"{version.ref} has no license: nobody else may use it until one is given")
+        remark(workspace.progress, f"{version.ref} has no license: nobody else may use it without one")
     workspace.home.work.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=workspace.home.work) as temporary:
         folder = Path(temporary) / "expert"
-        written = expert_files.write_expert(member, folder, calibration=calibration, progress=workspace.progress)
-        page = expert_files.card(member, written, target.repo_id, kept=kept)
+        expert_manifest = expert_files.write_expert(
+            member, folder, calibration=calibration, progress=workspace.progress
+        )
+        page = expert_files.card(member, expert_manifest, target.repo_id, kept=calibration_kept)
         commit = Commit(
             expert_files.outgoing(folder, page, workspace.progress),
             manifest.FILE_NAME,
-            expert_files.conflict_reason(version.name, written.digest),
-            f"Expert {version.name}, {written.digest[:12]}",
-            f"Pushed by expert-registry.\n\nexpert {written.digest}",
+            expert_files.conflict_reason(version.name, expert_manifest.digest),
+            f"Expert {version.name}, {expert_manifest.digest[:12]}",
+            f"Pushed by expert-registry.\n\nexpert {expert_manifest.digest}",
         )
         return _upload(workspace, target, commit, version.ref)
 
 
 def _upload(workspace: Workspace, target: Target, commit: Commit, subject: str) -> Pushed:
-    """Upload, and record the push before it begins and when it is done, so that a receipt names it either way."""
+    """Upload a commit; record the push before and after it, so that receipts list interrupted pushes too."""
 
     def record(commit_id: str | None, revision: str) -> None:
         workspace.catalog.record_push(subject, PushRecord(target.repo_id, revision, endpoint(), commit_id))

@@ -1,4 +1,4 @@
-"""Where something is pushed to, and what is to arrive there."""
+"""The target of a push, its files and its result."""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -13,17 +13,17 @@ from registry.errors import InvalidInputError
 
 @dataclass(frozen=True)
 class Target:
-    """A model repository of the Hub, and how it is pushed to.
+    """A model repository of the Hub, with the options of a push.
 
     Attributes:
         repo_id: `ORG/NAME`.
-        revision: a branch, which is made where there is none; None for the default one.
-        private: make the repository private; of one that is there already, insist that it is.
+        revision: a branch, created if it does not exist; None for the default branch.
+        private: create the repository as private; refuse an existing public one.
         create_pr: propose the commit as a pull request.
-        force: replace what an earlier push put there, if it is something else.
+        force: replace the result of an earlier push of another composition or expert.
 
     Raises:
-        InvalidInputError: the Hub has no repositories or branches of such names.
+        InvalidInputError: `repo_id` or `revision` is not a valid name on the Hub.
     """
 
     repo_id: str
@@ -36,7 +36,7 @@ class Target:
         HubReference(self.repo_id, self.revision)
         if "/" not in self.repo_id:
             raise InvalidInputError(
-                f"{self.repo_id!r} does not say whose it is", f"name a user or an organisation: ORG/{self.repo_id}"
+                f"{self.repo_id!r} has no owner", f"name a user or an organisation: ORG/{self.repo_id}"
             )
 
     @classmethod
@@ -49,19 +49,19 @@ class Target:
         create_pr: bool = False,
         force: bool = False,
     ) -> "Target":
-        """Return what `ORG/NAME`, `hf://ORG/NAME` or either with `@REVISION` refers to; arguments as attributes.
+        """Parse `ORG/NAME` or `hf://ORG/NAME`, with an optional `@REVISION`; the arguments are the attributes.
 
         Raises:
-            InvalidInputError: it is malformed, or names two revisions.
+            InvalidInputError: `text` is malformed, or two revisions are given.
         """
-        given = HubReference.parse(text if text.startswith(HUB_PREFIX) else HUB_PREFIX + text)
-        if given.revision is not None and revision not in (None, given.revision):
+        reference = HubReference.parse(text if text.startswith(HUB_PREFIX) else HUB_PREFIX + text)
+        if reference.revision is not None and revision not in (None, reference.revision):
             raise InvalidInputError(f"{text} and revision {revision!r} name two revisions", "name one")
-        return cls(given.repo_id, given.revision or revision, private, create_pr, force)
+        return cls(reference.repo_id, reference.revision or revision, private, create_pr, force)
 
     @property
     def branch(self) -> str:
-        """What is pushed to."""
+        """The branch that is pushed to."""
         return self.revision or "main"
 
     def __str__(self) -> str:
@@ -70,42 +70,42 @@ class Target:
 
 @dataclass(frozen=True)
 class Outgoing:
-    """One file to push: its path on this disk or its bytes, and the SHA-256 that it must have."""
+    """One file to push: its local path or its bytes, and the SHA-256 that it must have."""
 
     source: Path | bytes
     sha256: str
 
     @classmethod
     def of(cls, data: bytes) -> "Outgoing":
-        """Return a file that is in memory."""
+        """Return a file from bytes in memory."""
         return cls(data, hashlib.sha256(data).hexdigest())
 
     @cached_property
     def size(self) -> int:
-        """Its bytes."""
+        """Size in bytes."""
         return len(self.source) if isinstance(self.source, bytes) else self.source.stat().st_size
 
     @cached_property
     def git_oid(self) -> str:
-        """What git calls it: the SHA-1 of `blob SIZE`, a zero byte and its content; read where it is not large."""
+        """The git object id: SHA-1 over `blob SIZE`, a zero byte and the content; only used for files without LFS."""
         data = self.source if isinstance(self.source, bytes) else self.source.read_bytes()
         return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
 
 
 ConflictReason = Callable[[Mapping[str, Any]], str | None]
-"""From the marker in a repository to the reason why its content may not be replaced, None where it may."""
+"""Function from the marker in a repository to the reason why its content may not be replaced, or None."""
 
 
 @dataclass(frozen=True)
 class Commit:
-    """What one push uploads.
+    """The commit of one push.
 
     Attributes:
-        files: path in the repository → file; the repository then holds these and no others.
-        marker: the JSON file by which this program recognises what it pushed.
-        conflict_reason: called with the marker in the repository, where it holds anything.
-        message: the first line of the commit's message.
-        description: the rest of it.
+        files: path in the repository → file; all other files in the repository are deleted.
+        marker: the JSON file by which this program recognises its own pushes.
+        conflict_reason: called with the marker in the repository, if it exists.
+        message: the first line of the commit message.
+        description: the rest of the commit message.
     """
 
     files: Mapping[str, Outgoing]
@@ -116,22 +116,22 @@ class Commit:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all files."""
+        """Size of all files in bytes."""
         return sum(file.size for file in self.files.values())
 
 
 @dataclass(frozen=True)
 class Pushed:
-    """What a push did.
+    """The result of a push.
 
     Attributes:
         repo_id: the repository.
         revision: the branch, or the pull request (`refs/pr/3`).
-        endpoint: the Hub.
-        commit: the commit that holds it.
-        url: where a person sees it.
-        added: False where all of it was there already.
-        nbytes: of all files.
+        endpoint: the address of the Hub.
+        commit: the commit with the files.
+        url: the page of the repository, branch or pull request.
+        added: False if the repository already held exactly these files.
+        nbytes: the size of all files.
     """
 
     repo_id: str

@@ -1,9 +1,10 @@
-"""Uploading: files become one commit of a repository of the Hub, or none, and what arrived is compared.
+"""Upload of files as one commit of a repository of the Hub, with a comparison of what arrived.
 
-Large files go first, and stay on the Hub's side where the connection breaks: the next push does not send them again.
-Only the commit makes them visible, all at once.
+Large files are sent first and stay on the Hub if the connection breaks: the next push does not send them again. Only
+the commit makes them visible, all at once.
 """
 
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -27,18 +28,18 @@ if TYPE_CHECKING:
 
 _OF_HUB = (".gitattributes",)
 _BLANK = (*_OF_HUB, "README.md", "LICENSE", "LICENSE.md", ".gitignore")
-"""What a repository has that was made on the Hub's page, and nothing else yet."""
+"""The files of a repository that was just created on the Hub's web page."""
 
 
 @dataclass
-class _Place:
-    """What is at a target.
+class _RemoteState:
+    """The state of a target.
 
     Attributes:
-        exists: there is such a repository.
-        head: the commit that the branch is at; None where there is no such branch.
-        files: every file there, by its path.
-        state: what is there, for messages.
+        exists: the repository exists.
+        head: the commit that the branch points at; None if the branch does not exist.
+        files: all files of the branch, by path.
+        state: a description of the state, for messages.
     """
 
     exists: bool
@@ -48,11 +49,11 @@ class _Place:
 
 
 def check_account(target: Target) -> None:
-    """Ask the Hub who is asking, so that nothing is composed or read in vain.
+    """Check the account's token with the Hub, before anything is composed or read.
 
     Raises:
-        InvalidInputError: the Hub may not be asked.
-        StorageError: there is no token, it is not accepted or may only read, or the Hub cannot be reached.
+        InvalidInputError: offline mode is set.
+        StorageError: the token is missing, rejected or read-only, or the Hub cannot be reached.
     """
     from huggingface_hub import HfApi, constants, get_token
 
@@ -60,7 +61,7 @@ def check_account(target: Target) -> None:
         raise offline(target)
     if get_token() is None:
         raise StorageError(f"there is no token, and pushing to {target} needs one", LOGIN)
-    with _telling(target, lambda: "nothing was sent"):
+    with _translated(target, lambda: "nothing was sent"):
         account = HfApi().whoami()
     role = account.get("auth", {}).get("accessToken", {}).get("role")
     if role == "read":
@@ -70,52 +71,52 @@ def check_account(target: Target) -> None:
 def upload(
     target: Target,
     commit: Commit,
-    begun: Callable[[], None],
+    on_start: Callable[[], None],
     progress: Progress,
 ) -> Pushed:
     """Push the files of `commit` to `target`, and compare what arrived.
 
     Args:
         target: the repository and branch.
-        commit: what is uploaded.
-        begun: called when everything was checked and the repository is there, just before files are sent.
-        progress: told what goes on.
+        commit: the files and the commit message.
+        on_start: called after all checks, when the repository exists, just before files are sent.
+        progress: reports the upload.
 
     Raises:
-        InvalidInputError: the Hub may not be asked.
-        NotFoundError: there is no such revision, or no repository to propose a change to.
-        ConflictError: something else is there, or somebody else pushes too.
-        DamagedError: what arrived is not what was sent.
-        StorageError: the Hub or the connection refused.
+        InvalidInputError: offline mode is set.
+        NotFoundError: the revision does not exist, or the repository for a pull request does not.
+        ConflictError: the repository holds something else, or another push changed it.
+        DamagedError: the files that arrived differ from those sent.
+        StorageError: the Hub or the connection fails.
     """
     from huggingface_hub import HfApi
 
     check_account(target)
     api, files = HfApi(), commit.files
-    place = _Place(False, None, {}, "nothing was sent")
-    with _telling(target, lambda: place.state), _bars():
-        _look(api, target, place)
-        if place.files and not _same(place.files, files):
-            _check_replaceable(api, target, place, commit)
-        if place.head is not None and not target.create_pr and _same(place.files, files):
-            return _pushed(target, target.branch, place.head, files, added=False)
+    remote = _RemoteState(False, None, {}, "nothing was sent")
+    with _translated(target, lambda: remote.state), _progress_bars():
+        _read_state(api, target, remote)
+        if remote.files and not _same(remote.files, files):
+            _check_replaceable(api, target, remote, commit)
+        if remote.head is not None and not target.create_pr and _same(remote.files, files):
+            return _pushed(target, target.branch, remote.head, files, added=False)
         if CARD in files:
-            _check_card(files[CARD], place)
-        _prepare(api, target, place)
-        begun()
+            _check_card(files[CARD], remote)
+        _prepare(api, target, remote)
+        on_start()
         with progress(f"pushing to {target}", commit.nbytes, "B") as advance:
-            commit_id, revision = _commit(api, target, place, commit, progress)
+            commit_id, revision = _commit(api, target, remote, commit, progress)
             advance(commit.nbytes)
-        place.state = f"commit {commit_id[:12]} is there"
+        remote.state = f"commit {commit_id[:12]} exists"
         _verify(api, target, commit_id, files)
     return _pushed(target, revision, commit_id, files, added=True)
 
 
-def _check_card(card: Outgoing, place: _Place) -> None:
-    """Have the Hub check the card's metadata, before anything is made or sent.
+def _check_card(card: Outgoing, remote: _RemoteState) -> None:
+    """Let the Hub validate the card's metadata, before anything is created or sent.
 
     Raises:
-        CheckpointError: it does not accept it.
+        CheckpointError: the Hub rejects the metadata.
     """
     from huggingface_hub import ModelCard
 
@@ -123,11 +124,11 @@ def _check_card(card: Outgoing, place: _Place) -> None:
     try:
         ModelCard(text.decode(), ignore_metadata_errors=True).validate()
     except ValueError as error:
-        raise bad_card(str(error), place.state) from error
+        raise bad_card(str(error), remote.state) from error
 
 
-def _look(api: "HfApi", target: Target, place: _Place) -> None:
-    """Find out what is at the target."""
+def _read_state(api: "HfApi", target: Target, remote: _RemoteState) -> None:
+    """Read the state of the target from the Hub."""
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
     try:
@@ -137,133 +138,131 @@ def _look(api: "HfApi", target: Target, place: _Place) -> None:
     except RepositoryNotFoundError as error:
         if target.create_pr:
             raise NotFoundError(
-                f"there is no repository {target.repo_id} to propose a change to", "drop --create-pr, which makes it"
+                f"there is no repository {target.repo_id} to propose a change to", "omit --create-pr to create it"
             ) from error
         return
-    place.exists = True
-    place.state = f"{target} is as it was"
+    remote.exists = True
+    remote.state = f"{target} is unchanged"
     if target.private and not info.private:
         raise ConflictError(
-            f"{target.repo_id} is there already, and public: whatever is pushed to it is seen by everyone",
+            f"{target.repo_id} exists and is public: everyone can see what is pushed to it",
             f"make it private in its settings, {endpoint()}/{target.repo_id}/settings, or choose another name",
         )
     try:
-        place.head = _head(api, target)
-        place.files = _tree(api, target, place.head)
+        remote.head = _head(api, target)
+        remote.files = _tree(api, target, remote.head)
     except RevisionNotFoundError:
-        if target.create_pr or _is_no_branch(target.branch):
+        if target.create_pr or not _is_branch(target.branch):
             raise
-        place.head = None
+        remote.head = None
 
 
-def _is_no_branch(revision: str) -> bool:
-    """Tell whether a revision cannot be made: a commit, or a pull request."""
-    return revision.startswith("refs/") or (len(revision) == 40 and set(revision) <= set("0123456789abcdef"))
+def _is_branch(revision: str) -> bool:
+    """Return True if a revision can be created: it is neither a commit nor a pull request."""
+    return not revision.startswith("refs/") and not re.fullmatch("[0-9a-f]{40}", revision)
 
 
-def _check_replaceable(api: "HfApi", target: Target, place: _Place, commit: Commit) -> None:
-    """Refuse to replace what this program did not push, or pushed of something else.
+def _check_replaceable(api: "HfApi", target: Target, remote: _RemoteState, commit: Commit) -> None:
+    """Check that the repository's content may be replaced.
 
     Raises:
-        ConflictError: it may not be replaced.
+        ConflictError: this program did not push the content, or it is another composition or expert.
     """
-    if set(place.files) <= {*_BLANK}:
+    if set(remote.files) <= {*_BLANK}:
         return
     marker = commit.marker
-    elsewhere = "choose another name, another --revision, or propose it: --create-pr"
-    if marker not in place.files or place.files[marker].size > JSON_BYTES:
+    elsewhere = "choose another name or --revision, or propose the change: --create-pr"
+    if marker not in remote.files or remote.files[marker].size > JSON_BYTES:
         if target.create_pr:
             return
-        listed = some(sorted(set(place.files) - {*_BLANK})).rpartition(" ")[0]
+        listed = some(sorted(set(remote.files) - {*_BLANK})).rpartition(" ")[0]
         raise ConflictError(
-            f"{target} is taken: it holds {listed}, and no {marker} that this program pushed; {place.state}", elsewhere
+            f"{target} is taken: it holds {listed}, and no {marker} of an earlier push; {remote.state}", elsewhere
         )
-    found = api.hf_hub_download(target.repo_id, marker, revision=place.head)
-    why = commit.conflict_reason(json_object(Path(found).read_bytes(), f"{target}/{marker}"))
+    file = api.hf_hub_download(target.repo_id, marker, revision=remote.head)
+    why = commit.conflict_reason(json_object(Path(file).read_bytes(), f"{target}/{marker}"))
     if why is not None and not (target.force or target.create_pr):
         raise ConflictError(
-            f"{target} holds {why}; {place.state}", f"replace it by a new commit: --force; or {elsewhere}"
+            f"{target} holds {why}; {remote.state}", f"replace it with a new commit: --force; or {elsewhere}"
         )
 
 
-def _prepare(api: "HfApi", target: Target, place: _Place) -> None:
-    """Make the repository and the branch, where there are none."""
-    if not place.exists:
+def _prepare(api: "HfApi", target: Target, remote: _RemoteState) -> None:
+    """Create the repository and the branch if they do not exist."""
+    if not remote.exists:
         api.create_repo(target.repo_id, private=target.private or None, repo_type="model")
-        place.exists = True
-        place.state = (
-            f"{target.repo_id} was made and holds no model yet; files that arrived are kept there, and not sent again"
-        )
+        remote.exists = True
+        remote.state = f"{target.repo_id} was created and holds no model yet; files that arrived are not sent again"
     else:
-        place.state = f"{target} is as it was; files that arrived are kept there, and not sent again"
-    if place.head is None and target.revision not in (None, "main"):
+        remote.state = f"{target} is unchanged; files that arrived are not sent again"
+    if remote.head is None and target.revision not in (None, "main"):
         api.create_branch(target.repo_id, branch=target.branch, exist_ok=True)
-    if place.head is None:
-        place.head = _head(api, target)
-        place.files = _tree(api, target, place.head)
+    if remote.head is None:
+        remote.head = _head(api, target)
+        remote.files = _tree(api, target, remote.head)
 
 
 def _commit(
     api: "HfApi",
     target: Target,
-    place: _Place,
+    remote: _RemoteState,
     commit: Commit,
     progress: Progress,
 ) -> tuple[str, str]:
-    """Send everything, and return the commit and what holds it (a branch or a pull request)."""
+    """Send the files, and return the commit and its branch or pull request."""
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
     files = commit.files
     operations: list[Any] = [
-        CommitOperationDelete(path) for path in sorted(place.files) if path not in files and path not in _OF_HUB
+        CommitOperationDelete(path) for path in sorted(remote.files) if path not in files and path not in _OF_HUB
     ]
     operations += [CommitOperationAdd(path, file.source) for path, file in sorted(files.items())]
     try:
-        done = api.create_commit(
+        created = api.create_commit(
             target.repo_id,
             operations,
             commit_message=commit.message,
             commit_description=commit.description,
             revision=target.revision,
             create_pr=target.create_pr or None,
-            parent_commit=None if target.create_pr else place.head,
+            parent_commit=None if target.create_pr else remote.head,
         )
     except KeyboardInterrupt:
-        remark(progress, f"interrupted: {place.state}; next: {AGAIN}")
+        remark(progress, f"interrupted: {remote.state}; next: {AGAIN}")
         raise
     except Exception:
         if target.create_pr or (commit_id := _arrived(api, target, files)) is None:
             raise
-        return commit_id, target.branch  # the commit was made, and its answer lost
-    return done.oid, done.pr_revision or target.branch
+        return commit_id, target.branch  # the commit was created, but the Hub's answer was lost
+    return created.oid, created.pr_revision or target.branch
 
 
 def _arrived(api: "HfApi", target: Target, files: Mapping[str, Outgoing]) -> str | None:
-    """Return the commit that the branch is at, if that holds `files`; None where it does not, or cannot be told."""
+    """Return the branch's commit if it holds `files`; None if it does not, or cannot be read."""
     try:
         head = _head(api, target)
         return head if _same(_tree(api, target, head), files) else None
-    except Exception:  # the one before says more
+    except Exception:  # the caller's error is more informative
         return None
 
 
 def _verify(api: "HfApi", target: Target, commit: str, files: Mapping[str, Outgoing]) -> None:
-    """Compare what a commit holds with what was sent.
+    """Compare the files of a commit with those sent.
 
     Raises:
-        DamagedError: a file is missing, is another, or is there and should not be.
+        DamagedError: a file is missing, different or unexpected.
     """
-    found = _tree(api, target, commit)
-    wrong = [path for path in sorted({*found, *files} - {*_OF_HUB}) if not _equal(found.get(path), files.get(path))]
+    remote = _tree(api, target, commit)
+    wrong = [path for path in sorted({*remote, *files} - {*_OF_HUB}) if not _equal(remote.get(path), files.get(path))]
     if wrong:
         raise DamagedError(
-            f"{target}, commit {commit[:12]}: {some(wrong)} not what was sent",
+            f"{target}, commit {commit[:12]}: {some(wrong)} not as sent",
             f"undo that commit at {endpoint()}/{target.repo_id}/commits/{target.branch}, then push again",
         )
 
 
 def _head(api: "HfApi", target: Target) -> str:
-    """Return the commit that the branch is at."""
+    """Return the commit that the branch points at."""
     return str(api.model_info(target.repo_id, revision=target.branch).sha)
 
 
@@ -274,15 +273,15 @@ def _tree(api: "HfApi", target: Target, commit: str) -> "dict[str, RepoFile]":
     return {entry.path: entry for entry in entries if isinstance(entry, RepoFile)}
 
 
-def _same(found: "Mapping[str, RepoFile]", files: Mapping[str, Outgoing]) -> bool:
-    """Tell whether a repository holds `files` and nothing else."""
-    return all(_equal(found.get(path), files.get(path)) for path in {*found, *files} - {*_OF_HUB})
+def _same(remote: "Mapping[str, RepoFile]", files: Mapping[str, Outgoing]) -> bool:
+    """Return True if a repository holds exactly `files`."""
+    return all(_equal(remote.get(path), files.get(path)) for path in {*remote, *files} - {*_OF_HUB})
 
 
-def _equal(found: "RepoFile | None", file: Outgoing | None) -> bool:
-    if found is None or file is None or found.size != file.size:
+def _equal(remote: "RepoFile | None", file: Outgoing | None) -> bool:
+    if remote is None or file is None or remote.size != file.size:
         return False
-    return found.lfs.sha256 == file.sha256 if found.lfs is not None else found.blob_id == file.git_oid
+    return remote.lfs.sha256 == file.sha256 if remote.lfs is not None else remote.blob_id == file.git_oid
 
 
 def _pushed(target: Target, revision: str, commit: str, files: Mapping[str, Outgoing], *, added: bool) -> Pushed:
@@ -296,8 +295,8 @@ def _pushed(target: Target, revision: str, commit: str, files: Mapping[str, Outg
 
 
 @contextmanager
-def _telling(target: Target, state: Callable[[], str]) -> Iterator[None]:
-    """Turn every error of huggingface_hub, its HTTP client and hf_xet, which have no common root, into a message."""
+def _translated(target: Target, state: Callable[[], str]) -> Iterator[None]:
+    """Translate the errors of huggingface_hub, its HTTP client and hf_xet, which have no common base class."""
     try:
         yield
     except RegError:
@@ -307,13 +306,13 @@ def _telling(target: Target, state: Callable[[], str]) -> Iterator[None]:
 
 
 @contextmanager
-def _bars() -> Iterator[None]:
-    """Show huggingface_hub's own bars, which tell rate and time left, on a terminal alone."""
+def _progress_bars() -> Iterator[None]:
+    """Show huggingface_hub's own progress bars, with rate and remaining time, only on a terminal."""
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     shown = not are_progress_bars_disabled()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of metadata that the Hub would like, and of bars that the environment rules
+        warnings.simplefilter("ignore")  # about recommended metadata, and about bars that the environment controls
         if shown and not sys.stderr.isatty():
             disable_progress_bars()
         try:

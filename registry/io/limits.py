@@ -51,3 +51,12 @@ EXPANSION_FREE = 2**20
 
 FOOTER_BYTES = 16 * 2**20
 """The texts, and the items of each list, that the footer of a parquet file may hold."""
+
+YAML_BYTES = 64 * 2**10
+"""A recipe file."""
+
+YAML_VALUES = 4096
+"""Values in a recipe file."""
+
+YAML_DEPTH = 8
+"""Mappings and lists within one another in a recipe file."""

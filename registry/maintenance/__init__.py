@@ -1,4 +1,4 @@
-"""Keeping a home in order: verification, garbage, the schema, the environment."""
+"""Maintenance of a home: verification, garbage collection, schema upgrades, the environment."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""Where everything comes from that a command depends on and that was not typed: folders, database, Hub, device."""
+"""Settings that commands take from the environment, with their sources: folders, database, Hub, device."""
 
 import os
 import re
@@ -15,7 +15,7 @@ PACKAGES = (
     *("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "zarr", "sqlalchemy", "alembic"),
     "click",
 )
-"""Whose versions matter."""
+"""Packages whose versions affect results."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class Setting:
     """One setting.
 
     Attributes:
-        name: what it is.
-        value: as a person reads it; never a secret.
+        name: the name of the setting.
+        value: the value for display; never a secret.
         source: `option --NAME`, `environment variable NAME`, `file PATH` or `default`.
     """
 
@@ -36,19 +36,19 @@ class Setting:
 def configuration(
     home: str | os.PathLike[str] | None = None, database: str | None = None, *, given: frozenset[str] = frozenset()
 ) -> list[Setting]:
-    """Return every setting with where it comes from; nothing is created or fetched.
+    """Return every setting with its source; nothing is created or fetched.
 
     Args:
-        home: as `Registry` takes it.
-        database: as `Registry` takes it.
-        given: which of `home` and `database` an option named; others come from the environment.
+        home: the home, as in `Registry`.
+        database: the database, as in `Registry`.
+        given: those of `home` and `database` that an option named; the others come from the environment.
     """
-    place = Home.locate(home, database)
+    location = Home.locate(home, database)
     url = "option --database" if "database" in given else _source(DATABASE_VARIABLE)
     return [
-        Setting("home", str(place.path), "option --home" if "home" in given else _source(HOME_VARIABLE)),
-        Setting("database", _without_password(place.database), url),
-        Setting("cache", str(place.cache), "in the home"),
+        Setting("home", str(location.path), "option --home" if "home" in given else _source(HOME_VARIABLE)),
+        Setting("database", _without_password(location.database), url),
+        Setting("cache", str(location.cache), "in the home"),
         *_hub(),
         *_machine(),
         Setting("tracebacks", "yes" if os.environ.get("REG_DEBUG") else "no", _source("REG_DEBUG")),
@@ -58,8 +58,8 @@ def configuration(
 
 def versions() -> dict[str, str]:
     """Return the versions of this program, of Python and of the packages that results depend on."""
-    found = {"reg": _version("expert-registry"), "python": ".".join(map(str, sys.version_info[:3]))}
-    return found | {name: _version(name) for name in PACKAGES}
+    own = {"reg": _version("expert-registry"), "python": ".".join(map(str, sys.version_info[:3]))}
+    return own | {name: _version(name) for name in PACKAGES}
 
 
 def _version(package: str) -> str:
@@ -70,9 +70,9 @@ def _version(package: str) -> str:
 
 
 def _source(*variables: str) -> str:
-    """Return the first of some environment variables that is set, else that nobody said anything."""
-    found = next((name for name in variables if os.environ.get(name)), None)
-    return DEFAULT if found is None else f"environment variable {found}"
+    """Return the first of some environment variables that is set, else `default`."""
+    variable = next((name for name in variables if os.environ.get(name)), None)
+    return DEFAULT if variable is None else f"environment variable {variable}"
 
 
 def _without_password(url: str) -> str:
@@ -82,7 +82,7 @@ def _without_password(url: str) -> str:
     try:
         shown = make_url(url)
     except (ArgumentError, ValueError):
-        return "(no database URL)"
+        return "(not a database URL)"
     hidden = {key: "***" for key in shown.query if re.search("pass|secret|token|key", key, re.IGNORECASE)}
     return shown.update_query_dict(hidden).render_as_string(hide_password=True)
 
@@ -94,14 +94,14 @@ def _hub() -> list[Setting]:
     offline = _source("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
     token = _source("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
     try:
-        found = bool(get_token())
+        has_token = bool(get_token())
     except OSError:
-        found = False
-    if found and token == DEFAULT:
+        has_token = False
+    if has_token and token == DEFAULT:
         token = f"file {constants.HF_TOKEN_PATH}"
     return [
         Setting("Hub", endpoint(), _source("HF_ENDPOINT")),
-        Setting("Hub token", "present" if found else "none", token),
+        Setting("Hub token", "present" if has_token else "none", token),
         Setting("Hub cache", str(constants.HF_HUB_CACHE), folder),
         Setting("Hub offline", "yes" if constants.HF_HUB_OFFLINE else "no", offline),
     ]

@@ -1,4 +1,4 @@
-"""What commands keep in the home while they run: what a purge must delete of it, and what of it is left by crashes."""
+"""Deletion of garbage: unused arrays, leftovers of crashes, and what a purge must delete besides arrays."""
 
 import time
 from collections.abc import Sequence
@@ -14,24 +14,24 @@ from store.lock import exclusive
 from store.ownership import check_owner, claim
 
 STALE_SECONDS = 24 * 3600.0
-"""What nobody ever held is taken to be left when it is this old: an earlier program may be writing it."""
+"""Age from which a folder without a lock counts as abandoned: early versions of this program wrote without locks."""
 
 
 @dataclass(frozen=True)
 class Garbage:
-    """What no version needs, and no command that is under way.
+    """Files that neither a version nor a running command needs.
 
     Attributes:
         digests: arrays, on disk or in the catalog.
-        nbytes: what they take on disk.
-        passes: forward passes and trainings of routers that were interrupted.
-        pass_bytes: what is written down of them.
-        merged: adapters merged into their base models by registrations that never ended.
-        merged_bytes: what they take on disk.
-        work: models that compositions which never ended ran tokens through.
-        work_bytes: what they take on disk.
-        cached: statistics that compositions took anew, which can be taken again; and summaries of no active version.
-        cached_bytes: what they take on disk.
+        nbytes: their size on disk.
+        passes: interrupted forward passes and trainings of routers.
+        pass_bytes: the size of their saved state on disk.
+        merged: adapters merged into their base models by interrupted registrations.
+        merged_bytes: their size on disk.
+        work: temporary models of interrupted compositions.
+        work_bytes: their size on disk.
+        cached: statistics that compositions recollected, which is repeatable, and summaries of inactive versions.
+        cached_bytes: their size on disk.
     """
 
     digests: tuple[str, ...]
@@ -46,11 +46,11 @@ class Garbage:
     cached_bytes: int = 0
 
 
-def empty_cache(home: Home) -> None:
-    """Delete the statistics that compositions took, of whichever versions, and the records of where they stand.
+def delete_cache(home: Home) -> None:
+    """Delete the statistics that compositions recollected, and the records of where they are.
 
     Raises:
-        StorageError: they cannot be deleted.
+        StorageError: a file cannot be deleted.
     """
     with exclusive(home.cache_lock, "emptying the cache of statistics"):
         remove(home.cache)
@@ -58,60 +58,60 @@ def empty_cache(home: Home) -> None:
 
 
 def delete_summaries(home: Home, catalog: Catalog) -> None:
-    """Delete all summaries but those of active versions, and what a crash left of one that was being written.
+    """Delete all summaries except those of active versions, and incomplete ones that a crash left.
 
     Raises:
-        StorageError: they cannot be deleted.
+        StorageError: a file cannot be deleted.
     """
     with exclusive(home.cache_lock, "deleting summaries"):
         for path in _strays(home, catalog):
             remove(path)
 
 
-def clear(home: Home, versions: Sequence[VersionRecord]) -> tuple[list[Path], list[str]]:
-    """Delete what commands keep in the home of `versions`, whose weights the catalog still has the digest of.
+def delete_work_of(home: Home, versions: Sequence[VersionRecord]) -> tuple[list[Path], list[str]]:
+    """Delete temporary files of commands that contain data of `versions`; the catalog must still know their weights.
 
-    Interrupted passes of other weights stay, so that they go on. A pass of these weights that is under way is no longer
-    written down. A model that another process works with stays for as long as that lives: the process deletes it, or
-    after a crash the next purge does, or `reg gc`.
+    Interrupted passes over other weights stay, so that they can resume. A running pass over these weights is no longer
+    saved. A model that another process uses stays until that process ends: the process deletes it, or, after a crash,
+    the next purge or `reg gc` does.
 
     Returns:
-        What was deleted, and what was not, one line each.
+        The deleted paths, and one line for each path that could not be deleted.
 
     Raises:
-        StorageError: something cannot be deleted.
+        StorageError: a file cannot be deleted.
     """
     digests = {version.digest for version in versions}
     digests |= {str(version.content["weights"]) for version in versions if version.content is not None}
-    gone, stays = [], []
-    for one in work_dirs_in(home.partial):
-        if one.is_held is None or one.holds & digests:
-            gone.append(one.path)
-    for place in (home.merged, home.work):
-        for one in work_dirs_in(place):
-            if not one.is_held:
-                gone.append(one.path)
-            elif one.holds & digests:
-                stays.append(f"another process works with a copy of it in {one.path} until it ends")
-    for path in gone:
+    deleted, remains = [], []
+    for work_dir in work_dirs_in(home.partial):
+        if work_dir.is_held is None or work_dir.holds & digests:
+            deleted.append(work_dir.path)
+    for folder in (home.merged, home.work):
+        for work_dir in work_dirs_in(folder):
+            if not work_dir.is_held:
+                deleted.append(work_dir.path)
+            elif work_dir.holds & digests:
+                remains.append(f"another process uses a copy of it in {work_dir.path} until it ends")
+    for path in deleted:
         remove(path)
-    return gone, stays
+    return deleted, remains
 
 
 def collect_garbage(workspace: Workspace, *, dry_run: bool) -> Garbage:
-    """Delete arrays that no version needs, and what interrupted commands left (see `Registry.gc`)."""
+    """Delete arrays that no version uses, and leftovers of interrupted commands (arguments as in `Registry.gc`)."""
     with exclusive(workspace.home.lock, "collecting garbage"):
         garbage = delete_unreferenced(workspace, dry_run=dry_run)
         return delete_leftovers(workspace.home, workspace.catalog, garbage, dry_run=dry_run)
 
 
 def delete_unreferenced(workspace: Workspace, *, dry_run: bool) -> Garbage:
-    """Delete every array that no version needs, and return them; with `dry_run` only return them.
+    """Delete every array that no version uses, and return them; with `dry_run` only return them.
 
-    The caller holds the registry's lock, so that nothing that is being registered is taken for garbage.
+    The caller holds the registry's lock, so that arrays of a running registration are not treated as garbage.
 
     Raises:
-        ConflictError: the arrays belong to another catalog, so that they only seem to be garbage.
+        ConflictError: the arrays belong to another catalog, so they only seem to be garbage.
     """
     catalog, store = workspace.catalog, workspace.arrays
     (check_owner if dry_run else claim)(catalog, store)
@@ -126,17 +126,19 @@ def delete_unreferenced(workspace: Workspace, *, dry_run: bool) -> Garbage:
 
 
 def delete_leftovers(home: Home, catalog: Catalog, garbage: Garbage, *, dry_run: bool) -> Garbage:
-    """Delete what interrupted commands left in the home, the cache, and summaries of no active version.
+    """Delete leftovers of interrupted commands, the cache, and summaries of inactive versions.
 
-    Returns `garbage` with what that was.
+    Files of running processes stay. With `dry_run` nothing is deleted.
 
-    What a process is at is not disturbed. With `dry_run` nothing is deleted.
+    Returns:
+        `garbage`, with the leftovers added.
     """
     passes, merged, work = (
-        [one.path for one in work_dirs_in(place) if _is_left(one)] for place in (home.partial, home.merged, home.work)
+        [work_dir.path for work_dir in work_dirs_in(folder) if _is_abandoned(work_dir)]
+        for folder in (home.partial, home.merged, home.work)
     )
     cached, strays = _files(home.cache), _strays(home, catalog)
-    found = replace(
+    collected = replace(
         garbage,
         passes=len(passes),
         pass_bytes=_size(passes),
@@ -151,24 +153,24 @@ def delete_leftovers(home: Home, catalog: Catalog, garbage: Garbage, *, dry_run:
         for path in (*passes, *merged, *work, *cached):
             remove(path)
         delete_summaries(home, catalog)
-    return found
+    return collected
 
 
 def _strays(home: Home, catalog: Catalog) -> list[Path]:
     return strays_in(home.summaries, {version.digest for version in catalog.versions(states=["active"])})
 
 
-def _is_left(one: WorkDir) -> bool:
-    if one.is_held is None:
-        written = one.path.suffix == ".safetensors"  # a pass that an earlier program wrote down
-        return written or _is_stale(one.path)
-    return not one.is_held
+def _is_abandoned(work_dir: WorkDir) -> bool:
+    if work_dir.is_held is None:
+        is_pass = work_dir.path.suffix == ".safetensors"  # the saved pass of an early version of this program
+        return is_pass or _is_stale(work_dir.path)
+    return not work_dir.is_held
 
 
 def _is_stale(path: Path) -> bool:
-    """Tell whether nothing in `path`, a file or a folder, was written for `STALE_SECONDS`."""
+    """Return True if the file or folder `path` has not changed for `STALE_SECONDS`."""
     try:
-        return max(p.stat().st_mtime for p in (path, *path.rglob("*"))) < time.time() - STALE_SECONDS
+        return max(each.stat().st_mtime for each in (path, *path.rglob("*"))) < time.time() - STALE_SECONDS
     except FileNotFoundError:  # its command has just ended
         return False
 

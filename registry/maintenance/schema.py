@@ -1,4 +1,4 @@
-"""The catalog's schema as an administrator sees it; a catalog of an older schema cannot be opened otherwise."""
+"""Inspection and upgrade of the catalog's schema, for catalogs that are too old to be opened."""
 
 import os
 
@@ -11,14 +11,14 @@ from store.ownership import check_unowned
 
 
 def revisions(home: str | os.PathLike[str] | None = None, database: str | None = None) -> tuple[str | None, str]:
-    """Return (revision of the catalog or None where there is none, revision this program works with).
+    """Return the catalog's revision (None if it does not exist) and the revision this program works with.
 
     Raises:
-        NotFoundError: there is no registry in the folder `home`.
+        NotFoundError: the folder `home` holds no registry.
     """
-    place = Home.locate(home, database)
-    place.check(create=False)
-    engine = make_engine(place.database)
+    location = Home.locate(home, database)
+    location.check(create=False)
+    engine = make_engine(location.database)
     try:
         return schema.current(engine), schema.HEAD
     finally:
@@ -26,20 +26,20 @@ def revisions(home: str | os.PathLike[str] | None = None, database: str | None =
 
 
 def upgrade(home: str | os.PathLike[str] | None = None, database: str | None = None) -> schema.Upgrade:
-    """Bring the catalog to this program's revision, keeping a copy of an older one in SQLite beside it.
+    """Upgrade the catalog to this program's revision; a copy of an older SQLite database is kept beside it.
 
     Raises:
-        SchemaError: it is newer than this program.
-        ConflictError: there is no catalog, but there are arrays: theirs is elsewhere, or lost.
-        StorageError: there is no space for the copy.
+        SchemaError: the catalog is newer than this program.
+        ConflictError: arrays exist but no catalog: their catalog is elsewhere, or lost.
+        StorageError: the copy cannot be written.
     """
-    place = Home.locate(home, database)
-    place.check(create=True)
-    engine = make_engine(place.database)
+    location = Home.locate(home, database)
+    location.check(create=True)
+    engine = make_engine(location.database)
     try:
         if schema.current(engine) is None:
-            check_unowned(ArrayStore(place.arrays), place_of(engine))
-        with exclusive(place.lock, "upgrading the catalog"):
+            check_unowned(ArrayStore(location.arrays), place_of(engine))
+        with exclusive(location.lock, "upgrading the catalog"):
             return schema.upgrade(engine)
     finally:
         engine.dispose()

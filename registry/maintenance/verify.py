@@ -1,6 +1,6 @@
-"""Verifying: every array re-hashed, every version's digest recomputed from what it says and what it is made of.
+"""Verification: every array is hashed again, and every version's digest is recomputed from its content and arrays.
 
-The log is followed from its beginning, and every row of the catalog is held against it.
+The log is verified from its beginning, and every row of the catalog is compared with it.
 """
 
 from collections.abc import Iterator
@@ -10,19 +10,22 @@ from registry.workspace import Workspace, content_digest
 from store.catalog import Catalog, VersionRecord
 from store.errors import DamagedError, NotFoundError
 
+BROKEN = "does not follow from the event before it: an event was changed or is missing"
+"""The problem of an event that breaks the chain of the log."""
+
 
 @dataclass(frozen=True)
 class Verification:
-    """What was checked and found.
+    """The result of a verification.
 
     Attributes:
-        versions: versions checked.
-        arrays: arrays read and hashed.
+        versions: number of versions checked.
+        arrays: number of arrays read and hashed.
         nbytes: their uncompressed size.
-        problems: one line each; none means that every promise about stored content holds.
-        orphans: arrays on disk that no version needs: left by a crash, harmless, removed by `reg gc`.
-        events: lines of the log that follow from one another.
-        head: the digest of the last of them; noted elsewhere, it tells whether lines are missing at the end.
+        problems: one line per problem; empty if all stored content is intact.
+        orphans: number of arrays on disk that no version uses: left by a crash, harmless, deleted by `reg gc`.
+        events: number of intact lines of the log.
+        head: the digest of the last of them; a copy kept elsewhere reveals whether lines are missing at the end.
     """
 
     versions: int
@@ -35,7 +38,7 @@ class Verification:
 
 
 def verify(workspace: Workspace) -> Verification:
-    """Read everything that is registered and compare it with its digests.
+    """Read all registered content and compare it with its digests.
 
     Raises:
         ConflictError: the arrays belong to another catalog.
@@ -44,7 +47,7 @@ def verify(workspace: Workspace) -> Verification:
     catalog, store, progress = workspace.catalog, workspace.arrays, workspace.progress
     problems: list[str] = []
     if store.owner_file.exists() and store.owner() is None:
-        problems.append(f"{store.owner_file} is not as it was written; the next registration writes it again")
+        problems.append(f"{store.owner_file} is damaged; the next registration writes it again")
     needed: dict[str, tuple[str, tuple[str, tuple[int, ...], int]]] = {}
     chain = catalog.chain()
     problems += catalog.discrepancies(log=chain.broken is None)
@@ -56,10 +59,10 @@ def verify(workspace: Workspace) -> Verification:
             problems.append(f"{version.ref}: {error}")
             continue
         if version.content is None or content_digest(version.content, links) != version.digest:
-            if workspace.is_purged(version):  # meanwhile, by another process
+            if workspace.is_purged(version):  # by another process in the meantime
                 continue
             problems.append(
-                f"{version.ref}: what the catalog says of it does not have its digest {version.digest[:12]}"
+                f"{version.ref}: its content in the catalog does not match its digest {version.digest[:12]}"
             )
         for link in links:
             needed.setdefault(
@@ -67,25 +70,25 @@ def verify(workspace: Workspace) -> Verification:
             )
     total = sum(kind[2] for _, kind in needed.values())
     with progress("verifying", total, "B") as advance:
-        for digest, (where, kind) in needed.items():
+        for digest, (subject, kind) in needed.items():
             try:
                 source = store.open(digest)
                 for block in source.blocks():
                     advance(block.nbytes)
                 if (source.dtype, source.shape, source.nbytes) != kind:
-                    problems.append(f"{where}: the catalog describes its array otherwise than it is")
+                    problems.append(f"{subject}: dtype, shape or size of its array differ from the catalog")
             except (DamagedError, NotFoundError) as error:
-                if catalog.users_of(digest):  # none, where it was purged meanwhile
-                    problems.append(f"{where}: {error}")
+                if catalog.users_of(digest):  # empty if it was purged in the meantime
+                    problems.append(f"{subject}: {error}")
     unknown = set(store.digests()) - needed.keys()
     orphans = len(unknown - catalog.referenced()) if unknown else 0
     if chain.broken is not None:
-        problems.append(f"the log: {chain.broken} does not follow from the one before: one was changed, or is missing")
+        problems.append(f"the log: {chain.broken} {BROKEN}")
     return Verification(len(versions), len(needed), total, tuple(problems), orphans, chain.events, chain.head)
 
 
 def _versions(catalog: Catalog, problems: list[str]) -> Iterator[VersionRecord]:
-    """Yield what is not purged, name by name, so that one that cannot be read hides no other."""
+    """Yield the versions that are not purged, name by name, so that an unreadable one does not hide the others."""
     for name in catalog.names():
         try:
             yield from catalog.versions(name, states=("active", "withdrawn"))

@@ -5,7 +5,7 @@ integers when that many are reached, or when the sum is asked for, so that a bat
 All are symmetric, and only what is on and above the diagonal is computed, in panels of rows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -30,6 +30,9 @@ AT_ONCE = 2**13
 
 PANEL = {"cpu": (96, 256), "cuda": (2048, 2048)}
 """Rows of a panel, at least and at most: fewer save work at the diagonal, more use the device better."""
+
+PROBES = ((16, 32), (48, 80), (128, 64), (528, 304))
+"""Tokens and channels of the products that are checked before int8 is used; CUDA needs multiples of 8."""
 
 
 class GramAccumulator:
@@ -232,7 +235,8 @@ def require_room(*matrices: Int64[Tensor, "H1 H1"]) -> None:
 def has_int8(device: str) -> bool:
     """Tell whether a kind of device multiplies int8 matrices fast and exactly.
 
-    Processors without VNNI add pairs of products in 16 bits, where they overflow, or have no fast product at all.
+    Processors without VNNI add pairs of products in 16 bits, where they overflow, or have no fast product at all. So
+    does oneDNN on any processor when `ONEDNN_MAX_CPU_ISA` forbids VNNI.
     """
     supported = getattr(torch.cpu, "_is_vnni_supported", None)
     if device == "cpu":
@@ -240,12 +244,32 @@ def has_int8(device: str) -> bool:
             return False
     elif device != "cuda":
         return False
-    extremes = torch.tensor([[-128, 127], [127, -128]]).repeat(64, 32)
-    extremes[:64] = -128
-    wanted = extremes.T @ extremes
     try:
-        given = extremes.to(torch.int8).to(device)
-        left = given.T.contiguous()
-        return all(torch.equal(torch._int_mm(left, right).cpu().to(torch.int64), wanted) for right in (given, left.T))
+        return all(_is_exact(values, device) for shape in PROBES for values in _extremes(*shape))
     except (RuntimeError, AssertionError):
         return False
+
+
+def _extremes(tokens: int, width: int) -> Iterator[Int[Tensor, "T H"]]:
+    """Yield matrices whose products show whether a kernel adds pairs of products in 16 bits.
+
+    Kernels for unsigned times signed bytes add 128 to either factor and correct the sum afterwards: 127 becomes 255,
+    and a pair reaches 2 · 255 · 127 = 64,770, but -128 becomes 0. Kernels for signed bytes reach 2 · 128² = 32,768.
+    In the first two matrices each channel has one value in all tokens, so that whichever factor is shifted and
+    whichever tokens make a pair, every pair of extremes is added up; in the others values vary from token to token.
+    """
+    token, channel = torch.meshgrid(torch.arange(tokens), torch.arange(width), indexing="ij")
+    for number in (channel, channel // 16, token + channel, (token // 2 + channel) * (token >= tokens // 2) + 1):
+        yield torch.where(number % 2 == 0, 127, -128)
+    yield torch.randint(-128, 128, (tokens, width), generator=torch.Generator().manual_seed(0))
+
+
+def _is_exact(values: Int[Tensor, "T H"], device: str) -> bool:
+    """Tell whether the products of a matrix with itself are exact, in each layout of both factors."""
+    exact = (values.double().T @ values.double()).to(torch.int64)
+    rows = values.to(torch.int8).to(device)
+    columns = rows.T.contiguous().T  # the same, one channel after the other in memory
+    layouts = [(columns, columns), (columns, rows)]
+    if device == "cpu":  # CUDA wants the rows of the left factor to run along the sum
+        layouts += [(rows, rows), (rows, columns)]
+    return all(torch.equal(torch._int_mm(left.T, right).cpu().to(torch.int64), exact) for left, right in layouts)

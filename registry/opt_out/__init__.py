@@ -1,4 +1,4 @@
-"""Withdrawing a version, and the receipt of it."""
+"""Opting out: withdrawal, purge, receipts and their verification."""
 
 import lazy_loader
 

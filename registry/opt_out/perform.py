@@ -1,4 +1,4 @@
-"""Opting a version out under the registry's lock, with a receipt where one is asked for."""
+"""Opting versions out under the registry's lock, with an optional receipt."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,12 +11,12 @@ from store.lock import exclusive
 
 
 def opt_out(workspace: Workspace, ref: str, *, purge: bool = False, receipt: PathLike | None = None) -> OptOut:
-    """Withdraw the versions that `ref` matches (arguments and errors as `Registry.opt_out`)."""
+    """Withdraw the versions that `ref` matches (arguments and errors as in `Registry.opt_out`)."""
     versions = versions_matching(workspace.catalog, ref)
     with ExitStack() as stack:
         write = None if receipt is None else stack.enter_context(receipt_file(Path(receipt), ref))
         stack.enter_context(exclusive(workspace.home.lock, f"opting {ref} out"))
-        done = withdraw(workspace, versions, purge=purge)
+        result = withdraw(workspace, versions, purge=purge)
         if write is not None:
-            write(make_receipt(workspace, done))
-    return done
+            write(make_receipt(workspace, result))
+    return result

@@ -1,6 +1,6 @@
-"""Receipts: what an opt-out withdrew and deleted, what follows from it, and what it could not reach.
+"""Receipts of opt-outs: the versions withdrawn, the data deleted, and the copies that are out of reach.
 
-A receipt stands on the log: it names the digest of the last event, which is taken over all events before it.
+A receipt contains the digest of the last event of the log, which covers all events before it.
 """
 
 import json
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from registry.composition.compose import plan_composition
-from registry.composition.ensemble.plan import EnsembleRecipe
+from registry.composition.ensemble.recipe import EnsembleRecipe
 from registry.composition.manifest import CompositionManifest, VersionRef
 from registry.composition.recipe import Recipe
 from registry.errors import CheckpointError, InvalidInputError, NotFoundError, OutputError, RegError, StorageError
@@ -36,7 +36,7 @@ NOT_ERASED = (
 
 @dataclass(frozen=True)
 class Withdrawn:
-    """A version that was opted out: `math@2`, its content digest, when, and when its arrays were deleted."""
+    """A version that was opted out: reference, content digest, time of withdrawal, and time of purge."""
 
     ref: str
     digest: str
@@ -46,7 +46,7 @@ class Withdrawn:
 
 @dataclass(frozen=True)
 class Recomposed:
-    """What the same recipe gives of those who remain: its digest, and who they are."""
+    """The composition of the remaining members by the same recipe: its digest and members."""
 
     digest: str
     members: tuple[VersionRef, ...]
@@ -57,10 +57,10 @@ class Affected:
     """A composition that a withdrawn version was in.
 
     Attributes:
-        digest: its digest.
-        folders: those that it was written to, which hold the version until they are deleted.
-        recomposed: what it is without; None where nothing remains or it cannot be composed.
-        why: why it cannot.
+        digest: the digest of the composition.
+        folders: the folders that it was written to, which contain the version until they are deleted.
+        recomposed: the composition without the version; None if no member remains or it cannot be composed.
+        why: the reason why it cannot be composed.
     """
 
     digest: str
@@ -71,7 +71,7 @@ class Affected:
 
 @dataclass(frozen=True)
 class Shared:
-    """An array that stays, and the versions that need it."""
+    """An array that stays, and the versions that use it."""
 
     digest: str
     versions: tuple[str, ...]
@@ -83,14 +83,14 @@ class Receipt:
 
     Attributes:
         registry: the registry's id.
-        versions: those withdrawn.
-        compositions: those ever made from any of them.
-        arrays: digests of the arrays that were deleted.
-        nbytes: what they took on disk.
-        shared: arrays of theirs that stay.
+        versions: the withdrawn versions.
+        compositions: compositions ever made from any of them.
+        arrays: digests of the deleted arrays.
+        nbytes: their size on disk.
+        shared: their arrays that stay.
         head: the digest of the last event of the log.
-        remains: what could not be deleted yet, one line each: what other processes held.
-        pushes: where any of it was pushed to on the Hub.
+        remains: one line for each file that another process used and that could not be deleted yet.
+        pushes: pushes to the Hub of the versions, and of compositions made from them.
     """
 
     registry: str
@@ -105,18 +105,18 @@ class Receipt:
 
     @property
     def folders(self) -> list[str]:
-        """Every folder that a withdrawn version was written to."""
+        """All folders that a withdrawn version was written to."""
         return list(dict.fromkeys(folder for composition in self.compositions for folder in composition.folders))
 
     def document(self) -> dict[str, Any]:
-        """Return it as its file holds it."""
+        """Return the JSON document of the receipt."""
         return {
             "format": FORMAT,
             "registry": self.registry,
             "versions": [vars(version) for version in self.versions],
             "compositions": [_composition_document(composition) for composition in self.compositions],
             "deleted": {"arrays": list(self.arrays), "bytes": self.nbytes},
-            "shared": [{"digest": one.digest, "versions": list(one.versions)} for one in self.shared],
+            "shared": [{"digest": array.digest, "versions": list(array.versions)} for array in self.shared],
             "not_erased": {
                 "folders": self.folders,
                 "pushed": [*map(vars, self.pushes)],
@@ -127,79 +127,86 @@ class Receipt:
         }
 
     @classmethod
-    def from_document(cls, document: object, where: str) -> "Receipt":
-        """Read a receipt that may come from anywhere.
+    def from_document(cls, document: object, label: str) -> "Receipt":
+        """Parse a receipt from an untrusted document.
 
         Raises:
-            CheckpointError: it is none.
-            InvalidInputError: a name in it cannot be one.
+            CheckpointError: the document is not a receipt.
+            InvalidInputError: a reference in it is malformed.
         """
         kinds = {"format": WHOLE, "registry": TEXT, "versions": LIST, "compositions": LIST, "deleted": OBJECT}
-        given = fields(document, kinds | {"shared": LIST, "not_erased": OBJECT, "head": DIGEST}, where)
-        if given["format"] != FORMAT:
+        values = fields(document, kinds | {"shared": LIST, "not_erased": OBJECT, "head": DIGEST}, label)
+        if values["format"] != FORMAT:
             raise CheckpointError(
-                f"{where} has format {given['format']}, this program reads {FORMAT}",
-                "use the program that it was made with",
+                f"{label} has format {values['format']}, this program reads {FORMAT}",
+                "use the version of the program that wrote it",
             )
-        deleted = fields(given["deleted"], {"arrays": list_of(DIGEST), "bytes": WHOLE}, f"{where}, deleted")
+        deleted = fields(values["deleted"], {"arrays": list_of(DIGEST), "bytes": WHOLE}, f"{label}, deleted")
         kinds = {"folders": list_of(TEXT), "pushed": LIST, "copies": TEXT, "remains": list_of(TEXT)}
-        kept = fields(given["not_erased"], kinds, f"{where}, not_erased", optional=("pushed", "remains"))
+        not_erased = fields(values["not_erased"], kinds, f"{label}, not_erased", optional=("pushed", "remains"))
         shared = [
-            fields(one, {"digest": DIGEST, "versions": list_of(TEXT)}, f"{where}, shared") for one in given["shared"]
+            fields(array, {"digest": DIGEST, "versions": list_of(TEXT)}, f"{label}, shared")
+            for array in values["shared"]
         ]
         return cls(
-            given["registry"],
-            tuple(_withdrawn(one, f"{where}, versions") for one in given["versions"]),
-            tuple(_affected(one, f"{where}, compositions") for one in given["compositions"]),
+            values["registry"],
+            tuple(_withdrawn(version, f"{label}, versions") for version in values["versions"]),
+            tuple(_affected(composition, f"{label}, compositions") for composition in values["compositions"]),
             tuple(deleted["arrays"]),
             deleted["bytes"],
-            tuple(Shared(one["digest"], tuple(one["versions"])) for one in shared),
-            given["head"],
-            tuple(kept.get("remains", ())),
-            tuple(_push(one, f"{where}, pushed") for one in kept.get("pushed", ())),
+            tuple(Shared(array["digest"], tuple(array["versions"])) for array in shared),
+            values["head"],
+            tuple(not_erased.get("remains", ())),
+            tuple(_push(push, f"{label}, pushed") for push in not_erased.get("pushed", ())),
         )
 
 
-def make_receipt(workspace: Workspace, done: OptOut) -> Receipt:
-    """Return the receipt of an opt-out that has just been done; the caller holds the registry's lock.
+def make_receipt(workspace: Workspace, result: OptOut) -> Receipt:
+    """Return the receipt of an opt-out that has just ended; the caller holds the registry's lock.
 
-    What was deleted is told by the log too, so that an opt-out that was interrupted, and is repeated, has all of it.
+    Deleted arrays are read from the log too, so that the receipt of a repeated opt-out includes those of the
+    interrupted one.
     """
     catalog = workspace.catalog
-    deleted, shared = _deleted_by_log(workspace, done)
+    deleted, shared = _deleted_by_log(workspace, result)
+    in_log = sum(deleted.get(digest, 0) for digest in result.deleted_digests)
     return Receipt(
         catalog.id,
-        tuple(Withdrawn(v.ref, v.digest, str(v.withdrawn_at), v.purged_at) for v in done.versions),
-        tuple(_recomposed_of(workspace, composition) for composition in done.compositions),
-        tuple(sorted({*deleted, *done.deleted_digests})),
-        sum(deleted.values()) + max(0, done.deleted_bytes - sum(deleted.get(one, 0) for one in done.deleted_digests)),
-        tuple(Shared(digest, tuple(catalog.users_of(digest))) for digest in sorted({*shared, *done.shared_digests})),
+        tuple(
+            Withdrawn(version.ref, version.digest, str(version.withdrawn_at), version.purged_at)
+            for version in result.versions
+        ),
+        tuple(_recomposed_of(workspace, composition) for composition in result.compositions),
+        tuple(sorted({*deleted, *result.deleted_digests})),
+        sum(deleted.values()) + max(0, result.deleted_bytes - in_log),
+        tuple(Shared(digest, tuple(catalog.users_of(digest))) for digest in sorted({*shared, *result.shared_digests})),
         catalog.chain().head,
-        done.remains,
-        done.pushes,
+        result.remains,
+        result.pushes,
     )
 
 
-def recompose(workspace: Workspace, described: CompositionManifest, members: Sequence[VersionRef]) -> str:
-    """Return the digest of the composition of some of the `members` of another, by its recipe.
+def recompose(workspace: Workspace, manifest: CompositionManifest, members: Sequence[VersionRef]) -> str:
+    """Return the digest of the composition of `members`, a subset of another composition's, by its recipe.
 
-    top_k is at most their number. No weight is read.
+    top_k is reduced to the number of members if it is larger. No weights are read.
 
     Raises:
-        NotFoundError, ConflictError: one is not registered here, or was opted out.
-        InvalidInputError: they cannot be composed.
+        NotFoundError: a member is not registered here.
+        ConflictError: a member was opted out.
+        InvalidInputError: the members cannot be composed.
     """
-    if described.parent is not None:
-        raise InvalidInputError("its routers were trained on text, which is not done again", None)
+    if manifest.parent is not None:
+        raise InvalidInputError("its routers were trained on text, and training is not repeated", None)
     names = [member.name for member in members]
-    refs = [by_digest(workspace.catalog, one.name, one.digest, "it").ref for one in members]
-    known = described.base
+    refs = [by_digest(workspace.catalog, member.name, member.digest, "it").ref for member in members]
+    known = manifest.base
     base = None if known is None else by_digest(workspace.catalog, known.name, known.digest, "it").ref
-    top_k = described.recipe.top_k
+    top_k = manifest.recipe.top_k
     recipe: Recipe | EnsembleRecipe = replace(
-        described.recipe,
+        manifest.recipe,
         top_k=None if top_k is None else min(top_k, len(names)),
-        weights={name: weight for name, weight in described.recipe.weights.items() if name in names},
+        weights={name: weight for name, weight in manifest.recipe.weights.items() if name in names},
     )
     if isinstance(recipe, Recipe):
         recipe = replace(recipe, bias={name: bias for name, bias in recipe.bias.items() if name in names})
@@ -207,10 +214,12 @@ def recompose(workspace: Workspace, described: CompositionManifest, members: Seq
 
 
 def read_receipt(path: Path) -> Receipt:
-    """Return the receipt in a file (errors as `Receipt.from_document`).
+    """Return the receipt in a file.
 
     Raises:
-        NotFoundError: there is no such file.
+        NotFoundError: the file does not exist.
+        CheckpointError: the file is not a receipt.
+        InvalidInputError: a reference in it is malformed.
     """
     if not path.is_file():
         raise NotFoundError(f"{path} is not a file", "name the file that reg opt-out --receipt wrote")
@@ -219,20 +228,20 @@ def read_receipt(path: Path) -> Receipt:
 
 @contextmanager
 def receipt_file(path: Path, ref: str) -> Iterator[Callable[[Receipt], None]]:
-    """Make sure of a place for the receipt of opting `ref` out, and give what writes it there.
+    """Reserve the file for the receipt of opting `ref` out; yield the function that writes it.
 
     Raises:
-        OutputError: something is there already, or there is no such folder.
-        StorageError: it cannot be written.
+        OutputError: the file exists, or its folder does not.
+        StorageError: the file cannot be written.
     """
     path = path.absolute()
     if path.exists() or path.is_symlink():
         raise OutputError(f"{path} exists, and a receipt replaces nothing", "choose another --receipt")
     if not path.parent.is_dir():
-        raise OutputError(f"{path.parent} is not a folder", "make it, or choose another --receipt")
+        raise OutputError(f"{path.parent} is not a folder", "create it, or choose another --receipt")
     fresh = path.with_name(f".{path.name}.partial")
     try:
-        held = os.open(fresh, os.O_RDWR | os.O_CREAT, 0o666)
+        descriptor = os.open(fresh, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
         raise StorageError(f"{path} cannot be written: {error.strerror}", "choose another --receipt") from error
 
@@ -242,12 +251,14 @@ def receipt_file(path: Path, ref: str) -> Iterator[Callable[[Receipt], None]]:
                 file.write_text(json.dumps(receipt.document(), indent=2, sort_keys=True) + "\n", encoding="ascii")
         except OSError as error:
             raise StorageError(
-                f"{ref} was opted out, and its receipt {path} cannot be written: {error.strerror}",
+                f"{ref} was opted out, but its receipt {path} cannot be written: {error.strerror}",
                 f"free some space, then write it again: reg opt-out {ref} --receipt FILE",
             ) from error
 
     try:
-        if not try_lock(held) or not _is_at(held, fresh):  # the other may have just ended, and deleted it
+        if not try_lock(descriptor) or not _is_at(
+            descriptor, fresh
+        ):  # another command may have just ended and deleted it
             raise OutputError(
                 f"another command is writing {path}, and a receipt replaces nothing", "choose another --receipt"
             )
@@ -258,7 +269,7 @@ def receipt_file(path: Path, ref: str) -> Iterator[Callable[[Receipt], None]]:
         finally:
             fresh.unlink(missing_ok=True)
     finally:
-        os.close(held)
+        os.close(descriptor)
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
@@ -268,66 +279,67 @@ def _is_at(descriptor: int, path: Path) -> bool:
         return False
 
 
-def remaining(versions: Iterable[VersionRecord], described: CompositionManifest) -> list[VersionRef]:
+def remaining(versions: Iterable[VersionRecord], manifest: CompositionManifest) -> list[VersionRef]:
     """Return the members of a composition that are still active."""
     active = {(version.name, version.digest) for version in versions if version.state == "active"}
-    return [member for member in described.members if (member.name, member.digest) in active]
+    return [member for member in manifest.members if (member.name, member.digest) in active]
 
 
-def _deleted_by_log(workspace: Workspace, done: OptOut) -> tuple[dict[str, int], set[str]]:
-    """Return what the log says of purges: what was deleted and is not needed again, digest → bytes; and what stayed."""
+def _deleted_by_log(workspace: Workspace, result: OptOut) -> tuple[dict[str, int], set[str]]:
+    """Return the arrays of logged purges: those deleted and unused since (digest → bytes), and those that stayed."""
     deleted: dict[str, int] = {}
-    stayed: set[str] = set()
-    for version in done.versions:
+    shared: set[str] = set()
+    for version in result.versions:
         for event in workspace.catalog.events(version.ref):
             if event.action == "purge":
                 deleted |= event.details.get("deleted", {})
-                stayed |= set(event.details.get("shared", ()))
+                shared |= set(event.details.get("shared", ()))
     needed = workspace.catalog.referenced()
-    return {digest: nbytes for digest, nbytes in deleted.items() if digest not in needed}, stayed & needed
+    return {digest: nbytes for digest, nbytes in deleted.items() if digest not in needed}, shared & needed
 
 
 def _recomposed_of(workspace: Workspace, composition: CompositionRecord) -> Affected:
     digest, folders = composition.digest, composition.folders
     try:
-        described = CompositionManifest.from_document(composition.document, f"composition {digest[:12]}")
-        left = remaining(workspace.versions(), described)
-        if not left:
+        manifest = CompositionManifest.from_document(composition.document, f"composition {digest[:12]}")
+        members = remaining(workspace.versions(), manifest)
+        if not members:
             return Affected(digest, folders, None, "no member remains")
-        return Affected(digest, folders, Recomposed(recompose(workspace, described, left), tuple(left)), None)
+        return Affected(digest, folders, Recomposed(recompose(workspace, manifest, members), tuple(members)), None)
     except RegError as error:
         return Affected(digest, folders, None, error.message)
 
 
 def _composition_document(composition: Affected) -> dict[str, Any]:
-    made = composition.recomposed
+    recomposed = composition.recomposed
     return {
         "digest": composition.digest,
         "folders": list(composition.folders),
-        "recomposed": made and {"digest": made.digest, "members": [vars(member) for member in made.members]},
+        "recomposed": recomposed
+        and {"digest": recomposed.digest, "members": [vars(member) for member in recomposed.members]},
         "why": composition.why,
     }
 
 
-def _withdrawn(document: object, where: str) -> Withdrawn:
+def _withdrawn(document: object, label: str) -> Withdrawn:
     kinds = {"ref": TEXT, "digest": DIGEST, "withdrawn_at": TEXT, "purged_at": maybe(TEXT)}
-    given = fields(document, kinds, where)
-    if Reference.parse(given["ref"]).number is None:
-        raise CheckpointError(f"{where}: {given['ref']} is not of the form NAME@NUMBER", "copy the file again")
-    return Withdrawn(**given)
+    values = fields(document, kinds, label)
+    if Reference.parse(values["ref"]).number is None:
+        raise CheckpointError(f"{label}: {values['ref']} is not of the form NAME@NUMBER", "copy the file again")
+    return Withdrawn(**values)
 
 
-def _push(document: object, where: str) -> PushRecord:
+def _push(document: object, label: str) -> PushRecord:
     kinds = {"repo": TEXT, "revision": TEXT, "endpoint": TEXT, "commit": maybe(TEXT)}
-    return PushRecord(**fields(document, kinds, where))
+    return PushRecord(**fields(document, kinds, label))
 
 
-def _affected(document: object, where: str) -> Affected:
+def _affected(document: object, label: str) -> Affected:
     kinds = {"digest": DIGEST, "folders": list_of(TEXT), "recomposed": maybe(OBJECT), "why": maybe(TEXT)}
-    given = fields(document, kinds, where)
-    made = None
-    if given["recomposed"] is not None:
-        found = fields(given["recomposed"], {"digest": DIGEST, "members": LIST}, f"{where}, recomposed")
-        members = (VersionRef.from_document(one, f"{where}, recomposed") for one in found["members"])
-        made = Recomposed(found["digest"], tuple(members))
-    return Affected(given["digest"], tuple(given["folders"]), made, given["why"])
+    values = fields(document, kinds, label)
+    recomposed = None
+    if values["recomposed"] is not None:
+        recomposed_values = fields(values["recomposed"], {"digest": DIGEST, "members": LIST}, f"{label}, recomposed")
+        members = (VersionRef.from_document(one, f"{label}, recomposed") for one in recomposed_values["members"])
+        recomposed = Recomposed(recomposed_values["digest"], tuple(members))
+    return Affected(values["digest"], tuple(values["folders"]), recomposed, values["why"])

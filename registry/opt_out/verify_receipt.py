@@ -1,4 +1,4 @@
-"""Checking a receipt: whether the registry still is what the receipt says, and folders hold nothing withdrawn."""
+"""Verification of a receipt: the registry still matches it, and folders contain nothing withdrawn."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,6 +8,7 @@ from registry.composition.integrity import ComposedFolder
 from registry.composition.manifest import CompositionManifest
 from registry.errors import ConflictError, NotFoundError, RegError
 from registry.io.model_folder import MARKER
+from registry.maintenance.verify import BROKEN
 from registry.names.reference import require_list
 from registry.opt_out.receipt import Affected, Receipt, read_receipt, recompose
 from registry.opt_out.withdraw import pushable
@@ -15,21 +16,21 @@ from registry.workspace import PathLike, Workspace
 from store.catalog import CompositionRecord, VersionRecord
 
 _OWN = ("mlp", "calibration")
-"""Roles of arrays that are an expert's own: the trunk, a tokenizer, a scale may be anybody's."""
+"""Roles of arrays that belong to one expert; a trunk, tokenizer or scale may be shared with others."""
 
-_COPY = "take the receipt as reg opt-out wrote it, and the registry that it is of"
-"""What to do where the two do not fit each other."""
+_COPY = "use the receipt as reg opt-out wrote it, and the registry that it belongs to"
+"""The remedy if receipt and registry do not match."""
 
 
 @dataclass
 class ReceiptCheck:
-    """What was found of a receipt.
+    """The result of verifying a receipt.
 
     Attributes:
         receipt: the receipt.
-        problems: what is not as it says, one line each; none means that all of it holds.
-        remedies: what to do about the problems, one line each.
-        notes: what came after it, and does not contradict it.
+        problems: one line for each contradiction to the receipt; empty if it holds.
+        remedies: one line for each remedy of the problems.
+        notes: later changes that do not contradict the receipt.
     """
 
     receipt: Receipt
@@ -37,33 +38,33 @@ class ReceiptCheck:
     remedies: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    def tell(self, problem: str, remedy: str = _COPY) -> None:
-        """Note a problem, and what to do about it."""
+    def add(self, problem: str, remedy: str = _COPY) -> None:
+        """Add a problem and its remedy."""
         self.problems.append(problem)
         if remedy not in self.remedies:
             self.remedies.append(remedy)
 
 
 def verify_receipt(workspace: Workspace, file: PathLike, folders: Sequence[PathLike] = ()) -> ReceiptCheck:
-    """Compare a receipt with the registry and with composed folders (arguments as `Registry.verify_receipt`).
+    """Compare a receipt with the registry and with composed folders (arguments as in `Registry.verify_receipt`).
 
     Raises:
-        ConflictError: it is of another registry.
+        ConflictError: the receipt belongs to another registry.
     """
     receipt = read_receipt(Path(file))
     paths = [Path(folder) for folder in require_list(folders, "folders")]
     workspace.check_owner()
     if receipt.registry != workspace.catalog.id:
         raise ConflictError(
-            f"the receipt is of the registry {receipt.registry!r}, this one is {workspace.catalog.id}",
-            "name the registry that it is of: --home DIR",
+            f"the receipt belongs to the registry {receipt.registry!r}, this one is {workspace.catalog.id}",
+            "name the registry that it belongs to: --home DIR",
         )
     check = ReceiptCheck(receipt)
     known = {version.ref: version for version in workspace.versions(everything=True)}
     _versions(check, known)
     _log(workspace, check)
     _arrays(workspace, check, known)
-    withdrawn = [known[one.ref] for one in receipt.versions if one.ref in known]
+    withdrawn = [known[version.ref] for version in receipt.versions if version.ref in known]
     _compositions(workspace, check, withdrawn)
     _pushes(workspace, check, withdrawn)
     for folder in paths:
@@ -73,27 +74,27 @@ def verify_receipt(workspace: Workspace, file: PathLike, folders: Sequence[PathL
 
 def _versions(check: ReceiptCheck, known: dict[str, VersionRecord]) -> None:
     if not check.receipt.versions:
-        check.tell("the receipt names no version")
-    for one in check.receipt.versions:
-        found = known.get(one.ref)
-        if found is None or found.digest != one.digest:
-            there = f"no {one.ref}" if found is None else f"{one.ref} of content {found.digest[:12]}"
-            said = f"{one.ref} of content {one.digest[:12]} was withdrawn"
-            check.tell(f"the receipt says that {said}; the registry has {there}")
-        elif found.state == "active":
-            problem = f"{one.ref} is not withdrawn; the receipt says that it was, at {one.withdrawn_at}"
-            check.tell(problem, _again(one.ref, purge=one.purged_at is not None))
-        elif one.purged_at is not None and found.state != "purged":
-            problem = f"{one.ref} is not purged; the receipt says that it was, at {one.purged_at}"
-            check.tell(problem, _again(one.ref))
-        elif found.withdrawn_at != one.withdrawn_at or one.purged_at not in (None, found.purged_at):
-            check.tell(
-                f"{one.ref} was withdrawn at {found.withdrawn_at} and purged at {found.purged_at}; the receipt says at "
-                f"{one.withdrawn_at} and {one.purged_at}"
+        check.add("the receipt names no version")
+    for withdrawn in check.receipt.versions:
+        ref, version = withdrawn.ref, known.get(withdrawn.ref)
+        if version is None or version.digest != withdrawn.digest:
+            actual = f"no {ref}" if version is None else f"{ref} of content {version.digest[:12]}"
+            expected = f"{ref} of content {withdrawn.digest[:12]} was withdrawn"
+            check.add(f"the receipt says that {expected}; the registry has {actual}")
+        elif version.state == "active":
+            problem = f"{ref} is not withdrawn; the receipt says that it was, at {withdrawn.withdrawn_at}"
+            check.add(problem, _repeat(ref, purge=withdrawn.purged_at is not None))
+        elif withdrawn.purged_at is not None and version.state != "purged":
+            problem = f"{ref} is not purged; the receipt says that it was, at {withdrawn.purged_at}"
+            check.add(problem, _repeat(ref))
+        elif version.withdrawn_at != withdrawn.withdrawn_at or withdrawn.purged_at not in (None, version.purged_at):
+            check.add(
+                f"{ref} was withdrawn at {version.withdrawn_at} and purged at {version.purged_at}; the receipt says at "
+                f"{withdrawn.withdrawn_at} and {withdrawn.purged_at}"
             )
 
 
-def _again(ref: str, *, purge: bool = True) -> str:
+def _repeat(ref: str, *, purge: bool = True) -> str:
     return f"repeat the opt-out: reg opt-out {ref}{' --purge' if purge else ''}"
 
 
@@ -101,19 +102,19 @@ def _log(workspace: Workspace, check: ReceiptCheck) -> None:
     receipt = check.receipt
     chain = workspace.catalog.chain()
     if chain.broken is not None:
-        problem = f"the log: {chain.broken} does not follow from the one before: one was changed, or is missing"
-        check.tell(problem, "put a backup of the catalog in its place, and hold the receipt against that")
+        problem = f"the log: {chain.broken} {BROKEN}"
+        check.add(problem, "restore the catalog from a backup, and verify the receipt against that")
         return
     events = workspace.catalog.events()
     head = next((event.id for event in events if event.digest == receipt.head), None)
     if head is None:
-        check.tell(f"the log has no event of digest {receipt.head}: it is not the log that the receipt was made from")
+        check.add(f"the log has no event of digest {receipt.head}: it is not the log that the receipt was made from")
         return
-    told = {(event.action, event.subject, event.details.get("digest")) for event in events if event.id <= head}
-    for one in receipt.versions:
-        for action, at in (("opt-out", one.withdrawn_at), ("purge", one.purged_at)):
-            if at is not None and (action, one.ref, one.digest) not in told:
-                check.tell(f"the log tells of no {action} of {one.ref} before the receipt")
+    logged = {(event.action, event.subject, event.details.get("digest")) for event in events if event.id <= head}
+    for version in receipt.versions:
+        for action, at in (("opt-out", version.withdrawn_at), ("purge", version.purged_at)):
+            if at is not None and (action, version.ref, version.digest) not in logged:
+                check.add(f"the log has no {action} of {version.ref} before the receipt")
 
 
 def _arrays(workspace: Workspace, check: ReceiptCheck, known: dict[str, VersionRecord]) -> None:
@@ -125,67 +126,69 @@ def _arrays(workspace: Workspace, check: ReceiptCheck, known: dict[str, VersionR
                 uses[link.digest].append((version.ref, link.role, link.name))
     for digest, users in uses.items():
         if not users:
-            check.tell(f"the deleted array {digest[:12]} is there, and no version needs it", "delete it: reg gc")
+            check.add(f"the deleted array {digest[:12]} exists, and no version uses it", "delete it: reg gc")
             continue
         ref, role, name = next((use for use in users if use[1] in _OWN), users[0])
-        again = f"the deleted array {digest[:12]} is there again: {ref} needs it as {role} {name}"
+        problem = f"the deleted array {digest[:12]} exists again: {ref} uses it as {role} {name}"
         if role in _OWN:
-            check.tell(again, _again(ref))
+            check.add(problem, _repeat(ref))
         else:
-            check.notes.append(again)
+            check.notes.append(problem)
 
 
 def _compositions(workspace: Workspace, check: ReceiptCheck, withdrawn: list[VersionRecord]) -> None:
-    made = {composition.digest: composition for composition in workspace.catalog.compositions(withdrawn)}
-    listed = {one.digest: one for one in check.receipt.compositions}
-    for digest in sorted({*made} - {*listed}):
-        check.tell(f"composition {digest[:12]} was made from what was withdrawn, and is not in the receipt")
-    for digest, one in listed.items():
-        if digest not in made:
-            check.tell(f"composition {digest[:12]} was not made from what was withdrawn")
+    records = {composition.digest: composition for composition in workspace.catalog.compositions(withdrawn)}
+    affected = {composition.digest: composition for composition in check.receipt.compositions}
+    for digest in sorted({*records} - {*affected}):
+        check.add(f"composition {digest[:12]} was made from withdrawn versions, and is not in the receipt")
+    for digest, composition in affected.items():
+        if digest not in records:
+            check.add(f"composition {digest[:12]} was not made from withdrawn versions")
             continue
-        if lost := sorted(set(made[digest].folders) - set(one.folders)):
-            check.tell(f"composition {digest[:12]} was written to {lost[0]}, which is not in the receipt")
-        _recomposed(workspace, check, one, made[digest])
+        if unlisted := sorted(set(records[digest].folders) - set(composition.folders)):
+            check.add(f"composition {digest[:12]} was written to {unlisted[0]}, which is not in the receipt")
+        _recomposed(workspace, check, composition, records[digest])
 
 
 def _pushes(workspace: Workspace, check: ReceiptCheck, withdrawn: list[VersionRecord]) -> None:
     known = workspace.catalog.pushes(pushable(withdrawn, workspace.catalog.compositions(withdrawn)))
     for push in known:
         if push not in check.receipt.pushes:
-            where = f"{push.repo}, {push.revision},"
-            check.tell(f"{where} was pushed to with what was withdrawn, and is not in the receipt")
+            check.add(f"withdrawn versions were pushed to {push.repo}, {push.revision}, which is not in the receipt")
 
 
-def _recomposed(workspace: Workspace, check: ReceiptCheck, one: Affected, made: CompositionRecord) -> None:
-    if one.recomposed is None:
+def _recomposed(workspace: Workspace, check: ReceiptCheck, affected: Affected, record: CompositionRecord) -> None:
+    expected = affected.recomposed
+    if expected is None:
         return
-    where, members = f"composition {one.digest[:12]}", one.recomposed.members
+    label, members = f"composition {affected.digest[:12]}", expected.members
     withdrawn = {version.digest for version in check.receipt.versions}
     try:
-        described = CompositionManifest.from_document(made.document, where)
-        if withdrawn & {member.digest for member in members} or not set(members) <= set(described.members):
-            check.tell(f"{where}, recomposed: its members are not those that remained")
-        elif (digest := recompose(workspace, described, members)) != one.recomposed.digest:
-            check.tell(f"{where}, recomposed, has digest {digest[:12]}, the receipt says {one.recomposed.digest[:12]}")
+        manifest = CompositionManifest.from_document(record.document, label)
+        if withdrawn & {member.digest for member in members} or not set(members) <= set(manifest.members):
+            check.add(f"{label}, recomposed: its members are not the remaining ones")
+        elif (digest := recompose(workspace, manifest, members)) != expected.digest:
+            check.add(f"{label}, recomposed, has digest {digest[:12]}, the receipt says {expected.digest[:12]}")
     except (ConflictError, NotFoundError) as error:
-        check.notes.append(f"{where} can no longer be recomposed: {error.message}")
+        check.notes.append(f"{label} can no longer be recomposed: {error.message}")
     except RegError as error:
-        check.tell(f"{where} cannot be recomposed: {error.message}")
+        check.add(f"{label} cannot be recomposed: {error.message}")
 
 
 def _folder(workspace: Workspace, check: ReceiptCheck, folder: Path) -> None:
     try:
         composed = ComposedFolder.read(folder)
     except RegError as error:
-        told = error.message if str(folder) in error.message else f"{folder}: {error.message}"
-        check.tell(told, error.hint or f"name another folder than {folder}")
+        problem = error.message if str(folder) in error.message else f"{folder}: {error.message}"
+        check.add(problem, error.hint or f"name another folder than {folder}")
         return
-    withdrawn = {one.digest: one.ref for one in reversed(check.receipt.versions)}
+    withdrawn = {version.digest: version.ref for version in reversed(check.receipt.versions)}
     manifest = composed.manifest
-    for one in (*manifest.members, *([manifest.base] if manifest.base else [])):
-        if one.digest in withdrawn:
-            held = f"{folder} holds {withdrawn[one.digest]}: its {MARKER} names {one.name} {one.digest[:12]}"
-            check.tell(held, f"delete {folder}, and every copy of it")
+    for member in (*manifest.members, *([manifest.base] if manifest.base else [])):
+        if member.digest in withdrawn:
+            problem = (
+                f"{folder} contains {withdrawn[member.digest]}: its {MARKER} names {member.name} {member.digest[:12]}"
+            )
+            check.add(problem, f"delete {folder}, and every copy of it")
     for problem in composed.problems(workspace.progress):
-        check.tell(problem, f"compose {folder} again; what was changed in it may be anything")
+        check.add(problem, f"compose {folder} again; the change may affect anything in it")

@@ -1,10 +1,10 @@
-"""Opting out: withdrawal, purge, and arrays that no version needs."""
+"""Withdrawal and purge of versions."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from registry.io.work_dirs import remove
-from registry.maintenance.garbage import clear, delete_summaries, delete_unreferenced, empty_cache
+from registry.maintenance.garbage import delete_cache, delete_summaries, delete_unreferenced, delete_work_of
 from registry.workspace import Workspace
 from store.catalog import CompositionRecord, PushRecord, VersionRecord
 from store.ownership import claim
@@ -12,21 +12,21 @@ from store.ownership import claim
 
 @dataclass(frozen=True)
 class OptOut:
-    """What opting out did.
+    """The result of opting out.
 
     Attributes:
-        versions: those concerned, as they are now.
-        withdrew: those of them that were active until now.
-        deleted: those of them that were not purged until now.
-        compositions: those ever made from any of them: their folders still hold it, wherever they are.
-        purged: its arrays are deleted.
-        pushes: where they, and compositions made from them, were pushed to on the Hub.
-        deleted_digests: arrays that went, those of earlier crashes included.
-        deleted_bytes: what they took on disk.
-        shared_digests: arrays that stay because another version needs them.
-        cleared: what else was deleted with the arrays, by path: what interrupted commands left in the home, and copies
-            of the catalog that upgrades made.
-        remains: what could not be deleted yet, one line each: what other processes hold.
+        versions: the current records of the versions.
+        withdrew: those of them that were active before.
+        deleted: those of them that were not purged before.
+        compositions: compositions ever made from any of them; their folders still hold the weights.
+        purged: the arrays are deleted.
+        pushes: pushes to the Hub of the versions, and of compositions made from them.
+        deleted_digests: deleted arrays, including leftovers of earlier crashes.
+        deleted_bytes: their size on disk.
+        shared_digests: arrays that stay because another version uses them.
+        cleared: paths of other deleted files: leftovers of interrupted commands, and copies of the catalog that
+            upgrades made.
+        remains: one line for each file that another process uses and that could not be deleted yet.
     """
 
     versions: tuple[VersionRecord, ...]
@@ -43,46 +43,47 @@ class OptOut:
 
     @property
     def deleted_arrays(self) -> int:
-        """How many arrays went."""
+        """Number of deleted arrays."""
         return len(self.deleted_digests)
 
     @property
     def shared_arrays(self) -> int:
-        """How many arrays stay."""
+        """Number of arrays that stay."""
         return len(self.shared_digests)
 
 
 def withdraw(workspace: Workspace, versions: Sequence[VersionRecord], *, purge: bool) -> OptOut:
-    """Withdraw `versions` from every later composition; with `purge` delete what only they needed.
+    """Withdraw `versions` from all later compositions; with `purge`, delete the arrays that only they use.
 
-    Interrupted anywhere, it is finished by the same again. The caller holds the registry's lock.
+    If it is interrupted, repeating it completes it. The caller holds the registry's lock.
 
     Raises:
         ConflictError: the arrays belong to another catalog.
-        StorageError: something cannot be deleted.
+        StorageError: a file cannot be deleted.
     """
     home, catalog, store = workspace.home, workspace.catalog, workspace.arrays
     claim(catalog, store)
     before = catalog.reread(versions)
     withdrew = tuple(version.ref for version in before if version.state == "active")
     catalog.withdraw(versions)
-    empty_cache(home)  # after withdrawal nothing of theirs is put there
-    delete_summaries(home, catalog)  # nor here
-    compositions = tuple(catalog.compositions(versions))  # after withdrawal none is added
+    # After the withdrawal no command adds files or compositions of these versions.
+    delete_cache(home)
+    delete_summaries(home, catalog)
+    compositions = tuple(catalog.compositions(versions))
     pushes = tuple(catalog.pushes(pushable(versions, compositions)))
     if not purge:
         return OptOut(tuple(catalog.reread(versions)), withdrew, (), compositions, purged=False, pushes=pushes)
     deleted = tuple(version.ref for version in before if version.state != "purged")
     own = {link.digest for version in versions for link in catalog.arrays_of(version)}
-    cleared, remains = clear(home, before)  # by their weights, whose digest the catalog is about to forget
+    cleared, remains = delete_work_of(home, before)  # before the purge, which deletes the digests of the weights
     catalog.purge(versions, {digest: store.disk_bytes(digest) for digest in own})
     shared = tuple(sorted(own & catalog.referenced()))
     garbage = delete_unreferenced(workspace, dry_run=False)
     for path in catalog.backups():
         remove(path)
         cleared.append(path)
-    if kept := catalog.erase():
-        remains.append(kept)
+    if obstacle := catalog.erase():
+        remains.append(obstacle)
     now = tuple(catalog.reread(versions))
     return OptOut(
         now,
@@ -100,5 +101,5 @@ def withdraw(workspace: Workspace, versions: Sequence[VersionRecord], *, purge: 
 
 
 def pushable(versions: Iterable[VersionRecord], compositions: Iterable[CompositionRecord]) -> set[str]:
-    """Return what pushes of versions, and of compositions made from them, are logged under."""
+    """Return the subjects under which pushes of versions, and of compositions made from them, are logged."""
     return {version.ref for version in versions} | {composition.digest for composition in compositions}

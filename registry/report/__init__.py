@@ -1,4 +1,4 @@
-"""The report of a composition: its figures, and the page that shows them."""
+"""Reports of compositions: the figures, the charts and the HTML page."""
 
 import lazy_loader
 

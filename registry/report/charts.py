@@ -11,31 +11,31 @@ CELL = 26
 """Height of a row, in pixels."""
 
 MOST_LABELLED = 14
-"""Columns up to which every cell of a heat map says its figure."""
+"""Number of columns up to which every cell of a heat map shows its value."""
 
 
 def charts(figures: ReportData) -> dict[str, Spec]:
-    """Return the charts that there are figures for, by the place in the page where each stands."""
-    found = {}
+    """Return the available charts by their place in the page."""
+    specs = {}
     if routing := figures.routing:
         for number, domain in enumerate(routing.shares):
-            found[f"routing-{number}"] = _routing(figures, routing, domain)
-        found["confusion"] = _confusion(figures, routing)
-        found["load"] = _load(figures, routing)
+            specs[f"routing-{number}"] = _routing(figures, routing, domain)
+        specs["confusion"] = _confusion(figures, routing)
+        specs["load"] = _load(figures, routing)
     if figures.overlap:
-        found["overlap"] = _overlap(figures)
+        specs["overlap"] = _overlap(figures)
     if any(row.score for row in figures.scores):
-        found["scores"] = _scores(figures)
+        specs["scores"] = _scores(figures)
     if figures.curves:
-        found["curves"] = _curves(figures)
+        specs["curves"] = _curves(figures)
     if figures.lineage:
-        found["lineage"] = _lineage(figures)
+        specs["lineage"] = _lineage(figures)
     common = {"config": CONFIG, "width": "container", "autosize": _AUTOSIZE}
-    return {place: _printable({**common, **spec}) for place, spec in found.items()}
+    return {place: _printable({**common, **spec}) for place, spec in specs.items()}
 
 
 def _printable(value: Any) -> Any:
-    """Return a specification without control characters and line separators, which Vega's expressions refuse."""
+    """Return a specification without control characters and line separators, which Vega's expressions reject."""
     if isinstance(value, dict):
         return {key: _printable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -47,7 +47,7 @@ _AUTOSIZE = {"type": "fit-x", "contains": "padding"}
 
 
 def _colour(names: Sequence[str], experts: Sequence[str]) -> Spec:
-    """Return the scale that gives each expert its colour, and what is no expert the accent's."""
+    """Return a colour scale: each expert has its own colour, other names have the accent colour."""
     order = {name: number for number, name in enumerate(experts)}
     colours = [f"var(--e{order[name]})" if name in order else "var(--accent)" for name in names]
     return {"domain": list(names), "range": colours}
@@ -63,7 +63,7 @@ def _cells(
     form: str,
     least: float = 0.0,
 ) -> Spec:
-    """Return a heat map: each cell has its colour, the stronger the larger its share, unlabelled below `least`."""
+    """Return a heat map; opacity grows with the share, and cells below `least` have no label."""
     strength = {
         "field": "share",
         "type": "quantitative",
@@ -90,9 +90,9 @@ def _cells(
 def _routing(figures: ReportData, routing: RoutingData, domain: str) -> Spec:
     experts = figures.experts
     rows = [
-        {"layer": str(layer), "expert": expert, "share": routing.shares[domain][expert][at]}
+        {"layer": str(layer), "expert": expert, "share": routing.shares[domain][expert][index]}
         for expert in routing.shares[domain]
-        for at, layer in enumerate(routing.layers)
+        for index, layer in enumerate(routing.layers)
     ]
     x = {
         "field": "layer",
@@ -151,8 +151,8 @@ def _overlap(figures: ReportData) -> Spec:
     experts = figures.experts
     rows = [
         {"a": a, "b": b, "share": share}
-        for one, other, share in figures.overlap
-        for a, b in ((one, other), (other, one))
+        for first, second, share in figures.overlap
+        for a, b in ((first, second), (second, first))
     ]
     x = {
         "field": "a",
@@ -333,17 +333,17 @@ _COLUMNS = ("base", "expert", "composition", "trained")
 
 
 def _lineage(figures: ReportData) -> Spec:
-    """Return the graph: bases, experts, composition and what was trained from it, from left to right."""
+    """Return the graph of the lineage from left to right: bases, experts, composition, trained compositions."""
     columns = [[node for node in figures.lineage if node.kind == kind] for kind in _COLUMNS]
     columns = [column for column in columns if column]
     rows, most = {}, max(len(column) for column in columns)
     order = {member.digest: number for number, member in enumerate(figures.members)}
-    for across, column in enumerate(columns):
-        for place, node in enumerate(column):
+    for column_index, column in enumerate(columns):
+        for index, node in enumerate(column):
             shade = f"var(--e{order[node.id]})" if node.id in order else "var(--accent)"
-            up = most - (place + 0.5) * most / len(column)
+            up = most - (index + 0.5) * most / len(column)
             rows[node.id] = {
-                "x": across,
+                "x": column_index,
                 "y": up,
                 "label": node.label,
                 "kind": node.kind,
@@ -361,9 +361,9 @@ def _lineage(figures: ReportData) -> Spec:
     high: Spec = {"type": "quantitative", "axis": None, "scale": {"domain": [0, most], "nice": False}}
     x, y = {"field": "x", **wide}, {"field": "y", **high}
     tooltip = [
-        {"field": "label", "title": "what"},
+        {"field": "label", "title": "name"},
         {"field": "kind", "title": "kind"},
-        {"field": "told", "title": "is"},
+        {"field": "told", "title": "details"},
     ]
     colour = {"field": "colour", "type": "nominal", "scale": None}
     lines = {

@@ -1,4 +1,4 @@
-"""The figures of a report, as plain data: what is in the folder, in the catalog, in statistics and in evaluations."""
+"""The figures of a report as plain data: from the folder, the catalog, statistics and evaluations."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -12,11 +12,11 @@ class MemberFigures:
 
     Attributes:
         name: the expert.
-        ref: the version here, or None where it is not registered here, or was opted out.
+        ref: the version in this registry; None if it is not registered here, or was opted out.
         digest: its content digest.
-        tokens: calibration tokens; None where it is not here.
-        license: its license, where it has one.
-        drowned: why it is drowned out, as far as is foretold.
+        tokens: calibration tokens; None if it is not registered here.
+        license: its license, if it has one.
+        drowned: the reason why it is predicted to be drowned out, if it is.
     """
 
     name: str
@@ -29,13 +29,13 @@ class MemberFigures:
 
 @dataclass(frozen=True)
 class RoutingData:
-    """Where the tokens of each domain go first.
+    """The first choices of the routers for the tokens of each domain.
 
     Attributes:
-        measured: counted on test text; otherwise foretold from statistics.
-        layers: their numbers.
-        shares: domain → expert → for each of these layers its share of the domain's tokens, in [0, 1].
-        load: expert → for each layer its share of all tokens.
+        measured: True if counted on test text, False if predicted from statistics.
+        layers: layer numbers.
+        shares: domain → expert → for each of these layers the expert's share of the domain's tokens, in [0, 1].
+        load: expert → for each layer the expert's share of all tokens.
     """
 
     measured: bool
@@ -44,17 +44,17 @@ class RoutingData:
     load: Mapping[str, Sequence[float]]
 
     def mean(self, domain: str, expert: str) -> float:
-        """Return an expert's share of a domain, mean over layers."""
+        """Return an expert's mean share of a domain over layers."""
         return fmean(self.shares[domain][expert])
 
     @property
     def accuracy(self) -> dict[str, float]:
-        """Domain → share that goes to the expert of its name, mean over layers, where there is one."""
+        """Domain → mean share over layers of the expert of the same name, if there is one."""
         return {domain: self.mean(domain, domain) for domain in self.shares if domain in self.shares[domain]}
 
     @property
     def confused(self) -> list[tuple[str, str, float]]:
-        """(domain, other expert, its share), the largest first."""
+        """(domain, other expert, its share), largest share first."""
         pairs = [
             (domain, expert, self.mean(domain, expert))
             for domain, experts in self.shares.items()
@@ -69,11 +69,11 @@ class ScoreRow:
     """Normalised scores of one model: 100 is each domain's own expert.
 
     Attributes:
-        name: of the model.
+        name: the name of the model.
         kind: composition, oracle, average, base or expert.
         score: domain → score.
         perplexity: domain → perplexity.
-        average: mean score, where all domains have one.
+        average: mean score, if all domains have one.
     """
 
     name: str
@@ -85,12 +85,12 @@ class ScoreRow:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What scores and measured routing stand on.
+    """The data of scores and measured routing.
 
     Attributes:
-        at: when, ISO 8601, or None for now.
-        tokens: domain → predicted tokens.
-        labels: domain → what its text is called.
+        at: the time of the evaluation, ISO 8601, or None for now.
+        tokens: domain → number of predicted tokens.
+        labels: domain → label of its text.
     """
 
     at: str | None
@@ -111,7 +111,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Node:
-    """Something in the lineage: base, expert, composition or trained; `of` are the nodes it comes from."""
+    """A node of the lineage: base, expert, composition or trained; `of` are its sources, `told` its caption."""
 
     id: str
     label: str
@@ -122,25 +122,25 @@ class Node:
 
 @dataclass(frozen=True)
 class ReportData:
-    """Everything that a report shows; a part that there is no figure for is None or empty, and `notes` say why.
+    """The content of a report; parts without data are None or empty, and `notes` give the reasons.
 
     Attributes:
-        name: what the composition is called: its folder, or its members.
-        digest: the composition's.
-        host: its `model_type`.
-        made: when it was first made here, ISO 8601.
+        name: the composition's folder, or its members.
+        digest: the composition's digest.
+        host: the composition's `model_type`.
+        made: the time when it was first composed here, ISO 8601.
         recipe: setting → text.
-        members: in the order of the experts.
-        parameters: weights in all.
-        active_parameters: weights that take part in one token.
+        members: the members in the order of the experts.
+        parameters: total number of weights.
+        active_parameters: number of weights used for one token.
         top_k: experts per token.
-        routing: where tokens go.
-        overlap: (expert, expert, share of tokens that routing cannot tell apart).
-        curves: of the ridge strength.
-        scores: of the composition first.
-        evaluated: what scores stand on.
-        lineage: where it comes from, and what comes from it.
-        notes: what is not there, and why.
+        routing: shares of tokens per domain and expert.
+        overlap: (expert, expert, share of tokens that a linear router cannot tell apart).
+        curves: held-out errors over the ridge strength.
+        scores: scores of models, the composition first.
+        evaluated: the data of the scores.
+        lineage: sources of the composition, and compositions trained from it.
+        notes: missing parts, with reasons.
     """
 
     name: str
@@ -170,5 +170,5 @@ class ReportData:
         return next((row.average for row in self.scores if row.kind == kind), None)
 
     def document(self) -> dict[str, Any]:
-        """Return every figure as `--json` shows it."""
+        """Return the JSON document of the report."""
         return asdict(self)

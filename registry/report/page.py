@@ -1,4 +1,4 @@
-"""The page of a report: one HTML file that needs nothing else, made by Jinja2 with everything escaped."""
+"""The page of a report: one self-contained HTML file, rendered by Jinja2 with autoescaping."""
 
 import base64
 import hashlib
@@ -16,7 +16,7 @@ _EXTRA = "run: pip install 'expert-registry[report]'"
 
 LIGHT = ("#2160b8", "#a8480a", "#17734a", "#a32f7c", "#6a4cc4", "#0b6f7d", "#b8323a", "#696404")
 DARK = ("#86b6ff", "#f2a765", "#63d39b", "#f593cd", "#bda9ff", "#60cfdb", "#ff9292", "#d3cc5f")
-"""Colours of the first experts on a light and a dark page, each with a contrast of 4.5 or more to it."""
+"""Colours of the first experts on a light and a dark page; their contrast to the page is at least 4.5."""
 
 
 def page(figures: ReportData) -> str:
@@ -28,7 +28,7 @@ def page(figures: ReportData) -> str:
     try:
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
     except ImportError as error:
-        raise RegError("reports are made with Jinja2, which is not installed", _EXTRA) from error
+        raise RegError("reports need Jinja2, which is not installed", _EXTRA) from error
     environment = Environment(
         loader=FileSystemLoader(_FOLDER),
         autoescape=True,
@@ -61,13 +61,13 @@ def library() -> str:
     try:
         import vl_convert
     except ImportError as error:
-        raise RegError("charts are made with vl-convert-python, which is not installed", _EXTRA) from error
+        raise RegError("charts need vl-convert-python, which is not installed", _EXTRA) from error
     text: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
     return text.replace("</script", r"<\/script").replace("<!--", r"<\!--")
 
 
 def as_data(value: Any) -> str:
-    """Return JSON that may stand in a `<script>` element, whatever names are in it."""
+    """Return JSON that is safe inside a `<script>` element."""
     text = json.dumps(value, allow_nan=False)
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -75,13 +75,13 @@ def as_data(value: Any) -> str:
 
 
 def colours(first: tuple[str, ...], count: int, lightness: float) -> list[str]:
-    """Return as many colours: the first ones, then hues a golden angle apart."""
+    """Return `count` colours: those in `first`, then hues a golden angle apart."""
     more = [f"oklch({lightness} 0.13 {number * 137.5 % 360:.1f})" for number in range(len(first), count)]
     return [*first[:count], *more]
 
 
 def _trusted(text: str) -> Any:
-    """Mark text of our own, or made safe, as HTML that is not escaped."""
+    """Mark trusted or escaped text as HTML, so that it is not escaped again."""
     from markupsafe import Markup
 
     return Markup(text)
@@ -100,7 +100,7 @@ def _number(value: float | int | None, digits: int = 2) -> str:
 
 
 def _short(value: float | int | None) -> str:
-    """Return a count as a person reads it: `21.0 M`, `674 k`."""
+    """Return a count with a unit: `21.0 M`, `674 k`."""
     if value is None:
         return "–"
     for unit in ("", " k", " M", " B"):

@@ -1,4 +1,4 @@
-"""How all charts look: Vega-Lite's configuration, in the page's font and CSS variables."""
+"""The theme of all charts: Vega-Lite's configuration, with the page's font and CSS variables."""
 
 from typing import Any
 

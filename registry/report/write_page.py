@@ -1,4 +1,4 @@
-"""Writing a page: all of it or nothing, and over another file only when told so."""
+"""Atomic writing of a page; an existing file is replaced only on request."""
 
 import os
 from pathlib import Path
@@ -11,21 +11,22 @@ def check_page(out: Path, *, replace: bool) -> None:
     """Check that a page can be written at `out`.
 
     Raises:
-        OutputError: there is something already that is not to be replaced, or no folder to write into.
+        OutputError: the file exists and `replace` is False, or its folder does not exist.
     """
     if out.is_dir() or (not replace and (out.exists() or out.is_symlink())):
         raise OutputError(
             f"{out} exists", "choose another --out" + ("" if out.is_dir() else ", or replace it: --force")
         )
     if not out.absolute().parent.is_dir():
-        raise OutputError(f"{out.absolute().parent} is no folder", "make it, or choose another --out")
+        raise OutputError(f"{out.absolute().parent} is not a folder", "create it, or choose another --out")
 
 
 def write_page(out: Path, text: str, *, replace: bool) -> None:
-    """Write a page (errors as `check_page`).
+    """Write a page.
 
     Raises:
-        StorageError: the disk is full or refuses.
+        OutputError: as in `check_page`.
+        StorageError: the page cannot be written.
     """
     check_page(out, replace=replace)
     try:

@@ -1,7 +1,7 @@
-"""Local web pages over a registry, for looking: nothing in the registry is ever written by them.
+"""Local web pages for browsing a registry; they never write to it.
 
-One file a kind of page, each of which is a function from the site and a request to a response; templates in
-`templates/`, the one stylesheet and the one script in `static/`. `guard` decides who is answered at all.
+Each page is a function from the site and a request to a response, in one file per kind of page. Templates are in
+`templates/`, stylesheet and scripts in `static/`. `guard` rejects requests from elsewhere.
 """
 
 import lazy_loader

@@ -1,4 +1,4 @@
-"""The application: which address is which page."""
+"""The application: the routes to all pages."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,17 +30,17 @@ PAGES: dict[str, Page] = {
     "/compose/preview": preview,
     "/log": log,
 }
-"""Address → the page there. All are read with GET, and none changes anything."""
+"""Path → page. All pages are read with GET and change nothing."""
 
 
 def make_app(registry: Registry, command: Sequence[str] = ("reg",)) -> Starlette:
-    """Return the application over `registry`; `command` is how it is named on the command line."""
+    """Return the application for `registry`; commands on the pages begin with `command`, such as `reg --home DIR`."""
     site = Site(registry, command)
 
     def failed(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         if error.status_code == 404:
-            return site.error(request, 404, "there is no such page", "the links above lead to all there are")
+            return site.error(request, 404, "this page does not exist", "the links above lead to all pages")
         return site.error(request, error.status_code, error.detail, None)
 
     static = StaticFiles(directory=Path(__file__).with_name("static"))

@@ -1,4 +1,4 @@
-"""How a version lies to the others that are registered: by its weights, and an expert by its text."""
+"""Comparison of a version with the other registered ones: distances of weights, and overlaps of experts' text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,26 +14,26 @@ from registry.registry import Registry
 from store.catalog import VersionRecord
 
 MOST = 64
-"""Versions in a registry up to which all are compared as soon as a page is opened; beyond, when it is asked for."""
+"""Number of versions up to which a page compares all of them when it opens; beyond that, only on request."""
 
 MOST_RELATED = 500
-"""Versions in a registry up to which weights are compared at all: `reg show` compares more."""
+"""Number of versions up to which pages compare weights; `reg show` compares more."""
 
 MOST_OVERLAPS = 16
-"""Experts, the latest registered, whose statistics an expert's are compared with."""
+"""Maximum number of experts, the latest registered, whose statistics are compared."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a version is like.
+    """The comparison of a version with others.
 
     Attributes:
-        relations: distances of weights, the nearest first; empty where there are too many versions.
-        overlaps: with other experts, the largest first.
-        layers: those that were compared.
-        left_out: experts that were not, because there are more than `MOST_OVERLAPS`.
-        related: weights were compared.
-        remarks: what could not be compared, and why.
+        relations: distances of weights, nearest first; empty if there are too many versions.
+        overlaps: overlaps with other experts, largest first.
+        layers: the compared layers.
+        left_out: number of experts that were not compared, beyond `MOST_OVERLAPS`.
+        related: True if weights were compared.
+        remarks: comparisons that failed, with reasons.
     """
 
     relations: Sequence[Relation]
@@ -45,36 +45,39 @@ class Comparison:
 
 
 def compare(registry: Registry, version: VersionRecord) -> Comparison:
-    """Return how an active version lies to the other active ones (errors as `Registry.relations`)."""
+    """Compare an active version with the other active ones (errors as in `Registry.relations`)."""
     related = registry.count_versions() <= MOST_RELATED
     relations = registry.relations(version.ref) if related else ()
-    mine = registry.member(version)
-    if version.kind != "expert" or not _is_comparable(mine, mine):
+    member_compared = registry.member(version)
+    if version.kind != "expert" or not _is_comparable(member_compared, member_compared):
         return Comparison(relations, (), (), 0, related, ())
-    others = [one for one in registry.versions(kind="expert") if one.id != version.id]
-    others.sort(key=lambda one: (one.created_at, one.ref), reverse=True)
-    members = [one for one in registry.members(others[:MOST_OVERLAPS]) if _is_comparable(mine, one)]
-    chosen = compared_layers(mine.architecture.num_hidden_layers)
-    found: dict[str, dict[int, Overlap]] = {member.version.ref: {} for member in members}
+    others = [other for other in registry.versions(kind="expert") if other.id != version.id]
+    others.sort(key=lambda other: (other.created_at, other.ref), reverse=True)
+    members = [member for member in registry.members(others[:MOST_OVERLAPS]) if _is_comparable(member_compared, member)]
+    chosen = compared_layers(member_compared.architecture.num_hidden_layers)
+    overlaps: dict[str, dict[int, Overlap]] = {member.version.ref: {} for member in members}
     remarks: dict[str, str] = {}
     with one_thread():
         for layer in chosen:
-            own = mine.statistics(MLP_INPUT, layer)
+            own = member_compared.statistics(MLP_INPUT, layer)
             for member in members:
                 ref = member.version.ref
                 try:
                     if ref not in remarks:
-                        found[ref][layer] = overlap(own, member.statistics(MLP_INPUT, layer))
-                except (DamagedError, NotFoundError) as error:  # it must not stand in the way of others
+                        overlaps[ref][layer] = overlap(own, member.statistics(MLP_INPUT, layer))
+                except (
+                    DamagedError,
+                    NotFoundError,
+                ) as error:  # one damaged expert must not prevent the other comparisons
                     remarks[ref] = f"{ref} is not compared: {error.message}"
-                except ValueError as error:  # forged or mistaken statistics
+                except ValueError as error:  # forged or inconsistent statistics
                     remarks[ref] = f"{ref} is not compared: {error}"
-    compared = [ExpertOverlap(ref, layers) for ref, layers in found.items() if ref not in remarks]
-    compared.sort(key=lambda one: -one.routing)
+    compared = [ExpertOverlap(ref, layers) for ref, layers in overlaps.items() if ref not in remarks]
+    compared.sort(key=lambda expert: -expert.routing)
     left_out = max(0, len(others) - MOST_OVERLAPS)
     return Comparison(relations, tuple(compared), tuple(chosen), left_out, related, tuple(remarks.values()))
 
 
-def _is_comparable(mine: Member, other: Member) -> bool:
-    sizes = [(one.architecture.num_hidden_layers, one.architecture.hidden_size) for one in (mine, other)]
+def _is_comparable(member: Member, other: Member) -> bool:
+    sizes = [(each.architecture.num_hidden_layers, each.architecture.hidden_size) for each in (member, other)]
     return sizes[0] == sizes[1] and other.has_statistics(MLP_INPUT) and other.tokens >= TOKENS_PER_DIRECTION

@@ -1,20 +1,21 @@
-"""The page that shows what a composition would be, as its experts are ticked, and the command that makes it."""
+"""The composer: a page that plans a composition as experts are ticked, and shows the command that makes it."""
+
+from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from registry import composition
 from registry.composition import Recipe
+from registry.composition.recipe.recipe_fields import ENSEMBLE, FieldKind
 from registry.errors import InvalidInputError, RegError
-from registry.ui.choices import CHOICES, ENSEMBLE, Choices
+from registry.ui.choices import CHOICES, Choices, default_text, select_values
 from registry.ui.site import PART, Site, url
 from store.catalog import VersionRecord
-
-if TYPE_CHECKING:
-    from registry.composition import Ensemble, Plan
 
 OFFERED = 40
 """Experts that are offered beside those ticked; a search finds others."""
@@ -27,17 +28,17 @@ OUT = "moe/"
 
 @dataclass(frozen=True)
 class Result:
-    """What the page says of the ticked experts.
+    """The composition of the ticked experts.
 
     Attributes:
-        plan: what would be made.
-        members: a line each: version, tokens, weight.
-        command: what makes it.
+        plan: its plan.
+        members: version, tokens and weight of each member.
+        command: the command that makes it.
         made: it was composed before.
         error: why there is no plan.
     """
 
-    plan: "Plan | Ensemble | None" = None
+    plan: composition.Plan | composition.Ensemble | None = None
     members: Sequence[Mapping[str, Any]] = ()
     command: str = ""
     made: bool = False
@@ -69,6 +70,9 @@ def composer(site: Site, request: Request) -> Response:
         search=search,
         choices=choices,
         fields=CHOICES,
+        default_text=default_text,
+        select_values=select_values,
+        switch=FieldKind.SWITCH,
         result=None if part == "experts" or not refs else _result(site, refs, choices),
         preview=url("compose", "preview", e=refs, **choices.query),
         chosen=len(refs),
@@ -102,7 +106,7 @@ def _resolved(site: Site, refs: Sequence[str]) -> list[VersionRecord]:
 
 
 def _result(site: Site, refs: Sequence[str], choices: Choices) -> Result:
-    """Return the plan and the command, or why there is none."""
+    """Return the plan and the command, or the error that prevents them."""
     try:
         recipe = choices.recipe()
         plan = site.registry.plan(refs, recipe, base=choices.base)

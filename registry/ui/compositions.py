@@ -1,4 +1,4 @@
-"""The pages of what was composed: all compositions, one with its scores, and its report."""
+"""The pages of compositions: the list, one composition with its scores, and its report."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -20,31 +20,31 @@ from registry.ui.versions import expert_names
 from store.catalog import CompositionRecord, EvaluationRecord
 
 PAGE = 25
-"""Compositions on a page."""
+"""Compositions per page."""
 
 REPORT_POLICY = (
     "default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'; sandbox allow-scripts"
 )
-"""What a report may do: run the scripts that it names itself by their hashes, as nobody's page."""
+"""Content security policy of a report: only its own scripts, named by hash, run, in a sandbox without an origin."""
 
 _HASH = re.compile(r"'sha256-[A-Za-z0-9+/]+=*'")
 
 
 @dataclass(frozen=True)
 class Line:
-    """A composition as the list shows it.
+    """A composition in the list.
 
     Attributes:
-        made: the composition.
+        record: the composition.
         experts: its experts.
-        base: its base model's version, where it has one.
-        method: what was made, and by which method.
-        router: how its routers were made, and the experts per token.
-        score: the average score that the latest evaluation found.
+        base: its base model's version, if it has one.
+        method: the kind of model and the method.
+        router: the settings of its routers, and the experts per token.
+        score: the average score of the latest evaluation.
     """
 
-    made: CompositionRecord
+    record: CompositionRecord
     experts: Sequence[str]
     base: Sequence[str]
     method: str
@@ -54,13 +54,13 @@ class Line:
 
 @dataclass(frozen=True)
 class Scores:
-    """One evaluation as a page shows it.
+    """One evaluation on a page.
 
     Attributes:
-        at: when.
-        settings: how test text was scored.
-        rows: a domain each: domain, perplexity, score, oracle's score, routing accuracy, tokens, label.
-        average: score and oracle's score.
+        at: the time of the evaluation.
+        settings: the settings of the evaluation.
+        rows: one per domain: domain, perplexity, score, oracle's score, routing accuracy, tokens, label.
+        average: average score and oracle's average score.
         load: expert → share of all tokens.
         layers: expert → its share by layer.
     """
@@ -74,7 +74,7 @@ class Scores:
 
     @classmethod
     def of(cls, evaluation: EvaluationRecord) -> "Scores":
-        """Return what a page shows of an evaluation."""
+        """Return the figures of an evaluation for a page."""
         document = evaluation.document
         figures, oracle = document["figures"], document["oracle"] or {}
         rows = [
@@ -95,86 +95,86 @@ class Scores:
 
 
 def compositions(site: Site, request: Request) -> Response:
-    """Return all compositions, the latest first, in pages; narrowed to those of a version or name."""
-    of = request.query_params.get("of", "").strip()
-    made = site.registry.compositions(of or None)[::-1]
+    """Return all compositions, or those of a version or name, latest first, in pages."""
+    subject = request.query_params.get("of", "").strip()
+    records = site.registry.compositions(subject or None)[::-1]
     paging = Paging.of(
         whole(request, "page", 1),
-        len(made),
+        len(records),
         PAGE,
-        lambda page: url("compositions", of=of, page=page if page > 1 else None),
+        lambda page: url("compositions", of=subject, page=page if page > 1 else None),
     )
-    lines = [_line(site, one) for one in made[paging.offset : paging.offset + PAGE]]
-    return site.render(request, "compositions.html", lines=lines, paging=paging, of=of)
+    lines = [_line(site, record) for record in records[paging.offset : paging.offset + PAGE]]
+    return site.render(request, "compositions.html", lines=lines, paging=paging, of=subject)
 
 
 def composition(site: Site, request: Request) -> Response:
     """Return one composition: members, recipe, folders, scores."""
-    found = _asked(site, request)
-    if request.path_params["digest"] != found.digest:
-        return RedirectResponse(url("compositions", found.digest))
+    record = _requested(site, request)
+    if request.path_params["digest"] != record.digest:
+        return RedirectResponse(url("compositions", record.digest))
     registry, catalog = site.registry, site.registry.catalog
-    members = [resolve(catalog, ref, states=ALL_STATES) for ref in found.members]
-    experts, base = expert_names(found)
-    parent = found.document.get("parent")
-    choices = Choices.of_document(found.document)
-    everyone = catalog.compositions(members[:1])
+    members = [resolve(catalog, ref, states=ALL_STATES) for ref in record.members]
+    experts, base = expert_names(record)
+    parent = record.document.get("parent")
+    choices = Choices.of_document(record.document)
+    related = catalog.compositions(members[:1])
     return site.render(
         request,
         "composition.html",
-        composition=found,
+        composition=record,
         members=members,
         base=base,
-        recipe={key: value for key, value in found.document["recipe"].items() if key != "to"},
-        to=found.document["recipe"].get("to", "moe"),
-        gone=[one for one in members if one.state != "active"],
+        recipe={key: value for key, value in record.document["recipe"].items() if key != "to"},
+        to=record.document["recipe"].get("to", "moe"),
+        gone=[member for member in members if member.state != "active"],
         parent=parent,
         parent_known=parent is not None and catalog.has_composition(parent),
-        children=[one for one in everyone if one.document.get("parent") == found.digest],
-        folders=[(folder, Path(folder).is_dir()) for folder in found.folders],
-        pushes=catalog.pushes({found.digest}),
-        scores=[Scores.of(one) for one in registry.evaluations(found)],
+        children=[child for child in related if child.document.get("parent") == record.digest],
+        folders=[(folder, Path(folder).is_dir()) for folder in record.folders],
+        pushes=catalog.pushes({record.digest}),
+        scores=[Scores.of(evaluation) for evaluation in registry.evaluations(record)],
         again=None if choices is None else url("compose", e=experts, **choices.query),
-        events=registry.log(found.digest, limit=PAGE),
+        events=registry.log(record.digest, limit=PAGE),
     )
 
 
 def report(site: Site, request: Request) -> Response:
-    """Return a composition's report, which is a page of its own: it needs nothing else and knows nothing of these."""
-    found = _asked(site, request)
-    if request.path_params["digest"] != found.digest:
-        return RedirectResponse(url("compositions", found.digest, "report"))
+    """Return a composition's report, a self-contained page without links to the others."""
+    record = _requested(site, request)
+    if request.path_params["digest"] != record.digest:
+        return RedirectResponse(url("compositions", record.digest, "report"))
 
     def make() -> str:
-        return report_page(site.registry.report(found.digest))
+        return report_page(site.registry.report(record.digest))
 
-    text = site.reports.get(found.digest, make)
+    text = site.reports.get(record.digest, make)
     scripts = " ".join(_HASH.findall(unescape(text[: text.index("<title>")]))) or "'none'"
     return HTMLResponse(text, headers={"Content-Security-Policy": REPORT_POLICY.format(scripts=scripts)})
 
 
-def _asked(site: Site, request: Request) -> CompositionRecord:
+def _requested(site: Site, request: Request) -> CompositionRecord:
     digest = request.path_params["digest"]
-    found = site.registry.composition(digest)
-    if found is None:
+    record = site.registry.composition(digest)
+    if record is None:
         raise NotFoundError(f"there is no composition {digest!r}", "run: reg compositions")
-    return found
+    return record
 
 
-def _line(site: Site, made: CompositionRecord) -> Line:
-    recipe = made.document["recipe"]
+def _line(site: Site, record: CompositionRecord) -> Line:
+    recipe = record.document["recipe"]
     to = recipe.get("to", "moe")
     method = recipe.get("trunk") or recipe.get("routing") or ""
-    told = {
+    labels = {
         recipe.get("router", ""): True,
         f"top-{recipe.get('top_k')}": "top_k" in recipe,
         "lam auto": recipe.get("lam") == "auto",
         "advantage": recipe.get("token_weight") == "advantage",
         f"refine {recipe.get('refine')}": bool(recipe.get("refine")),
         "refit": recipe.get("refine_mlp", False),
-        "trained": "training" in made.document,
+        "trained": "training" in record.document,
     }
-    experts, base = expert_names(made)
-    latest = next((one.document["figures"]["average"] for one in site.registry.evaluations(made)), None)
-    router = ", ".join(text for text, holds in told.items() if text and holds)
-    return Line(made, experts, base, method if to == "moe" else f"{to}, {method}", router, latest)
+    experts, base = expert_names(record)
+    latest = next((each.document["figures"]["average"] for each in site.registry.evaluations(record)), None)
+    router = ", ".join(text for text, holds in labels.items() if text and holds)
+    return Line(record, experts, base, method if to == "moe" else f"{to}, {method}", router, latest)

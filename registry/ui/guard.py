@@ -1,9 +1,9 @@
-"""Who is answered: the browser of this machine, and of the pages that it shows none but this registry's own.
+"""Protection of the server: only browsers on this machine are answered, and other sites' pages are rejected.
 
-A page elsewhere can make a browser ask this machine. Under a name of its own that it points at 127.0.0.1 (DNS
-rebinding) it would even read the answer: so the Host must be one of this machine's own names. Under the right name it
-cannot read, and what it may make the browser ask is following a link. What a page may load or run is told to the
-browser by a content security policy: this server's own script and stylesheet, nothing inline, nothing from elsewhere.
+A page of another site can make a browser send requests to this machine. With DNS rebinding, where the site points its
+own name at 127.0.0.1, it could even read the answer; so the Host header must be one of this machine's own names. Under
+these names another site cannot read answers, and only following a link is allowed. A content security policy limits
+pages to this server's own scripts and stylesheet: nothing inline, nothing from elsewhere.
 """
 
 import re
@@ -13,7 +13,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 HOST = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
-"""What Host may say. Any port: a tunnel (`ssh -L`) has another one at its other end."""
+"""Accepted Host headers, with any port, since a tunnel (`ssh -L`) may use another one."""
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -26,19 +26,19 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
-    "Cache-Control": "no-store",  # what is purged must not stay in a browser's cache
+    "Cache-Control": "no-store",  # purged content must not stay in a browser's cache
 }
-"""Sent with every answer that does not set them itself."""
+"""Default headers of every response."""
 
 
 class Guard:
-    """Stands before an application: refuses what comes from elsewhere, and adds `HEADERS` to every answer."""
+    """Middleware that rejects requests from elsewhere, and adds `HEADERS` to every response."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Handle one request."""
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
 
@@ -55,12 +55,12 @@ class Guard:
 
 
 def _refusal(headers: Headers) -> tuple[int, str] | None:
-    """Return status and reason where a request is refused, None where it is answered."""
+    """Return status and reason if a request is rejected, else None."""
     hosts = headers.getlist("host")
     if len(hosts) != 1 or not HOST.fullmatch(hosts[0]):
-        return 421, "these pages are for this machine alone: open them as http://localhost:PORT/"
+        return 421, "these pages are only for this machine: open them as http://localhost:PORT/"
     if headers.get("sec-fetch-site", "none") in ("none", "same-origin"):
         return None
     if headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document":
         return None  # a link was followed
-    return 403, "another site's page may not ask this"
+    return 403, "another site's page may not send this request"

@@ -1,4 +1,4 @@
-"""The page of what happened."""
+"""The page of the log."""
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -6,7 +6,7 @@ from starlette.responses import Response
 from registry.ui.site import Site, url, whole
 
 PAGE = 100
-"""Events on a page."""
+"""Events per page."""
 
 
 def log(site: Site, request: Request) -> Response:

@@ -1,4 +1,4 @@
-"""What was computed for pages and is slow to make, kept in memory for as long as nothing changes in the registry."""
+"""An in-memory cache for slow parts of pages, valid until the registry changes."""
 
 import threading
 from collections import OrderedDict
@@ -9,18 +9,18 @@ T = TypeVar("T")
 
 
 class PageCache:
-    """Computed values by key, all forgotten when the log has a new event: of what is purged, nothing stays.
+    """Computed values by key, all deleted when the log has a new event, so that no purged content stays.
 
-    Computing happens for one caller at a time: it uses every core, and linear algebra sets the number of threads of
-    the whole process.
+    One caller computes at a time: a computation uses every core, and linear algebra sets the number of threads of the
+    whole process.
     """
 
     def __init__(self, state: Callable[[], str], size: int = 64) -> None:
-        """Make an empty one.
+        """Create an empty cache.
 
         Args:
-            state: returns what is another text whenever something changed.
-            size: values at most; those used least recently go first.
+            state: returns a text that differs after every change of the registry.
+            size: maximum number of values; the least recently used are deleted first.
         """
         self._state, self._size = state, size
         self._values: OrderedDict[Hashable, object] = OrderedDict()
@@ -28,7 +28,7 @@ class PageCache:
         self._lock = threading.Lock()
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return the value of `key`, from `make` where there is none; one that changed meanwhile is not kept."""
+        """Return the value of `key`, computed by `make` if absent; it is not kept if the registry changed meanwhile."""
         with self._lock:
             state = self._state()
             if state != self._seen:
@@ -36,7 +36,7 @@ class PageCache:
                 self._seen = state
             if key in self._values:
                 self._values.move_to_end(key)
-                return self._values[key]  # type: ignore[return-value]  # made by the same caller's `make`
+                return self._values[key]  # type: ignore[return-value]   # computed by the same caller's `make`
             value = make()
             if self._state() == state:
                 self._values[key] = value
@@ -45,7 +45,7 @@ class PageCache:
             return value
 
     def refresh(self) -> None:
-        """Forget what is no longer so, if nobody computes just now, who will."""
+        """Delete outdated values, unless another thread is computing, which deletes them itself."""
         if self._lock.acquire(blocking=False):
             try:
                 if self._state() != self._seen:

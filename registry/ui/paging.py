@@ -1,4 +1,4 @@
-"""Long lists in pages."""
+"""Division of long lists into pages."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Paging:
-    """Where in a list a page stands.
+    """One page of a list.
 
     Attributes:
-        number: of the page, from 1.
-        total: items in the list.
-        size: items on a page.
-        at: from a page's number to its address.
+        number: the number of the page, from 1.
+        total: number of items in the list.
+        size: number of items per page.
+        at: function from a page's number to its address.
     """
 
     number: int
@@ -22,22 +22,22 @@ class Paging:
 
     @classmethod
     def of(cls, number: int, total: int, size: int, at: Callable[[int], str]) -> "Paging":
-        """Return the page of that number, the last one where there are not so many."""
+        """Return the page `number`, or the last page if there are fewer."""
         return cls(max(1, min(number, -(-total // size))), total, size, at)
 
     @property
     def offset(self) -> int:
-        """Items before the page."""
+        """Number of items before the page."""
         return (self.number - 1) * self.size
 
     @property
     def last(self) -> int:
-        """How many pages there are."""
+        """The number of pages."""
         return max(1, -(-self.total // self.size))
 
     @property
     def first_item(self) -> int:
-        """The number of the first item on the page, from 1; 0 where there is none."""
+        """The number of the first item on the page, from 1; 0 if the list is empty."""
         return min(self.total, self.offset + 1)
 
     @property

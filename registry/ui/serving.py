@@ -1,4 +1,4 @@
-"""Serving the pages on this machine's own address."""
+"""The HTTP server of the pages, on this machine's loopback address."""
 
 import errno
 import os
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 ADDRESS = "127.0.0.1"
 SHUTDOWN_SECONDS = 1
-"""How long requests under way may take when it is to end."""
+"""Seconds that running requests may take after the server is asked to stop."""
 
 
 def listen(port: int) -> socket.socket:
-    """Return a socket that listens on this machine's own address.
+    """Return a socket that listens on this machine's loopback address.
 
     Args:
-        port: 0 for any that is free.
+        port: the port; 0 for any free one.
 
     Raises:
         StorageError: the port is taken, or may not be used.
@@ -30,11 +30,11 @@ def listen(port: int) -> socket.socket:
         return socket.create_server((ADDRESS, port), backlog=64)
     except OSError as error:
         why = "is taken" if error.errno == errno.EADDRINUSE else f"cannot be used: {os.strerror(error.errno or 0)}"
-        raise StorageError(f"port {port} {why}", "choose another one, or any that is free: reg ui --port 0") from error
+        raise StorageError(f"port {port} {why}", "choose another one, or any free one: reg ui --port 0") from error
 
 
 def server(app: ASGIApp) -> "uvicorn.Server":
-    """Return what serves `app`: `server(app).run(sockets=[listen(port)])`."""
+    """Return the server of `app`; run it with `server(app).run(sockets=[listen(port)])`."""
     import uvicorn
 
     config = uvicorn.Config(

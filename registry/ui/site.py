@@ -1,4 +1,4 @@
-"""What every page has: the registry, what was computed for it, templates, and how errors are shown."""
+"""The state that all pages share: the registry, caches, templates, and the error page."""
 
 import os
 import shlex
@@ -21,21 +21,21 @@ from registry.ui.wording import FILTERS, details
 
 TEMPLATES = Path(__file__).with_name("templates")
 PART = "part"
-"""The parameter by which the script asks for a part of a page."""
+"""The query parameter with which the script requests a part of a page."""
 
 REPORTS = 8
-"""Reports that are kept in memory, of some MB each."""
+"""Number of reports kept in memory, of some MB each."""
 
 _STATUSES = ((NotFoundError, 404), (ConflictError, 409), (InvalidInputError, 400))
-_FAULT = "this is a fault of the program; started with REG_DEBUG=1, reg ui prints where, for a report"
+_FAULT = "this is a bug in the program; started with REG_DEBUG=1, reg ui prints the traceback for a bug report"
 
 
 class Site:
-    """The pages over one registry.
+    """The pages of one registry.
 
     Args:
-        registry: which is only read.
-        command: how it is named on the command line: `reg`, or `reg --home DIR`.
+        registry: the registry, which is only read.
+        command: the beginning of the commands that pages show: `reg`, or `reg --home DIR`.
     """
 
     def __init__(self, registry: Registry, command: Sequence[str] = ("reg",)) -> None:
@@ -56,7 +56,7 @@ class Site:
         )
 
     def page(self, make: "Page") -> Callable[[Request], Response]:
-        """Return `make` as an endpoint, any error of which becomes a page with what to do next."""
+        """Return `make` as an endpoint whose errors become a page with a hint."""
 
         def endpoint(request: Request) -> Response:
             try:
@@ -76,17 +76,17 @@ class Site:
         return endpoint
 
     def render(self, request: Request, template: str, status: int = 200, **values: Any) -> HTMLResponse:
-        """Return a page, or where the script asks for it only the part of it that changes."""
+        """Return a page, or only the part that the script requests."""
         part = request.query_params.get(PART) is not None
         text = self._templates.get_template(template).render(part=part, path=request.url.path, **values)
         return HTMLResponse(text, status)
 
     def error(self, request: Request, status: int, message: str, hint: str | None) -> HTMLResponse:
-        """Return the page that tells what failed and the next command."""
+        """Return the page of an error, with its message and hint."""
         return self.render(request, "error.html", status, code=status, message=message, hint=hint)
 
     def command_line(self, *words: str) -> str:
-        """Return a command over this registry, as it is typed into a shell."""
+        """Return a shell command on this registry."""
         return shlex.join([*self.command, *words])
 
     def _state(self) -> str:
@@ -97,14 +97,14 @@ Page = Callable[[Site, Request], Response]
 
 
 def url(*path: str, **query: object) -> str:
-    """Return the address of a page: parts of the path, and its query, without what is None, empty or False."""
-    kept = {key: value for key, value in query.items() if value not in (None, "", False, [], ())}
-    kept = {key: "1" if value is True else value for key, value in kept.items()}
-    text = urlencode(kept, doseq=True)
+    """Return the address of a page from the parts of its path and its query, without None, empty or False values."""
+    parameters = {key: value for key, value in query.items() if value not in (None, "", False, [], ())}
+    parameters = {key: "1" if value is True else value for key, value in parameters.items()}
+    text = urlencode(parameters, doseq=True)
     return "/" + "/".join(quote(part, safe="@") for part in path) + (f"?{text}" if text else "")
 
 
 def whole(request: Request, name: str, default: int, *, least: int = 0, most: int = 10**9) -> int:
-    """Return a whole number of the query, brought into its bounds; `default` where it is none."""
+    """Return a whole number of the query, clamped to its bounds; `default` if it is not a number."""
     text = request.query_params.get(name, "")
     return max(least, min(most, int(text))) if text.isascii() and text.isdecimal() and len(text) < 12 else default

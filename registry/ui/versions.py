@@ -1,4 +1,4 @@
-"""The pages of experts and base models: all versions, and one."""
+"""The pages of experts and base models: the list, one version, and its comparison with others."""
 
 from collections.abc import Mapping
 from typing import cast
@@ -14,16 +14,16 @@ from store.catalog import CompositionRecord, VersionRecord
 from store.catalog.records import Kind, Role
 
 PAGE = 50
-"""Versions on a page."""
+"""Versions per page."""
 
 TAGS = 24
-"""Tags that are offered to choose from."""
+"""Number of tags that the list offers as filters."""
 
 SEARCH_CHARACTERS = 200
-"""Of a search, what is looked at."""
+"""Maximum length of a search; the rest is ignored."""
 
 EVENTS = 20
-"""Events that the page of a version shows."""
+"""Number of events on the page of a version."""
 
 ROLES: Mapping[Role, str] = {
     "trunk": "trunk",
@@ -32,16 +32,16 @@ ROLES: Mapping[Role, str] = {
     "calibration": "kept calibration tokens",
     "file": "configuration and tokenizer",
 }
-"""What an array is to a version → how it is called."""
+"""Role of an array → its label."""
 
 
 def versions(site: Site, request: Request) -> Response:
-    """Return all versions, narrowed by words, kind and tags, in pages."""
-    asked = request.query_params
-    search = asked.get("q", "").strip()[:SEARCH_CHARACTERS]
-    kind = cast(Kind, asked["kind"]) if asked.get("kind") in ("expert", "base") else None
-    everything = asked.get("all") == "1"
-    chosen = [tag for tag in dict.fromkeys(asked.getlist("tag")) if "=" in tag]
+    """Return all versions, filtered by words, kind and tags, in pages."""
+    query = request.query_params
+    search = query.get("q", "").strip()[:SEARCH_CHARACTERS]
+    kind = cast(Kind, query["kind"]) if query.get("kind") in ("expert", "base") else None
+    everything = query.get("all") == "1"
+    chosen = [tag for tag in dict.fromkeys(query.getlist("tag")) if "=" in tag]
     tags = {key: value for key, _, value in (tag.partition("=") for tag in chosen)}
 
     def at(page: int = 1, **other: object) -> str:
@@ -51,23 +51,27 @@ def versions(site: Site, request: Request) -> Response:
     registry = site.registry
     total = registry.count_versions(kind=kind, everything=everything, tags=tags, search=search)
     paging = Paging.of(whole(request, "page", 1), total, PAGE, at)
-    found = registry.versions(
+    page_versions = registry.versions(
         kind=kind, everything=everything, tags=tags, search=search, limit=PAGE, offset=paging.offset
     )
-    offered = [f"{tag.key}={tag.value}" for tag in registry.tag_counts(TAGS)]
-    offered += [tag for tag in chosen if tag not in offered]
+    offered_tags = [f"{tag.key}={tag.value}" for tag in registry.tag_counts(TAGS)]
+    offered_tags += [tag for tag in chosen if tag not in offered_tags]
     return site.render(
         request,
         "versions.html",
-        versions=found,
+        versions=page_versions,
         paging=paging,
         search=search,
         kind=kind,
         everything=everything,
         chosen=chosen,
         tags=[
-            (tag, tag in chosen, at(tag=[one for one in chosen if one != tag] if tag in chosen else [*chosen, tag]))
-            for tag in offered
+            (
+                tag,
+                tag in chosen,
+                at(tag=[other for other in chosen if other != tag] if tag in chosen else [*chosen, tag]),
+            )
+            for tag in offered_tags
         ],
         narrowed=bool(search or kind or chosen),
         registered=bool(total) or registry.count_versions(everything=True) > 0,
@@ -75,57 +79,57 @@ def versions(site: Site, request: Request) -> Response:
 
 
 def version(site: Site, request: Request) -> Response:
-    """Return one version: what it is, what it was taken on, what was made of it, what happened to it."""
+    """Return one version: its content, statistics, compositions and events."""
     registry = site.registry
-    found = _asked(site, request)
-    if request.path_params["ref"] != found.ref:
-        return RedirectResponse(url("versions", found.ref))
+    record = _requested(site, request)
+    if request.path_params["ref"] != record.ref:
+        return RedirectResponse(url("versions", record.ref))
     sizes: dict[str, tuple[int, int]] = {}
-    for link in registry.arrays_of(found):
+    for link in registry.arrays_of(record):
         count, nbytes = sizes.get(link.role, (0, 0))
         sizes[link.role] = count + 1, nbytes + link.nbytes
-    others = [one for one in versions_of(registry.catalog, found.name) if one.id != found.id]
+    others = [other for other in versions_of(registry.catalog, record.name) if other.id != record.id]
     return site.render(
         request,
         "version.html",
-        version=found,
-        architecture=(found.content or {}).get("architecture", {}),
+        version=record,
+        architecture=(record.content or {}).get("architecture", {}),
         arrays=[(ROLES[role], *sizes[role]) for role in ROLES if role in sizes],
         nbytes=sum(nbytes for _, nbytes in sizes.values()),
         others=others,
-        compositions=list(reversed(registry.catalog.compositions([found]))),
-        pushes=registry.catalog.pushes({found.ref}),
-        events=registry.log(found.ref, limit=EVENTS),
+        compositions=list(reversed(registry.catalog.compositions([record]))),
+        pushes=registry.catalog.pushes({record.ref}),
+        events=registry.log(record.ref, limit=EVENTS),
         few=registry.count_versions() <= MOST,
     )
 
 
 def comparison(site: Site, request: Request) -> Response:
-    """Return where a version comes from and goes to, and how far it is from others: a part of its page, or a page."""
-    found = _asked(site, request)
-    if found.state != "active":
-        return site.render(request, "comparison.html", version=found, comparison=None, lineage=None)
-    compared = site.cache.get(("comparison", found.id), lambda: compare(site.registry, found))
-    made = site.registry.catalog.compositions([found])
+    """Return the lineage of a version and its comparison with others, as a page or a part of the version's page."""
+    record = _requested(site, request)
+    if record.state != "active":
+        return site.render(request, "comparison.html", version=record, comparison=None, lineage=None)
+    compared = site.cache.get(("comparison", record.id), lambda: compare(site.registry, record))
+    compositions = site.registry.catalog.compositions([record])
     return site.render(
         request,
         "comparison.html",
-        version=found,
+        version=record,
         comparison=compared,
         lineage={
-            "bases": [one for one in compared.relations if one.kind == "base" and one.verdict != "unrelated"],
-            "made": [one for one in made if "parent" not in one.document],
-            "trained": [one for one in made if "parent" in one.document],
+            "bases": [base for base in compared.relations if base.kind == "base" and base.verdict != "unrelated"],
+            "made": [made for made in compositions if "parent" not in made.document],
+            "trained": [made for made in compositions if "parent" in made.document],
         },
     )
 
 
 def expert_names(composition: CompositionRecord) -> tuple[list[str], list[str]]:
-    """Return the versions that are a composition's experts, and those that are its base model."""
+    """Return the references of a composition's experts, and that of its base model, if any."""
     base = (composition.document.get("base") or {"name": None})["name"]
     experts = [ref for ref in composition.members if ref.partition("@")[0] != base]
     return experts, [ref for ref in composition.members if ref not in experts]
 
 
-def _asked(site: Site, request: Request) -> VersionRecord:
+def _requested(site: Site, request: Request) -> VersionRecord:
     return resolve(site.registry.catalog, request.path_params["ref"], states=ALL_STATES)

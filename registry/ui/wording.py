@@ -1,16 +1,16 @@
-"""How figures, times and values are written on pages."""
+"""Formatting of numbers, times and values on pages."""
 
 from collections.abc import Mapping
 from typing import Any
 
 
 def number(value: int | float) -> str:
-    """Return `6,819,072`."""
+    """Format a number: `6,819,072`."""
     return f"{value:,}"
 
 
 def compact(value: int | float) -> str:
-    """Return a count at a glance: `6.8 M`."""
+    """Format a count with a unit: `6.8 M`."""
     for unit in ("", "k", "M", "G"):
         if abs(value) < 1000:
             return f"{value:,.0f}" if not unit else f"{value:.3g} {unit}"
@@ -19,7 +19,7 @@ def compact(value: int | float) -> str:
 
 
 def size(nbytes: int | float) -> str:
-    """Return a size: `41.9 MB`."""
+    """Format a size: `41.9 MB`."""
     for unit in ("B", "kB", "MB", "GB"):
         if nbytes < 1000:
             return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.1f} {unit}"
@@ -28,36 +28,36 @@ def size(nbytes: int | float) -> str:
 
 
 def percent(share: int | float | None) -> str:
-    """Return `88.6 %`; nothing for None."""
+    """Format a share: `88.6 %`; empty for None."""
     return "" if share is None else f"{100 * share:.1f} %"
 
 
 def figure(value: int | float | None) -> str:
-    """Return a perplexity or a score, to two places; nothing for None."""
+    """Format a perplexity or a score with two decimals; empty for None."""
     return "" if value is None else f"{value:.2f}"
 
 
 def when(at: str | None) -> str:
-    """Return the minute of a time of the catalog, which is in UTC: `2026-11-21 23:23`."""
+    """Format a time of the catalog (UTC) to the minute: `2026-11-21 23:23`."""
     return "" if at is None else at[:16].replace("T", " ")
 
 
 def short(digest: str) -> str:
-    """Return the digits of a digest by which people tell it."""
+    """Return the first 12 digits of a digest."""
     return digest[:12]
 
 
 def level(share: int | float) -> int:
-    """Return which of the shades 0 to 10 stands for a share from 0 to 1."""
+    """Return the shade (0 to 10) of a share from 0 to 1."""
     return max(0, min(10, round(10 * share))) if share == share else 0
 
 
 def plain(value: Any) -> str:
-    """Return a recipe's value as people write it."""
+    """Format a value of a recipe."""
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {plain(one)}" for key, one in value.items()) or "none"
+        return ", ".join(f"{key} {plain(item)}" for key, item in value.items()) or "none"
     if isinstance(value, list):
-        return ", ".join(plain(one) for one in value)
+        return ", ".join(plain(item) for item in value)
     if isinstance(value, bool):
         return "yes" if value else "no"
     if value is None:
@@ -65,9 +65,9 @@ def plain(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def details(found: dict[str, Any]) -> str:
-    """Return an event's details without the digests of rows, and of a purge's arrays only how many."""
-    shown = {key: value for key, value in found.items() if key != "rows"}
+def details(event_details: dict[str, Any]) -> str:
+    """Format an event's details, without the digests of rows, and with counts instead of a purge's arrays."""
+    shown = {key: value for key, value in event_details.items() if key != "rows"}
     shown |= {key: len(shown[key]) for key in ("deleted", "shared") if isinstance(shown.get(key), (dict, list))}
     return "; ".join(f"{key} {_shortened(value)}" for key, value in shown.items() if value is not None)
 

@@ -1,4 +1,4 @@
-"""The catalog: experts, versions, aliases, tags, statistics, compositions, evaluations, events in any SQL database."""
+"""The catalog: experts, versions, aliases, tags, statistics, compositions, evaluations, events in a SQL database."""
 
 from store.catalog.catalog import Catalog
 from store.catalog.records import (

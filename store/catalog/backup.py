@@ -14,12 +14,12 @@ _SUFFIX = ".backup"
 
 
 def backup(engine: Engine, revision: str) -> Path | None:
-    """Copy a database that has `revision` beside itself and return the copy; None where it is no file.
+    """Copy a SQLite database at `revision` beside itself and return the copy; None if the database is not a file.
 
-    Its name has the revision and the time; what is there already is never replaced.
+    The name contains the revision and the time, so an existing file is never replaced.
 
     Raises:
-        StorageError: it cannot be written.
+        StorageError: the copy cannot be written.
     """
     file = file_of(engine)
     if file is None:
@@ -48,8 +48,9 @@ def backup(engine: Engine, revision: str) -> Path | None:
 
 
 def backups(engine: Engine) -> list[Path]:
-    """Return the copies of a database that lie beside it, unfinished ones and what SQLite puts beside them included."""
+    """Return the copies of a database beside it, including unfinished ones and SQLite's auxiliary files."""
     file = file_of(engine)
     if file is None or not file.parent.is_dir():
         return []
-    return sorted(p for p in file.parent.iterdir() if p.name.startswith(f"{file.name}.") and _SUFFIX in p.suffix)
+    siblings = file.parent.iterdir()
+    return sorted(path for path in siblings if path.name.startswith(f"{file.name}.") and _SUFFIX in path.suffix)

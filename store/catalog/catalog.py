@@ -1,4 +1,4 @@
-"""The catalog: every method is one transaction, every answer a detached record."""
+"""The catalog: every method is one transaction and returns detached records."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
@@ -24,7 +24,7 @@ from store.catalog.records import (
     StatisticsRecord,
     VersionRecord,
 )
-from store.catalog.search import Searching, wanted
+from store.catalog.search import Searching, conditions
 from store.catalog.tables import (
     Alias,
     Array,
@@ -49,45 +49,45 @@ class Catalog(Compositions, Events, Searching, Checks):
     line of the log in the same transaction.
     """
 
-    def __init__(self, url: str, lock: Path, before_creating: Callable[[str], None] = lambda place: None) -> None:
+    def __init__(self, url: str, lock: Path, before_creating: Callable[[str], None] = lambda _: None) -> None:
         """Open the catalog at `url` (any SQLAlchemy URL), creating it where the database is empty.
 
         Args:
             url: the database.
             lock: the registry's lock.
-            before_creating: called with `place` before a catalog is made; raises where none may be.
+            before_creating: called with the URL before a catalog is created; raises an error to prevent it.
 
         Raises:
-            SchemaError: the catalog's schema is older or newer than this program's.
-            InvalidInputError: `url` cannot be used.
+            SchemaError: the catalog's schema is older or newer than this program.
+            InvalidInputError: `url` is not a valid database URL.
         """
         self.engine = make_engine(url)
         if not schema.check(self.engine):
             with exclusive(lock, "creating the catalog"):
-                if not schema.check(self.engine):  # another process may have made it, and stored arrays too
+                if not schema.check(self.engine):  # another process may have created it, and stored arrays
                     before_creating(self.place)
                     schema.upgrade(self.engine)
 
     @property
     def place(self) -> str:
-        """The database's URL, any password hidden."""
+        """The database's URL, with any password hidden."""
         return place_of(self.engine)
 
     @cached_property
     def id(self) -> str:
-        """The registry's id, random and made once with its catalog."""
+        """The registry's id: random, created with its catalog."""
         with self._reading() as session:
             return session.scalars(select(Identity.id)).one()
 
     def close(self) -> None:
-        """Give the database's connections back."""
+        """Close the database's connections."""
         self.engine.dispose()
 
     # -- experts and versions ----------------------------------------------------------------------------------------
 
     def names(self, *, kind: Kind | None = None, states: Iterable[State] | None = None) -> list[str]:
-        """Return every name ever registered, in order, narrowed as by `versions`."""
-        query = select(Expert.name).join(Version.expert).where(*wanted(None, kind, states, None, None))
+        """Return every name ever registered, sorted, filtered as in `versions`."""
+        query = select(Expert.name).join(Version.expert).where(*conditions(None, kind, states, None, None))
         with self._reading() as session:
             return list(session.scalars(query.distinct().order_by(Expert.name)))
 
@@ -102,18 +102,18 @@ class Catalog(Compositions, Events, Searching, Checks):
         limit: int | None = None,
         offset: int = 0,
     ) -> list[VersionRecord]:
-        """Return versions by name and number, narrowed as `searching.wanted` says.
+        """Return the versions that match every given filter, sorted by name and number.
 
         Args:
-            name: see there.
-            kind: see there.
-            states: see there.
-            tags: see there.
-            search: see there.
-            limit: versions at most.
-            offset: how many of the first are passed over.
+            name: the expert's name.
+            kind: expert or base.
+            states: any of these states.
+            tags: all of these tags.
+            search: words, as in `search.conditions`.
+            limit: the maximum number of versions.
+            offset: the number of versions to skip.
         """
-        query = select(Version).join(Version.expert).where(*wanted(name, kind, states, tags, search))
+        query = select(Version).join(Version.expert).where(*conditions(name, kind, states, tags, search))
         query = query.order_by(Expert.name, Version.number).limit(limit).offset(offset or None)
         with self._reading() as session:
             return [_version(row) for row in session.scalars(query)]
@@ -126,13 +126,13 @@ class Catalog(Compositions, Events, Searching, Checks):
         tags: Mapping[str, str] | None = None,
         search: str | None = None,
     ) -> int:
-        """Return how many versions there are, narrowed as by `versions`."""
+        """Return the number of versions, filtered as in `versions`."""
         query = select(func.count()).select_from(Version).join(Version.expert)
         with self._reading() as session:
-            return session.scalars(query.where(*wanted(None, kind, states, tags, search))).one()
+            return session.scalars(query.where(*conditions(None, kind, states, tags, search))).one()
 
     def alias_target(self, name: str, alias: str) -> int | None:
-        """Return the version number that `name@alias` stands for, or None."""
+        """Return the version number that `name@alias` points at, or None."""
         query = (
             select(Version.number)
             .join(Alias, Alias.version_id == Version.id)
@@ -143,10 +143,10 @@ class Catalog(Compositions, Events, Searching, Checks):
             return session.scalar(query)
 
     def add_version(self, new: NewVersion) -> tuple[VersionRecord, bool]:
-        """Register a version under the next number of its name; the same content, if active, is found and not added.
+        """Register a version under the next number of its name, unless an active version has the same content.
 
         Returns:
-            The version, and whether it was added.
+            The version, and True if it was added.
 
         Raises:
             ConflictError: the name belongs to the other kind.
@@ -166,8 +166,8 @@ class Catalog(Compositions, Events, Searching, Checks):
             same = select(Version).where(
                 Version.expert_id == expert.id, Version.digest == new.digest, Version.state == "active"
             )
-            if (found := session.scalar(same)) is not None:
-                return _version(found), False
+            if (existing := session.scalar(same)) is not None:
+                return _version(existing), False
             last = session.scalar(select(func.max(Version.number)).where(Version.expert_id == expert.id))
             version = Version(
                 expert_id=expert.id,
@@ -201,10 +201,10 @@ class Catalog(Compositions, Events, Searching, Checks):
             return _version(version), True
 
     def set_tags(self, version: VersionRecord, tags: dict[str, str]) -> None:
-        """Set tags of an active `version`, leaving its others as they are.
+        """Set tags of an active `version`; its other tags stay.
 
         Raises:
-            ConflictError: the version was withdrawn meanwhile.
+            ConflictError: the version was withdrawn in the meantime.
         """
         with self._writing() as session:
             seals.check_name(session, version.name)
@@ -217,54 +217,54 @@ class Catalog(Compositions, Events, Searching, Checks):
         """Point `alias` at an active `version` and return the version it pointed at before (`math@1`), if any.
 
         Raises:
-            ConflictError: the version was withdrawn meanwhile.
+            ConflictError: the version was withdrawn in the meantime.
         """
         with self._writing() as session:
             seals.check_name(session, version.name)
             row = self._active(session, version)
-            found = session.get(Alias, (row.expert_id, alias))
+            existing = session.get(Alias, (row.expert_id, alias))
             before = None
-            if found is None:
+            if existing is None:
                 session.add(Alias(expert_id=row.expert_id, name=alias, version_id=row.id))
             else:
-                number = session.scalar(select(Version.number).where(Version.id == found.version_id))
+                number = session.scalar(select(Version.number).where(Version.id == existing.version_id))
                 before = f"{version.name}@{number}"
-                found.version_id = row.id
+                existing.version_id = row.id
             rows = seals.seals_of(session, names={version.name: row.expert_id})
             log(session, "alias", version.ref, alias=alias, before=before, rows=rows)
             return before
 
     def delete_alias(self, name: str, alias: str) -> None:
-        """Forget `name@alias`; nothing happens where there is none."""
+        """Delete `name@alias`, if it exists."""
         with self._writing() as session:
-            found = session.scalar(
+            row = session.scalar(
                 select(Alias).join(Expert, Expert.id == Alias.expert_id).where(Expert.name == name, Alias.name == alias)
             )
-            if found is not None:
-                expert = found.expert_id
-                session.delete(found)
+            if row is not None:
+                expert = row.expert_id
+                session.delete(row)
                 rows = seals.seals_of(session, names={name: expert})
                 log(session, "alias", name, alias=alias, deleted=True, rows=rows)
 
     # -- opting out --------------------------------------------------------------------------------------------------
 
     def reread(self, versions: Sequence[VersionRecord]) -> list[VersionRecord]:
-        """Return `versions` as they are now, in the order given."""
+        """Return the current records of `versions`, in the same order."""
         with self._reading() as session:
             return [_version(session.get_one(Version, version.id)) for version in versions]
 
     def check_active(self, versions: Sequence[VersionRecord]) -> None:
-        """Check that none of `versions` was opted out meanwhile.
+        """Check that every version is still active.
 
         Raises:
-            ConflictError: one was.
+            ConflictError: a version was opted out in the meantime.
         """
         with self._reading() as session:
             for version in versions:
                 self._active(session, version)
 
     def withdraw(self, versions: Sequence[VersionRecord]) -> None:
-        """Mark `versions` withdrawn; those that are already keep their time."""
+        """Mark `versions` withdrawn; versions withdrawn earlier keep their time."""
         with self._writing() as session:
             for version in versions:
                 row = session.get_one(Version, version.id)
@@ -274,15 +274,14 @@ class Catalog(Compositions, Events, Searching, Checks):
                     log(session, "opt-out", version.ref, digest=version.digest, rows=rows)
 
     def purge(self, versions: Sequence[VersionRecord], nbytes: Mapping[str, int] | None = None) -> None:
-        """Forget everything of `versions` but name, number, digest and times; their arrays become unreferenced.
+        """Delete the rows of `versions` except name, number, digest and times; their arrays become unreferenced.
 
-        The compositions that they were in stay, with what their recipes say; what was measured of those goes, and so
-        does what was measured with one of the versions as the yardstick. The log keeps which arrays of theirs are to be
-        deleted, with what they take on disk (`nbytes`), and which stay, so that a purge that is interrupted can still
-        be accounted for.
+        Compositions that contain them stay, with their recipes; evaluations of those compositions, and evaluations
+        that compare with one of the versions, are deleted. The log records which arrays are to be deleted, with their
+        size on disk (`nbytes`), and which stay, so that an interrupted purge can still be accounted for.
         """
         with self._writing() as session:
-            if gone := self._forget_evaluations(session, versions):
+            if gone := self._delete_evaluations(session, versions):
                 log(session, "forget", versions[0].ref, rows=dict.fromkeys(gone, seals.GONE))
             purged: list[tuple[VersionRecord, set[str]]] = []
             for version in versions:
@@ -304,17 +303,17 @@ class Catalog(Compositions, Events, Searching, Checks):
                 log(session, "purge", version.ref, digest=version.digest, deleted=deleted, shared=shared, rows=rows)
 
     def erase(self) -> str | None:
-        """Take what was deleted out of the database's files too; return what keeps it there, if anything does."""
+        """Remove deleted rows from the database's files too; return the obstacle if that is impossible, else None."""
         return erase(self.engine)
 
     def backups(self) -> list[Path]:
-        """Return the copies of the database that upgrades left beside it; none where it is no file."""
+        """Return the copies of the database that upgrades made beside it; empty if the database is not a file."""
         return backups(self.engine)
 
     # -- arrays ------------------------------------------------------------------------------------------------------
 
     def arrays_of(self, version: VersionRecord) -> list[ArrayLink]:
-        """Return the arrays of `version` by role and name; none once it has been purged."""
+        """Return the arrays of `version`, sorted by role and name; empty once it is purged."""
         query = (
             select(VersionArray.role, VersionArray.name, Array)
             .join(Array, Array.digest == VersionArray.digest)
@@ -328,12 +327,12 @@ class Catalog(Compositions, Events, Searching, Checks):
             ]
 
     def referenced(self) -> set[str]:
-        """Return the digest of every array that some version needs."""
+        """Return the digest of every array that a version uses."""
         with self._reading() as session:
             return set(session.scalars(select(VersionArray.digest).distinct()))
 
     def users_of(self, digest: str) -> list[str]:
-        """Return the versions (`math@1`) that need an array."""
+        """Return the versions (`math@1`) that use an array."""
         query = (
             select(Expert.name, Version.number)
             .join(Version, Version.expert_id == Expert.id)
@@ -346,13 +345,13 @@ class Catalog(Compositions, Events, Searching, Checks):
             return [f"{name}@{number}" for name, number in session.execute(query)]
 
     def unreferenced(self) -> list[str]:
-        """Return the digest of every array the catalog knows of and no version needs."""
+        """Return the digest of every array in the catalog that no version uses."""
         query = select(Array.digest).where(~Array.digest.in_(select(VersionArray.digest))).order_by(Array.digest)
         with self._reading() as session:
             return list(session.scalars(query))
 
     def forget_unreferenced(self, deleted: int, freed: int) -> None:
-        """Forget the arrays that no version needs, and log how many were `deleted` on disk and the bytes `freed`."""
+        """Delete the rows of unused arrays; log the number `deleted` on disk and the bytes `freed`."""
         with self._writing() as session:
             session.execute(delete(Array).where(~Array.digest.in_(select(VersionArray.digest))))
             log(session, "gc", "arrays", arrays=deleted, bytes=freed)
@@ -361,7 +360,7 @@ class Catalog(Compositions, Events, Searching, Checks):
 def _shape(row: Array) -> tuple[int, ...]:
     shape = read_document(row.shape, f"the shape of array {row.digest[:12]}")
     if not isinstance(shape, list) or not all(isinstance(size, int) for size in shape):
-        raise DamagedError(f"the catalog's shape of array {row.digest[:12]} is none", "run: reg verify")
+        raise DamagedError(f"the catalog's shape of array {row.digest[:12]} is invalid", "run: reg verify")
     return tuple(shape)
 
 

@@ -1,4 +1,4 @@
-"""The catalog's compositions, and what evaluations found of them."""
+"""The catalog's compositions, their pushes and their evaluations."""
 
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -14,15 +14,15 @@ from store.digest import canonical_json
 
 
 class Compositions(Transactions):
-    """The part of the catalog that tells which compositions were made, of what, where to, and how good they are."""
+    """The part of the catalog that records compositions: members, folders, pushes and evaluations."""
 
     def record_composition(
         self, digest: str, document: dict[str, Any], members: Sequence[VersionRecord], out: str
     ) -> None:
-        """Record that `digest` is being made from `members`; made again, it stays one composition.
+        """Record that `digest` is being composed from `members` to the folder `out`; repeating it adds no composition.
 
         Raises:
-            ConflictError: a member was withdrawn meanwhile.
+            ConflictError: a member was withdrawn in the meantime.
         """
         with self._writing() as session:
             for member in members:
@@ -38,7 +38,7 @@ class Compositions(Transactions):
             log(session, "compose", digest, members=[member.ref for member in members], out=out, rows=rows)
 
     def compositions(self, containing: Sequence[VersionRecord] | None = None) -> list[CompositionRecord]:
-        """Return the compositions made, oldest first, narrowed to those made from any of some versions."""
+        """Return compositions, oldest first; all of them, or those made from any version in `containing`."""
         query = select(Composition).order_by(Composition.created_at, Composition.digest)
         if containing is not None:
             made_from = select(CompositionMember.composition_digest).where(
@@ -51,15 +51,15 @@ class Compositions(Transactions):
             .join(Expert, Expert.id == Version.expert_id)
             .order_by(Expert.name, Version.number)
         )
-        writings = select(Event.subject, Event.details).where(Event.action == "compose").order_by(Event.id)
+        writes = select(Event.subject, Event.details).where(Event.action == "compose").order_by(Event.id)
         with self._reading() as session:
             members: dict[str, list[str]] = {}
             for digest, name, number in session.execute(links):
                 members.setdefault(digest, []).append(f"{name}@{number}")
             folders: dict[str, dict[str, None]] = {}
-            for digest, details in session.execute(writings):
-                told = read_document(details, "the log")
-                folders.setdefault(digest, {})[str(told.get("out"))] = None
+            for digest, details in session.execute(writes):
+                event = read_document(details, "the log")
+                folders.setdefault(digest, {})[str(event.get("out"))] = None
             return [
                 CompositionRecord(
                     row.digest,
@@ -72,41 +72,41 @@ class Compositions(Transactions):
             ]
 
     def record_push(self, subject: str, push: PushRecord) -> None:
-        """Log that a composition (by its digest) or a version (`math@1`) is being pushed, or was, with its commit."""
+        """Log the start or, with its commit, the end of a push of a composition (digest) or a version (`math@1`)."""
         with self._writing() as session:
             log(session, "push", subject, **vars(push))
 
     def pushes(self, subjects: Collection[str]) -> list[PushRecord]:
-        """Return where compositions (digests) and versions (`math@1`) were pushed to, each place once, oldest first.
+        """Return the pushes of compositions (digests) and versions (`math@1`), oldest first, without duplicates.
 
-        A push that was begun, and of which no end is known, has no commit.
+        A push whose end was not recorded has no commit.
         """
         query = select(Event.subject, Event.details).where(Event.action == "push").order_by(Event.id)
-        found: dict[tuple[str, str, str], dict[str | None, None]] = {}
+        commits_at: dict[tuple[str, str, str], dict[str | None, None]] = {}
         with self._reading() as session:
             for subject, details in session.execute(query):
                 if subject in subjects:
                     push = PushRecord(**read_document(details, f"a push of {subject}"))
-                    found.setdefault((push.repo, push.revision, push.endpoint), {})[push.commit] = None
+                    commits_at.setdefault((push.repo, push.revision, push.endpoint), {})[push.commit] = None
         return [
-            PushRecord(*place, commit)
-            for place, commits in found.items()
+            PushRecord(*target, commit)
+            for target, commits in commits_at.items()
             for commit in commits
             if commit is not None or len(commits) == 1
         ]
 
     def has_composition(self, digest: str) -> bool:
-        """Tell whether a composition was made here."""
+        """Return True if a composition was made here."""
         with self._reading() as session:
             return session.get(Composition, digest) is not None
 
     def record_evaluation(self, composition: str, asked: str, document: dict[str, Any]) -> None:
-        """Store what an evaluation found of a composition that was made here.
+        """Store an evaluation of a composition that was made here.
 
         Args:
-            composition: its digest.
-            asked: the digest of data and settings; an earlier evaluation with the same one is replaced.
-            document: data, settings and figures.
+            composition: the digest of the composition.
+            asked: the digest of data and settings; an earlier evaluation with the same digest is replaced.
+            document: data, settings and scores.
         """
         with self._writing() as session:
             session.merge(
@@ -119,23 +119,23 @@ class Compositions(Transactions):
             log(session, "evaluate", composition, asked=asked, rows=rows)
 
     @staticmethod
-    def _forget_evaluations(session: Session, versions: Sequence[VersionRecord]) -> list[str]:
-        """Delete what was measured of compositions made from `versions`, or against one of them; return their seals."""
+    def _delete_evaluations(session: Session, versions: Sequence[VersionRecord]) -> list[str]:
+        """Delete evaluations of compositions made from `versions` or compared with one of them; return their groups."""
         made_from = select(CompositionMember.composition_digest).where(
             CompositionMember.version_id.in_([version.id for version in versions])
         )
-        concerned = set(session.scalars(made_from))
+        affected = set(session.scalars(made_from))
         digests = {version.digest for version in versions}
-        gone = []
+        groups = []
         for row in session.scalars(select(Evaluation)).all():
             measured_against = set((read_document(row.document, "an evaluation").get("experts") or {}).values())
-            if row.composition_digest in concerned or digests & measured_against:
-                gone.append(evaluation_group(row.composition_digest, row.asked))
+            if row.composition_digest in affected or digests & measured_against:
+                groups.append(evaluation_group(row.composition_digest, row.asked))
                 session.delete(row)
-        return gone
+        return groups
 
     def evaluations(self, composition: str) -> list[EvaluationRecord]:
-        """Return what evaluations found of the composition with a digest, the latest first."""
+        """Return the evaluations of the composition with a digest, latest first."""
         query = (
             select(Evaluation)
             .where(Evaluation.composition_digest == composition)

@@ -1,4 +1,4 @@
-"""One SQLAlchemy engine per catalog, and the translation of whatever a database raises."""
+"""One SQLAlchemy engine per catalog, and the translation of database errors."""
 
 import random
 import time
@@ -16,22 +16,22 @@ from store.errors import DamagedError, InvalidInputError, StorageError
 from store.permissions import SPACE, not_writable, why_not_writable
 
 BUSY_SECONDS = 60
-"""How long a transaction waits for another process's before it gives up."""
+"""Seconds that a transaction waits for another process before it gives up."""
 
 _BUSY, _LOCKED, _PROTOCOL = 5, 6, 15
-"""SQLite's codes for a database that another process holds."""
+"""SQLite's error codes for a database that another process has locked."""
 
 _DAMAGE = ("malformed", "not a database", "no such column", "no such table", "Could not decode")
-"""Of what SQLite says where its file is not what it wrote; the schema's revision has been checked by then."""
+"""Parts of SQLite's messages for a damaged file; the schema's revision has been checked before."""
 
 
 def make_engine(url: str) -> Engine:
     """Return an engine for `url` (any SQLAlchemy URL). On SQLite a writing transaction takes its lock at its start.
 
-    An SQLite database that cannot be written, file or folder, is opened for reading alone.
+    A SQLite database whose file or folder cannot be written is opened read-only.
 
     Raises:
-        InvalidInputError: `url` is no database URL, or its driver is not installed.
+        InvalidInputError: `url` is not a database URL, or its driver is not installed.
     """
     try:
         engine = create_engine(make_url(url))
@@ -44,7 +44,7 @@ def make_engine(url: str) -> Engine:
     if engine.dialect.name == "sqlite":
         file = file_of(engine)
         if read_only := file is not None and file.exists() and _why_read_only(file) is not None:
-            # No pool: each transaction decides anew whether there is a writer, and sees what that has written.
+            # No pool: each transaction checks again for a writer, and sees what it has written.
             engine = create_engine(url, poolclass=NullPool)
             event.listen(engine, "do_connect", partial(_connect_read_only, file))
         event.listen(engine, "connect", partial(_configure_sqlite, write_ahead=not read_only))
@@ -53,12 +53,12 @@ def make_engine(url: str) -> Engine:
 
 
 def place_of(engine: Engine) -> str:
-    """Return the database's URL, any password hidden."""
+    """Return the database's URL, with any password hidden."""
     return engine.url.render_as_string(hide_password=True)
 
 
 def file_of(engine: Engine) -> Path | None:
-    """Return the file of an SQLite database, or None for any other and for one in memory."""
+    """Return the file of a SQLite database, or None for other databases and for one in memory."""
     name = engine.url.database
     if engine.dialect.name != "sqlite" or not name or name.startswith((":memory:", "file:")):
         return None
@@ -67,29 +67,29 @@ def file_of(engine: Engine) -> Path | None:
 
 @contextmanager
 def translated(engine: Engine) -> Iterator[None]:
-    """Turn every error of the database below into one a user can act on, with any password hidden."""
-    where = place_of(engine)
+    """Turn database errors into errors that a user can act on, with any password hidden."""
+    url = place_of(engine)
     try:
         yield
     except DBAPIError as error:
         cause = str(error.orig).strip()
         if _is_busy(error.orig):
             raise StorageError(
-                f"other processes have kept the catalog {where} for {BUSY_SECONDS} s", "repeat when they have ended"
+                f"other processes have locked the catalog {url} for {BUSY_SECONDS} s", "repeat when they have ended"
             ) from error
         file = file_of(engine)
         if file is not None and ("readonly" in cause or "unable to open" in cause) and (why := _why_read_only(file)):
             raise not_writable(file.parent, why) from error
         if any(words in cause for words in _DAMAGE):
-            raise DamagedError(f"the catalog {where} is damaged: {cause}", "restore it from a backup") from error
+            raise DamagedError(f"the catalog {url} is damaged: {cause}", "restore it from a backup") from error
         full = "is full" in cause or "disk I/O" in cause
         if "unable to open" in cause and file is not None and file.is_file():
-            full = True  # the log beside it, for which there is no space
-        hint = SPACE if full else "mend that, then repeat the command"
-        raise StorageError(f"the catalog {where} refused: {cause}", hint) from error
+            full = True  # SQLite cannot create its log beside the file: the disk is full
+        hint = SPACE if full else "correct the cause, then repeat the command"
+        raise StorageError(f"the catalog {url} cannot be used: {cause}", hint) from error
     except SQLAlchemyError as error:
         raise StorageError(
-            f"the catalog {where} cannot be used: {error}", "see whether the database answers: reg config tells which"
+            f"the catalog {url} cannot be used: {error}", "check that the database answers; reg config shows its URL"
         ) from error
 
 
@@ -101,10 +101,10 @@ def _why_read_only(file: Path) -> str | None:
 
 
 def _connect_read_only(file: Path, _dialect: Any, _record: Any, arguments: list[Any], options: dict[str, Any]) -> None:
-    """Open `file` without creating anything beside it.
+    """Open `file` without creating files beside it.
 
-    Readers of a write-ahead log share an index file with the writer. Where there is no log there is no writer, and
-    SQLite is told that nothing changes, so that it needs none.
+    Readers of a write-ahead log share an index file with the writer. Without a log there is no writer, so the database
+    is opened as immutable and needs no index file.
     """
     log = file.with_name(f"{file.name}-wal")
     quiet = not log.exists() or log.stat().st_size == 0
@@ -119,14 +119,14 @@ def _configure_sqlite(connection: Any, _record: Any, *, write_ahead: bool) -> No
     if write_ahead and _patiently(lambda: cursor.execute("PRAGMA journal_mode").fetchone())[0] != "wal":
         _patiently(lambda: cursor.execute("PRAGMA journal_mode = WAL"))
     cursor.execute("PRAGMA synchronous = FULL")
-    cursor.execute("PRAGMA secure_delete = ON")  # what is deleted is overwritten: see `erasing`
+    cursor.execute("PRAGMA secure_delete = ON")  # deleted rows are overwritten, see `vacuum`
     cursor.execute("PRAGMA temp_store = MEMORY")
     cursor.execute("PRAGMA foreign_keys = ON")
     cursor.close()
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    # A reader that turns writer can lose to another ("database is locked"); a writer that locks at once waits its turn.
+    # A reader that becomes a writer can lose to another ("database is locked"); a writer that locks at once waits.
     if connection.get_execution_options().get("writing"):
         _patiently(lambda: connection.exec_driver_sql("BEGIN IMMEDIATE"))
     else:
@@ -135,9 +135,9 @@ def _begin_sqlite(connection: Connection) -> None:
 
 
 def _patiently(attempt: Callable[[], Any]) -> Any:
-    """Return what `attempt` returns, tried again for `BUSY_SECONDS` while another process holds the database.
+    """Return the result of `attempt`, retried for `BUSY_SECONDS` while another process has locked the database.
 
-    SQLite itself does not wait where another process makes the database's log, closes it as the last, or mends it.
+    SQLite itself does not wait while another process creates, recovers or closes the database's log.
     """
     end = time.monotonic() + BUSY_SECONDS
     while True:

@@ -1,7 +1,7 @@
-"""The catalog's log: a chain, in which each event's digest is taken over its own content and the digest before it.
+"""The catalog's log: a hash chain, in which each event's digest covers its content and the digest before it.
 
-Who changes, removes or inserts an event breaks the chain there. Events missing at its end, or a log made anew from
-its beginning, are told by a digest that was noted elsewhere, as a receipt notes it.
+Changing, deleting or inserting an event breaks the chain at that point. Events missing at the end, or a log rewritten
+from the beginning, are detected by comparison with a digest kept elsewhere, such as in a receipt.
 """
 
 from contextlib import closing
@@ -15,24 +15,24 @@ from store.digest import canonical_json
 from store.errors import DamagedError
 
 _BATCH = 1000
-"""Events that are read at once."""
+"""Number of events read at once."""
 
 
 class Events(Transactions):
-    """The part of the catalog that tells what happened."""
+    """The part of the catalog that reads and verifies the log."""
 
     def events(
         self, subject: str | None = None, limit: int | None = None, before: int | None = None
     ) -> list[EventRecord]:
-        """Return the log, newest first, narrowed to one name (or version, or digest) and to `limit` lines.
+        """Return events of the log, newest first.
 
         Args:
-            subject: see above.
-            limit: see above.
-            before: only events older than the one with this id.
+            subject: only events of this name (with its versions), version or digest.
+            limit: the maximum number of events.
+            before: only events older than the event with this id.
 
         Raises:
-            DamagedError: the details of one are no JSON.
+            DamagedError: the details of an event are not valid JSON.
         """
         query = select(Event).order_by(Event.id.desc())
         if subject is not None:
@@ -45,18 +45,18 @@ class Events(Transactions):
             return [_event(row) for row in session.scalars(query)]
 
     def chain(self) -> Chain:
-        """Follow the log from its beginning, and return how far it holds."""
+        """Verify the log from its beginning, and return the part that is intact."""
         query = select(Event).order_by(Event.id).execution_options(yield_per=_BATCH)
         with self._reading() as session:
             head, count = session.scalars(select(Identity.id)).one(), 0
-            gaps = self.engine.dialect.name != "sqlite"  # where a transaction that fails uses up a number
+            gaps = self.engine.dialect.name != "sqlite"  # elsewhere a failed transaction uses up a number
             with closing(session.scalars(query)) as rows:
                 for row in rows:
                     try:
                         details = read_document(row.details, "the log")
                         digest = event_digest(head, row.at, row.action, row.subject, details)
                         sound = canonical_json(details) == row.details and (gaps or row.id == count + 1)
-                    except (DamagedError, TypeError, ValueError):  # no JSON, or no text
+                    except (DamagedError, TypeError, ValueError):  # not JSON, or not text
                         digest, sound = "", False
                     if not sound or digest != row.digest:
                         return Chain(count, head, f"event {row.id} ({row.action} {row.subject}, {row.at})")

@@ -1,4 +1,4 @@
-"""Whether the catalog still is what was written: its pages, its schema, its log, and every row as the log has it."""
+"""Integrity checks of the catalog: its pages, its schema, and every row against the log."""
 
 from collections.abc import Iterator
 
@@ -14,24 +14,24 @@ _PAGES_SHOWN = 5
 
 
 class Checks(Transactions):
-    """The part of the catalog that finds out what has changed by itself."""
+    """The part of the catalog that detects changes made by other means than this program."""
 
     def check_name(self, name: str) -> None:
-        """Hold the rows of a name, its aliases and all of its versions to the log.
+        """Compare the rows of a name, its aliases and all of its versions with the log.
 
         Raises:
-            DamagedError: they are not what was written.
+            DamagedError: the rows differ from what was written.
         """
         with self._reading() as session:
             seals.check_name(session, name)
 
     def discrepancies(self, *, log: bool) -> list[str]:
-        """Return what is not as it was written, one line each.
+        """Return one line for each part of the catalog that differs from what was written.
 
-        Of SQLite also its pages, keys and schema, which other databases look after themselves.
+        For SQLite this includes pages, keys and schema, which other databases check themselves.
 
         Args:
-            log: hold the rows to the log, which is whole (`chain`).
+            log: compare the rows with the log, which must be intact (`chain`).
         """
         with self._reading() as session:
             sqlite = self.engine.dialect.name == "sqlite"
@@ -43,28 +43,28 @@ class Checks(Transactions):
 
 
 def _pages(session: Session) -> Iterator[str]:
-    """Yield what SQLite finds wrong with its file: pages, indexes, types, references."""
+    """Yield the errors that SQLite finds in its file: pages, indexes, types, references."""
     connection = session.connection()
-    found = [str(row[0]) for row in connection.exec_driver_sql(f"PRAGMA integrity_check({_PAGES_SHOWN})")]
-    if found != ["ok"]:
-        yield from (f"the catalog's file: {line}" for line in found)
+    results = [str(row[0]) for row in connection.exec_driver_sql(f"PRAGMA integrity_check({_PAGES_SHOWN})")]
+    if results != ["ok"]:
+        yield from (f"the catalog's file: {line}" for line in results)
     for table, row, parent, _ in connection.exec_driver_sql("PRAGMA foreign_key_check").fetchmany(_PAGES_SHOWN):
-        yield f"the catalog: row {row} of {table} refers to none of {parent}"
+        yield f"the catalog: row {row} of {table} refers to a missing row of {parent}"
 
 
 def _schema(engine: Engine) -> Iterator[str]:
-    """Yield the tables that are not what the migrations make."""
-    found = inspect(engine)
+    """Yield the tables that differ from what the migrations create."""
+    inspector = inspect(engine)
     for name, table in Base.metadata.tables.items():
         try:
-            columns = {c["name"]: (str(c["type"]).upper(), c["nullable"]) for c in found.get_columns(name)}
-            keys = sorted(found.get_pk_constraint(name)["constrained_columns"])
+            columns = {c["name"]: (str(c["type"]).upper(), c["nullable"]) for c in inspector.get_columns(name)}
+            keys = sorted(inspector.get_pk_constraint(name)["constrained_columns"])
             foreign = {
                 (*f["constrained_columns"], f["referred_table"], *f["referred_columns"])
-                for f in found.get_foreign_keys(name)
+                for f in inspector.get_foreign_keys(name)
             }
-            unique = {tuple(u["column_names"]) for u in found.get_unique_constraints(name)}
-            indexes = {(i["name"], tuple(i["column_names"])) for i in found.get_indexes(name)}
+            unique = {tuple(u["column_names"]) for u in inspector.get_unique_constraints(name)}
+            indexes = {(i["name"], tuple(i["column_names"])) for i in inspector.get_indexes(name)}
         except (DBAPIError, LookupError, TypeError, ValueError) as error:
             yield f"the catalog's schema: table {name} cannot be read: {error}"
             continue
@@ -78,11 +78,11 @@ def _schema(engine: Engine) -> Iterator[str]:
             and indexes == {(str(i.name), tuple(c.name for c in i.columns)) for i in table.indexes}
         )
         if not same:
-            yield f"the catalog's schema: table {name} is not what reg db upgrade makes"
+            yield f"the catalog's schema: table {name} differs from what reg db upgrade creates"
 
 
 def _rows(session: Session) -> Iterator[str]:
-    """Yield the groups of rows that are not what the log says that they are."""
+    """Yield the groups of rows that differ from the log."""
     written: dict[str, str] = {}
     added: set[tuple[str, str]] = set()
     query = select(Event.action, Event.subject, Event.details).order_by(Event.id)
@@ -90,13 +90,13 @@ def _rows(session: Session) -> Iterator[str]:
         written |= seals.rows_in(details)
         if str(action).startswith("add-"):
             added.add((str(action).removeprefix("add-"), str(subject)))
-    found = dict(seals.now(session))
-    for group in {**written, **found}:
-        if group not in found and written[group] != seals.GONE:
-            yield f"{group}: the catalog has no such rows, the log says that it does"
-        elif group in written and found.get(group, seals.GONE) != written[group]:
-            yield f"{group}: the catalog's rows are not those that the log says were written"
+    current = dict(seals.now(session))
+    for group in {**written, **current}:
+        if group not in current and written[group] != seals.GONE:
+            yield f"{group}: the rows are missing from the catalog, though the log has them"
+        elif group in written and current.get(group, seals.GONE) != written[group]:
+            yield f"{group}: the catalog's rows differ from those in the log"
     versions = select(Expert.kind, Expert.name, Version.number).join(Version, Version.expert_id == Expert.id)
     for kind, name, number in session.execute(versions):
         if (kind, f"{name}@{number}") not in added:
-            yield f"version {name}@{number}: the log does not tell of its registration as {kind}"
+            yield f"version {name}@{number}: the log has no registration of it as {kind}"

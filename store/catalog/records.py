@@ -1,4 +1,4 @@
-"""What the catalog hands out: plain frozen records, detached from any session."""
+"""Records that the catalog returns: frozen dataclasses, detached from any session."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -11,7 +11,7 @@ Role = Literal["trunk", "mlp", "statistics", "calibration", "file"]
 
 @dataclass(frozen=True)
 class ArrayLink:
-    """One array of a version: what it is to it, where its content is, and of what kind; `nbytes` uncompressed."""
+    """One array of a version: its role and name, its digest, dtype and shape; `nbytes` is the uncompressed size."""
 
     role: Role
     name: str
@@ -23,7 +23,7 @@ class ArrayLink:
 
 @dataclass(frozen=True)
 class StatisticsRecord:
-    """What one site's statistics were taken on."""
+    """The data that one site's statistics were collected on."""
 
     site: str
     tokens: int
@@ -34,7 +34,7 @@ class StatisticsRecord:
 
 @dataclass(frozen=True)
 class NewVersion:
-    """All there is to say of a version before it has a number."""
+    """A version to be registered, which has no number yet."""
 
     name: str
     kind: Kind
@@ -48,7 +48,7 @@ class NewVersion:
 
 @dataclass(frozen=True)
 class VersionRecord:
-    """One immutable registration. `content` is None once it has been purged; times are ISO 8601, UTC."""
+    """One immutable registration. A purge sets `content` to None; times are ISO 8601, UTC."""
 
     id: int
     name: str
@@ -67,13 +67,13 @@ class VersionRecord:
 
     @property
     def ref(self) -> str:
-        """The version as a user names it: `math@2`."""
+        """The reference of the version: `math@2`."""
         return f"{self.name}@{self.number}"
 
 
 @dataclass(frozen=True)
 class TagCount:
-    """A tag, and how many active versions have it."""
+    """A tag, and the number of active versions that have it."""
 
     key: str
     value: str
@@ -84,8 +84,8 @@ class TagCount:
 class CompositionRecord:
     """A composition that was made.
 
-    `members` are the versions it was made from (`code@1`), a base model included; `folders` are those that the log says
-    it was written to.
+    `members` are the versions it was made from (`code@1`), including a base model; `folders` are the folders that it
+    was written to, according to the log.
     """
 
     digest: str
@@ -97,7 +97,7 @@ class CompositionRecord:
 
 @dataclass(frozen=True)
 class EvaluationRecord:
-    """What an evaluation found of a composition: data, settings and figures; `asked` is the digest of the first two."""
+    """An evaluation of a composition: data, settings and scores; `asked` is the digest of data and settings."""
 
     composition: str
     asked: str
@@ -107,7 +107,7 @@ class EvaluationRecord:
 
 @dataclass(frozen=True)
 class PushRecord:
-    """A push that was begun: repository, branch or pull request, the Hub, and the commit, None where none is known."""
+    """A push: repository, branch or pull request, the Hub, and the commit (None if its end was not recorded)."""
 
     repo: str
     revision: str
@@ -117,7 +117,7 @@ class PushRecord:
 
 @dataclass(frozen=True)
 class EventRecord:
-    """One line of the log; `digest` is over it and the digest of the line before."""
+    """One line of the log; `digest` covers the line and the digest of the line before it."""
 
     id: int
     at: str
@@ -129,7 +129,7 @@ class EventRecord:
 
 @dataclass(frozen=True)
 class Chain:
-    """How far the log holds: events that follow one another, the digest of the last, and which is the first not to."""
+    """The intact part of the log: number of events, digest of the last, and the first event that breaks the chain."""
 
     events: int
     head: str

@@ -1,11 +1,11 @@
-"""Seals: what the log says that the other tables hold, so that a changed row is told like a changed event.
+"""Seals: digests of rows kept in the log, so that a changed row is detected like a changed event.
 
-The rows that are written together make a group: a name with its aliases; a version with its arrays, statistics and
-tags; a composition with its members; an evaluation. Each event carries, under `rows` of its details, the digest of
-every group that its transaction changed. The last one that the log has for a group is what the group must have now. Of
-what is purged only digests stay.
+Rows that are written together form a group: a name with its aliases; a version with its arrays, statistics and tags;
+a composition with its members; an evaluation. Each event carries, under `rows` of its details, the digest of every
+group that its transaction changed. The latest digest in the log must match the group's current rows. After a purge
+only digests remain.
 
-Events from before there were seals have none: their groups are held to the log from the next change on.
+Events written by early versions carry no seals: their groups are checked from the next change on.
 """
 
 import json
@@ -35,10 +35,10 @@ from store.errors import DamagedError
 _NONE: Mapping[str, int] = {}
 RESTORE = "restore the catalog from a backup"
 GONE = "gone"
-"""What stands for the digest of rows that were deleted."""
+"""The digest recorded for deleted rows."""
 
 UNREADABLE = "unreadable"
-"""What stands for the digest of rows that hold what no program wrote there."""
+"""The digest of rows whose values cannot be represented in JSON, which this program never writes."""
 
 
 def name_seal(session: Session, expert: int) -> str:
@@ -74,42 +74,42 @@ def evaluation_seal(session: Session, digest: str, asked: str) -> str:
 
 
 def evaluation_group(digest: str, asked: str) -> str:
-    """Return what the log calls an evaluation of a composition."""
+    """Return the name in the log of an evaluation of a composition."""
     return f"evaluation {digest} {asked}"
 
 
 def seals_of(
     session: Session, *, names: Mapping[str, int] = _NONE, versions: Mapping[str, int] = _NONE
 ) -> dict[str, str]:
-    """Return group → digest of names and versions, each with its row's number, for the details of an event."""
+    """Return group → digest for the details of an event; `names` and `versions` map to row ids."""
     session.flush()
-    found = {f"name {name}": name_seal(session, number) for name, number in names.items()}
-    return found | {f"version {ref}": version_seal(session, number) for ref, number in versions.items()}
+    names_sealed = {f"name {name}": name_seal(session, number) for name, number in names.items()}
+    return names_sealed | {f"version {ref}": version_seal(session, number) for ref, number in versions.items()}
 
 
 def check_name(session: Session, name: str) -> None:
-    """Hold the rows of a name, its aliases and all of its versions to the log.
+    """Compare the rows of a name, its aliases and all of its versions with the log.
 
     Raises:
-        DamagedError: they are not what was written.
+        DamagedError: the rows differ from what was written.
     """
-    found = dict(_now_of_name(session, name))
-    # Versions are numbered without a gap, so that the log tells of one more than there are if one is gone.
-    subjects = [name, *(f"{name}@{number}" for number in range(1, max(len(found), 1) + 1))]
+    current = dict(_now_of_name(session, name))
+    # Versions are numbered without gaps: if one is missing, the log has events of one more than the catalog.
+    subjects = [name, *(f"{name}@{number}" for number in range(1, max(len(current), 1) + 1))]
     query = select(Event.details).where(Event.subject.in_(subjects)).order_by(Event.id)
     written: dict[str, str] = {}
     for details in session.scalars(query):
         written |= rows_in(details)
     for group, digest in written.items():
-        if group.startswith(("name ", "version ")) and found.get(group) != digest:
+        if group.startswith(("name ", "version ")) and current.get(group) != digest:
             raise DamagedError(
-                f"the catalog's rows of {group} are not those that were written",
-                f"run: reg verify (it tells what else is not); then {RESTORE}",
+                f"the catalog's rows of {group} differ from what was written",
+                f"run: reg verify (it lists every difference); then {RESTORE}",
             )
 
 
 def rows_in(details: object) -> dict[str, str]:
-    """Return group → digest that the details of an event hold, as they are stored."""
+    """Return group → digest from the stored details of an event; empty if they hold none."""
     try:
         rows = json.loads(details)["rows"]  # type: ignore[arg-type]
         return {str(group): str(digest) for group, digest in rows.items()}
@@ -118,7 +118,7 @@ def rows_in(details: object) -> dict[str, str]:
 
 
 def now(session: Session) -> Iterator[tuple[str, str]]:
-    """Yield (group, digest) of everything in the tables."""
+    """Yield (group, digest) for all rows of the tables."""
     for name in session.scalars(select(Expert.name).order_by(Expert.id)).all():
         yield from _now_of_name(session, name)
     for digest in session.scalars(select(Composition.digest)).all():
@@ -144,5 +144,5 @@ def _digest(session: Session, *parts: tuple[type[Base], Any]) -> str:
         rows.append([table.name, [list(row) for row in session.execute(query)]])
     try:
         return json_digest(rows)
-    except (TypeError, ValueError):  # bytes, or a number that none is
+    except (TypeError, ValueError):  # bytes, or NaN
         return UNREADABLE

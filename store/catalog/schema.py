@@ -1,4 +1,4 @@
-"""The catalog's schema: which revision a database has, and bringing it to the one this program works with."""
+"""The catalog's schema: the revision of a database, and its upgrade to the revision of this program."""
 
 import importlib
 from dataclasses import dataclass
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
 HEAD = "37ba63a23494"
-"""The revision this program works with; a test holds it against the newest file of `migrations/versions`."""
+"""The revision this program works with; a test compares it with the newest file of `migrations/versions`."""
 
 
 @dataclass(frozen=True)
 class Upgrade:
-    """What upgrading did.
+    """The result of an upgrade.
 
     Attributes:
-        before: the revision that the database had; None where it held no catalog.
-        after: the one that it has.
-        backup: the copy that was made of it before; None where nothing changed, or it is no SQLite file.
+        before: the database's revision before; None if it held no catalog.
+        after: the database's revision now.
+        backup: the copy made before the upgrade; None if nothing changed, or the database is not a SQLite file.
     """
 
     before: str | None
@@ -36,59 +36,59 @@ class Upgrade:
 
 
 def current(engine: Engine) -> str | None:
-    """Return the revision of the database, or None where it holds no catalog yet; an absent file is not created."""
+    """Return the revision of the database, or None if it holds no catalog yet; an absent file is not created."""
     if _is_absent(engine):
         return None
-    with translated(engine), engine.connect() as connection:  # one transaction: another process may be making it
+    with translated(engine), engine.connect() as connection:  # one transaction: another process may be creating it
         if not inspect(connection).has_table(VERSION_TABLE):
             return None
         return str(connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar_one())
 
 
 def check(engine: Engine) -> bool:
-    """Return True where the database is at `HEAD`, False where it holds no catalog yet.
+    """Return True if the database is at `HEAD`, False if it holds no catalog yet.
 
     Raises:
-        SchemaError: it is older (the message gives the command that upgrades it) or newer.
+        SchemaError: the database is older (the hint is the command to upgrade it) or newer.
     """
-    found = current(engine)
-    if found is None and _has_experts(engine):
-        found = current(engine)  # another process may have made them since
-        if found is None:
+    revision = current(engine)
+    if revision is None and _has_experts(engine):
+        revision = current(engine)  # another process may have created it since
+        if revision is None:
             raise SchemaError(
-                f"the database has tables of a catalog but no table {VERSION_TABLE}: another program made it",
-                "name another one with --database, or another home with --home",
+                f"the database has tables of a catalog but no table {VERSION_TABLE}: another program created it",
+                "choose another database with --database, or another home with --home",
             )
-    if found is None:
+    if revision is None:
         return False
-    if found == HEAD:
+    if revision == HEAD:
         return True
-    if found in _known_revisions():
-        raise SchemaError(f"the catalog has schema {found}, this program works with {HEAD}", "run: reg db upgrade")
+    if revision in _known_revisions():
+        raise SchemaError(f"the catalog has schema {revision}, this program works with {HEAD}", "run: reg db upgrade")
     raise SchemaError(
-        f"the catalog has schema {found}, which is newer than this program's {HEAD}",
+        f"the catalog has schema {revision}, which is newer than this program's {HEAD}",
         "upgrade the program: pip install --upgrade expert-registry",
     )
 
 
 def upgrade(engine: Engine) -> Upgrade:
-    """Bring the database to `HEAD` in one transaction; a copy of an older SQLite database is made first.
+    """Upgrade the database to `HEAD` in one transaction, after copying an older SQLite database.
 
     Raises:
-        SchemaError: it is newer than this program.
-        StorageError: the copy cannot be made.
+        SchemaError: the database is newer than this program.
+        StorageError: the copy cannot be written.
     """
     from alembic import command
 
     before = current(engine)
     if before is not None and before not in _known_revisions():
         check(engine)
-    kept = None
+    copy = None
     with translated(engine), engine.execution_options(writing=True).begin() as connection:
         if before not in (None, HEAD):
-            kept = backup(engine, before)  # nobody can write until the upgrade is done
+            copy = backup(engine, before)  # no other process can write until the upgrade ends
         command.upgrade(_config(connection), "head")
-    return Upgrade(before, HEAD, kept)
+    return Upgrade(before, HEAD, copy)
 
 
 def _has_experts(engine: Engine) -> bool:

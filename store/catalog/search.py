@@ -1,4 +1,4 @@
-"""Which versions are asked for, as conditions of SQL, and which tags there are to ask for."""
+"""Searching versions: filters as SQL conditions, and counts of tags."""
 
 from collections.abc import Iterable, Mapping
 
@@ -9,17 +9,17 @@ from store.catalog.tables import Alias, Expert, Tag, Version
 from store.catalog.transactions import Transactions
 
 WORDS = 8
-"""Words of a search that count; more are passed over."""
+"""Maximum number of words in a search; further words are ignored."""
 
 WORD_CHARACTERS = 100
-"""Characters of a word that count: no name is longer."""
+"""Maximum length of a word; no name is longer."""
 
 
 class Searching(Transactions):
-    """The part of the catalog that tells what can be searched for."""
+    """The part of the catalog that lists what can be searched for."""
 
     def tag_counts(self, limit: int) -> list[TagCount]:
-        """Return the tags of active versions, those that most of them have first, `limit` at most."""
+        """Return the tags of active versions, most frequent first, at most `limit`."""
         count = func.count().label("versions")
         query = select(Tag.key, Tag.value, count).join(Version, Version.id == Tag.version_id)
         query = query.where(Version.state == "active").group_by(Tag.key, Tag.value)
@@ -28,36 +28,36 @@ class Searching(Transactions):
             return [TagCount(key, value, versions) for key, value, versions in rows]
 
 
-def wanted(
+def conditions(
     name: str | None,
     kind: Kind | None,
     states: Iterable[State] | None,
     tags: Mapping[str, str] | None,
     search: str | None = None,
 ) -> list[ColumnElement[bool]]:
-    """Return the conditions on `Version` joined with `Expert`; None narrows nothing.
+    """Return SQL conditions on `Version` joined with `Expert`; None does not filter.
 
     Args:
-        name: of the expert.
+        name: the expert's name.
         kind: expert or base.
-        states: any of these.
-        tags: all of these.
-        search: words, each of which is found in the name, an alias, a tag's key or value (or `key=value`), begins the
-            digest, or is the version (`math@2`, `math@stable`). Upper and lower case are one.
+        states: any of these states.
+        tags: all of these tags.
+        search: words; each must be part of the name, an alias, a tag's key or value (or `key=value`), be the beginning
+            of the digest, or be the version (`math@2`, `math@stable`). Case is ignored.
     """
-    conditions = [] if name is None else [Expert.name == name]
-    conditions += [] if kind is None else [Expert.kind == kind]
-    conditions += [] if states is None else [Version.state.in_(list(states))]
-    conditions += [Version.tags.any((Tag.key == key) & (Tag.value == value)) for key, value in (tags or {}).items()]
-    return conditions + [_found(word[:WORD_CHARACTERS]) for word in (search or "").split()[:WORDS]]
+    clauses = [] if name is None else [Expert.name == name]
+    clauses += [] if kind is None else [Expert.kind == kind]
+    clauses += [] if states is None else [Version.state.in_(list(states))]
+    clauses += [Version.tags.any((Tag.key == key) & (Tag.value == value)) for key, value in (tags or {}).items()]
+    return clauses + [_matches(word[:WORD_CHARACTERS]) for word in (search or "").split()[:WORDS]]
 
 
-def _found(word: str) -> ColumnElement[bool]:
+def _matches(word: str) -> ColumnElement[bool]:
     in_tag = Tag.key.icontains(word, autoescape=True) | Tag.value.icontains(word, autoescape=True)
     key, equals, value = word.partition("=")
     if equals:
         in_tag |= (func.lower(Tag.key) == key.lower()) & Tag.value.icontains(value, autoescape=True)
-    found = (
+    matches = (
         Expert.name.icontains(word, autoescape=True)
         | Version.digest.startswith(word.lower(), autoescape=True)
         | Version.aliases.any(Alias.name.icontains(word, autoescape=True))
@@ -68,5 +68,5 @@ def _found(word: str) -> ColumnElement[bool]:
         same = Version.aliases.any(func.lower(Alias.name) == version.lower())
         if version.isascii() and version.isdecimal() and len(version) < 10:
             same |= Version.number == int(version)
-        found |= (func.lower(Expert.name) == name.lower()) & same
-    return found
+        matches |= (func.lower(Expert.name) == name.lower()) & same
+    return matches

@@ -1,14 +1,14 @@
-"""The catalog's tables (SQLAlchemy 2 typed). `migrations/` creates them; nothing here does.
+"""The catalog's tables (SQLAlchemy 2 typed), which `migrations/` creates.
 
-Only what every SQL database has is used: strings, integers and keys. Times are ISO 8601 strings in UTC, documents are
-canonical JSON.
+Only features of every SQL database are used: strings, integers and keys. Times are ISO 8601 strings in UTC, documents
+are canonical JSON.
 """
 
 from sqlalchemy import BigInteger, ForeignKey, Index, Integer, MetaData, String, Text, UniqueConstraint
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
 VERSION_TABLE = "reg_schema"
-"""Where Alembic keeps the schema's revision: a name of our own, so that no other program's table is mistaken for it."""
+"""The table with Alembic's revision; a name of its own, so that no other program's table is mistaken for it."""
 
 Digest = String(64)
 Name = String(100)
@@ -16,7 +16,7 @@ Time = String(32)
 
 
 class Base(DeclarativeBase):
-    """Names every constraint, so that each database can alter them."""
+    """The base of all tables; it names every constraint, so that each database can alter them."""
 
     metadata = MetaData(
         naming_convention={
@@ -29,14 +29,14 @@ class Base(DeclarativeBase):
 
 
 class Identity(Base):
-    """The one row of the registry itself: a random id, which its arrays carry too (`store.ownership`)."""
+    """The registry itself, one row: a random id, which its arrays carry too (`store.ownership`)."""
 
     __tablename__ = "registry"
     id: Mapped[str] = mapped_column(String(32), primary_key=True)
 
 
 class Expert(Base):
-    """A name: of an expert (kind `expert`) or of a base model (kind `base`)."""
+    """The name of an expert (kind `expert`) or of a base model (kind `base`)."""
 
     __tablename__ = "experts"
     id: Mapped[int] = mapped_column(Integer, primary_key=True)
@@ -78,7 +78,7 @@ class Array(Base):
 
 
 class VersionArray(Base):
-    """What an array is to a version: `role` is trunk, mlp, statistics, calibration or file."""
+    """A link from a version to an array: `role` is trunk, mlp, statistics, calibration or file."""
 
     __tablename__ = "version_arrays"
     version_id: Mapped[int] = mapped_column(ForeignKey("versions.id"), primary_key=True)
@@ -88,7 +88,7 @@ class VersionArray(Base):
 
 
 class Statistics(Base):
-    """What one site's statistics of a version were taken on: token count, and the calibration's digest and label."""
+    """The data of one site's statistics of a version: token count, and the calibration's digest and label."""
 
     __tablename__ = "statistics"
     version_id: Mapped[int] = mapped_column(ForeignKey("versions.id"), primary_key=True)
@@ -109,7 +109,7 @@ class Alias(Base):
 
 
 class Tag(Base):
-    """A key and value that a version was registered with."""
+    """A tag of a version: key and value."""
 
     __tablename__ = "tags"
     version_id: Mapped[int] = mapped_column(ForeignKey("versions.id"), primary_key=True)
@@ -118,7 +118,7 @@ class Tag(Base):
 
 
 class Composition(Base):
-    """A composition that was made: its document is the one in the composed folder's `composition.json`."""
+    """A composition that was made; its document is the `composition.json` of the composed folder."""
 
     __tablename__ = "compositions"
     digest: Mapped[str] = mapped_column(Digest, primary_key=True)
@@ -127,7 +127,7 @@ class Composition(Base):
 
 
 class CompositionMember(Base):
-    """A version that a composition was made from, the base model included where its weights were used."""
+    """A version that a composition was made from; a base model is included if its weights were used."""
 
     __tablename__ = "composition_members"
     composition_digest: Mapped[str] = mapped_column(ForeignKey("compositions.digest"), primary_key=True)
@@ -135,7 +135,7 @@ class CompositionMember(Base):
 
 
 class Evaluation(Base):
-    """What was found of a composition. `asked` is the digest of data and settings: the same, asked again, replaces."""
+    """An evaluation of a composition. `asked` is the digest of data and settings; a repetition replaces the row."""
 
     __tablename__ = "evaluations"
     composition_digest: Mapped[str] = mapped_column(ForeignKey("compositions.digest"), primary_key=True)
@@ -145,7 +145,7 @@ class Evaluation(Base):
 
 
 class Event(Base):
-    """One line of the log, which is only ever appended to. `digest`: see `transactions.event_digest`."""
+    """One line of the append-only log; `transactions.event_digest` computes its digest."""
 
     __tablename__ = "events"
     __table_args__ = (Index("ix_events_subject", "subject"),)

@@ -1,4 +1,4 @@
-"""Transactions of the catalog, and the log that each of them writes to."""
+"""Transactions of the catalog, and the log that they write."""
 
 import json
 from collections.abc import Iterator
@@ -22,16 +22,16 @@ def now() -> str:
 
 
 def event_digest(before: str, at: str, action: str, subject: str, details: Any) -> str:
-    """Return the digest of a line of the log, over the digest `before` it; of the first line, the registry's id.
+    """Return the digest of a line of the log; `before` is the digest of the line before, or the registry's id.
 
     Raises:
-        ValueError: `details` hold a number that JSON cannot carry.
+        ValueError: `details` hold a number that JSON cannot represent.
     """
     return json_digest([before, at, action, subject, details])
 
 
 def log(session: Session, action: str, subject: str, **details: Any) -> None:
-    """Add a line to the log, in a transaction of `_writing`, which alone may know what the last line is."""
+    """Add a line to the log; only within `_writing`, which excludes other writers, is the last line known."""
     session.flush()
     last = session.scalar(select(Event.digest).order_by(Event.id.desc()).limit(1))
     before, at = last or session.scalars(select(Identity.id)).one(), now()
@@ -39,22 +39,22 @@ def log(session: Session, action: str, subject: str, **details: Any) -> None:
     session.add(Event(at=at, action=action, subject=subject, details=canonical_json(details), digest=digest))
 
 
-def read_document(text: object, where: str) -> Any:
-    """Return what a column with JSON holds.
+def read_document(text: object, subject: str) -> Any:
+    """Return the parsed content of a column with JSON.
 
     Raises:
-        DamagedError: it is no JSON.
+        DamagedError: the column does not hold valid JSON.
     """
     try:
         if isinstance(text, str):
             return json.loads(text)
     except (ValueError, RecursionError):
         pass
-    raise DamagedError(f"the catalog is damaged: {where} is no JSON", "run: reg verify")
+    raise DamagedError(f"the catalog is damaged: {subject} is not valid JSON", "run: reg verify")
 
 
 class Transactions:
-    """What reads and writes one database: each context is one transaction."""
+    """Reading and writing transactions on one database."""
 
     engine: Engine
 
@@ -65,13 +65,13 @@ class Transactions:
 
     @contextmanager
     def _writing(self) -> Iterator[Session]:
-        """Give a session for one transaction; another process's waits until it has ended."""
+        """Open a session for one writing transaction; other writers wait until it has ended."""
         with (
             translated(self.engine),
             Session(self.engine.execution_options(writing=True)) as session,
             session.begin(),
         ):
-            # One writer at a time, as with SQLite: two that saw the same last line of the log would part it in two.
+            # One writer at a time, as with SQLite: two writers that saw the same last line would fork the log.
             session.execute(select(Identity.id).with_for_update())
             yield session
 

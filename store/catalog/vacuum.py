@@ -1,8 +1,8 @@
-"""Taking what was deleted out of the files of a database.
+"""Removal of deleted rows from the files of a database.
 
-SQLite overwrites what is deleted (`secure_delete`), yet earlier programs did not, and the write-ahead log still holds
-pages as they were. So the file is written anew, and the log is emptied into it and cut off, which waits for readers.
-PostgreSQL writes its tables anew; its own write-ahead log, its archives, replicas and backups are beyond this.
+SQLite overwrites deleted rows (`secure_delete`), but early versions of this program did not ask it to, and the
+write-ahead log still holds the old pages. So the file is rewritten, and the log is copied into it and truncated, which
+waits for readers. PostgreSQL rewrites its tables; its write-ahead log, archives, replicas and backups are out of reach.
 """
 
 import sqlite3
@@ -15,11 +15,11 @@ from store.catalog.engine import file_of, place_of
 from store.catalog.tables import Base
 
 WAIT_SECONDS = 30.0
-"""How long it waits for other processes that read."""
+"""Seconds to wait for other processes that read."""
 
 
 def erase(engine: Engine) -> str | None:
-    """Take what was deleted out of the database's files; return what keeps it there, None where nothing does."""
+    """Remove deleted rows from the database's files; return the obstacle if that is impossible, else None."""
     file = file_of(engine)
     if file is not None:
         return _erase_sqlite(file)
@@ -27,7 +27,7 @@ def erase(engine: Engine) -> str | None:
         return _erase_postgresql(engine)
     if engine.url.database in (None, "", ":memory:"):
         return None
-    return f"the database {place_of(engine)} cannot be asked to write its files anew"
+    return f"the database {place_of(engine)} cannot rewrite its files"
 
 
 def _erase_sqlite(file: Path) -> str | None:
@@ -42,11 +42,11 @@ def _erase_sqlite(file: Path) -> str | None:
             connection.close()
     except sqlite3.Error as error:
         if "locked" not in str(error) and "busy" not in str(error):
-            return f"{file} cannot be written anew: {error}"
+            return f"{file} cannot be rewritten: {error}"
         busy = 1
     if not busy:
         return None
-    return f"another process reads or writes {file.name}, for more than {WAIT_SECONDS:.0f} s: old pages stay in its log"
+    return f"another process has used {file.name} for more than {WAIT_SECONDS:.0f} s: old pages stay in its log"
 
 
 def _erase_postgresql(engine: Engine) -> str | None:
@@ -57,5 +57,5 @@ def _erase_postgresql(engine: Engine) -> str | None:
                 connection.exec_driver_sql(f"VACUUM (FULL) {table.name}")
             connection.exec_driver_sql("RESET lock_timeout")
     except DBAPIError as error:
-        return f"the database cannot write its tables anew: {str(error.orig).strip()}"
+        return f"the database cannot rewrite its tables: {str(error.orig).strip()}"
     return None

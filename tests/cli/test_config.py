@@ -57,7 +57,7 @@ def test_defaults_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_what_is_no_url_is_not_shown() -> None:
     found = {one.name: one.value for one in configuration("home", f"nonsense {PASSWORD}")}
-    assert found["database"] == "(no database URL)"
+    assert found["database"] == "(not a database URL)"
 
 
 def test_table_has_versions(tmp_path: Path) -> None:

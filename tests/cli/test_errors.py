@@ -61,7 +61,7 @@ TOLD: dict[str, tuple[tuple[str, ...], str, str]] = {
     "lam": (("compose", "--experts", "math", "--lam", "-1", "--out", "{out}"), "lam is -1.0", "the default is 0.01"),
     "weight of a stranger": (
         ("compose", "--experts", "math", "--weights", "law=2", "--out", "{out}"),
-        "there is a weight for law, which is no member",
+        "there is a weight for law, which is not a member",
         "members are: math",
     ),
     "output not empty": (
@@ -96,7 +96,7 @@ TOLD: dict[str, tuple[tuple[str, ...], str, str]] = {
     "receipt in no folder": (
         ("opt-out", "math", "--receipt", "{out}/receipt.json", "--yes"),
         "is not a folder",
-        "make it, or choose another --receipt",
+        "create it, or choose another --receipt",
     ),
     "no receipt": (("receipt", "verify", "{tmp}/x"), "is not a file", "the file that reg opt-out --receipt wrote"),
     "nothing to reproduce": (("reproduce", "{tmp}"), "was not composed by this program", "name a composed folder"),
@@ -227,7 +227,7 @@ def test_fault_of_the_program_is_no_traceback_either(tmp_path: Path, monkeypatch
     assert result.exit_code == 1
     assert result.stderr.splitlines() == [
         "error: ZeroDivisionError: division by zero",
-        "  next: this is a fault of the program; REG_DEBUG=1 shows where, for a report",
+        "  next: this is a bug in the program; REG_DEBUG=1 shows where, for a report",
     ]
     monkeypatch.setenv("REG_DEBUG", "1")
     assert isinstance(run(tmp_path / "home", "list").exception, ZeroDivisionError)

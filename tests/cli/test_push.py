@@ -28,7 +28,7 @@ def test_pushes_are_told(filled: Registry, hub: WritableHub, tmp_path: Path) -> 
     compose = ("compose", "--experts", "code,math", "--trunk", "mean", "--out", moe)
     refused = run(*compose, "--push", "org/moe", code=1).stderr
     assert "cannot be published under its members' licenses: no license was given for code, math" in refused
-    assert "next: say which license the whole is under: --license ID" in refused
+    assert "next: choose the license of the whole: --license ID" in refused
     assert not moe.exists()
     assert "--private and --license are for --push" in run(*compose, "--private", code=2).stderr
     told = run(*compose, "--push", "org/moe", "--license", "mit").stdout.splitlines()

@@ -111,7 +111,7 @@ def _check_told(ground: Ground, code: int, said: str) -> None:
     """Check that a command that was refused said so, and left nothing half-written."""
     assert code in (0, 1), code
     assert "Traceback" not in said
-    assert "fault of the program" not in said
+    assert "bug in the program" not in said
     if code == 0:
         return
     assert "error: " in said

@@ -65,7 +65,7 @@ def test_every_method_and_family_has_a_case(home: Home, tmp_path: Path) -> None:
         for field in fields:
             with pytest.raises(RegError) as told:
                 kind(**{field: "?"})
-            (names,) = re.findall(r"'\?' is none of (.*)", told.value.message)
+            (names,) = re.findall(r"'\?' is not one of (.*)", told.value.message)
             used = {getattr(case.recipe, field) for case in CASES.values() if isinstance(case.recipe, kind)}
             assert set(names.split(", ")) <= used, field
     (tmp_path / "config.json").write_text('{"model_type": "?"}')

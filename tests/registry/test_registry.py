@@ -258,7 +258,7 @@ def test_verify_finds_missing_arrays_and_changed_rows(filled: Registry) -> None:
     connection.close()
     problems = "\n".join(filled.verify().problems)
     assert f"array {link.digest[:12]} is not below" in problems
-    assert "what the catalog says of it does not have its digest" in problems
+    assert "its content in the catalog does not match its digest" in problems
 
 
 def test_verify_names_the_event_that_does_not_follow(filled: Registry) -> None:
@@ -268,7 +268,7 @@ def test_verify_names_the_event_that_does_not_follow(filled: Registry) -> None:
     found = filled.verify()
     (problem,) = found.problems
     assert problem.startswith("the log: event 2 (add-expert x@1, ")
-    assert "does not follow from the one before" in problem
+    assert "does not follow from the event before it" in problem
     assert found.events == 1
 
 

@@ -197,7 +197,7 @@ def test_evaluations_stand_with_their_composition_latest_first(catalog: Catalog)
     assert [e.document["average"] for e in catalog.evaluations("d" * 64)] == [4.5, 2.5]
     assert [e.document["average"] for e in catalog.evaluations("e" * 64)] == [3.5]
     assert catalog.events()[0].action == "evaluate"
-    with pytest.raises(StorageError, match="refused"):  # of a composition that was never made
+    with pytest.raises(StorageError, match="cannot be used"):  # of a composition that was never made
         catalog.record_evaluation("f" * 64, "1" * 64, {})
 
 
@@ -274,7 +274,7 @@ def test_chain_breaks_where_an_event_was_changed_or_removed(catalog: Catalog, ch
     assert broken.startswith(f"event {first} (alias ")
     assert catalog.chain().events == 1
     if change == "no JSON":
-        with pytest.raises(DamagedError, match=f"event {first} of the log is no JSON"):
+        with pytest.raises(DamagedError, match=f"event {first} of the log is not valid JSON"):
             catalog.events()
 
 
@@ -297,7 +297,7 @@ def test_writers_in_several_processes_make_one_chain(catalog: Catalog, tmp_path:
 
 def test_failed_transaction_leaves_nothing(catalog: Catalog) -> None:
     twice = new(arrays="11")  # the same role and name twice breaks a key halfway through
-    with pytest.raises(StorageError, match="refused"):
+    with pytest.raises(StorageError, match="cannot be used"):
         catalog.add_version(twice)
     assert catalog.versions() == []
     assert catalog.names() == []
@@ -340,7 +340,7 @@ def test_catalog_that_cannot_be_written_is_read_and_left_as_it_is(
         reader = Catalog(url, tmp_path / "lock")
     assert reader.versions() == [version]
     assert reader.events()[0].action == "add-expert"
-    with pytest.raises(StorageError, match="refused: attempt to write a readonly database"):
+    with pytest.raises(StorageError, match="cannot be used: attempt to write a readonly database"):
         reader.set_alias(version, "stable")
     with monkeypatch.context() as patch:
         patch.setattr("store.catalog.engine.why_not_writable", lambda _: "Read-only file system")

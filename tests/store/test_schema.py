@@ -84,7 +84,7 @@ def test_tables_of_another_program_are_left_alone(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "catalog.sqlite") as connection:
         connection.execute("CREATE TABLE experts (id INTEGER)")
     connection.close()
-    with pytest.raises(SchemaError, match="another program made it"):
+    with pytest.raises(SchemaError, match="another program created it"):
         Catalog(url(tmp_path), tmp_path / "lock")
 
 

@@ -65,8 +65,8 @@ BAD: dict[str, tuple[Change, str]] = {
     "zarr 2": (described(lambda d: d.update(zarr_format=2)), "another zarr_format"),
     "attribute": (described(lambda d: d["attributes"].update(x=1)), "another attributes"),
     "shape of memory": (described(lambda d: d.update(shape=[2**40])), "1,048,576 bytes|missing|No such file|8,"),
-    "shape of overflow": (described(lambda d: d.update(shape=[2**63])), "describes no array of this store"),
-    "shape no size": (described(lambda d: d.update(shape=[True])), "describes no array of this store"),
+    "shape of overflow": (described(lambda d: d.update(shape=[2**63])), "does not describe an array of this store"),
+    "shape no size": (described(lambda d: d.update(shape=[True])), "does not describe an array of this store"),
     "chunks of memory": (
         described(lambda d: (d.update(shape=[2**40]), d["chunk_grid"]["configuration"].update(chunk_shape=[2**40]))),
         "describes chunks of 1,099,511,627,776 rows",
@@ -78,20 +78,20 @@ BAD: dict[str, tuple[Change, str]] = {
         "describes chunks of 1 rows of 1,073,741,824 elements",
     ),
     "description too large": (written("zarr.json", b" " * (2**16 + 1)), "more than 65,536 bytes"),
-    "description deep": (written("zarr.json", b"[" * 60_000), "describes no array"),
+    "description deep": (written("zarr.json", b"[" * 60_000), "does not describe an array"),
     "key twice": (written("zarr.json", b'{"shape": [1], "shape": [2]}'), "names a key twice"),
-    "description a pipe": (replaced("zarr.json", os.mkfifo), "is no regular file"),
-    "description a link": (replaced("zarr.json", lambda p: p.symlink_to("elsewhere")), "is no regular file"),
-    "chunk a pipe": (replaced("c.0", os.mkfifo), "is no regular file"),
-    "chunk a link": (replaced("c.0", lambda p: p.symlink_to("elsewhere")), "is no regular file"),
-    "chunk a device": (replaced("c.0", lambda p: p.symlink_to("/dev/zero")), "is no regular file"),
-    "chunk no frame": (written("c.0", b"x" * 100), "is no zstd frame"),
+    "description a pipe": (replaced("zarr.json", os.mkfifo), "is not a regular file"),
+    "description a link": (replaced("zarr.json", lambda p: p.symlink_to("elsewhere")), "is not a regular file"),
+    "chunk a pipe": (replaced("c.0", os.mkfifo), "is not a regular file"),
+    "chunk a link": (replaced("c.0", lambda p: p.symlink_to("elsewhere")), "is not a regular file"),
+    "chunk a device": (replaced("c.0", lambda p: p.symlink_to("/dev/zero")), "is not a regular file"),
+    "chunk no frame": (written("c.0", b"x" * 100), "is not a zstd frame"),
     "bomb": (
         written("c.0", frame((2**40).to_bytes(8, "little"), 0xE0)),
         "holds 1,099,511,627,776 bytes, 128 were expected",
     ),
-    "frame of no size": (written("c.0", frame(b"\x00", 0x00)), "does not say what it expands to"),
-    "frame that is cut": (written("c.0", b"\x28\xb5\x2f\xfd\xe0\x00"), "does not say what it expands to"),
+    "frame of no size": (written("c.0", frame(b"\x00", 0x00)), "does not declare its decompressed size"),
+    "frame that is cut": (written("c.0", b"\x28\xb5\x2f\xfd\xe0\x00"), "does not declare its decompressed size"),
 }
 
 
@@ -154,7 +154,7 @@ def test_folder_that_is_a_link_is_told_and_deleted_alone(tmp_path: Path) -> None
 @pytest.mark.parametrize("digest", ["", "../../x", "0" * 63, "A" * 64, "0" * 64 + "\n", "/etc"])
 def test_path_is_made_of_digests_alone(tmp_path: Path, digest: str) -> None:
     for call in (ArrayStore(tmp_path).path, ArrayStore(tmp_path).open, ArrayStore(tmp_path).delete):
-        with pytest.raises(DamagedError, match="is no digest of an array"):
+        with pytest.raises(DamagedError, match="is not the digest of an array"):
             call(digest)
 
 

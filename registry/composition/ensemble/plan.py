@@ -2,144 +2,29 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any
 
 from registry.checkpoint import COPIED_FILES
 from registry.composition.cards.ensemble import ensemble_card
 from registry.composition.cards.parts import licenses_of
-from registry.composition.compatibility import check_compatible, leading
+from registry.composition.compatibility import Subset, common_dtype, make_subset
+from registry.composition.ensemble.recipe import ROUTINGS, TASK_VECTOR, EnsembleRecipe
 from registry.composition.render import copied, span
-from registry.errors import IncompatibleError, InvalidInputError
+from registry.errors import IncompatibleError
 from registry.hosts import RowSelection
-from registry.hosts.remote_code import ENSEMBLE, ENSEMBLE_MODULE, dense_config, ensemble_code
-from registry.io.dtypes import WEIGHT_DTYPES
-from registry.io.model_folder import MARKER, fresh_folder, json_file, write_files, write_weights
+from registry.hosts.host import dense_config
+from registry.hosts.remote_code import ENSEMBLE, ENSEMBLE_MODULE, ensemble_code
+from registry.io.model_folder import json_file
 from registry.io.safetensors_writer import Span, Stream
-from registry.io.schema import NUMBER, NUMBERS, TEXT, WHOLE, check_written, fields, maybe
 from registry.member import Member
-from registry.progress import Progress
 from store.arrays import CHUNK_ELEMENTS, Block
 from store.catalog.records import Role
 from store.digest import json_digest
 
-TO_ENSEMBLE = "ensemble"
-"""What a composition's document says it was composed to."""
-
-POSTERIOR, PERPLEXITY, TASK_VECTOR = "posterior", "perplexity", "task-vector"
-ROUTINGS = {
-    POSTERIOR: "p(expert | text so far) by Bayes' rule (Branch-Train-Merge, section 2)",
-    PERPLEXITY: "softmax of the negative perplexity on the text so far (MergeME, section 3.1.3)",
-    TASK_VECTOR: "softmax of the cosine between the base model's negative gradient on the first tokens and the task "
-    "vector (MergeME, section 3.1.3)",
-}
-"""Routing method → where its weights come from."""
-
 DOCUMENT_FORMAT = 1
-_KINDS = {"to": TEXT, "routing": TEXT, "top_k": WHOLE, "temperature": NUMBER, "weights": maybe(NUMBERS)}
-_KINDS |= {"routing_tokens": maybe(WHOLE), "dtype": maybe(TEXT)}
-
-
-@dataclass(frozen=True)
-class EnsembleRecipe:
-    """Routing method + its parameters.
-
-    Attributes:
-        routing: a key of `ROUTINGS`.
-        top_k: members kept per token, their weights renormalised, from 1 to the number of members; None for all.
-        temperature: > 0; divides log likelihoods (`posterior`), perplexities or cosines before the softmax.
-        weights: member name → ω > 0, of which its prior is the share; 1 where absent; with `posterior` alone.
-        routing_tokens: with `task-vector`, how many first tokens decide, 2 or more; before there are so many, all
-            members count alike.
-        dtype: what the folder is written in, or None for the members' own.
-    """
-
-    routing: str = POSTERIOR
-    top_k: int | None = None
-    temperature: float = 1.0
-    weights: Mapping[str, float] = field(default_factory=dict)
-    routing_tokens: int = 32
-    dtype: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.routing not in ROUTINGS:
-            raise InvalidInputError(
-                f"routing method {self.routing!r} is none of {', '.join(ROUTINGS)}",
-                f"choose one of them: routing={POSTERIOR!r}",
-            )
-        if not (math.isfinite(self.temperature) and self.temperature > 0):
-            raise InvalidInputError(
-                f"temperature is {self.temperature}, it must be finite and more than 0", "the default is 1.0"
-            )
-        if self.routing_tokens < 2:
-            raise InvalidInputError(
-                f"routing-tokens is {self.routing_tokens}, it must be 2 or more: the first token is given",
-                "the default is 32",
-            )
-        if self.weights and self.routing != POSTERIOR:
-            raise InvalidInputError(
-                f"there are weights, and routing {self.routing!r} knows no prior", f"drop them, or use {POSTERIOR!r}"
-            )
-        for name, weight in self.weights.items():
-            if not (math.isfinite(weight) and weight > 0):
-                raise InvalidInputError(
-                    f"the weight of {name} is {weight}, it must be finite and more than 0", "the default is 1"
-                )
-        if self.dtype is not None and self.dtype not in WEIGHT_DTYPES:
-            raise InvalidInputError(
-                f"dtype {self.dtype!r} is none of {', '.join(WEIGHT_DTYPES)}", "choose one of them: --dtype bfloat16"
-            )
-
-    @property
-    def label(self) -> str:
-        """What messages call it."""
-        return f"routing {self.routing!r}"
-
-    @property
-    def needs_base(self) -> bool:
-        """The base model takes part."""
-        return self.routing == TASK_VECTOR
-
-    @classmethod
-    def from_document(cls, document: object, names: Sequence[str]) -> "EnsembleRecipe":
-        """Return the recipe whose `document` this is, of members of these names (errors as `Recipe.from_document`)."""
-        given = fields(document, _KINDS, "the recipe")
-        asked = {key: value for key, value in given.items() if key != "to" and value is not None}
-        recipe = cls(**asked)
-        check_written(given, recipe.document(names), "the recipe")
-        return recipe
-
-    def check_members(self, names: Sequence[str]) -> None:
-        """Check the recipe against the members' names.
-
-        Raises:
-            InvalidInputError: a weight is for no member, or top_k is out of range.
-        """
-        if strangers := sorted(set(self.weights) - set(names)):
-            raise InvalidInputError(
-                f"there is a weight for {', '.join(strangers)}, which is no member", f"members are: {', '.join(names)}"
-            )
-        if self.top_k is not None and not 1 <= self.top_k <= len(names):
-            raise InvalidInputError(
-                f"top-k is {self.top_k}, it must be from 1 to {len(names)}, the number of members",
-                f"give --top-k {len(names)} or less, or name more --experts",
-            )
-
-    def document(self, names: Sequence[str]) -> dict[str, Any]:
-        """Return the recipe as `composition.json` holds it, every default spelled out; null where it has no part."""
-        weights = {name: float(self.weights.get(name, 1.0)) for name in names}
-        return {
-            "to": TO_ENSEMBLE,
-            "routing": self.routing,
-            "top_k": len(names) if self.top_k is None else self.top_k,
-            "temperature": float(self.temperature),
-            "weights": weights if self.routing == POSTERIOR else None,
-            "routing_tokens": self.routing_tokens if self.routing == TASK_VECTOR else None,
-            "dtype": self.dtype,
-        }
 
 
 @dataclass(frozen=True)
@@ -194,7 +79,7 @@ class Ensemble:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a user should know of the result."""
+        """Remarks on the result for its user."""
         return ("load it with trust_remote_code=True: the folder carries its modelling file",)
 
     @cached_property
@@ -270,7 +155,7 @@ class Ensemble:
 
     @property
     def files(self) -> dict[str, bytes]:
-        """What the folder holds beside the weights and `composition.json`."""
+        """Every file of the folder except the weights and `composition.json`."""
         copied = {name: self.lead.file(name) for name in self.lead.names("file") if name in COPIED_FILES}
         card = ensemble_card(
             self.document | {"digest": self.digest},
@@ -297,63 +182,18 @@ def make_ensemble(members: Sequence[Member], base: Member | None, recipe: Ensemb
             needed.
         IncompatibleError: members differ in what must agree; the message says in what, and who from whom.
     """
-    ordered = tuple(sorted(members, key=lambda member: member.name))
-    names = [member.name for member in ordered]
-    if not ordered:
-        raise InvalidInputError("a composition needs at least one expert", "name some: --experts code,math")
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise InvalidInputError(
-            f"{', '.join(twice)} is named more than once: a composition holds one version of an expert",
-            "name each once",
-        )
-    recipe.check_members(names)
-    if recipe.routing != TASK_VECTOR:
-        base = None
-    elif base is None:
-        raise InvalidInputError(
-            f"routing {TASK_VECTOR!r} needs the base model that the members were fine-tuned from",
-            "name it: --base NAME[@V]",
-        )
-    everyone = (*ordered, *([base] if base else []))
-    check_compatible(everyone)
-    lead = leading(everyone)
-    _check_vocabularies(lead, everyone)
-    shared, tensors = _tensors(everyone, base, recipe, lead)
-    return Ensemble(ordered, base, recipe, recipe.dtype or _common_dtype(everyone), lead, shared, tensors)
+    subset = make_subset(members, base, recipe)
+    _check_vocabularies(subset)
+    shared, tensors = _tensors(subset, recipe)
+    dtype = recipe.dtype or common_dtype(subset.everyone)
+    return Ensemble(subset.members, subset.base, recipe, dtype, subset.lead, shared, tensors)
 
 
-def write_ensemble(
-    ensemble: Ensemble, out: Path, *, replace: bool, record: Callable[[], None], progress: Progress
-) -> None:
-    """Write an ensemble to `out`, which appears whole or not at all.
-
-    Args:
-        ensemble: what to write.
-        out: the folder; absent, empty, or with `replace` an earlier composition.
-        replace: see `out`.
-        record: called when everything is written, just before the folder appears; raising, it prevents that.
-        progress: told of the bytes written.
-
-    Raises:
-        OutputError: `out` cannot be written to.
-        StorageError: the disk is full or refuses.
-        DamagedError: a member's array is not what was stored.
-    """
-    with fresh_folder(out, replace=replace, nbytes=ensemble.nbytes) as folder:
-        with progress("composing", ensemble.nbytes, "B") as advance:
-            digests = write_weights(folder, ensemble.streams, advance)
-        digests |= write_files(folder, ensemble.files)
-        write_files(folder, {MARKER: json_file(ensemble.document | {"digest": ensemble.digest, "files": digests})})
-        record()
-
-
-def _tensors(
-    everyone: Sequence[Member], base: Member | None, recipe: EnsembleRecipe, lead: Member
-) -> tuple[dict[str, list[int]], tuple[EnsembleTensor, ...]]:
+def _tensors(subset: Subset, recipe: EnsembleRecipe) -> tuple[dict[str, list[int]], tuple[EnsembleTensor, ...]]:
     """Return who uses whose tensor where digests are equal, and the tensors to store."""
-    family, architecture = lead.family, lead.architecture
-    places = [f"members.{index}" for index in range(len(everyone) - (base is not None))]
-    places += ["base"] * (base is not None)
+    everyone, family, architecture = subset.everyone, subset.lead.family, subset.lead.architecture
+    prefixes = [f"members.{index}" for index in range(len(subset.members))]
+    prefixes += ["base"] * (subset.base is not None)
     roles: dict[str, Role] = dict.fromkeys(family.trunk_shapes(architecture), "trunk")
     roles |= dict.fromkeys(family.mlp_shapes(architecture), "mlp")
     shared: dict[str, list[int]] = {}
@@ -367,7 +207,7 @@ def _tensors(
             shared[name] = owners
         for owner in sorted(set(owners)):
             dtype = recipe.dtype or links[owner].dtype
-            tensors.append(EnsembleTensor(f"{places[owner]}.{name}", everyone[owner], role, array, dtype))
+            tensors.append(EnsembleTensor(f"{prefixes[owner]}.{name}", everyone[owner], role, array, dtype))
     return shared, tuple(tensors)
 
 
@@ -377,26 +217,16 @@ def _blocks(member: Member, role: Role, name: str, dtype: str) -> Iterator[Block
 
 
 def _spans(member: Member, role: Role, name: str, dtype: str) -> list[Span] | None:
-    found = span(member.open(role, name), RowSelection(name), dtype)
-    return None if found is None else [found]
+    one = span(member.open(role, name), RowSelection(name), dtype)
+    return None if one is None else [one]
 
 
-def _check_vocabularies(lead: Member, everyone: Sequence[Member]) -> None:
-    rows = lead.architecture.vocab_size
-    for other in everyone:
+def _check_vocabularies(subset: Subset) -> None:
+    lead, rows = subset.lead, subset.lead.architecture.vocab_size
+    for other in subset.everyone:
         if other.architecture.vocab_size != rows:
             raise IncompatibleError(
                 f"{lead.version.ref} and {other.version.ref} cannot stand in one ensemble: "
                 f"vocab_size {rows} against {other.architecture.vocab_size}",
                 "an ensemble mixes distributions over the same tokens: leave one of them out",
             )
-
-
-def _common_dtype(everyone: Sequence[Member]) -> str:
-    dtypes = {member.version.ref: str(member.content["dtype"]) for member in everyone}
-    if len(set(dtypes.values())) > 1:
-        listed = ", ".join(f"{ref} {dtype}" for ref, dtype in dtypes.items())
-        raise IncompatibleError(
-            f"the members' weights have different dtypes ({listed})", "choose one: --dtype bfloat16"
-        )
-    return next(iter(dtypes.values()))

@@ -1,7 +1,7 @@
 // Everything works without this script; with it parts of pages load by themselves, and commands can be copied.
 "use strict";
 
-const wait = 200; // milliseconds without a change, after which the page asks
+const wait = 200; // milliseconds without a change before the page sends a request
 
 function prepare(root) {
   for (const button of root.querySelectorAll("[data-copy]")) button.hidden = false;
@@ -14,17 +14,17 @@ async function ask(address, signal) {
 }
 
 function show(place, text) {
-  place.innerHTML = text; // made by this server, which escapes all that it was told
+  place.innerHTML = text; // rendered by this server, which escapes all values
   place.removeAttribute("aria-busy");
   prepare(place);
 }
 
 function fail(place) {
   place.removeAttribute("aria-busy");
-  const told = document.createElement("p");
-  told.className = "problem";
-  told.textContent = "The server does not answer. Is reg ui still running?";
-  place.replaceChildren(told);
+  const problem = document.createElement("p");
+  problem.className = "problem";
+  problem.textContent = "The server does not answer. Is reg ui still running?";
+  place.replaceChildren(problem);
 }
 
 async function load(place, address) {
@@ -48,7 +48,7 @@ document.addEventListener("click", async (event) => {
       await navigator.clipboard.writeText(copy.dataset.copy);
       word.textContent = "Copied";
     } catch {
-      word.textContent = "Select it, and copy";
+      word.textContent = "Select and copy";
     }
     setTimeout(() => { word.textContent = before; }, 2000);
     return;
@@ -68,7 +68,7 @@ function themes(button) {
   button.hidden = false;
   button.addEventListener("click", () => {
     root.dataset.theme = dark() ? "light" : "dark";
-    try { localStorage.setItem("theme", root.dataset.theme); } catch { /* until the page is left, then */ }
+    try { localStorage.setItem("theme", root.dataset.theme); } catch { /* no storage: the choice lasts until the page is left */ }
     tell();
   });
   system.addEventListener("change", tell);
@@ -119,7 +119,9 @@ function composer(form) {
 
   function fields() {
     for (const field of form.querySelectorAll("[data-to]")) {
-      field.hidden = !field.dataset.to.split(" ").includes(form.elements.to.value);
+      const [other, ...methods] = (field.dataset.with ?? "").split(" ");
+      const apart = other && !methods.includes(form.elements[other].value);
+      field.hidden = apart || !field.dataset.to.split(" ").includes(form.elements.to.value);
     }
   }
 

@@ -1,4 +1,4 @@
-// Before anything is drawn: the colours that were chosen here, if any were; else those of the system.
+// Runs before the first paint: apply the chosen colours, or else those of the system.
 try {
   const chosen = localStorage.getItem("theme");
   if (chosen === "dark" || chosen === "light") document.documentElement.dataset.theme = chosen;

@@ -16,7 +16,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from registry import Registry
-from registry.composition.ensemble.plan import ROUTINGS, Ensemble, EnsembleRecipe, make_ensemble, write_ensemble
+from registry.composition.ensemble.plan import Ensemble, make_ensemble
+from registry.composition.ensemble.recipe import ROUTINGS, EnsembleRecipe
+from registry.composition.ensemble.write import write_ensemble
 from registry.io.model_folder import MARKER, composed_of
 from registry.progress import silent
 from registry.runtime.loading import has_our_code, load_model, quiet_transformers

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from registry import Registry
-from registry.composition.ensemble.plan import EnsembleRecipe, make_ensemble, write_ensemble
+from registry.composition.ensemble.plan import make_ensemble
+from registry.composition.ensemble.recipe import EnsembleRecipe
+from registry.composition.ensemble.write import write_ensemble
 from registry.errors import IncompatibleError, InvalidInputError, RegError
 from registry.progress import silent
 from tests.conftest import Zoo
@@ -18,14 +20,14 @@ from tests.models import make_model, save_checkpoint
 @pytest.mark.parametrize(
     ("recipe", "message"),
     [
-        ({"routing": "vote"}, "routing method 'vote' is none of posterior, perplexity, task-vector"),
+        ({"routing": "vote"}, "routing method 'vote' is not one of posterior, perplexity, task-vector"),
         ({"temperature": 0.0}, "temperature is 0.0"),
         ({"routing_tokens": 1}, "routing-tokens is 1"),
         ({"top_k": 4}, "top-k is 4, it must be from 1 to 3"),
-        ({"weights": {"german": 2.0}}, "weight for german, which is no member"),
+        ({"weights": {"german": 2.0}}, "weight for german, which is not a member"),
         ({"weights": {"law": -1.0}}, "the weight of law is -1.0"),
-        ({"weights": {"law": 2.0}, "routing": "perplexity"}, "knows no prior"),
-        ({"dtype": "int8"}, "dtype 'int8' is none of"),
+        ({"weights": {"law": 2.0}, "routing": "perplexity"}, "weights has no part in routing method 'perplexity'"),
+        ({"dtype": "int8"}, "dtype 'int8' is not one of"),
     ],
 )
 def test_recipe_that_does_not_fit_is_refused(filled: Registry, recipe: dict[str, Any], message: str) -> None:

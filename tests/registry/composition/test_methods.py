@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from registry import Recipe, Registry
-from registry.composition.tensor_source import TensorSource
+from registry.composition.tensor_source import StoredSource
 from registry.errors import IncompatibleError
 from registry.families.sites import MLP_INPUT
 from registry.io.model_folder import MARKER
@@ -102,8 +102,8 @@ def test_regmean_is_its_equation_over_raw_features(
 def test_maps_of_one_input_have_the_same_bits_in_any_order(filled: Registry) -> None:
     plan = filled.plan(PAIR, Recipe())
     below = [f"model.layers.{layer}.{name}.weight" for layer in range(2) for name in INPUTS]
-    alone = {name: torch.cat(list(TensorSource(plan).combined(name))) for name in below}
-    together = TensorSource(plan)
+    alone = {name: torch.cat(list(StoredSource(plan).combined(name))) for name in below}
+    together = StoredSource(plan)
     for name in (*below, *reversed(below), *below[::2], below[1]):
         assert torch.equal(torch.cat(list(together.combined(name))), alone[name]), name
 

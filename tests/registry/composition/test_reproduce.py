@@ -141,7 +141,7 @@ UNTRUSTED: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "larger": (change("recipe.top_k", 10**400), "is not JSON: a number has 401 digits, the limit is 40"),
     "weights": (change("recipe.weights", {"code": "1"}), "it must be an object of finite numbers with"),
     "weight of a stranger": (change("recipe.weights.law", 1.0), "this program would write {'code': 1.0, 'math': 1.0}"),
-    "method": (change("recipe.trunk", "__class__"), "trunk method '__class__' is none of"),
+    "method": (change("recipe.trunk", "__class__"), "trunk method '__class__' is not one of"),
     "no point": (change("recipe.temperature", 1), "temperature is 1, it must be a finite number with a decimal point"),
     "device": (change("recipe.computed", {"device": "/dev/x"}), "it must be a kind of device"),
     "output": (change("recipe.to", "ensemble"), "the recipe has a key"),

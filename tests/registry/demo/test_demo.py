@@ -44,7 +44,7 @@ def test_earlier_demo_is_replaced_only_where_asked(tmp_path: Path, demo_result: 
 def test_two_demos_in_one_folder_are_kept_apart(tmp_path: Path) -> None:
     with run._prepared(tmp_path / "demo", force=False):
         for force in (False, True):
-            with pytest.raises(OutputError, match="another demo is being made in") as caught:
+            with pytest.raises(OutputError, match="another demo is running in") as caught:
                 run_demo(tmp_path / "demo", force=force)
             assert caught.value.hint == "choose another --out, or wait until that has ended"
     with run._prepared(tmp_path / "demo", force=False):  # nothing was made there

@@ -79,7 +79,7 @@ def test_a_repository_of_somebody_else_is_not_written_to(
     filled.push(moe, "org/moe", license="mit")
     monkeypatch.setenv("HF_TOKEN", STRANGER)
     assert filled.push(moe, "org/moe", license="mit").added is False  # it is there already
-    refusal(StorageError, filled, moe, Target("org/moe", "new"), "may not write", "HTTP 403", "is as it was")
+    refusal(StorageError, filled, moe, Target("org/moe", "new"), "may not write", "HTTP 403", "is unchanged")
 
 
 def test_offline_nothing_is_asked(
@@ -111,7 +111,7 @@ def test_another_composition_is_replaced_only_when_asked(
     first = filled.push(moe, "org/moe", license="mit")
     filled.compose(["code", "law"], tmp_path / "other", Recipe(host="remote-code"))
     other = tmp_path / "other"
-    refusal(ConflictError, filled, other, "org/moe", "another composition", "is as it was", "--force")
+    refusal(ConflictError, filled, other, "org/moe", "another composition", "is unchanged", "--force")
     second = filled.push(other, Target("org/moe", force=True), license="mit")
     assert hub.files("org/moe").keys() == files_of(other).keys()
     filled.push(moe, Target("org/moe", force=True), license="mit")
@@ -128,7 +128,7 @@ def test_branches_and_revisions(filled: Registry, moe: Path, hub: WritableHub) -
     assert filled.push(moe, Target("org/moe", "v1"), license="mit").added is False
     for revision in ("refs/pr/7", "0" * 40):
         target = Target("org/moe", revision)
-        refusal(NotFoundError, filled, moe, target, f"no revision {revision!r}", "is as it was", "/tree/main")
+        refusal(NotFoundError, filled, moe, target, f"no revision {revision!r}", "is unchanged", "/tree/main")
 
 
 def test_a_pull_request(filled: Registry, moe: Path, hub: WritableHub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +149,7 @@ def test_private_is_what_it_says(filled: Registry, moe: Path, hub: WritableHub) 
     filled.push(moe, "org/open", license="mit")
     assert not hub.repositories["org/open"].private
     target = Target("org/open", private=True)
-    refusal(ConflictError, filled, moe, target, "is there already, and public", "/org/open/settings")
+    refusal(ConflictError, filled, moe, target, "exists and is public", "/org/open/settings")
 
 
 def test_a_gated_repository_is_told(filled: Registry, moe: Path, hub: WritableHub) -> None:
@@ -157,7 +157,7 @@ def test_a_gated_repository_is_told(filled: Registry, moe: Path, hub: WritableHu
     hub.repositories["org/moe"].gated = True
     head = hub.repositories["org/moe"].revisions["main"]
     hub.repositories["org/moe"].commits[head]["more.txt"] = b"x"  # so that its document has to be read
-    terms = (f"{hub.url}/org/moe", "is gated", "accept its terms", "is as it was")
+    terms = (f"{hub.url}/org/moe", "is gated", "accept its terms", "is unchanged")
     refusal(StorageError, filled, moe, Target("org/moe", force=True), *terms)
 
 
@@ -166,7 +166,7 @@ def test_a_gated_repository_is_told(filled: Registry, moe: Path, hub: WritableHu
     ("answer", "kind", "parts"),
     [
         ((500, "Internal Error", None), StorageError, ("fails on", "HTTP 500", "wait a minute")),
-        ((429, "Too many requests", None), StorageError, ("asks for patience", "HTTP 429", "wait some minutes")),
+        ((429, "Too many requests", None), StorageError, ("limits the rate of requests", "HTTP 429", "wait some minutes")),
         ((403, "Private repository storage limit reached", None), StorageError, ("no room left", "quota", "HTTP 403")),
         ((402, "Payment required", None), StorageError, ("no room left", "HTTP 402")),
         ((403, "Forbidden", None), StorageError, ("may not write", "HTTP 403", "hf auth login")),
@@ -183,7 +183,7 @@ def test_what_the_hub_answers_is_told(
     parts: tuple[str, ...],
 ) -> None:
     hub.refusing = {what: answer}
-    state = "nothing was sent" if what == "POST create" else "was made and holds no model yet"
+    state = "nothing was sent" if what == "POST create" else "was created and holds no model yet"
     refusal(kind, filled, moe, "org/moe", *parts, state)
     assert ("org/moe" in hub.repositories) is (what != "POST create")
     hub.refusing = {}
@@ -210,7 +210,7 @@ def test_an_interrupted_upload_goes_on(filled: Registry, hub: WritableHub, moe: 
     hub.breaking = {large}
     with pytest.raises(StorageError, match="the connection to") as caught:
         filled.push_expert("code", "org/code", calibration=True)
-    assert "was made and holds no model yet; files that arrived are kept there" in caught.value.message
+    assert "was created and holds no model yet; files that arrived are not sent again" in caught.value.message
     assert "type the command again" in str(caught.value.hint)
     assert hub.files("org/code") == {}
     arrived = {upload.oid for upload in hub.uploads if upload.nbytes == sizes[oids[upload.oid]]}
@@ -238,14 +238,14 @@ def test_somebody_who_pushes_meanwhile_is_not_overwritten(filled: Registry, moe:
         hub.add("org/moe", theirs)
 
     hub.before_commit = push_meanwhile
-    refusal(ConflictError, filled, moe, "org/moe", "somebody else pushed", "meanwhile")
+    refusal(ConflictError, filled, moe, "org/moe", "another push changed", "in the meantime")
     assert hub.files("org/moe") == theirs
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 def test_what_did_not_arrive_as_it_was_is_told(filled: Registry, moe: Path, hub: WritableHub, name: str) -> None:
     hub.spoiling = {name}
-    refusal(DamagedError, filled, moe, "org/moe", f"{name} is not what was sent", "undo that commit")
+    refusal(DamagedError, filled, moe, "org/moe", f"{name} is not as sent", "undo that commit")
 
 
 def test_no_connection_is_told(filled: Registry, moe: Path, hub: WritableHub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,5 +267,5 @@ def test_an_interruption_says_what_is_there(
     with pytest.raises(KeyboardInterrupt):
         filled.push(moe, "org/moe", license="mit")
     told = capsys.readouterr().err
-    assert "interrupted: org/moe was made and holds no model yet" in told
+    assert "interrupted: org/moe was created and holds no model yet" in told
     assert "type the command again" in told

@@ -12,7 +12,7 @@ import pytest
 
 from registry import Recipe, Registry
 from registry.composition.model_writer import streams_of
-from registry.composition.tensor_source import TensorSource
+from registry.composition.tensor_source import StoredSource
 from registry.io import shard_writer as module
 from registry.io.safetensors_writer import Span, Stream
 from registry.io.shard_writer import Shard, write_shards
@@ -161,7 +161,7 @@ def test_composition_is_that_of_the_plain_way(
         registry.add_expert(name, folder, data=[write_jsonl(tmp_path / f"{name}.jsonl", sentences(name, 20))])
     plan = registry.plan(["code", "math"], Recipe(host=host, lam=1.0))
     registry.compose(["code", "math"], tmp_path / "moe", Recipe(host=host, lam=1.0))
-    streams = streams_of(TensorSource(plan))
+    streams = streams_of(StoredSource(plan))
     copied = [stream for stream in streams if stream.spans() is not None]
     assert copied
     write_plain(tmp_path / "plain", streams)

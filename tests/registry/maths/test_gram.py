@@ -1,5 +1,8 @@
 """Proves: every way to an exact Gram gives the same integers: at the extremes, in any shape, however split."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 
 import pytest
@@ -163,16 +166,47 @@ def test_devices_without_int8_take_float64(monkeypatch: pytest.MonkeyPatch) -> N
     assert not has_int8.__wrapped__("mps")
 
 
-def test_product_that_overflows_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As processors without VNNI do it: pairs of products added in 16 bits."""
+@pytest.mark.parametrize("shifts", [(0, 0), (128, 0), (0, 128)])
+def test_product_that_overflows_is_found_out(monkeypatch: pytest.MonkeyPatch, shifts: tuple[int, int]) -> None:
+    """As processors without VNNI do it: pairs of products added in 16 bits, one factor perhaps made unsigned."""
 
     def saturating(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        products = left.long()[:, :, None] * right.long()[None]
-        pairs = products[:, ::2] + products[:, 1::2]
-        return pairs.clamp(-(2**15), 2**15 - 1).sum(1).to(torch.int32)
+        rows, columns = left.long(), right.long()
+        products = (rows + shifts[0])[:, :, None] * (columns + shifts[1])[None]
+        pairs = (products[:, ::2] + products[:, 1::2]).clamp(-(2**15), 2**15 - 1)
+        surplus = shifts[0] * columns.sum(0) + shifts[1] * rows.sum(1)[:, None]
+        return (pairs.sum(1) - surplus).to(torch.int32)
 
+    monkeypatch.setattr(module, "PROBES", module.PROBES[:1])
     monkeypatch.setattr(torch, "_int_mm", saturating)
     assert not has_int8.__wrapped__("cpu")
+
+
+RANDOM_SUMS = """
+import torch
+from registry.maths.gram import GramAccumulator, float64_gram, has_int8
+draw = torch.Generator().manual_seed(0)
+for width in (1, 24, 97, 300):
+    for tokens in (1, 8, 21, 500):
+        for most in (2**7, 2**15 - 1, 2**19 - 1):
+            q = torch.randint(-most, most + 1, (tokens, width), generator=draw)
+            sums = GramAccumulator(torch.zeros(width, dtype=torch.int16), 20)
+            sums.add_integers(q)
+            assert torch.equal(sums.matrix(), float64_gram(q.double(), 20)), (width, tokens, most)
+print(has_int8("cpu"))
+"""
+
+
+@pytest.mark.parametrize("isa", ["", "AVX2", "AVX512_CORE", "SSE41"])
+def test_sums_are_exact_whatever_onednn_may_use(isa: str) -> None:
+    """Instructions of a processor that its user forbids to oneDNN are no reason to lose a bit."""
+    limits = {"ONEDNN_MAX_CPU_ISA": isa} | ({"ATEN_CPU_CAPABILITY": "avx2"} if isa == "AVX2" else {}) if isa else {}
+    free = {name: value for name, value in os.environ.items() if name != "ONEDNN_MAX_CPU_ISA"}
+    printed = subprocess.run(
+        [sys.executable, "-c", RANDOM_SUMS], env=free | limits, capture_output=True, text=True, check=False
+    )
+    assert printed.returncode == 0, printed.stderr
+    assert printed.stdout == f"{has_int8('cpu')}\n" or (isa and printed.stdout == "False\n")
 
 
 def test_sums_that_leave_64_bits_are_refused() -> None:

@@ -255,7 +255,7 @@ def test_reader_elsewhere_is_told_of_and_the_repeat_erases(lived_in: Registry, m
     reader.execute("BEGIN")
     assert reader.execute("SELECT count(*) FROM tags").fetchone() == (1,)
     done = lived_in.opt_out("code", purge=True)
-    assert [line.split(" for")[0] for line in done.remains] == ["another process reads or writes catalog.sqlite,"]
+    assert [line.split(" for")[0] for line in done.remains] == ["another process has used catalog.sqlite"]
     assert reader.execute("SELECT value FROM tags").fetchone() == ("a-secret-tag",)
     assert list(files_with_marks(home)) != []
     reader.execute("COMMIT")
@@ -281,7 +281,7 @@ def test_composition_that_an_opt_out_overtakes_puts_nothing_into_the_cache(
     with pytest.raises(ConflictError, match="code@1 was opted out"):
         filled.compose(["code", "math"], tmp_path / "moe", Recipe(refine=1))
     ((line,),) = told
-    assert line.startswith(f"another process works with a copy of it in {filled.home.work}/")
+    assert line.startswith(f"another process uses a copy of it in {filled.home.work}/")
     assert not (tmp_path / "moe").exists()
     assert not filled.home.cache.exists()
     assert list(filled.home.work.iterdir()) == []
@@ -321,7 +321,7 @@ def test_other_passes_go_on_after_a_purge(filled: Registry) -> None:
         (filled.home.path / key).rename(filled.home.partial / key)
     with temporary(filled.home.merged, prefix="merged-") as busy, temporary(filled.home.work, [digest]) as mine:
         done = filled.opt_out("code", purge=True)
-        assert done.remains == (f"another process works with a copy of it in {mine} until it ends",)
+        assert done.remains == (f"another process uses a copy of it in {mine} until it ends",)
         assert busy.exists()
         assert filled.gc(dry_run=True).passes == 1
         assert (filled.gc().merged, busy.exists(), mine.exists()) == (0, True, True)

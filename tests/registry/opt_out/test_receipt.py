@@ -87,7 +87,7 @@ def test_receipt_says_what_was_done(withdrawn: Registry, made: dict[str, Any], p
         assert found[name]["recomposed"] == {"digest": plan.digest, "members": members}
     assert (found["alone"]["recomposed"], found["alone"]["why"]) == (None, "no member remains")
     assert found["trained"]["recomposed"] is None
-    assert found["trained"]["why"] == "its routers were trained on text, which is not done again"
+    assert found["trained"]["why"] == "its routers were trained on text, and training is not repeated"
     text = (place / "receipt.json").read_text()
     assert text == json.dumps(made, indent=2, sort_keys=True) + "\n"
     assert [path.name for path in place.glob(".*")] == []
@@ -213,19 +213,19 @@ CONTRADICTIONS: dict[str, tuple[Change, str]] = {
     "log cut": (execute("DELETE FROM events WHERE action = 'gc'"), "the log has no event of digest"),
     "head before": (
         lambda registry, made, _f: made.update(head=registry.log(limit=9)[-1].digest),
-        "the log tells of no opt-out of math@1 before the receipt",
+        "the log has no opt-out of math@1 before the receipt",
     ),
     "array is back": (
         lambda registry, made, _f: registry.arrays.path(made["deleted"]["arrays"][0]).mkdir(parents=True),
-        "is there, and no version needs it",
+        "exists, and no version uses it",
     ),
     "composition left out": (
         lambda _r, made, _f: made["compositions"].pop(0),
-        "was made from what was withdrawn, and is not in the receipt",
+        "was made from withdrawn versions, and is not in the receipt",
     ),
     "composition put in": (
         lambda _r, made, _f: made["compositions"][0].update(digest="0" * 64),
-        "composition 000000000000 was not made from what was withdrawn",
+        "composition 000000000000 was not made from withdrawn versions",
     ),
     "folder left out": (lambda _r, made, _f: made["compositions"][0].update(folders=[]), "which is not in the receipt"),
     "recomposed": (
@@ -236,7 +236,7 @@ CONTRADICTIONS: dict[str, tuple[Change, str]] = {
         lambda _r, made, _f: made["compositions"][0]["recomposed"]["members"].append(
             {"name": "math", "digest": made["versions"][0]["digest"]}
         ),
-        "its members are not those that remained",
+        "its members are not the remaining ones",
     ),
     "file changed": (lambda _r, _m, folder: (folder / "config.json").write_text("{}"), "config.json was changed"),
     "file gone": (lambda _r, _m, folder: (folder / "config.json").unlink(), "config.json is missing"),
@@ -278,7 +278,7 @@ def test_folder_and_content_that_still_hold_it_are_told(
     assert problem == f"{place / 'moe'} holds math@1: its {MARKER} names math {digest[:12]}"
     withdrawn.add_expert("math", zoo.experts["math"])
     problems = withdrawn.verify_receipt(tmp_path / "receipt.json").problems
-    assert all("is there again: math@2 needs it as " in problem for problem in problems)
+    assert all("exists again: math@2 uses it as " in problem for problem in problems)
     assert len(problems) > 4
 
 
@@ -288,7 +288,7 @@ def test_what_is_no_receipt_of_this_registry_is_refused(
     path = tmp_path / "receipt.json"
     with pytest.raises(NotFoundError, match="is not a file"):
         withdrawn.verify_receipt(tmp_path / "absent")
-    with Registry(tmp_path / "elsewhere") as other, pytest.raises(ConflictError, match="is of the registry"):
+    with Registry(tmp_path / "elsewhere") as other, pytest.raises(ConflictError, match="belongs to the registry"):
         other.verify_receipt(path)
     for changes, message in (
         ({"format": 2}, "has format 2, this program reads 1"),

@@ -184,7 +184,7 @@ def test_refusals(world: tuple[Registry, Path], zoo: Zoo, tmp_path: Path) -> Non
     registry, _ = world
     with pytest.raises(CheckpointError, match="not composed by this program"):
         registry.report(zoo.base)
-    with pytest.raises(CheckpointError, match="is no folder"):
+    with pytest.raises(CheckpointError, match="is not a folder"):
         registry.report(tmp_path / "absent")
     with pytest.raises(NotFoundError, match="there is no composition"):
         registry.report("abcdef123")
@@ -215,4 +215,4 @@ def test_command(world: tuple[Registry, Path], tmp_path: Path) -> None:
     run("--out", str(out), "--force")
     assert json.loads(run("--json"))["name"] == "moe"
     assert "Missing option '--out'" in run(code=2)
-    assert "is no folder" in run("--out", str(tmp_path / "no" / "report.html"), code=1)
+    assert "is not a folder" in run("--out", str(tmp_path / "no" / "report.html"), code=1)

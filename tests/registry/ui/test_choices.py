@@ -6,7 +6,8 @@ import click
 
 from cli.main import main
 from registry import Recipe, Registry
-from registry.ui.choices import CHOICES, Choices
+from registry.composition.recipe.recipe_fields import FieldKind
+from registry.ui.choices import CHOICES, Choices, select_values
 from store.catalog import Catalog
 from tests.store.test_catalog import new
 
@@ -17,10 +18,9 @@ def test_every_choice_of_the_form_is_an_option_of_compose() -> None:
     options = {name: option for option in command.params for name in option.opts}
     for choice in CHOICES:
         option = options[choice.option]
-        assert bool(getattr(option, "is_flag", False)) == (choice.options is None)
-        listed = getattr(option.type, "choices", None)
-        if listed is not None:
-            assert tuple(one for one in choice.options or () if one) == tuple(listed)
+        assert bool(getattr(option, "is_flag", False)) == (choice.kind is FieldKind.SWITCH)
+        listed = getattr(option.type, "choices", ())
+        assert tuple(one for one in select_values(choice) if one) == tuple(listed)
 
 
 def test_the_choices_of_a_recipe_are_read_back() -> None:

@@ -236,6 +236,7 @@ RECIPES: list[dict[str, Any]] = [
     {"router": "random", "balance": "tokens", "base": "base@1", "trunk": "dare"},
     {"refine": "1", "refine_mlp": "1"},
     {"router": "domain-embedding", "lam": "1"},
+    {"router": "random", "lam": "1"},  # lam has no part in it
     {"remote_code": "1"},
     {"to": "dense", "trunk": "mean", "router": "random", "top_k": "7"},  # fields without a part in it
     {"to": "ensemble", "routing": "perplexity", "temperature": "2", "lam": "x"},
@@ -273,8 +274,8 @@ def test_the_composer_tells_why_there_is_no_plan(filled: Registry, pages: Pages)
         ({"e": ["math", "math@1"]}, "named more than once"),
         ({"e": "math", "top_k": "9"}, "top-k is 9"),
         ({"e": "math", "top_k": "٣"}, "is not a whole number"),
-        ({"e": "math", "lam": "nan"}, "is not a number or auto"),
-        ({"e": "math", "to": "<b>"}, "is none of"),
+        ({"e": "math", "lam": "nan"}, "is not a finite number or auto"),
+        ({"e": "math", "to": "<b>"}, "is not one of"),
         ({"e": "math", "trunk": "<b>"}, "<b>"),
         ({"e": "math", "to": "dense", "trunk": "base"}, "is the base model itself"),
         ({"e": "<script>"}, "<script>"),
@@ -300,7 +301,7 @@ def test_the_preview_is_what_the_registry_foretells(filled: Registry, pages: Pag
 @pytest.mark.parametrize(
     ("path", "status", "told"),
     [
-        ("/nowhere", 404, "there is no such page"),
+        ("/nowhere", 404, "this page does not exist"),
         ("/versions/mth", 404, "did you mean &#39;math&#39;"),
         ("/versions/math@7", 404, "has no version 7"),
         ("/versions/%3Cb%3E", 400, "&lt;b&gt;"),

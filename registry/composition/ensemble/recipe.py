@@ -1,0 +1,104 @@
+"""The recipe of an ensemble: routing method and its parameters."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from registry.composition.recipe.recipe_fields import ENSEMBLE, FIELDS, default
+from registry.composition.recipe.recipe_rules import check_named, first_problem
+from registry.errors import InvalidInputError
+from registry.io.schema import check_written, fields, maybe
+
+TO_ENSEMBLE = ENSEMBLE
+"""Output that a composition's document names."""
+
+POSTERIOR, PERPLEXITY, TASK_VECTOR = "posterior", "perplexity", "task-vector"
+ROUTINGS = {
+    POSTERIOR: "p(expert | text so far) by Bayes' rule (Branch-Train-Merge, section 2)",
+    PERPLEXITY: "softmax of the negative perplexity on the text so far (MergeME, section 3.1.3)",
+    TASK_VECTOR: "softmax of the cosine between the base model's negative gradient on the first tokens and the task "
+    "vector (MergeME, section 3.1.3)",
+}
+"""Routing method → where its weights come from."""
+
+_KINDS = {name: FIELDS[name].document_kind for name in ("to", "routing", "top_k", "temperature", "dtype")}
+_KINDS |= {name: maybe(FIELDS[name].document_kind) for name in ("weights", "routing_tokens")}
+"""Key of a document → what it holds."""
+
+
+@dataclass(frozen=True)
+class EnsembleRecipe:
+    """Routing method + its parameters.
+
+    Attributes:
+        routing: a key of `ROUTINGS`.
+        top_k: members kept per token, their weights renormalised, from 1 to the number of members; None for all.
+        temperature: > 0; divides log likelihoods (`posterior`), perplexities or cosines before the softmax.
+        weights: member name → ω > 0, of which its prior is the share; 1 where absent; with `posterior` alone.
+        routing_tokens: with `task-vector`, how many first tokens decide, 2 or more; before there are so many, all
+            members count alike.
+        dtype: what the folder is written in, or None for the members' own.
+    """
+
+    routing: str = default("routing")
+    top_k: int | None = default("top_k")
+    temperature: float = default("temperature", TO_ENSEMBLE)
+    weights: Mapping[str, float] = field(default_factory=partial(default, "weights"))
+    routing_tokens: int = default("routing_tokens")
+    dtype: str | None = default("dtype")
+
+    def __post_init__(self) -> None:
+        own = {name: getattr(self, name) for name in FIELDS if hasattr(self, name)}
+        if problem := first_problem(own):
+            raise problem.error()
+
+    @property
+    def to(self) -> str:
+        """The output, as `Recipe.to`."""
+        return TO_ENSEMBLE
+
+    @property
+    def label(self) -> str:
+        """A name for messages."""
+        return f"routing {self.routing!r}"
+
+    @property
+    def needs_base(self) -> bool:
+        """The base model takes part."""
+        return self.routing == TASK_VECTOR
+
+    @classmethod
+    def from_document(cls, document: object, names: Sequence[str]) -> "EnsembleRecipe":
+        """Read the recipe of a `composition.json` (arguments and errors as `Recipe.from_document`)."""
+        given = fields(document, _KINDS, "the recipe")
+        asked = {key: value for key, value in given.items() if key != "to" and value is not None}
+        recipe = cls(**asked)
+        check_written(given, recipe.document(names), "the recipe")
+        return recipe
+
+    def check_members(self, names: Sequence[str]) -> None:
+        """Check the recipe against the members' names.
+
+        Raises:
+            InvalidInputError: a weight is for no member, or top_k is out of range.
+        """
+        check_named(names, weight=self.weights)
+        if self.top_k is not None and not 1 <= self.top_k <= len(names):
+            raise InvalidInputError(
+                f"top-k is {self.top_k}, it must be from 1 to {len(names)}, the number of members",
+                f"give --top-k {len(names)} or less, or name more --experts",
+            )
+
+    def document(self, names: Sequence[str]) -> dict[str, Any]:
+        """Return the recipe as `composition.json` holds it, every default spelled out; null where it has no part."""
+        weights = {name: float(self.weights.get(name, 1.0)) for name in names}
+        return {
+            "to": TO_ENSEMBLE,
+            "routing": self.routing,
+            "top_k": len(names) if self.top_k is None else self.top_k,
+            "temperature": float(self.temperature),
+            "weights": weights if self.routing == POSTERIOR else None,
+            "routing_tokens": self.routing_tokens if self.routing == TASK_VECTOR else None,
+            "dtype": self.dtype,
+        }

@@ -1,0 +1,196 @@
+"""The recipe of a mixture or of a dense model: trunk method, router method and their parameters."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from registry.composition.recipe.recipe_fields import AUTO as AUTO
+from registry.composition.recipe.recipe_fields import (
+    DENSE,
+    FIELDS,
+    MOE,
+    TOP_K,
+    TRUNK_OPTIONS,
+    default,
+    options_of,
+)
+from registry.composition.recipe.recipe_rules import check_named, first_problem
+from registry.errors import InvalidInputError
+from registry.io.schema import NUMBERS, OBJECT, WHOLE, Kind, check_written, fields
+from registry.maths.router import BASE, OWN, ROUTERS
+from registry.maths.trunk import TRUNKS
+from registry.runtime.loading import device_name
+from registry.statistics.settings import PassSettings
+
+OUTPUTS = (MOE, DENSE)
+"""Outputs of a recipe: a sparse mixture, or one dense model in which the MLPs are combined as the trunk is."""
+
+_KINDS = {name: one.document_kind for name, one in FIELDS.items() if not one.group}
+_KINDS |= {TRUNK_OPTIONS: NUMBERS, "computed": OBJECT}
+for _name in ("routing", "routing_tokens", "device", "host", "remote_code"):
+    del _KINDS[_name]
+"""Key of a document → what it holds."""
+_COMPUTED = {
+    "batch_size": WHOLE,
+    "device": Kind("a kind of device", lambda value: isinstance(value, str) and value.isidentifier()),
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Trunk method + router method + their parameters.
+
+    Attributes:
+        trunk: a key of `TRUNKS`.
+        trunk_options: parameters of the trunk method, where they are not its defaults.
+        router: a key of `ROUTERS`.
+        lam: ridge strength ≥ 0, added to the summed Gram as it is (DUME eq. 6), or `auto`: for each layer the one of
+            least held-out error.
+        normalize: router columns at unit length.
+        bias: member name → what is added to its logits, as far as a router without a bias can (domain-embedding).
+        seed: of a random router.
+        token_weight: `advantage` weighs each calibration token by what the expert gains on it over the base model;
+            `none` takes all alike.
+        refine: passes of the members' kept tokens through the composed model, from which the router is solved; 0 takes
+            the statistics of each expert's own pass.
+        refine_mlp: refit the trunk's linear maps and each expert's down projection to the composed trunk.
+        device: what passes run on, None for the GPU if there is one.
+        top_k: experts per token, from 1 to the number of members; None for `TOP_K`, or for one member 1.
+        temperature: > 0; router logits are divided by it, which at top_k = 1 changes nothing. Those of a ridge router
+            whose columns are not normalised lie about 0 for other experts' tokens and about 1 for its own.
+        weights: member name → ω > 0, its weight in every sum over members; 1 where absent.
+        balance: `tokens` divides each member's statistics by its share of the tokens, so that one with many does not
+            drown the others; `none` takes them as they are.
+        to: a key of `OUTPUTS`.
+        dtype: what the folder is written in, or None for the members' own.
+        host: the architecture that carries it, where more than one does: its `model_type`, or `remote-code` for a
+            modelling file of its own; None for the preferred one.
+    """
+
+    trunk: str = default("trunk")
+    trunk_options: Mapping[str, float] = field(default_factory=dict)
+    router: str = default("router")
+    lam: float | str = default("lam")
+    normalize: bool = default("normalize")
+    bias: Mapping[str, float] = field(default_factory=partial(default, "bias"))
+    seed: int = default("seed")
+    token_weight: str = default("token_weight")
+    refine: int = default("refine")
+    refine_mlp: bool = default("refine_mlp")
+    device: str | None = default("device")
+    top_k: int | None = default("top_k")
+    temperature: float = default("temperature")
+    weights: Mapping[str, float] = field(default_factory=partial(default, "weights"))
+    balance: str = default("balance")
+    to: str = default("to")
+    dtype: str | None = default("dtype")
+    host: str | None = default("host")
+
+    def __post_init__(self) -> None:
+        if self.to not in OUTPUTS:
+            raise InvalidInputError(
+                f"output {self.to!r} is not one of {', '.join(OUTPUTS)}",
+                f"choose one of them: to={MOE!r}; an ensemble has an EnsembleRecipe",
+            )
+        own = {name: getattr(self, name) for name in FIELDS if hasattr(self, name)}
+        if problem := first_problem(own, self.trunk_options):
+            raise problem.error()
+
+    @classmethod
+    def from_document(cls, document: object, names: Sequence[str], *, host: str | None = None) -> "Recipe":
+        """Read the recipe of a `composition.json`, which may come from anywhere.
+
+        Args:
+            document: the `recipe` of a `composition.json`.
+            names: the members' names.
+            host: the field `host` of the recipe, which the document does not have.
+
+        Raises:
+            CheckpointError: a key is unknown or missing, or a value is not what this program writes.
+            InvalidInputError: the values make no recipe.
+        """
+        where = "the recipe"
+        given = fields(document, _KINDS, where, optional=_KINDS)
+        settings = {key: value for key, value in given.items() if key != "computed"}
+        computed = fields(given.get("computed", {}), _COMPUTED, f"{where}, computed", optional=_COMPUTED)
+        recipe = cls(**settings, device=computed.get("device"), host=host)
+        check_written(given, recipe.document(names), where)
+        return recipe
+
+    def check_members(self, names: Sequence[str]) -> None:
+        """Check the recipe against the members' names.
+
+        Raises:
+            InvalidInputError: a weight is for no member, or top_k is out of range.
+        """
+        check_named(names, weight=self.weights, bias=self.bias)
+        if self.to == "moe" and not 1 <= self.experts_per_token(len(names)) <= len(names):
+            most = f"from 1 to {len(names)}, the number of members" if len(names) > 1 else "1, as there is one member"
+            raise InvalidInputError(
+                f"top-k is {self.top_k}, it must be {most}",
+                f"give --top-k {len(names)} or less, or name more --experts",
+            )
+
+    def experts_per_token(self, members: int) -> int:
+        """Return k for so many members."""
+        return min(TOP_K, members) if self.top_k is None else self.top_k
+
+    def document(self, names: Sequence[str]) -> dict[str, Any]:
+        """Return the recipe as `composition.json` holds it, every default spelled out."""
+        used = ROUTERS[self.router].options
+        options = {
+            "lam": self.lam if self.lam == AUTO else float(self.lam),
+            "normalize": self.normalize,
+            "bias": {name: float(self.bias.get(name, 0.0)) for name in names},
+            "seed": self.seed,
+        }
+        routed = {
+            "router": self.router,
+            **{name: value for name, value in options.items() if name in used},
+            "top_k": self.experts_per_token(len(names)),
+            "temperature": float(self.temperature),
+            "token_weight": self.token_weight,
+            "refine": self.refine,
+            "refine_mlp": self.refine_mlp,
+        }
+        if self.retakes or self.refine_mlp:
+            routed["computed"] = self.pass_document(PassSettings())
+        return {
+            "to": self.to,
+            "trunk": self.trunk,
+            "trunk_options": self.method_options,
+            **(routed if self.to == "moe" else {}),
+            "weights": {name: float(self.weights.get(name, 1.0)) for name in names},
+            "balance": self.balance,
+            "dtype": self.dtype,
+        }
+
+    @property
+    def retakes(self) -> bool:
+        """The router's statistics are collected again, from kept calibration tokens."""
+        features = ROUTERS[self.router].features
+        return features == BASE or (features == OWN and (self.token_weight != "none" or self.refine > 0))
+
+    @property
+    def label(self) -> str:
+        """A name for messages."""
+        return f"trunk method {self.trunk!r}"
+
+    @property
+    def needs_base(self) -> bool:
+        """The base model takes part, in the trunk or in the router."""
+        routed = self.to == "moe" and (
+            ROUTERS[self.router].features == BASE
+            or (ROUTERS[self.router].features == OWN and self.token_weight == "advantage")
+        )
+        return TRUNKS[self.trunk].needs_base or routed
+
+    def pass_document(self, settings: PassSettings) -> dict[str, Any]:
+        """Return the settings of passes that their numbers depend on."""
+        return {"batch_size": settings.batch_size, "device": device_name(self.device).partition(":")[0]}
+
+    @property
+    def method_options(self) -> dict[str, float]:
+        """All parameters of the trunk method."""
+        return {**options_of(self.trunk), **{name: float(value) for name, value in self.trunk_options.items()}}

@@ -1,0 +1,404 @@
+"""The fields of a recipe, each described once.
+
+`FIELDS` drives the checks of `Recipe` and `EnsembleRecipe`, the options of the commands that compose, the form of the
+web pages, recipe files and their JSON Schema, and the table of docs/methods.md. Nothing here loads torch.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from numbers import Integral, Real
+from typing import Any
+
+from registry.io.dtypes import WEIGHT_DTYPES
+from registry.io.schema import NUMBER, NUMBERS, SWITCH, TEXT, WHOLE, Kind, maybe
+from registry.names.suggest import suggest
+
+MOE, DENSE, ENSEMBLE = "moe", "dense", "ensemble"
+TRUNK_OPTIONS = "trunk_options"
+"""Key of a recipe that holds the parameters of its trunk method."""
+
+AUTO = "auto"
+TOP_K = 2
+"""Experts per token by default.
+
+*Measured* with RegMean's trunk and ridge columns as they are, at temperature 0.05: of five experts near the base model
+88.6 (one per token 88.5; unit columns, one per token, 88.6), with two far ones beside them 77.0 (76.4; 76.0).
+"""
+MOST_PASSES = 8
+_LARGEST_WHOLE = 2**53
+_LONGEST_TEXT = 100
+
+
+class FieldKind(Enum):
+    """The values of a field, in words."""
+
+    CHOICE = "one of some words"
+    NUMBER = "a finite number"
+    WHOLE = "a whole number"
+    SWITCH = "true or false"
+    BY_MEMBER = "numbers by member"
+    TEXT = "text"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The least and the largest value, infinite where there is no limit.
+
+    Attributes:
+        least: the smallest value.
+        most: the largest value.
+        above: `least` itself is too small.
+    """
+
+    least: float = -math.inf
+    most: float = math.inf
+    above: bool = False
+
+    def hold(self, value: float) -> bool:
+        """Return whether `value` is within the limits."""
+        return self.least <= value <= self.most and not (self.above and value == self.least)
+
+    def words(self, kind: str) -> str:
+        """Return the requirement on a value of some kind, for messages."""
+        if math.isfinite(self.most):
+            return f"{kind} from {self.least:g} to {self.most:g}"
+        if not math.isfinite(self.least):
+            return kind
+        return f"{kind}, " + (f"more than {self.least:g}" if self.above else f"{self.least:g} or more")
+
+
+@dataclass(frozen=True)
+class RecipeField:
+    """One field of a recipe.
+
+    Attributes:
+        name: in recipes, in recipe files, and with `--` on the command line.
+        kind: what its values are.
+        help: what it does, for the command line.
+        metavar: what the command line's help calls a value.
+        outputs: the outputs that it has a part in.
+        only_with: other field → the methods of that field with which this one has a part, where not all.
+        default: its value where nothing is given; None where the program decides.
+        default_with: output or method → the default there, where it differs.
+        unset: what the program decides where nothing is given, in words.
+        choices: the words to choose from.
+        limits: of a number, or of each number by member.
+        auto: `auto` is a value too.
+        noun: what messages call it.
+        group: the key of the recipe that holds it, where it is not a key of its own.
+        stands_for: (field, value) that a switch is short for; recipes hold that instead.
+        label: beside the field in the form of the web pages; empty where the form does not have it.
+        note: below the field in the form.
+        advanced: it stands under "More options" in the form.
+    """
+
+    name: str
+    kind: FieldKind
+    help: str
+    metavar: str
+    outputs: tuple[str, ...]
+    only_with: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    default: Any = None
+    default_with: Mapping[str, Any] = field(default_factory=dict)
+    unset: str = ""
+    choices: tuple[str, ...] = ()
+    limits: Limits = field(default_factory=Limits)
+    auto: bool = False
+    noun: str = ""
+    group: str = ""
+    stands_for: tuple[str, str] | None = None
+    label: str = ""
+    note: str = ""
+    advanced: bool = False
+
+    @property
+    def option(self) -> str:
+        """Its name on the command line."""
+        return f"--{self.name.replace('_', '-')}"
+
+    @property
+    def key(self) -> str:
+        """Its place in recipe files: `lam`, `trunk_options.alpha`."""
+        return f"{self.group}.{self.name}" if self.group else self.name
+
+    @property
+    def called(self) -> str:
+        """Its name in messages."""
+        return self.noun or self.name
+
+    @property
+    def default_text(self) -> str:
+        """The default as people read it."""
+        plain = self.unset if self.default in (None, {}) else _plain(self.default)
+        return "; ".join([plain, *(f"with {method} {_plain(value)}" for method, value in self.default_with.items())])
+
+    @property
+    def words(self) -> str:
+        """Requirement on a value, for messages."""
+        if self.kind in (FieldKind.NUMBER, FieldKind.WHOLE):
+            return self.limits.words(self.kind.value) + (f", or {AUTO}" if self.auto else "")
+        return (
+            f"printable text of at most {_LONGEST_TEXT} characters" if self.kind is FieldKind.TEXT else self.kind.value
+        )
+
+    def problem(self, value: Any) -> tuple[str, str] | None:
+        """Return what is wrong with a value, and a hint; None where nothing is."""
+        if value is None and self.default is None:
+            return None
+        if self.kind is FieldKind.CHOICE:
+            if isinstance(value, str) and value in self.choices:
+                return None
+            near = suggest(value, self.choices) if isinstance(value, str) else ""
+            message = f"{self.called} {_short(value)} is not one of {', '.join(self.choices)}{near}"
+            return message, f"choose one of them: {self.name}={self.choices[0]!r}"
+        hint = f"the default is {self.default_text}"
+        if self.kind is FieldKind.BY_MEMBER:
+            return self._problem_by_member(value, hint)
+        if self._holds(value):
+            return None
+        return f"{self.called} is {_short(value)}, it must be {self.words}", hint
+
+    def typed(self, value: Any) -> Any:
+        """Return a value that has no problem with its numbers as floats, where they may have a fraction."""
+        if self.kind is FieldKind.BY_MEMBER:
+            return {member: float(number) for member, number in value.items()}
+        return float(value) if self.kind is FieldKind.NUMBER and not isinstance(value, str) else value
+
+    def _problem_by_member(self, value: Any, hint: str) -> tuple[str, str] | None:
+        if not isinstance(value, Mapping) or not all(isinstance(member, str) for member in value):
+            return f"{self.name} is {_short(value)}, it must be {self.kind.value}", "write it as NAME: NUMBER"
+        for member, number in value.items():
+            if not _is_number(number, self.limits):
+                words = self.limits.words(FieldKind.NUMBER.value)
+                return f"the {self.called} of {member} is {_short(number)}, it must be {words}", hint
+        return None
+
+    def _holds(self, value: Any) -> bool:
+        if self.kind is FieldKind.NUMBER:
+            return (self.auto and isinstance(value, str) and value == AUTO) or _is_number(value, self.limits)
+        if self.kind is FieldKind.WHOLE:
+            whole = isinstance(value, Integral) and not isinstance(value, bool) and abs(int(value)) <= _LARGEST_WHOLE
+            return whole and self.limits.hold(float(value))
+        if self.kind is FieldKind.SWITCH:
+            return isinstance(value, bool)
+        return isinstance(value, str) and value.isprintable() and 0 < len(value) <= _LONGEST_TEXT
+
+    @property
+    def document_kind(self) -> Kind:
+        """Kind of its value in a `composition.json` that has it."""
+        kinds = {
+            FieldKind.NUMBER: NUMBER,
+            FieldKind.WHOLE: WHOLE,
+            FieldKind.SWITCH: SWITCH,
+            FieldKind.BY_MEMBER: NUMBERS,
+        }
+        kind = kinds.get(self.kind, TEXT)
+        if self.auto:
+            return Kind(f"{kind.words} or {AUTO}", lambda value: value == AUTO or kind.holds(value))
+        return maybe(kind) if self.default is None and self.kind is FieldKind.CHOICE else kind
+
+
+_ALL = (MOE, DENSE, ENSEMBLE)
+_TRUNKS = (MOE, DENSE)
+_MIXTURES = (MOE,)
+_MIXED = (MOE, ENSEMBLE)
+
+FIELDS: dict[str, RecipeField] = {
+    described.name: described
+    for described in (
+        RecipeField(
+            "to", FieldKind.CHOICE,
+            "What to make: moe, a sparse mixture; dense, one model whose MLPs are combined as the trunk is; "
+            "ensemble, all members whole, their predictions mixed (loads with trust_remote_code=True).",
+            "OUTPUT", _ALL, default=MOE, choices=_ALL, noun="output",
+            label="Make", note="a sparse mixture, one dense model, or an ensemble of whole models",
+        ),
+        RecipeField(
+            "routing", FieldKind.CHOICE, "Of an ensemble: posterior, perplexity or task-vector.", "METHOD", (ENSEMBLE,),
+            default="posterior", choices=("posterior", "perplexity", "task-vector"), noun="routing method",
+            label="Routing", note="where the weights of an ensemble come from",
+        ),
+        RecipeField(
+            "routing_tokens", FieldKind.WHOLE, "Of task-vector: how many first tokens decide.", "N", (ENSEMBLE,),
+            only_with={"routing": ("task-vector",)}, default=32, limits=Limits(2.0), noun="routing-tokens",
+        ),
+        RecipeField(
+            "trunk", FieldKind.CHOICE, "Trunk method: regmean, mean, base, ties, dare or task-arithmetic.", "METHOD",
+            _TRUNKS, default="regmean", choices=("regmean", "mean", "base", "ties", "dare", "task-arithmetic"),
+            noun="trunk method", label="Trunk", note="how the weights outside the MLPs are combined",
+        ),
+        RecipeField(
+            "alpha", FieldKind.NUMBER, "Of regmean: the share of off-diagonals.", "X", _TRUNKS,
+            only_with={"trunk": ("regmean",)}, default=1.0, limits=Limits(0.0, 1.0), group=TRUNK_OPTIONS,
+        ),
+        RecipeField(
+            "density", FieldKind.NUMBER, "Of ties and dare: the share of entries that stay.", "X", _TRUNKS,
+            only_with={"trunk": ("ties", "dare")}, default=0.8, limits=Limits(1e-3, 1.0), group=TRUNK_OPTIONS,
+        ),
+        RecipeField(
+            "scale", FieldKind.NUMBER,
+            "Of ties, dare and task-arithmetic: what the merged task vector is multiplied by.", "X", _TRUNKS,
+            only_with={"trunk": ("ties", "dare", "task-arithmetic")}, default=1.0,
+            default_with={"task-arithmetic": 0.3}, limits=Limits(-10.0, 10.0), group=TRUNK_OPTIONS,
+        ),
+        RecipeField(
+            "router", FieldKind.CHOICE, "Router method: ridge, domain-embedding or random.", "METHOD", _MIXTURES,
+            default="ridge", choices=("ridge", "domain-embedding", "random"), noun="router method",
+            label="Router", note="how each layer’s gate is solved",
+        ),
+        RecipeField(
+            "lam", FieldKind.NUMBER,
+            "Ridge strength; auto: for each layer the one with the least held-out error, from statistics alone.",
+            "X|auto", _MIXTURES, only_with={"router": ("ridge", "domain-embedding")}, default=0.01, limits=Limits(0.0),
+            auto=True, label="Ridge strength", note="a number, or auto: the one with the least held-out error",
+            advanced=True,
+        ),
+        RecipeField(
+            "normalize", FieldKind.SWITCH,
+            "Give router columns unit length, as the DUME paper does, or leave them as they are solved.", "",
+            _MIXTURES, default=False, label="Unit router columns", note="as in the DUME paper", advanced=True,
+        ),
+        RecipeField(
+            "bias", FieldKind.BY_MEMBER,
+            "Of domain-embedding: what is added to a member's logits, as far as routers can.", "A=B,…", _MIXTURES,
+            only_with={"router": ("domain-embedding",)}, default={}, unset="0",
+        ),
+        RecipeField(
+            "seed", FieldKind.WHOLE, "Of random.", "N", _MIXTURES, only_with={"router": ("random",)}, default=0,
+        ),
+        RecipeField(
+            "token_weight", FieldKind.CHOICE,
+            "none, or advantage: weigh kept calibration tokens by what the expert gains on them over the base model.",
+            "HOW", _MIXTURES, default="none", choices=("none", "advantage"), noun="token weight",
+        ),
+        RecipeField(
+            "refine", FieldKind.WHOLE,
+            "Passes of the kept calibration tokens through the composed model, from which the routers are solved.",
+            "N", _MIXTURES, default=0, limits=Limits(0.0, float(MOST_PASSES)),
+            label="Refining passes", note="of kept tokens through the composed model", advanced=True,
+        ),
+        RecipeField(
+            "refine_mlp", FieldKind.SWITCH,
+            "Refit the trunk's linear maps and each expert's down projection on the same tokens.", "", _MIXTURES,
+            default=False, label="Refit MLPs", note="and linear maps, on kept tokens", advanced=True,
+        ),
+        RecipeField(
+            "device", FieldKind.TEXT, "A torch device for passes.", "DEVICE", _MIXTURES,
+            unset="the GPU if there is one",
+        ),
+        RecipeField(
+            "top_k", FieldKind.WHOLE, "Experts per token.", "N", _MIXED, unset=f"{TOP_K}; with ensemble all members",
+            limits=Limits(1.0), noun="top-k",
+            label="Experts per token", note=f"{TOP_K} if empty; in an ensemble all",
+        ),
+        RecipeField(
+            "temperature", FieldKind.NUMBER, "Divides the router logits.", "X", _MIXED, default=0.05,
+            default_with={ENSEMBLE: 1.0}, limits=Limits(0.0, above=True),
+            label="Temperature", note="divides the router’s logits; 0.05 if empty, in an ensemble 1", advanced=True,
+        ),
+        RecipeField(
+            "weights", FieldKind.BY_MEMBER, "Members' weights in every sum over them.", "A=W,…", _ALL,
+            only_with={"routing": ("posterior",)}, default={}, unset="1", limits=Limits(0.0, above=True), noun="weight",
+        ),
+        RecipeField(
+            "balance", FieldKind.CHOICE,
+            "none, or tokens: divide each member's statistics by its share of the tokens.", "HOW", _TRUNKS,
+            default="none", choices=("none", "tokens"),
+            label="Balance", note="tokens: members with more text count no more than others", advanced=True,
+        ),
+        RecipeField(
+            "dtype", FieldKind.CHOICE, "bfloat16, float16 or float32: what the folder is written in.", "DTYPE", _ALL,
+            unset="the members' own", choices=WEIGHT_DTYPES,
+            label="Written in", note="the members’ own dtype if empty", advanced=True,
+        ),
+        RecipeField(
+            "host", FieldKind.TEXT, "What carries it, where more than one does: a model type, or remote-code.", "HOST",
+            _MIXTURES, unset="the preferred one",
+        ),
+        RecipeField(
+            "remote_code", FieldKind.SWITCH,
+            "Write a modelling file into the folder, which carries any family; it loads with trust_remote_code=True.",
+            "", _MIXTURES, default=False, stands_for=("host", "remote-code"),
+            label="Modelling file", note="carries any family; loads with trust_remote_code", advanced=True,
+        ),
+    )
+}  # fmt: skip
+"""Name → field, in the order of the command line's help."""
+
+METHOD_FIELDS = ("trunk", "router", "routing")
+"""Fields whose values are methods."""
+
+FROM_OWN_PASSES = ("ridge",)
+FROM_BASE_PASSES = ("domain-embedding",)
+"""Router methods that use statistics, by whose forward pass these were taken in: the expert's or the base model's."""
+
+
+NEEDS_BASE = {
+    "routing": ("task-vector",),
+    "trunk": ("base", "ties", "dare", "task-arithmetic"),
+    "router": ("domain-embedding",),
+    "token_weight": ("advantage",),
+}
+"""Field → its values with which the base model takes part."""
+
+
+def default(name: str, output: str = MOE) -> Any:
+    """Return the default of a field for an output; a copy of it where it is a mapping."""
+    found = FIELDS[name].default_with.get(output, FIELDS[name].default)
+    return dict(found) if isinstance(found, Mapping) else found
+
+
+def options_of(trunk: str) -> dict[str, float]:
+    """Return the parameters of a trunk method and their defaults."""
+    return {
+        one.name: one.default_with.get(trunk, one.default)
+        for one in FIELDS.values()
+        if one.group == TRUNK_OPTIONS and trunk in one.only_with["trunk"]
+    }
+
+
+def obstacle(one: RecipeField, values: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return the field, and its value, because of which `one` has no part in a recipe; None where it has one.
+
+    Args:
+        one: the field.
+        values: fields of the recipe; the others are at their defaults.
+    """
+    output = values.get("to") or MOE
+    if output not in one.outputs:
+        return "to", output
+    for other, methods in one.only_with.items():
+        method = values.get(other) or FIELDS[other].default
+        if output in FIELDS[other].outputs and method not in methods:
+            return other, method
+    return None
+
+
+def needs_base(values: Mapping[str, Any]) -> bool:
+    """Return whether the base model takes part in a recipe, of which `values` are fields."""
+    return any(
+        values.get(name) in methods and obstacle(FIELDS[name], values) is None for name, methods in NEEDS_BASE.items()
+    )
+
+
+def _is_number(value: Any, limits: Limits) -> bool:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return False
+    try:
+        number = float(value)
+    except OverflowError:
+        return False
+    return math.isfinite(number) and limits.hold(number)
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}…"

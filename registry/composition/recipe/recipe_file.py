@@ -1,0 +1,359 @@
+"""Recipe files: YAML with the fields of a recipe, the experts and the base model.
+
+    experts: [code, math@2]        # or by weight: {code: 2, math@2: 1}
+    trunk: ties
+    trunk_options: {density: 0.5}
+    base: base
+
+The keys are those of the recipe in a `composition.json`, and `experts`, `base`, `host` and `device`; a key without a
+value counts as absent. A `composition.json` can be read as well: it names members and base model by content digest.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from registry import composition
+from registry.composition.recipe.recipe_fields import FIELDS, TRUNK_OPTIONS, FieldKind, RecipeField, needs_base
+from registry.composition.recipe.recipe_rules import Problem, base_itself, check_named, first_problem, misplaced
+from registry.composition.recipe.recipe_values import make_recipe, values_of
+from registry.errors import InvalidInputError, NotFoundError, OutputError
+from registry.io.atomic import atomic_file
+from registry.io.limits import JSON_BYTES
+from registry.io.strict_json import parse_json
+from registry.io.strict_yaml import Located, parse_yaml
+from registry.names.reference import Reference, check_name
+from registry.names.resolve import by_digest
+from registry.names.suggest import suggest
+from registry.statistics.settings import PassSettings
+from store.catalog import Catalog
+
+EXPERTS, BASE, COMPUTED = "experts", "base", "computed"
+FILE_FIELDS = tuple(one for one in FIELDS.values() if not one.group and one.stands_for is None)
+"""Fields that are keys of a recipe file."""
+KEYS = (EXPERTS, BASE, *(one.name for one in FILE_FIELDS), TRUNK_OPTIONS, COMPUTED)
+
+_SCHEMA_HINT = "run: reg schema recipe"
+_PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_./@-]*")
+_RESERVED = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
+"""Words that some reader of YAML takes for something other than text."""
+_HEADER = "# A recipe for reg compose --recipe; reg schema recipe describes the fields.\n"
+
+
+@dataclass(frozen=True)
+class RecipeFile:
+    """The contents of a recipe file.
+
+    Attributes:
+        path: the file.
+        experts: references to the members; empty if it names no expert.
+        base: a reference to the base model, where it names one.
+        values: the fields that it gives, as `make_recipe` takes them.
+        members: of a `composition.json`, name and content digest of each member, which `resolved` makes references of.
+        base_member: of a `composition.json`, name and content digest of the base model.
+    """
+
+    path: Path
+    experts: tuple[str, ...] = ()
+    base: str | None = None
+    values: Mapping[str, Any] = field(default_factory=dict)
+    members: tuple[tuple[str, str], ...] = ()
+    base_member: tuple[str, str] | None = None
+
+    @cached_property
+    def recipe(self) -> composition.Recipe | composition.EnsembleRecipe:
+        """The recipe."""
+        return make_recipe(self.values)
+
+    def resolved(self, catalog: Catalog) -> RecipeFile:
+        """Return the same with references in place of digests.
+
+        Raises:
+            NotFoundError: a version is not registered.
+            ConflictError: it was opted out.
+        """
+        holder = str(self.path)
+        members = tuple(by_digest(catalog, *member, holder).ref for member in self.members)
+        base = by_digest(catalog, *self.base_member, holder).ref if self.base_member else self.base
+        return replace(self, experts=members or self.experts, base=base, members=(), base_member=None)
+
+
+def read_recipe(path: Path | str) -> RecipeFile:
+    """Read a recipe file, or a `composition.json`.
+
+    Raises:
+        NotFoundError: there is no such file.
+        InvalidInputError: it is not a recipe; the message has the file, the line and the key.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise NotFoundError(f"{path} is not a file", "name a recipe file, or the composition.json of a folder")
+    with path.open("rb") as file:
+        data = file.read(JSON_BYTES + 1)
+    if data.lstrip()[:1] == b"{" and len(data) <= JSON_BYTES and (document := _composition(data)) is not None:
+        return _of_composition(document, path)
+    return _Reader(path).read(parse_yaml(data, str(path)))
+
+
+def recipe_text(
+    recipe: composition.Recipe | composition.EnsembleRecipe, experts: Sequence[str] = (), base: str | None = None
+) -> str:
+    """Return a recipe file of a recipe; every field that has a part in it is written out."""
+    values = values_of(recipe)
+    lines = [_HEADER]
+    if experts:
+        lines.append(f"{EXPERTS}: [{', '.join(map(_text, experts))}]\n")
+    if base is not None:
+        lines.append(f"{BASE}: {_text(base)}\n")
+    for one in FIELDS.values():
+        if one.name in values and not one.group:
+            lines.append(f"{one.name}: {_written(values[one.name])}\n")
+        if one.name == "trunk" and (options := {name: values[name] for name in values if FIELDS[name].group}):
+            lines.append(f"{TRUNK_OPTIONS}: {_written(options)}\n")
+    return "".join(lines)
+
+
+def check_recipe_output(path: Path, *, force: bool = False) -> None:
+    """Check that `write_recipe` can write to `path`.
+
+    Raises:
+        OutputError: something is there and `force` is not given, or there is no such folder.
+    """
+    if path.is_dir() or (not force and (path.exists() or path.is_symlink())):
+        raise OutputError(f"{path} exists", "choose another --save-recipe, or replace the file: --force")
+    if not path.parent.is_dir():
+        raise OutputError(f"{path.parent} is not a folder", "make it, or choose another --save-recipe")
+
+
+def write_recipe(
+    path: Path | str,
+    recipe: composition.Recipe | composition.EnsembleRecipe,
+    experts: Sequence[str] = (),
+    base: str | None = None,
+    *,
+    force: bool = False,
+) -> None:
+    """Write a recipe file, which appears whole or not at all; `read_recipe` returns an equal recipe.
+
+    Args:
+        path: the file.
+        recipe: the recipe.
+        experts: references to the members.
+        base: a reference to the base model.
+        force: replace a file that is there.
+
+    Raises:
+        OutputError: something is there and `force` is not given, or there is no such folder.
+    """
+    path = Path(path)
+    check_recipe_output(path, force=force)
+    with atomic_file(path) as fresh:
+        fresh.write_text(recipe_text(recipe, experts, base), encoding="ascii")
+
+
+def _composition(data: bytes) -> dict[str, Any] | None:
+    try:
+        document = parse_json(data)
+    except ValueError:
+        return None  # as YAML, its message has the line
+    return document if isinstance(document, dict) and {"recipe", "members"} <= document.keys() else None
+
+
+def _of_composition(document: Mapping[str, Any], path: Path) -> RecipeFile:
+    described = composition.CompositionManifest.from_document(document, str(path))
+    if described.parent is not None:
+        raise InvalidInputError(
+            f"{path} describes trained routers, which no recipe makes",
+            "name the composition.json of the composition that was trained, then run: reg train-router",
+        )
+    values = values_of(described.recipe)
+    for name, unset in (("weights", 1.0), ("bias", 0.0)):
+        if name in values:
+            values[name] = {member: number for member, number in values[name].items() if number != unset}
+    base = described.base
+    return RecipeFile(
+        path,
+        values={name: value for name, value in values.items() if value != {}},
+        members=tuple((member.name, member.digest) for member in described.members),
+        base_member=(base.name, base.digest) if base else None,
+    )
+
+
+class _Reader:
+    """Reads a parsed file, with the line of every key at hand for messages."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lines: dict[str, int] = {}
+        self._values: dict[str, Any] = {}
+
+    def read(self, document: Located) -> RecipeFile:
+        """Return what the file says."""
+        if document.value is not None and not isinstance(document.value, dict):
+            raise self._error(document.line, "a recipe file holds fields, as in trunk: mean")
+        given = {key: item for key, item in (document.value or {}).items() if self._is_given(key, item)}
+        for one in FILE_FIELDS:
+            if one.name in given:
+                self._add(one, given[one.name])
+        self._read_options(given)
+        self._read_computed(given)
+        names = self._read_experts(given)
+        base = self._read_base(given)
+        for name in self._values:
+            if problem := misplaced(name, self._values):
+                raise self._located(problem)
+        options = {name: value for name, value in self._values.items() if FIELDS[name].group}
+        own = {name: value for name, value in self._values.items() if name not in options}
+        if problem := first_problem(own, options) or base_itself(own):
+            raise self._located(problem)
+        if names:
+            self._check_members(names)
+        if base is not None and not needs_base(self._values):
+            hint = "drop it, or choose a method that needs the base model: trunk: base"
+            raise self._error(self._lines[BASE], "this recipe takes no base model, and one is named", hint)
+        return RecipeFile(self._path, self._experts, base, self._values)
+
+    def _is_given(self, key: str, item: Located) -> bool:
+        self._lines[key] = item.line
+        if key not in KEYS:
+            raise self._unknown(key, item.line)
+        return item.value is not None
+
+    def _unknown(self, key: str, line: int) -> InvalidInputError:
+        one = FIELDS.get(key)
+        if one is not None and one.group:
+            return self._error(line, f"{key} stands under {one.group}", f"write it as {one.group}: {{{key}: …}}")
+        if one is not None and one.stands_for:
+            return self._error(line, f"there is no field {key!r}", "write it as {}: {}".format(*one.stands_for))
+        return self._error(line, f"there is no field {key[:80]!r}{suggest(key[:80], KEYS)}", _SCHEMA_HINT)
+
+    def _add(self, one: RecipeField, item: Located) -> None:
+        self._lines[one.name] = item.line
+        parts = item.value if isinstance(item.value, dict) and one.kind is FieldKind.BY_MEMBER else {}
+        for member, number in parts.items():
+            self._check(number.line, check_name, member)
+            if problem := one.problem({member: number.plain}):
+                raise self._error(number.line, *problem)
+        value = item.plain
+        if problem := one.problem(value):
+            raise self._error(item.line, *problem)
+        self._values[one.name] = one.typed(value)
+
+    def _mapping(self, given: Mapping[str, Located], key: str) -> dict[str, Located]:
+        if key not in given:
+            return {}
+        value = given[key].value
+        if not isinstance(value, dict):
+            raise self._error(given[key].line, f"{key} must hold fields of its own", _SCHEMA_HINT)
+        return value
+
+    def _read_options(self, given: Mapping[str, Located]) -> None:
+        for name, item in self._mapping(given, TRUNK_OPTIONS).items():
+            if name not in FIELDS or FIELDS[name].group != TRUNK_OPTIONS:
+                known = [one.name for one in FIELDS.values() if one.group == TRUNK_OPTIONS]
+                message = f"there is no trunk option {name[:80]!r}{suggest(name[:80], known)}"
+                raise self._error(item.line, message, f"there are {', '.join(known)}")
+            if item.value is not None:
+                self._add(FIELDS[name], item)
+
+    def _read_computed(self, given: Mapping[str, Located]) -> None:
+        for name, item in self._mapping(given, COMPUTED).items():
+            if name == "device":
+                if "device" in given:
+                    raise self._error(item.line, "the device is given twice", f"drop {COMPUTED}")
+                self._add(FIELDS["device"], item)
+            elif name != "batch_size":
+                raise self._error(item.line, f"there is no field {name[:80]!r} of {COMPUTED}", f"drop {COMPUTED}")
+            elif item.value != PassSettings().batch_size:
+                message = f"passes run in batches of {PassSettings().batch_size}, not {str(item.plain)[:80]}"
+                raise self._error(item.line, message, f"drop {COMPUTED}")
+
+    def _read_experts(self, given: Mapping[str, Located]) -> list[str]:
+        """Return the names of the experts."""
+        self._experts: tuple[str, ...] = ()
+        if EXPERTS not in given:
+            return []
+        value, line = given[EXPERTS].value, given[EXPERTS].line
+        refs: list[tuple[object, int]] = []
+        if isinstance(value, dict):
+            refs = [(ref, item.line) for ref, item in value.items()]
+        elif isinstance(value, list):
+            refs = [(item.value, item.line) for item in value]
+        else:
+            raise self._error(line, "experts must be a list of references, or weights by reference", "[code, math@2]")
+        named: dict[str, str] = {}
+        for ref, at in refs:
+            if not isinstance(ref, str):
+                raise self._error(at, f"the expert {str(ref)[:80]} is not text", "put it in quotes")
+            name = self._check(at, Reference.parse, ref).name
+            if name in named:
+                message = f"{name} is named more than once: a composition holds one version of an expert"
+                raise self._error(at, message, "name each once")
+            named[name] = ref
+        self._experts = tuple(named.values())
+        if isinstance(value, dict):
+            self._read_weights({name: value[ref] for name, ref in named.items()}, given)
+        return list(named)
+
+    def _read_weights(self, items: Mapping[str, Located], given: Mapping[str, Located]) -> None:
+        weights = {name: item for name, item in items.items() if item.value is not None}
+        if "weights" in given:
+            raise self._error(given["weights"].line, "weights stand beside the experts already", "drop one of the two")
+        if weights:
+            self._add(FIELDS["weights"], Located(weights, given[EXPERTS].line))
+
+    def _read_base(self, given: Mapping[str, Located]) -> str | None:
+        if BASE not in given:
+            return None
+        ref, line = given[BASE].value, given[BASE].line
+        if not isinstance(ref, str):
+            raise self._error(line, "the base model must be a reference", "such as base: NAME@2, in quotes if a number")
+        self._check(line, Reference.parse, ref)
+        return ref
+
+    def _check_members(self, names: Sequence[str]) -> None:
+        for field_name in ("weights", "bias"):
+            if numbers := self._values.get(field_name):
+                called = {FIELDS[field_name].called: numbers}
+                self._check(self._lines[field_name], lambda called=called: check_named(names, **called))
+        if self._values.get("top_k", 1) > len(names):
+            message = f"top-k is {self._values['top_k']}, it must be from 1 to {len(names)}, the number of members"
+            raise self._error(self._lines["top_k"], message, "name more experts, or a smaller top_k")
+
+    def _check(self, line: int, check: Any, *arguments: Any) -> Any:
+        """Call `check`, and give its error the line."""
+        try:
+            return check(*arguments)
+        except InvalidInputError as error:
+            raise self._error(line, error.message, error.hint or _SCHEMA_HINT) from error
+
+    def _located(self, problem: Problem) -> InvalidInputError:
+        line = next((self._lines[name] for name in problem.fields if name in self._lines), 1)
+        return self._error(line, problem.message, problem.hint)
+
+    def _error(self, line: int, message: str, hint: str = _SCHEMA_HINT) -> InvalidInputError:
+        return InvalidInputError(f"{self._path}:{line}: {message}", hint)
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_text(key)}: {_written(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, str):
+        return _text(value)
+    if isinstance(value, bool | int):
+        return json.dumps(value)
+    text = repr(float(value))
+    return text if "." in text else text.replace("e", ".0e")
+
+
+def _text(text: str) -> str:
+    if _PLAIN.fullmatch(text) and text.lower() not in _RESERVED:
+        return text
+    safe = (c if c.isascii() and c.isprintable() and c not in '"\\' else f"\\U{ord(c):08x}" for c in text)
+    return '"' + "".join(safe) + '"'

@@ -1,0 +1,147 @@
+"""Checks of the fields of a recipe, alone and together."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from registry.composition.recipe.recipe_fields import (
+    AUTO,
+    DENSE,
+    FIELDS,
+    FROM_BASE_PASSES,
+    FROM_OWN_PASSES,
+    MOE,
+    TRUNK_OPTIONS,
+    FieldKind,
+    obstacle,
+    options_of,
+)
+from registry.errors import InvalidInputError
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong with a recipe.
+
+    Attributes:
+        fields: the fields at fault, the first one to blame first.
+        message: what is wrong.
+        hint: what to do about it.
+    """
+
+    fields: tuple[str, ...]
+    message: str
+    hint: str
+
+    def error(self, where: str = "") -> InvalidInputError:
+        """Return the error to raise."""
+        return InvalidInputError(f"{where}{self.message}", self.hint)
+
+
+def first_problem(values: Mapping[str, Any], trunk_options: Mapping[str, Any] | None = None) -> Problem | None:
+    """Return the first thing that is wrong with a recipe, or None.
+
+    Args:
+        values: fields of the recipe; the others are at their defaults.
+        trunk_options: parameters of its trunk method.
+    """
+    trunk_options = trunk_options or {}
+    if not isinstance(trunk_options, Mapping):
+        return Problem((TRUNK_OPTIONS,), f"{TRUNK_OPTIONS} must be numbers by name", "such as: {'alpha': 0.9}")
+    for name, value in values.items():
+        if found := FIELDS[name].problem(value):
+            return Problem((name,), *found)
+    for name, value in trunk_options.items():
+        if name not in FIELDS or not FIELDS[name].group:
+            return _no_option(name, values)
+        if misfit := misplaced(name, values):
+            return misfit
+        if found := FIELDS[name].problem(value):
+            return Problem((name,), *found)
+    for name, value in values.items():
+        if FIELDS[name].kind is FieldKind.BY_MEMBER and value and (misfit := misplaced(name, values)):
+            return misfit
+    return _contradiction({name: values.get(name, one.default) for name, one in FIELDS.items()})
+
+
+def misplaced(name: str, values: Mapping[str, Any]) -> Problem | None:
+    """Return the problem that a field has no part in a recipe, or None where it has one."""
+    one = FIELDS[name]
+    if (found := obstacle(one, values)) is None:
+        return None
+    other, method = found
+    if one.group and other == "trunk":
+        return _no_option(name, values)
+    message = f"{one.key} has no part in {FIELDS[other].called} {method!r}"
+    allowed = one.outputs if other == "to" else one.only_with[other]
+    return Problem((name, other), message, f"drop it, or choose {other}={allowed[0]!r}")
+
+
+def base_itself(values: Mapping[str, Any]) -> Problem | None:
+    """Return the problem that a composition would be the base model, or None.
+
+    Programs may use such a recipe, to run tokens through the base model; nobody wants it written.
+    """
+    if (values.get("to"), values.get("trunk")) != (DENSE, "base"):
+        return None
+    message = "a dense model with the trunk of the base is the base model itself"
+    return Problem(("trunk", "to"), message, "choose another trunk")
+
+
+def check_named(names: Sequence[str], **by_member: Mapping[str, float]) -> None:
+    """Check that numbers by member are for members.
+
+    Args:
+        names: the members' names.
+        by_member: what messages call the numbers → member → number.
+
+    Raises:
+        InvalidInputError: a number is for a name that is not among `names`.
+    """
+    for called, numbers in by_member.items():
+        if strangers := sorted(set(numbers) - set(names)):
+            raise InvalidInputError(
+                f"there is a {called} for {', '.join(strangers)}, which is not a member",
+                f"members are: {', '.join(names)}",
+            )
+
+
+def _no_option(name: str, values: Mapping[str, Any]) -> Problem:
+    trunk = str(values.get("trunk") or FIELDS["trunk"].default)
+    listed = ", ".join(options_of(trunk)) or "none"
+    fields = (name, "trunk") if name in FIELDS else (TRUNK_OPTIONS,)
+    return Problem(fields, f"trunk method {trunk!r} has no option {name!r}", f"its options are: {listed}")
+
+
+def _contradiction(values: Mapping[str, Any]) -> Problem | None:
+    router, to = values["router"], values["to"]
+    refined = "refine" if values["refine"] else "refine_mlp" if values["refine_mlp"] else None
+    if to == DENSE and refined:
+        return Problem(
+            (refined, "to"),
+            f"there is nothing to refine in a composition to {to}: it has no router",
+            f"drop {FIELDS[refined].option}",
+        )
+    if to != MOE:
+        return None
+    for name, special in (("lam", AUTO), ("token_weight", "advantage")):
+        if values[name] == special and router not in FROM_OWN_PASSES:
+            return Problem(
+                (name, "router"),
+                f"router method {router!r} is not solved from the experts' own statistics, which "
+                f"{FIELDS[name].called} {special!r} needs",
+                "drop it, or choose --router ridge",
+            )
+    if refined and router in FROM_BASE_PASSES:
+        return Problem(
+            (refined, "router"),
+            f"router method {router!r} takes features of the base model, not of a refined one",
+            f"drop {FIELDS[refined].option}, or choose --router ridge",
+        )
+    if values["refine_mlp"] and values["token_weight"] != "none" and not values["refine"]:
+        return Problem(
+            ("token_weight", "refine_mlp"),
+            f"a refit weighs no tokens, and token weight {values['token_weight']!r} was asked for",
+            "add a pass after it, which does: --refine 1",
+        )
+    return None

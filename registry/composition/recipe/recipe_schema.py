@@ -1,0 +1,127 @@
+"""The JSON Schema (draft 2020-12) of recipe files."""
+
+from typing import Any
+
+from registry.composition.recipe.recipe_fields import (
+    AUTO,
+    FIELDS,
+    TRUNK_OPTIONS,
+    FieldKind,
+    Limits,
+    RecipeField,
+)
+
+Schema = dict[str, Any]
+
+_REFERENCE: Schema = {
+    "type": "string",
+    "pattern": "^[a-z0-9][a-z0-9._-]*(@[a-z0-9][a-z0-9._-]*)?$",
+    "description": "A version: NAME, NAME@NUMBER or NAME@ALIAS.",
+}
+_TYPES = {
+    FieldKind.CHOICE: "string",
+    FieldKind.TEXT: "string",
+    FieldKind.NUMBER: "number",
+    FieldKind.WHOLE: "integer",
+    FieldKind.SWITCH: "boolean",
+    FieldKind.BY_MEMBER: "object",
+}
+
+
+def recipe_schema() -> Schema:
+    """Return the schema of a recipe file.
+
+    A file that it refuses is refused by `read_recipe` too, which also checks members and values against each other.
+    """
+    options = {one.name: _field(one) for one in FIELDS.values() if one.group == TRUNK_OPTIONS}
+    own = {one.name: _field(one) for one in FIELDS.values() if not one.group and one.stands_for is None}
+    weights = _by_member(FIELDS["weights"].limits, nullable=True)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "recipe",
+        "type": ["object", "null"],
+        "description": "A recipe file of reg compose --recipe; a key that is null counts as absent.",
+        "properties": {
+            "experts": {
+                "description": "The members: a list of references, or references with their weights.",
+                "anyOf": [{"type": "array", "items": _REFERENCE}, weights, {"type": "null"}],
+            },
+            "base": _REFERENCE | {"type": ["string", "null"], "description": "The base model, where one is needed."},
+            **own,
+            TRUNK_OPTIONS: _object(options, "Parameters of the trunk method."),
+            "computed": _object(
+                {"device": _field(FIELDS["device"]), "batch_size": {"type": ["integer", "null"]}},
+                "As composition.json has it: what passes ran on.",
+            ),
+        },
+        "additionalProperties": False,
+        "allOf": [rule for one in FIELDS.values() for rule in _rules(one)],
+    }
+
+
+def _object(properties: Schema, description: str) -> Schema:
+    return {
+        "type": ["object", "null"],
+        "properties": properties,
+        "additionalProperties": False,
+        "description": description,
+    }
+
+
+def _field(one: RecipeField) -> Schema:
+    """Return the schema of a field's values, null included."""
+    schema: Schema = {"description": f"{one.help} Default: {one.default_text}."}
+    if one.default not in (None, {}) and not one.default_with:
+        schema["default"] = one.default
+    if one.kind is FieldKind.BY_MEMBER:
+        return schema | _by_member(one.limits, nullable=False)
+    schema["type"] = [_TYPES[one.kind], "null"]
+    if one.kind is FieldKind.CHOICE:
+        schema["enum"] = [*one.choices, None]
+    elif one.kind is FieldKind.TEXT:
+        schema |= {"minLength": 1, "maxLength": 100}
+    elif one.kind in (FieldKind.NUMBER, FieldKind.WHOLE):
+        schema |= _bounds(one.limits)
+    if one.auto:
+        schema = {"description": schema.pop("description"), "default": schema.pop("default")} | {
+            "anyOf": [schema, {"const": AUTO}]
+        }
+    return schema
+
+
+def _by_member(limits: Limits, *, nullable: bool) -> Schema:
+    number = {"type": ["number", "null"] if nullable else "number", **_bounds(limits)}
+    return {"type": ["object", "null"], "additionalProperties": number}
+
+
+def _bounds(limits: Limits) -> Schema:
+    bounds: Schema = {}
+    if limits.least > float("-inf"):
+        bounds["exclusiveMinimum" if limits.above else "minimum"] = limits.least
+    if limits.most < float("inf"):
+        bounds["maximum"] = limits.most
+    return bounds
+
+
+def _rules(one: RecipeField) -> list[Schema]:
+    """Return the rules by which a field has no part beside some outputs and methods."""
+    absent: Schema = {one.name: {"const": None}}
+    if one.group:
+        absent = {one.group: {"properties": absent}}
+    rules = []
+    if others := [output for output in FIELDS["to"].choices if output not in one.outputs]:
+        rules.append({"if": _chosen("to", others), "then": {"properties": absent}})
+    for name, methods in one.only_with.items():
+        others = [method for method in FIELDS[name].choices if method not in methods]
+        outputs = [output for output in FIELDS[name].outputs if output in one.outputs]
+        chosen = [_chosen(name, others), _chosen("to", outputs)]
+        rules.append({"if": {"allOf": chosen}, "then": {"properties": absent}})
+    return rules
+
+
+def _chosen(name: str, values: list[str]) -> Schema:
+    """Return the schema of files in which a field has one of some values, by default or not."""
+    given: Schema = {"properties": {name: {"enum": values}}, "required": [name]}
+    if FIELDS[name].default not in values:
+        return given
+    return {"properties": {name: {"enum": [*values, None]}}}

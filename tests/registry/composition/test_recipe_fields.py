@@ -1,0 +1,200 @@
+"""Proves: the one description of each recipe field agrees with the methods, the recipes and the rest of the program."""
+
+import dataclasses
+import itertools
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from registry import EnsembleRecipe, Recipe
+from registry.composition.ensemble.recipe import ROUTINGS
+from registry.composition.recipe import OUTPUTS, recipe_schema
+from registry.composition.recipe.recipe_fields import (
+    DENSE,
+    ENSEMBLE,
+    FIELDS,
+    FROM_BASE_PASSES,
+    FROM_OWN_PASSES,
+    MOE,
+    TRUNK_OPTIONS,
+    FieldKind,
+    RecipeField,
+    needs_base,
+    obstacle,
+    options_of,
+)
+from registry.composition.recipe.recipe_file import KEYS
+from registry.composition.recipe.recipe_values import make_recipe, overlay, values_of
+from registry.errors import InvalidInputError
+from registry.io.dtypes import WEIGHT_DTYPES
+from registry.maths.router import BASE, OWN, ROUTERS
+from registry.maths.trunk import TRUNKS
+
+NUMBERS = [one for one in FIELDS.values() if one.kind in (FieldKind.NUMBER, FieldKind.WHOLE)]
+
+
+def test_choices_are_the_methods_that_exist() -> None:
+    assert FIELDS["trunk"].choices == tuple(TRUNKS)
+    assert FIELDS["router"].choices == tuple(ROUTERS)
+    assert FIELDS["routing"].choices == tuple(ROUTINGS)
+    assert FIELDS["to"].choices == (*OUTPUTS, ENSEMBLE)
+    assert FIELDS["dtype"].choices == WEIGHT_DTYPES
+    for one in FIELDS.values():
+        assert bool(one.choices) == (one.kind is FieldKind.CHOICE)
+        assert one.default is None or not one.choices or one.default in one.choices
+
+
+def test_parameters_of_methods_are_those_that_the_methods_take() -> None:
+    for name, trunk in TRUNKS.items():
+        assert options_of(name) == trunk.options
+    of_routers = {name for router in ROUTERS.values() for name in router.options} - {"weights"}
+    for field, (name, router) in itertools.product(of_routers, ROUTERS.items()):
+        has_a_part = obstacle(FIELDS[field], {"router": name}) is None
+        assert has_a_part == (field in router.options), (field, name)
+    assert {name for name, router in ROUTERS.items() if router.features == OWN} == {*FROM_OWN_PASSES}
+    assert {name for name, router in ROUTERS.items() if router.features == BASE} == {*FROM_BASE_PASSES}
+
+
+def test_recipes_have_exactly_the_fields_of_their_outputs() -> None:
+    for recipe, outputs in ((Recipe, {MOE, DENSE}), (EnsembleRecipe, {ENSEMBLE})):
+        described = {
+            one.group or one.name for one in FIELDS.values() if outputs & {*one.outputs} and one.stands_for is None
+        }
+        assert {field.name for field in dataclasses.fields(recipe)} | {"to"} == described
+
+
+def test_defaults_of_recipes_are_those_of_the_fields() -> None:
+    for recipe, output in ((Recipe(), MOE), (Recipe(to=DENSE), DENSE), (EnsembleRecipe(), ENSEMBLE)):
+        for one in FIELDS.values():
+            if output in one.outputs and not one.group and one.stands_for is None and one.name != "to":
+                assert getattr(recipe, one.name) == one.default_with.get(output, one.default), one.name
+
+
+def every_choice() -> list[dict[str, Any]]:
+    moe = itertools.product(FIELDS["trunk"].choices, FIELDS["router"].choices, FIELDS["token_weight"].choices)
+    return [
+        *({"to": MOE, "trunk": trunk, "router": router, "token_weight": weight} for trunk, router, weight in moe),
+        *({"to": DENSE, "trunk": trunk} for trunk in FIELDS["trunk"].choices if trunk != "base"),
+        *({"to": ENSEMBLE, "routing": routing} for routing in FIELDS["routing"].choices),
+    ]
+
+
+@pytest.mark.parametrize("values", every_choice(), ids=str)
+def test_base_model_is_needed_where_the_recipe_says_so(values: dict[str, Any]) -> None:
+    try:
+        recipe = make_recipe(values)
+    except InvalidInputError:
+        assert (values["token_weight"], values["router"]) != ("advantage", "ridge")
+        return
+    assert needs_base(values) == recipe.needs_base
+    document = recipe.document(["a"])
+    for one in FIELDS.values():
+        holder = document.get(one.group, {}) if one.group else document
+        if one.name in ("host", "device", "remote_code"):
+            continue
+        has_a_part = obstacle(one, values) is None
+        assert (holder.get(one.name) is not None or one.name == "dtype") == has_a_part, one.name
+
+
+@pytest.mark.parametrize("one", NUMBERS, ids=lambda one: one.name)
+def test_numbers_are_held_to_their_limits(one: RecipeField) -> None:
+    def wrong(value: Any) -> bool:
+        return one.problem(value) is not None
+
+    step = 1 if one.kind is FieldKind.WHOLE else 1e-6
+    least, most = one.limits.least, one.limits.most
+    if least > float("-inf"):
+        lowest = int(least) if one.kind is FieldKind.WHOLE else least
+        assert wrong(lowest) == one.limits.above
+        assert not wrong(lowest + step)
+        assert wrong(lowest - step)
+    if most < float("inf"):
+        highest = int(most) if one.kind is FieldKind.WHOLE else most
+        assert not wrong(highest)
+        assert wrong(highest + step)
+    assert wrong(float("nan"))
+    assert wrong(float("inf"))
+    assert wrong(10**400)
+    assert wrong(True)
+    assert wrong("1")
+    assert wrong("auto") != one.auto
+    assert one.kind is not FieldKind.WHOLE or wrong(1.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("normalize", "yes", "normalize is 'yes', it must be true or false"),
+        ("normalize", 1, "normalize is 1, it must be true or false"),
+        ("weights", 2.0, "weights is 2.0, it must be numbers by member"),
+        ("weights", {1: 2.0}, "weights is {1: 2.0}, it must be numbers by member"),
+        ("weights", {"a": "2"}, "the weight of a is '2', it must be a finite number, more than 0"),
+        ("bias", {"a": float("inf")}, "the bias of a is inf, it must be a finite number"),
+        ("device", "x" * 101, "device is 'x"),
+        ("host", "a\nb", "host is 'a\\nb', it must be printable text of at most 100 characters"),
+        ("trunk", "men", "trunk method 'men' is not one of regmean, mean, base, ties, dare, task-arithmetic; did you"),
+        ("trunk", ["mean"], "trunk method ['mean'] is not one of"),
+        ("trunk", None, "trunk method None is not one of"),
+        ("seed", 2**60, "seed is 1152921504606846976, it must be a whole number"),
+    ],
+)
+def test_values_of_another_kind_are_refused(name: str, value: Any, message: str) -> None:
+    problem = FIELDS[name].problem(value)
+    assert problem is not None
+    assert problem[0].startswith(message)
+    assert problem[1]
+
+
+def test_every_field_is_described_for_people() -> None:
+    for one in FIELDS.values():
+        assert one.help.endswith("."), one.name
+        assert one.default_text, one.name
+        assert bool(one.label) == bool(one.note), one.name
+
+
+def test_files_and_their_schema_have_every_field() -> None:
+    properties = recipe_schema()["properties"]
+    assert {*properties} == {*KEYS}
+    options = {one.name for one in FIELDS.values() if one.group == TRUNK_OPTIONS}
+    shorthand = {one.name for one in FIELDS.values() if one.stands_for}
+    assert {*properties[TRUNK_OPTIONS]["properties"]} == options
+    assert {*KEYS} == {*FIELDS} - options - shorthand | {"experts", "base", "computed", TRUNK_OPTIONS}
+
+
+def test_fields_that_win_drop_what_has_no_part_beside_them() -> None:
+    ties = {"trunk": "ties", "density": 0.5, "router": "random", "seed": 3, "temperature": 0.1}
+    assert overlay(ties, {"trunk": "mean"}) == {"trunk": "mean", "router": "random", "seed": 3, "temperature": 0.1}
+    assert overlay(ties, {"router": "ridge"}) == {
+        "trunk": "ties",
+        "density": 0.5,
+        "router": "ridge",
+        "temperature": 0.1,
+    }
+    assert overlay(ties, {"to": "ensemble"}) == {"to": "ensemble", "temperature": 0.1}
+    assert overlay({"host": "mixtral"}, {"remote_code": True}) == {"remote_code": True}
+    assert overlay({"lam": 1.0}, {"lam": 2.0}) == {"lam": 2.0}
+
+
+def test_values_make_the_recipe_that_they_come_from() -> None:
+    for recipe in (
+        Recipe(),
+        Recipe("ties", {"density": 0.5}, weights={"a": 2.0}, top_k=1, host="mixtral"),
+        Recipe(router="domain-embedding", bias={"a": 1.0}, device="cpu"),
+        Recipe(to="dense", dtype="bfloat16"),
+        EnsembleRecipe(routing="task-vector", routing_tokens=8),
+    ):
+        assert make_recipe(values_of(recipe)) == recipe
+    made = make_recipe({"remote_code": True})
+    assert isinstance(made, Recipe)
+    assert made.host == "remote-code"
+
+
+def test_fields_load_neither_torch_nor_a_database() -> None:
+    script = (
+        "import sys, registry.composition.recipe.recipe_fields, registry.composition.recipe.recipe_rules\n"
+        "print([name for name in ('torch', 'transformers', 'sqlalchemy', 'numpy', 'yaml') if name in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert result.stdout == "[]\n"

@@ -1,0 +1,313 @@
+"""Proves: a recipe file is what it says, line by line; a recipe that is written reads back; every method has a file."""
+
+import json
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from registry import EnsembleRecipe, Recipe, Registry
+from registry.composition.recipe import RecipeFile, check_recipe_output, read_recipe, recipe_schema, write_recipe
+from registry.composition.recipe.recipe_fields import FIELDS, FieldKind, RecipeField, obstacle
+from registry.composition.recipe.recipe_file import recipe_text
+from registry.composition.recipe.recipe_values import make_recipe
+from registry.errors import CheckpointError, InvalidInputError, NotFoundError, OutputError
+from registry.evaluation import METHODS
+from registry.io.limits import YAML_BYTES
+from registry.io.model_folder import MARKER
+from registry.io.strict_yaml import parse_yaml
+
+DOCS = Path(__file__).parents[3] / "docs"
+NAMES = ("code", "math", "n", "7", "a.b-c")
+
+
+def read(tmp_path: Path, text: str) -> RecipeFile:
+    (tmp_path / "r.yaml").write_text(text, encoding="utf-8")
+    return read_recipe(tmp_path / "r.yaml")
+
+
+def test_a_file_has_experts_base_model_and_recipe(tmp_path: Path) -> None:
+    file = read(
+        tmp_path,
+        "experts: [code, math@2]\nbase: zero@good\ntrunk: ties\ntrunk_options:\n  density: 1e-1\nlam: auto\n"
+        "top_k: 1\nnormalize: true\nweights: {math: 2}\ndtype: null\nseed:\n",
+    )
+    assert (file.experts, file.base) == (("code", "math@2"), "zero@good")
+    assert file.recipe == Recipe("ties", {"density": 0.1}, lam="auto", top_k=1, normalize=True, weights={"math": 2.0})
+
+
+def test_experts_can_have_weights(tmp_path: Path) -> None:
+    file = read(tmp_path, "experts: {code: 2, math@2: 0.5, law: }\n")
+    assert file.experts == ("code", "math@2", "law")
+    assert file.recipe == Recipe(weights={"code": 2.0, "math": 0.5})
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "{}", "trunk:\n"])
+def test_an_empty_file_is_the_default_recipe(tmp_path: Path, text: str) -> None:
+    assert read(tmp_path, text) == RecipeFile(tmp_path / "r.yaml")
+    assert read(tmp_path, text).recipe == Recipe()
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "message"),
+    [
+        ("trunk: mean\ntopk: 1", 2, "there is no field 'topk'; did you mean 'top_k'?"),
+        ("trunk: men", 1, "trunk method 'men' is not one of regmean, mean, base, ties, dare, task-arithmetic; did"),
+        ("lam: 1\n\nlam: 2", 3, "the key 'lam' stands twice, first in line 1"),
+        ("\nlam: no", 2, "lam is 'no', it must be a finite number, 0 or more, or auto"),
+        ("lam: -1", 1, "lam is -1, it must be a finite number, 0 or more, or auto"),
+        ("lam: 1e999", 1, "lam is inf, it must be"),
+        ("top_k: 1.5", 1, "top-k is 1.5, it must be a whole number, 1 or more"),
+        ("top_k: true", 1, "top-k is True, it must be"),
+        ("normalize: yes", 1, "normalize is 'yes', it must be true or false"),
+        ("to: [moe]", 1, "output ['moe'] is not one of moe, dense, ensemble"),
+        ("- trunk", 1, "a recipe file holds fields"),
+        ("trunk: ties\ntrunk_options:\n  alpha: 1", 3, "trunk method 'ties' has no option 'alpha'"),
+        ("trunk_options: {beta: 1}", 1, "there is no trunk option 'beta'"),
+        ("trunk_options: 1", 1, "trunk_options must hold fields of its own"),
+        ("trunk_options:\n  alpha: 2", 2, "alpha is 2, it must be a finite number from 0 to 1"),
+        ("alpha: 0.5", 1, "alpha stands under trunk_options"),
+        ("remote_code: true", 1, "there is no field 'remote_code'"),
+        ("router: random\nlam: 1", 2, "lam has no part in router method 'random'"),
+        ("routing: posterior", 1, "routing has no part in output 'moe'"),
+        ("refine: 1\nto: dense", 1, "refine has no part in output 'dense'"),
+        ("to: ensemble\nrouting: perplexity\nweights: {a: 1}", 3, "weights has no part in routing method 'perplexity'"),
+        ("lam: auto\nrouter: domain-embedding", 1, "router method 'domain-embedding' is not solved from"),
+        ("to: dense\ntrunk: base", 2, "a dense model with the trunk of the base is the base model itself"),
+        ("weights:\n  code: 1\n  math: 0", 3, "the weight of math is 0, it must be a finite number, more than 0"),
+        ("weights:\n  Code: 1", 2, "name 'Code' is not of the form"),
+        ("weights: {math: 1}\nexperts: [code]", 1, "there is a weight for math, which is not a member"),
+        ("weights: {code: 1}\nexperts: {code: 2}", 1, "weights stand beside the experts already"),
+        ("experts: code", 1, "experts must be a list of references"),
+        ("experts:\n- code\n- 7", 3, "the expert 7 is not text"),
+        ("experts:\n- code\n- code@2", 3, "code is named more than once"),
+        ("experts:\n- code\n- code@", 3, "alias '' is not of the form"),
+        ("experts:\n- code\ntop_k: 2", 3, "top-k is 2, it must be from 1 to 1, the number of members"),
+        ("experts: {code: -1}", 1, "the weight of code is -1, it must be"),
+        ("trunk: mean\nbase: zero", 2, "this recipe takes no base model, and one is named"),
+        ("trunk: base\nbase: 1", 2, "the base model must be a reference"),
+        ("device: cpu\ncomputed: {device: cpu}", 2, "the device is given twice"),
+        ("computed:\n  batch_size: 3", 2, "passes run in batches of 16, not 3"),
+        ("computed:\n  threads: 3", 2, "there is no field 'threads' of computed"),
+        ("{'recipe': {}, 'members': []}", 1, "there is no field 'recipe'"),
+        ("trunk: &a mean", 1, "it has an anchor (&a)"),
+        ('{"trunk": "men"', 1, "it is not YAML"),
+    ],
+)
+def test_mistakes_are_reported_with_file_and_line(tmp_path: Path, text: str, line: int, message: str) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        assert not read(tmp_path, text).recipe
+    assert caught.value.message.startswith(f"{tmp_path / 'r.yaml'}:{line}: {message}")
+    assert caught.value.hint
+
+
+def test_what_is_not_a_file_is_refused(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "absent.yaml"):
+        with pytest.raises(NotFoundError, match="is not a file") as caught:
+            read_recipe(path)
+        assert caught.value.hint
+    with pytest.raises(InvalidInputError, match=f"the limit is {YAML_BYTES:,}"):
+        read(tmp_path, "#" * (YAML_BYTES + 1))
+
+
+def values_of_field(one: RecipeField) -> st.SearchStrategy[Any]:
+    least, most = one.limits.least, one.limits.most
+    whole = one.kind is FieldKind.WHOLE
+    low = None if least == float("-inf") else least
+    high = None if most == float("inf") else most
+    if whole:
+        return st.integers(-(2**53) if low is None else int(low), 2**53 if high is None else int(high))
+    if one.kind in (FieldKind.NUMBER, FieldKind.BY_MEMBER):
+        number: st.SearchStrategy[Any] = st.floats(low, high, exclude_min=one.limits.above, allow_nan=False, allow_infinity=False)
+        if one.kind is FieldKind.BY_MEMBER:
+            return st.dictionaries(st.sampled_from(NAMES), number, min_size=1)
+        return number | st.just("auto") if one.auto else number
+    if one.kind is FieldKind.SWITCH:
+        return st.booleans()
+    if one.kind is FieldKind.CHOICE:
+        return st.sampled_from(one.choices)
+    return st.text(min_size=1, max_size=100).filter(str.isprintable)
+
+
+VALUES = {one.name: values_of_field(one) for one in FIELDS.values() if not one.stands_for}
+TRUNK_NUMBERS = [one.name for one in FIELDS.values() if one.group]
+
+
+def some_recipe(values: dict[str, Any]) -> Recipe | EnsembleRecipe:
+    """Return the recipe of some fields, less those that have no part in it or contradict others."""
+    values = {name: value for name, value in values.items() if obstacle(FIELDS[name], values) is None}
+    for contradicting in ((), ("refine", "refine_mlp"), ("lam", "token_weight"), ("trunk", *TRUNK_NUMBERS)):
+        values = {name: value for name, value in values.items() if name not in contradicting}
+        with suppress(InvalidInputError):
+            return make_recipe(values)
+    raise AssertionError(values)
+
+
+@given(
+    st.fixed_dictionaries({}, optional=VALUES),
+    st.lists(st.sampled_from(NAMES), unique=True),
+    st.booleans(),
+)
+@settings(max_examples=100, deadline=None)
+def test_a_recipe_that_is_written_reads_back(
+    tmp_path_factory: pytest.TempPathFactory, values: dict[str, Any], experts: list[str], pinned: bool
+) -> None:
+    recipe = some_recipe(values)
+    path = tmp_path_factory.mktemp("recipes") / "r.yaml"
+    weighed = {*recipe.weights, *getattr(recipe, "bias", {})}
+    members = sorted({*experts, *weighed})
+    named = members if experts and len(members) >= (recipe.top_k or 1) else []
+    references = [f"{name}@2" if pinned else name for name in named]
+    base = "zero" if recipe.needs_base else None
+    write_recipe(path, recipe, references, base)
+    file = read_recipe(path)
+    assert (list(file.experts), file.base) == (references, base)
+    assert file.recipe == recipe
+    jsonschema.validate(parse_yaml(path.read_bytes(), "r").plain, recipe_schema())
+
+
+def test_fields_without_a_part_are_not_written() -> None:
+    assert recipe_text(Recipe(router="random", lam=5.0)) == recipe_text(Recipe(router="random"))
+    assert "lam: 5.0\n" in recipe_text(Recipe(lam=5.0))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "topk: 1", "trunk: men", "lam: -1", "lam: no", "top_k: 1.5", "normalize: 1", "alpha: 1", "experts: code",
+        "trunk_options: {beta: 1}", "trunk_options: {alpha: 2}", "trunk: ties\ntrunk_options: {alpha: 1}",
+        "router: random\nlam: 1", "seed: 1", "routing: posterior", "to: dense\nrefine: 1", "weights: {a: 0}",
+        "to: ensemble\nrouting: perplexity\nweights: {a: 1}", "remote_code: true", "experts: [Code]", "base: 1",
+    ],
+)  # fmt: skip
+def test_the_schema_refuses_what_the_reader_refuses(tmp_path: Path, text: str) -> None:
+    with pytest.raises(InvalidInputError):
+        read(tmp_path, text)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(parse_yaml(text.encode(), "r").plain, recipe_schema())
+
+
+def test_the_schema_is_one() -> None:
+    jsonschema.Draft202012Validator.check_schema(recipe_schema())
+
+
+@given(st.binary(max_size=300))
+@settings(max_examples=200, deadline=None)
+def test_any_bytes_are_read_or_refused(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+    path = tmp_path_factory.mktemp("bytes") / "r.yaml"
+    path.write_bytes(data)
+    with suppress(InvalidInputError):
+        read_recipe(path)
+
+
+def test_a_file_that_exists_is_replaced_only_with_force(tmp_path: Path) -> None:
+    path = tmp_path / "r.yaml"
+    write_recipe(path, Recipe(), ["code"])
+    before = path.read_bytes()
+    with pytest.raises(OutputError, match=r"r\.yaml exists") as caught:
+        write_recipe(path, Recipe(top_k=1))
+    assert "--force" in str(caught.value.hint)
+    assert path.read_bytes() == before
+    write_recipe(path, Recipe(top_k=1), force=True)
+    assert read_recipe(path).recipe == Recipe(top_k=1)
+    assert [one.name for one in tmp_path.iterdir()] == ["r.yaml"]
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    for wrong in (tmp_path / "link", tmp_path / "absent" / "r.yaml"):
+        with pytest.raises(OutputError):
+            check_recipe_output(wrong)
+    with pytest.raises(OutputError):
+        check_recipe_output(tmp_path, force=True)
+
+
+def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space"):
+        write_recipe(tmp_path / "r.yaml", Recipe())
+    assert list(tmp_path.iterdir()) == []
+
+
+COMPOSED: dict[str, Recipe | EnsembleRecipe] = {
+    "default": Recipe(weights={"code": 2.0}),
+    "refined": Recipe(refine=1, device="cpu", top_k=1),
+    "dense": Recipe("ties", {"density": 0.5}, to="dense"),
+    "remote code": Recipe(host="remote-code", router="domain-embedding", bias={"math": 1.0}),
+    "ensemble": EnsembleRecipe(routing="task-vector"),
+}
+
+
+@pytest.mark.parametrize("name", COMPOSED)
+def test_a_composition_document_is_a_recipe_file(filled: Registry, tmp_path: Path, name: str) -> None:
+    plan = filled.plan(["math", "code"], COMPOSED[name])
+    path = tmp_path / MARKER
+    path.write_text(json.dumps(plan.document), encoding="utf-8")
+    file = read_recipe(path)
+    assert file.members == tuple((member.name, member.version.digest) for member in plan.members)
+    found = file.resolved(filled.catalog)
+    assert (found.experts, found.members) == (("code@1", "math@1"), ())
+    assert filled.plan(found.experts, found.recipe, base=found.base).digest == plan.digest
+
+
+def test_a_composition_document_that_no_recipe_makes_is_refused(filled: Registry, tmp_path: Path) -> None:
+    document = filled.plan(["math", "code"]).document
+    path = tmp_path / MARKER
+    path.write_text(json.dumps(document | {"parent": "0" * 64, "training": {}}), encoding="utf-8")
+    with pytest.raises(InvalidInputError, match="describes trained routers, which no recipe makes"):
+        read_recipe(path)
+    path.write_text(json.dumps(document | {"recipe": document["recipe"] | {"lam": 1}}), encoding="utf-8")
+    with pytest.raises(CheckpointError, match="lam is 1"):
+        read_recipe(path)
+    path.write_text(json.dumps(document | {"members": [{"name": "code", "digest": "0" * 64}]}), encoding="utf-8")
+    with pytest.raises(CheckpointError):
+        read_recipe(path)
+    one = filled.plan(["code"]).document
+    path.write_text(json.dumps(one | {"members": [{"name": "code", "digest": "0" * 64}]}), encoding="utf-8")
+    with pytest.raises(NotFoundError, match="was composed of code 000000000000, which is not registered here"):
+        read_recipe(path).resolved(filled.catalog)
+
+
+def test_every_method_has_a_recipe_file() -> None:
+    assert {path.stem for path in (DOCS / "recipes").iterdir()} == {*METHODS}
+    assert {path.suffix for path in (DOCS / "recipes").iterdir()} == {".yaml"}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_recipe_files_compose_as_their_methods_do(filled: Registry, name: str) -> None:
+    path = DOCS / "recipes" / f"{name}.yaml"
+    comment, rest = path.read_text(encoding="utf-8").split("\n", 1)
+    assert re.fullmatch(r"# [^\n]{20,}\.", comment)
+    assert "#" not in rest
+    run = next(METHODS[name].runs)
+    run.pop("train_steps", None)
+    recipe = EnsembleRecipe(**_but(run, "to")) if run.get("to") == "ensemble" else Recipe(**run)
+    file = read_recipe(path)
+    plan = filled.plan(["code", "math"], file.recipe)
+    assert plan.document == filled.plan(["code", "math"], recipe).document
+
+
+def test_the_example_of_the_page_on_composing_is_a_recipe_file(tmp_path: Path) -> None:
+    page = (DOCS / "tasks" / "compose.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    file = read(tmp_path, example)
+    assert (file.experts, file.base) == (("code", "math@2"), "base")
+    with pytest.raises(InvalidInputError) as caught:
+        read(tmp_path, example.replace("top_k", "topk"))
+    assert caught.value.message.replace(f"{tmp_path}/r.yaml:4", "recipe.yaml:4") in page
+    assert f"next: {caught.value.hint}" in page
+
+
+def test_text_reads_the_same_with_quotes_or_without() -> None:
+    for text in ("null", "no", "7", "1e3", "a b", "ä", "\U0001f600", '"', "\\", "- a", "x: y", "#", "a@2", "On"):
+        written = next(one for one in recipe_text(Recipe(device=text)).splitlines() if one.startswith("device: "))
+        assert parse_yaml(written.encode(), "r").plain == {"device": text}
+
+
+def _but(values: dict[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key != name}
