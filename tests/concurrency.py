@@ -89,7 +89,7 @@ class Worker:
         """Do so many operations."""
         for self.number in range(operations):
             if self.number % TOGETHER == 0:
-                self.barrier.wait(300)
+                self.barrier.wait(600)
                 choices: list[Callable[[], Any]] = [self.together]
             else:
                 choices = self.draw.choices(list(self.weights), list(self.weights.values()))
@@ -376,7 +376,7 @@ def at_once(processes: int, act: Callable[[int, Any], None]) -> list[int]:
     barrier = context.Barrier(processes)
 
     def begin(number: int) -> None:
-        barrier.wait(60)
+        barrier.wait(600)
         act(number, barrier)
 
     children = [context.Process(target=begin, args=(number,)) for number in range(processes)]

@@ -1,5 +1,6 @@
 """Fixtures: tiny checkpoints made once for all workers of a run, registries made anew for every test."""
 
+import gc
 import os
 import pickle
 import shutil
@@ -24,7 +25,8 @@ if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > 8 * 2**30:
     # Registries flush every array to disk; hundreds of them spend half the tests' time waiting for it.
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
 
-hypothesis.settings.register_profile("tests", deadline=None)  # a loaded machine is slow, not wrong
+# A loaded machine is slow, not wrong.
+hypothesis.settings.register_profile("tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("tests")
 
 T = TypeVar("T")
@@ -61,6 +63,12 @@ class Shared:
                 return made
         found: T = pickle.loads(result.read_bytes())
         return found
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector pass over what was imported: it stays."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

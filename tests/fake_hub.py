@@ -110,7 +110,7 @@ class Handler(BaseHTTPRequestHandler):
 
     hub: ClassVar[FakeHub]
     protocol_version = "HTTP/1.1"
-    timeout = 10
+    timeout = 60
     wbufsize = -1  # head and body in one packet
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name it has in the base class
@@ -236,6 +236,8 @@ def use_hub(monkeypatch: pytest.MonkeyPatch, hub: FakeHub, home: Path) -> None:
         "HF_HUB_DISABLE_IMPLICIT_TOKEN": False,
         "HF_HUB_DISABLE_TELEMETRY": True,
         "HF_HUB_DISABLE_XET": True,
+        "HF_HUB_ETAG_TIMEOUT": 60,
+        "HF_HUB_DOWNLOAD_TIMEOUT": 60,
     }
     for name, value in settings.items():
         monkeypatch.setattr(constants, name, value)

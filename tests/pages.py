@@ -84,7 +84,7 @@ class Pages:
 
     def ask(self, path: str, *, method: str = "GET", headers: dict[str, str] | None = None) -> Answer:
         """Return the answer to one request; a `Host` in `headers` takes the place of the right one."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
         try:
             connection.putrequest(method, path, skip_host=headers is not None and "Host" in headers)
             for name, value in (headers or {}).items():

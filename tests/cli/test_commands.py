@@ -1,6 +1,7 @@
 """Proves: every command does what the library does, prints it for people and as JSON, and keeps stdout for data."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from cli.main import main
 from registry import Registry
 from registry.io.model_folder import MARKER
 from store.catalog import schema
-from tests.conftest import Zoo, files_of
+from tests.conftest import EXPERTS, Shared, Zoo, files_of
 
 Run = Callable[..., Result]
 
@@ -36,12 +37,24 @@ def document(result: Result) -> Any:
     return json.loads(result.stdout)
 
 
+@pytest.fixture(scope="module")
+def _ready_home(zoo: Zoo, shared: Shared) -> Path:
+    def make(root: Path) -> Path:
+        for words in (
+            ("add-base", "base", zoo.base),
+            *(("add-expert", name, zoo.experts[name]) for name in EXPERTS[:2]),
+        ):
+            result = CliRunner().invoke(main, ["--home", str(root / "home"), *map(str, words)])
+            assert result.exit_code == 0, result.output
+        return root / "home"
+
+    return shared.get("ready", make)
+
+
 @pytest.fixture
-def ready(run: Run, zoo: Zoo) -> Run:
+def ready(run: Run, _ready_home: Path, tmp_path: Path) -> Run:
     """A home with base, code and math."""
-    run("add-base", "base", zoo.base)
-    for name in ("code", "math"):
-        run("add-expert", name, zoo.experts[name])
+    shutil.copytree(_ready_home, tmp_path / "home")
     return run
 
 

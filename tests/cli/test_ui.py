@@ -25,10 +25,10 @@ def test_it_serves_until_it_is_interrupted(tmp_path: Path) -> None:
         assert process.stdout is not None
         told = json.loads("".join(process.stdout.readline() for _ in range(4)))
         assert told["home"] == str(tmp_path / "my home")
-        with urllib.request.urlopen(told["url"], timeout=60) as answer:
+        with urllib.request.urlopen(told["url"], timeout=600) as answer:
             assert f"reg --home &#39;{tmp_path / 'my home'}&#39; add-expert" in answer.read().decode()
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
+        assert process.wait(600) == 0
 
 
 def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:

@@ -1,19 +1,19 @@
 """Proves: processes that work on one registry at once meet nothing but what others did to what they asked for.
 
-Four processes, a few operations each; `make trust` has eight, two hundred each.
+Three processes, a few operations each; `make trust` has eight, two hundred each.
 """
 
 from pathlib import Path
 
 from tests.running import figures_of
 
-PROCESSES, OPERATIONS = 4, 12
+PROCESSES, OPERATIONS = 3, 8
 
 
 def test_processes_at_once(tmp_path: Path) -> None:
-    words = ["--processes", PROCESSES, "--operations", OPERATIONS, "--creations", 3, "--scratch", tmp_path]
+    words = ["--processes", PROCESSES, "--operations", OPERATIONS, "--creations", 1, "--scratch", tmp_path]
     told = figures_of("tests.concurrency", *words)
     assert told["faults"] == 0
     assert told["operations"] == PROCESSES * OPERATIONS
-    assert told["versions"] > 2
+    assert told["versions"] > 0
     print(told)

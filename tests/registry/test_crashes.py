@@ -28,4 +28,4 @@ def test_killed_or_without_space_at_some_points() -> None:
     assert told["kill"]["points"] > 1000
     assert told["kill"]["kills"] >= told["kill"]["tried"] - len(told["kill"]["commands"])
     assert told["full"]["refused"] > 0
-    assert told["random"]["kills"] > 1
+    assert told["random"]["kills"] > 0

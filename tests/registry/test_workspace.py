@@ -69,8 +69,9 @@ RECIPES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("step", [0, 3, 12])
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize(
+    ("recipe", "step"), [*((recipe, 3) for recipe in RECIPES), ("default", 0), ("refined", 12), ("refitted", 12)]
+)
 def test_member_purged_while_it_is_composed(filled: Registry, tmp_path: Path, recipe: str, step: int) -> None:
     filled.compose(["code", "law"], tmp_path / "moe")
     before = files_of(tmp_path / "moe")
@@ -86,10 +87,9 @@ def test_member_purged_while_it_is_composed(filled: Registry, tmp_path: Path, re
     assert filled.verify().problems == ()
 
 
-@pytest.mark.parametrize("recipe", ["refitted", "refined"])
-@pytest.mark.parametrize("step", [0, 3, 12])
+@pytest.mark.parametrize(("recipe", "step"), [("refined", 0), ("refitted", 3), ("refined", 12)])
 def test_others_purged_while_one_is_composed(
-    filled: Registry, zoo: Zoo, tmp_path: Path, step: int, recipe: str
+    filled: Registry, zoo: Zoo, tmp_path: Path, recipe: str, step: int
 ) -> None:
     """Who is no member matters to nobody, and neither does garbage collected meanwhile."""
     filled.compose(["code", "law"], tmp_path / "expected", RECIPES[recipe])

@@ -141,7 +141,9 @@ ARRAYS = [array("float32", (5, 3), 1), array("bfloat16", (15,), 2), array("int64
 
 
 @given(STEPS)
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 def test_disk_answers_as_memory_does(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int, int]]
 ) -> None:

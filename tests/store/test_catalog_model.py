@@ -170,7 +170,9 @@ def opened(url: str) -> Iterator[Catalog]:
 
 @pytest.mark.parametrize("kind", ["sqlite", "REG_TEST_DATABASE"])
 @given(STEPS)
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 def test_catalog_answers_as_the_model_does(kind: str, steps: list[tuple[Any, ...]]) -> None:
     model = Model()
     with opened(urls(kind)) as catalog:

@@ -361,4 +361,4 @@ assert is_adapter(adapter)
 Adapter(adapter).check(Checkpoint(base))
 assert not {"torch", "transformers", "peft"} & sys.modules.keys()
 """
-    subprocess.run([sys.executable, "-c", code, *made], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code, *made], check=True, timeout=600)

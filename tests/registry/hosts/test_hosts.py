@@ -6,6 +6,7 @@ where a case says by how much they may differ, and why.
 """
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,7 +22,8 @@ from registry.errors import CheckpointError
 from registry.families import FAMILIES
 from registry.hosts.remote_code import REMOTE_CODE
 from registry.runtime.loading import has_our_code, load_model, quiet_transformers
-from tests.models import make_model, save_checkpoint, sentences, write_jsonl
+from tests.conftest import Shared
+from tests.models import make_model, save_checkpoint, sentences, train_tokenizer, write_jsonl
 from tests.transformers4 import Transformers4
 
 LLAMA3 = {
@@ -182,11 +184,26 @@ def variant_of(case: Case, root: Path, tokenizer: Any) -> Iterator[Variant]:
         yield Variant(case, dense, registry)
 
 
+@contextmanager
+def shared_variant(name: str, root: Path, shared: Shared) -> Iterator[Variant]:
+    """Give the checkpoints of one of `CASES`, made once for all tests, and a registry of one's own that holds them."""
+
+    def make(folder: Path) -> dict[str, Path]:
+        with variant_of(CASES[name], folder, train_tokenizer()) as variant:
+            return variant.dense
+
+    dense = shared.get(f"variant {name}", make)
+    home = shutil.copytree(dense["base"].with_name("home"), root / "home")
+    with Registry(home) as registry, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_MODULES_CACHE", str(root / "modules"))
+        yield Variant(CASES[name], dense, registry)
+
+
 @pytest.fixture(scope="module", params=sorted(CASES))
 def variant(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tokenizer: Any
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, shared: Shared
 ) -> Iterator[Variant]:
-    with variant_of(CASES[request.param], tmp_path_factory.mktemp("variant"), tokenizer) as made:
+    with shared_variant(request.param, tmp_path_factory.mktemp("variant"), shared) as made:
         yield made
 
 

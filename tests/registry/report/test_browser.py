@@ -34,6 +34,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         context = started.chromium.launch_persistent_context(
             tmp_path_factory.mktemp("browser"), executable_path=CHROMIUM, args=list(FLAGS), headless=True
         )
+        context.set_default_timeout(600_000)
         yield context
         context.close()
 
@@ -63,7 +64,7 @@ def opened(browser: Any, text: str, place: Path, **media: str) -> tuple[Any, lis
 
 
 def wait_for_charts(tab: Any) -> None:
-    for _ in range(1200):  # a page that evaluates no text cannot be waited for by one
+    for _ in range(12_000):  # a page that evaluates no text cannot be waited for by one
         if tab.evaluate(DRAWN):
             return
         tab.wait_for_timeout(50)

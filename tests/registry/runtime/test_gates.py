@@ -12,8 +12,8 @@ from registry.runtime.gates import choice, force_expert, gates, record_routing
 from registry.training import TrainSettings
 from registry.training.trainer import Trainer
 from registry.training.training_windows import Windows
-from tests.conftest import Zoo
-from tests.registry.hosts.test_hosts import CASES, IDS, load, variant_of, with_mlp_of
+from tests.conftest import Shared, Zoo
+from tests.registry.hosts.test_hosts import CASES, IDS, load, shared_variant, with_mlp_of
 
 # Host → a case of it; all remote code has one router.
 EXACT = {name: case for name, case in CASES.items() if case.tolerance == (0.0, 0.0)}
@@ -24,9 +24,9 @@ ALL = torch.arange(2)
 
 
 @pytest.mark.parametrize("host", sorted(ONE_EACH))
-def test_forced_expert_computes_what_it_does_by_itself(host: str, tmp_path: Path, tokenizer: object) -> None:
+def test_forced_expert_computes_what_it_does_by_itself(host: str, tmp_path: Path, shared: Shared) -> None:
     case = CASES[ONE_EACH[host]]
-    with variant_of(case, tmp_path, tokenizer) as variant:
+    with shared_variant(ONE_EACH[host], tmp_path, shared) as variant:
         variant.registry.compose(["code", "math"], tmp_path / "moe", variant.recipe(trunk="base", top_k=2))
         moe, trunk = load(tmp_path / "moe"), load(variant.dense["base"], **case.dense)
         assert [gate.layer for gate in gates(moe)] == list(range(moe.config.num_hidden_layers))
@@ -72,11 +72,11 @@ def check_training(moe: Any) -> None:
         assert torch.equal(moe(input_ids=IDS).logits, before)
 
 
-def test_what_there_is_not_is_refused(zoo: Zoo, tmp_path: Path, tokenizer: object) -> None:
+def test_what_there_is_not_is_refused(zoo: Zoo, tmp_path: Path, shared: Shared) -> None:
     dense = load(zoo.base)
     with pytest.raises(InvalidInputError, match="no router"):
         gates(dense)
-    with variant_of(CASES["llama"], tmp_path, tokenizer) as variant:
+    with shared_variant("llama", tmp_path, shared) as variant:
         variant.registry.compose(["code", "math"], tmp_path / "moe", variant.recipe())
     moe = load(tmp_path / "moe")
     for expert in (-1, 2):

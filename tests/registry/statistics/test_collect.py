@@ -85,7 +85,9 @@ def test_equals_a_float64_reference_to_the_resolution_and_never_saturates(
         assert ((layer.moment - x.sum(0)).abs() <= 0.5 * len(x) * unit).all()
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(order=st.permutations(range(8)), cut=st.integers(1, 7))
 def test_any_order_and_shards_of_equal_batches_give_equal_statistics(
     expert: tuple[Any, Any], order: list[int], cut: int

@@ -82,6 +82,7 @@ def pages(zoo: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pages]
 def tab(browser: "Browser", **options: Any) -> "Iterator[tuple[BrowserContext, Tab, list[str]]]":
     """Open a window of its own; gives what its console and its faults say too."""
     context = browser.new_context(**options)
+    context.set_default_timeout(600_000)
     page, said = context.new_page(), list[str]()
     page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
     page.on("pageerror", lambda error: said.append(f"fault: {error}"))
@@ -99,7 +100,7 @@ def _failed(request: Any) -> list[str]:
 
 def loaded(page: "Tab") -> None:
     """Wait until every part has loaded."""
-    page.wait_for_selector("[aria-busy],[data-load]", state="detached", timeout=60_000)
+    page.wait_for_selector("[aria-busy],[data-load]", state="detached")
 
 
 @pytest.mark.parametrize("options", [LIGHT, DARK, PHONE], ids=["light", "dark", "phone"])
