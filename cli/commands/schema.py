@@ -13,9 +13,9 @@ from registry.names.suggest import suggest
 @click.argument("words", metavar="[COMMAND]", nargs=-1)
 @as_json
 def schema(words: tuple[str, ...], as_json: bool) -> None:
-    """Print the JSON Schema of what COMMAND prints with --json, or of every command.
+    """Print the JSON Schema of COMMAND's output with --json, or of every command's.
 
-    COMMAND is written as after reg: receipt verify. The schema is JSON with or without --json.
+    COMMAND is written without reg, for example receipt verify. The schema is JSON with or without --json.
     """
     from cli.json_schema.commands import ERROR, SCHEMAS, schema_of
 
