@@ -1,4 +1,4 @@
-"""`python -m cli`: the same as `reg`."""
+"""Entry point of `python -m cli`, which is the same as `reg`."""
 
 from cli.main import main
 

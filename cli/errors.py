@@ -1,4 +1,4 @@
-"""The one place where errors become messages: what failed and the next command, as text, or with --json as JSON."""
+"""Translation of errors into messages: the failure and the next command, as text or, with --json, as JSON."""
 
 import errno
 import json
@@ -15,7 +15,7 @@ from cli.session import allows_colour
 from registry.errors import RegError
 
 DEBUG_VARIABLE = "REG_DEBUG"
-_RIGHTS = "repeat as a user who may write there, or name another place"
+_RIGHTS = "repeat as a user who may write there, or choose another path"
 _SPACE = "free some space there, then repeat the command"
 _SYSTEM_HINTS = {
     errno.EACCES: _RIGHTS,
@@ -25,11 +25,11 @@ _SYSTEM_HINTS = {
     errno.EDQUOT: _SPACE,
     errno.ENOENT: "name one that exists",
 }
-"""What to do where the system refused, by the error's number."""
+"""Error number of the system → hint."""
 
 
-class Told(click.ClickException):
-    """An error as a user sees it: what failed, and the next command."""
+class CliError(click.ClickException):
+    """An error for the user: a message, and the next command."""
 
     exit_code = 1
 
@@ -39,7 +39,7 @@ class Told(click.ClickException):
         self.kind = kind
 
     def show(self, file: IO[Any] | None = None) -> None:
-        """Print it."""
+        """Print the error."""
         color = allows_colour()
         error, following = click.style("error:", fg="red", bold=True), click.style("next:", bold=True)
         click.echo(f"{error} {self.message}", file=file or sys.stderr, color=color)
@@ -47,21 +47,21 @@ class Told(click.ClickException):
             click.echo(f"  {following} {self.hint}", file=file or sys.stderr, color=color)
 
 
-class _ToldAsJson(Told):
-    """The same, as one line of JSON on stderr."""
+class _JsonError(CliError):
+    """An error printed as one line of JSON on stderr."""
 
     def show(self, file: IO[Any] | None = None) -> None:
-        translate_errors = {"kind": self.kind, "message": self.message, "next": self.hint, "exit_code": self.exit_code}
-        click.echo(json.dumps({"error": translate_errors}), file=file or sys.stderr)
+        document = {"kind": self.kind, "message": self.message, "next": self.hint, "exit_code": self.exit_code}
+        click.echo(json.dumps({"error": document}), file=file or sys.stderr)
 
 
-class _MisusedAsJson(_ToldAsJson):
+class _JsonUsageError(_JsonError):
     exit_code = 2
 
 
 @contextmanager
 def translate_errors(*, as_json: bool) -> Iterator[None]:
-    """Turn every exception of the library and of the system into a message; a traceback only with REG_DEBUG."""
+    """Turn exceptions of the library and the system into messages; REG_DEBUG shows the traceback instead."""
     try:
         yield
     except (click.exceptions.Exit, KeyboardInterrupt):
@@ -71,36 +71,36 @@ def translate_errors(*, as_json: bool) -> Iterator[None]:
             raise
         raise _as_json(error) from error
     except Exception as error:
-        closed = isinstance(error, OSError) and error.errno == errno.EPIPE  # whoever reads our output has left
+        closed = isinstance(error, OSError) and error.errno == errno.EPIPE  # the reader of the output has closed it
         if closed or os.environ.get(DEBUG_VARIABLE):
             raise
         message = _message(error)
         raise (_as_json(message) if as_json else message) from error
 
 
-def _as_json(error: click.ClickException | click.Abort) -> _ToldAsJson:
+def _as_json(error: click.ClickException | click.Abort) -> _JsonError:
     if isinstance(error, click.Abort):
-        return _ToldAsJson("stopped, as it was not agreed to", None, "Abort")
+        return _JsonError("aborted: the question was not confirmed", None, "Abort")
     hint = getattr(error, "hint", None)
     if isinstance(error, click.UsageError) and error.ctx is not None:
         hint = f"{error.ctx.command_path} --help"
-    kind = _MisusedAsJson if isinstance(error, click.UsageError) else _ToldAsJson
+    kind = _JsonUsageError if isinstance(error, click.UsageError) else _JsonError
     return kind(error.format_message(), hint, getattr(error, "kind", type(error).__name__))
 
 
-def _message(error: Exception) -> Told:
+def _message(error: Exception) -> CliError:
     kind = type(error).__name__
     if isinstance(error, RegError):
-        return Told(error.message, error.hint, kind)
+        return CliError(error.message, error.hint, kind)
     if isinstance(error, OSError):
-        place = error.filename
+        path = error.filename
         if _is_of_output(error):
-            place = "standard output"
+            path = "standard output"
             _give_up_output()
-        hint = _SYSTEM_HINTS.get(error.errno or 0, "mend that, then repeat the command")
-        return Told(f"{error.strerror or error}" + (f": {place}" if place else ""), hint, kind)
+        hint = _SYSTEM_HINTS.get(error.errno or 0, "correct the cause, then repeat the command")
+        return CliError(f"{error.strerror or error}" + (f": {path}" if path else ""), hint, kind)
     hint = f"this is a bug in the program; {DEBUG_VARIABLE}=1 shows where, for a report"
-    return Told(f"{kind}: {error}", hint, kind)
+    return CliError(f"{kind}: {error}", hint, kind)
 
 
 def _is_of_output(error: OSError) -> bool:
@@ -110,6 +110,6 @@ def _is_of_output(error: OSError) -> bool:
 
 
 def _give_up_output() -> None:
-    """Let what was printed and not yet written go, or the end of the program would try, and fail, again."""
+    """Discard buffered output, which Python would otherwise try, and fail, to write again at exit."""
     with suppress(OSError), Path(os.devnull).open("wb") as nowhere:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""The command group: shared options, the list of commands, and what is made of a word that is none."""
+"""The command group: shared options, the list of commands, and suggestions for misspelt commands."""
 
 import importlib
 import os
@@ -45,21 +45,21 @@ COMMANDS = {
     "schema": "schema",
     "demo": "demo",
 }
-"""Command → its function, in the file of that name (without a `_` at the end, which only avoids a built-in name)."""
+"""Command → its function, in the module of that name (without the trailing `_`, which avoids a built-in name)."""
 
 COMPLETING = "_REG_COMPLETE"
-"""Set by the scripts of `reg completion`."""
+"""Environment variable that the scripts of `reg completion` set."""
 
 _AS_JSON = f"{__name__}.as_json"
 
 
 class _Group(click.Group):
-    """Tells errors as messages (`cli.told`), and imports a command's file when the command is asked for."""
+    """A group that shows errors as messages (`cli.errors`), and imports a command's module when it is used."""
 
     def main(self, *arguments: Any, **options: Any) -> Any:
-        """Run a command, or answer a shell that completes one."""
+        """Run a command, or complete one for a shell."""
         if COMPLETING in os.environ:
-            importlib.import_module("cli.shell_completion")  # has what bash is answered
+            importlib.import_module("cli.shell_completion")  # registers the completion for bash
         return super().main(*arguments, **options)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -69,10 +69,10 @@ class _Group(click.Group):
         if cmd_name in COMMANDS and cmd_name not in self.commands:
             function = COMMANDS[cmd_name]
             self.add_command(getattr(importlib.import_module(f"cli.commands.{function.rstrip('_')}"), function))
-        found = super().get_command(ctx, cmd_name)
-        if found is not None and ctx.resilient_parsing:  # a shell asks
-            importlib.import_module("cli.shell_completion").complete_names(found)
-        return found
+        command = super().get_command(ctx, cmd_name)
+        if command is not None and ctx.resilient_parsing:  # a shell completes
+            importlib.import_module("cli.shell_completion").complete_names(command)
+        return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -98,13 +98,13 @@ class _Group(click.Group):
 
 
 def _asks_for_json(words: Sequence[str]) -> bool:
-    """Tell whether errors are to be JSON; known before the words are read, which may be an error itself."""
+    """Return True if errors are to be JSON; determined before parsing, which can fail itself."""
     return "--json" in (words[: words.index("--")] if "--" in words else words)
 
 
 def _not_empty(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
     if value == "":
-        raise click.BadParameter("it is empty")  # of a variable not set, perhaps: it must not mean some other registry
+        raise click.BadParameter("it is empty")  # an unset shell variable must not select another registry
     return value
 
 

@@ -1,4 +1,4 @@
-"""Options that more than one command has."""
+"""Options that several commands share."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +16,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class Integer(click.IntRange):
-    """A whole number within bounds, called so when something else is given."""
+    """A whole number within bounds, named `integer` in error messages."""
 
     name = "integer"
 
@@ -28,10 +28,10 @@ else:
 
 
 class Choice(_Words):
-    """One of some words; of another the message says which is nearest."""
+    """A choice of words; the error message for another word suggests the closest one."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the word that `value` is."""
+        """Return the word."""
         try:
             return super().convert(value, param, ctx)
         except click.BadParameter as error:
@@ -53,8 +53,8 @@ def adapter_base(command: Command) -> Command:
     return click.option(
         "--base",
         metavar="BASE",
-        help="Where CKPT is an adapter: its base model, as a registered NAME[@V], a folder or hf://ORG/NAME. "
-        "[default: as the adapter's own configuration says]",
+        help="The base model of an adapter CKPT: a registered NAME[@V], a folder or hf://ORG/NAME. "
+        "[default: from the adapter's configuration]",
     )(command)
 
 
@@ -63,7 +63,7 @@ def allow_unrelated(command: Command) -> Command:
     return click.option(
         "--allow-unrelated",
         is_flag=True,
-        help="Take CKPT even if it does not come from the base model of anything registered.",
+        help="Accept CKPT even if it is unrelated to all registered models of the same shape.",
     )(command)
 
 
@@ -72,7 +72,7 @@ def remote_code(command: Command) -> Command:
     return click.option(
         "--remote-code",
         is_flag=True,
-        help="Take CKPT even if no native host carries it: its compositions then need --remote-code too.",
+        help="Accept CKPT even if no native host supports it: its compositions then need --remote-code too.",
     )(command)
 
 
@@ -84,15 +84,15 @@ def annotations(command: Command) -> Command:
             "--license",
             "license_id",
             metavar="ID",
-            help="The checkpoint's license, as the Hub writes it: apache-2.0. It is part of the content: the same "
-            "checkpoint under another license is another version.",
+            help="The checkpoint's license, an identifier of the Hub such as apache-2.0. It is part of the content: "
+            "the same checkpoint under another license is another version.",
         ),
         click.option(
             "--tag",
             "tags",
             multiple=True,
             metavar="K=V",
-            help="A tag to find it by (repeatable).",
+            help="A tag for searching (repeatable).",
             callback=unique_pairs("K=V"),
         ),
     ):
@@ -107,7 +107,7 @@ def calibration(command: Command) -> Command:
             "--dtype",
             type=DTYPES,
             metavar="DTYPE",
-            help="bfloat16, float16 or float32: what the model computes in. [default: the checkpoint's own]",
+            help="The dtype of the computation: bfloat16, float16 or float32. [default: the checkpoint's own]",
         ),
         click.option("--device", metavar="DEVICE", help="A torch device. [default: the GPU if there is one]"),
         click.option(
@@ -116,10 +116,10 @@ def calibration(command: Command) -> Command:
             metavar="N",
             default=16,
             show_default=True,
-            help="Windows in a batch.",
+            help="Windows per batch.",
         ),
         click.option(
-            "--seq-len", type=Integer(2), metavar="N", default=256, show_default=True, help="Tokens in a window."
+            "--seq-len", type=Integer(2), metavar="N", default=256, show_default=True, help="Tokens per window."
         ),
         click.option(
             "--tokens",
@@ -127,7 +127,7 @@ def calibration(command: Command) -> Command:
             metavar="N",
             default=24576,
             show_default=True,
-            help="Calibration tokens in all.",
+            help="Total calibration tokens.",
         ),
         click.option(
             "--folds",
@@ -135,7 +135,7 @@ def calibration(command: Command) -> Command:
             metavar="N",
             default=2,
             show_default=True,
-            help="Parts that the MLP inputs' statistics are kept in, for --lam auto; each takes the room of the whole.",
+            help="Number of folds of the MLP inputs' statistics, for --lam auto; each fold is as large as the whole.",
         ),
         click.option(
             "--sites",
@@ -143,7 +143,7 @@ def calibration(command: Command) -> Command:
             metavar="SITES",
             default="all",
             show_default=True,
-            help="all, or router: only what routers need, so that --trunk regmean is not to be had.",
+            help="all, or router: only the statistics of routers, without which --trunk regmean is impossible.",
         ),
         click.option(
             "--data",
@@ -158,12 +158,12 @@ def calibration(command: Command) -> Command:
 
 
 def hub_target(command: Command) -> Command:
-    """Add the argument REPO and what a push to it may do."""
+    """Add the argument REPO and the options of a push."""
     for option in (
-        click.option("--force", is_flag=True, help="Replace what an earlier push put there, by a new commit."),
-        click.option("--create-pr", is_flag=True, help="Propose it as a pull request."),
-        click.option("--private", is_flag=True, help="Make the repository private; one that is public is refused."),
-        click.option("--revision", metavar="BRANCH", help="The branch, made where there is none. [default: main]"),
+        click.option("--force", is_flag=True, help="Replace the content of an earlier push, in a new commit."),
+        click.option("--create-pr", is_flag=True, help="Propose the commit as a pull request."),
+        click.option("--private", is_flag=True, help="Create a private repository; an existing public one is refused."),
+        click.option("--revision", metavar="BRANCH", help="The branch, created if it does not exist. [default: main]"),
         click.argument("repo", metavar="REPO"),
     ):
         command = option(command)
@@ -171,21 +171,21 @@ def hub_target(command: Command) -> Command:
 
 
 def pass_settings(**settings: Any) -> "PassSettings":
-    """Return the settings that `calibration` parsed."""
+    """Return the settings of the forward pass, as parsed by `calibration`."""
     from registry import PassSettings
 
     return PassSettings(**settings)
 
 
-def unique_pairs(what: str) -> Callable[[click.Context, click.Parameter, tuple[str, ...]], dict[str, str]]:
-    """Return a callback that reads `key=value` texts and refuses a key that comes twice."""
+def unique_pairs(form: str) -> Callable[[click.Context, click.Parameter, tuple[str, ...]], dict[str, str]]:
+    """Return a callback that parses `key=value` texts and rejects duplicate keys."""
 
     def read(_context: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
-        found: dict[str, str] = {}
-        for key, value in pairs(texts, what):
-            if key in found:
-                raise click.BadParameter(f"{key!r} is given twice, as {found[key]!r} and as {value!r}")
-            found[key] = value
-        return found
+        values: dict[str, str] = {}
+        for key, value in pairs(texts, form):
+            if key in values:
+                raise click.BadParameter(f"{key!r} is given twice, as {values[key]!r} and as {value!r}")
+            values[key] = value
+        return values
 
     return read

@@ -1,7 +1,7 @@
-"""What the documents say of the commands, written from the commands themselves: `python -m cli.reference [PAGE…]`.
+"""Generated documentation of the commands: `python -m cli.reference [PAGE…]`.
 
-The text between the marks of a page is generated: in docs/cli.md a table of all commands and then each with its
-options, in docs/json.md what each prints with --json.
+The text between marks in a page is replaced: in docs/cli.md by a table of all commands and their options, in
+docs/json.md by their output with --json.
 """
 
 import inspect
@@ -17,7 +17,7 @@ PAGES = ("docs/cli.md", "docs/json.md")
 
 
 def summary() -> str:
-    """Return every command with what it does in a line, as a Markdown table that links to its section."""
+    """Return a Markdown table of all commands, one line each, with links to their sections."""
     rows = ["| command | |", "|---|---|"]
     for command, own in commands():
         anchor = own.command_path.replace(" ", "-")
@@ -26,7 +26,7 @@ def summary() -> str:
 
 
 def reference() -> str:
-    """Return the reference as Markdown: a line of usage, what it does, and its options, for each command."""
+    """Return the reference as Markdown: usage, description and options of each command."""
     from cli.main import main
 
     parts = [_options("Before any command:", main, click.Context(main, info_name="reg"))]
@@ -37,7 +37,7 @@ def reference() -> str:
 
 
 def schemas() -> str:
-    """Return what every command prints with --json, field by field, as Markdown."""
+    """Return the fields of every command's --json output, as Markdown."""
     from cli.json_schema.commands import ERROR, SCHEMAS
     from cli.json_schema.fields import table
     from cli.json_schema.objects import SHOWN_COMPOSITION
@@ -51,21 +51,21 @@ def schemas() -> str:
 
 
 PARTS: dict[str, Callable[[], str]] = {"commands": summary, "CLI reference": reference, "fields": schemas}
-"""What can stand between marks, by their name."""
+"""Name of a part of a page → the function that writes it."""
 
 
 def marks(name: str) -> tuple[str, str]:
-    """Return the lines between which a part of this name stands."""
+    """Return the lines that begin and end the part `name`."""
     return f"<!-- {name}: written by `make reference` -->\n", f"<!-- end of the {name} -->\n"
 
 
 def written(page: str) -> str:
-    """Return `page` with what stands between marks made anew.
+    """Return `page` with the text between marks replaced.
 
     Raises:
         ValueError: the page has no marks, or only one of a pair.
     """
-    found = False
+    has_marks = False
     for name, make in PARTS.items():
         begin, end = marks(name)
         if begin not in page and end not in page:
@@ -74,14 +74,14 @@ def written(page: str) -> str:
         _, last, after = rest.partition(end)
         if not (first and last):
             raise ValueError(f"the page has only one of the two marks of the {name}")
-        page, found = f"{before}{begin}\n{make()}\n{end}{after}", True
-    if not found:
-        raise ValueError("the page has no marks for anything that is written from the commands")
+        page, has_marks = f"{before}{begin}\n{make()}\n{end}{after}", True
+    if not has_marks:
+        raise ValueError("the page has no marks")
     return page
 
 
 def commands() -> Iterator[tuple[click.Command, click.Context]]:
-    """Give every command that does something, with a context of its own, in the order of `COMMANDS`."""
+    """Yield every command that is not a group, with its context, in the order of `COMMANDS`."""
     from cli.main import COMMANDS, main
 
     yield from _commands(main, click.Context(main, info_name="reg"), COMMANDS)

@@ -1,4 +1,4 @@
-"""What evaluate and continual share: their options, and tables as text, Markdown or CSV."""
+"""Options for test text, and tables of scores as text, Markdown or CSV."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -31,12 +31,12 @@ def _files(_context: click.Context, _option: click.Parameter, texts: tuple[str, 
 
 
 def test_text(command: Command) -> Command:
-    """Add --data, which must be given, and how it is scored."""
+    """Add a required --data, and the options of scoring."""
     return _scored(command, required=True)
 
 
 def maybe_test_text(command: Command) -> Command:
-    """Add --data, which may be given, and how it is scored."""
+    """Add an optional --data, and the options of scoring."""
     return _scored(command, required=False)
 
 
@@ -48,17 +48,17 @@ def _scored(command: Command, *, required: bool) -> Command:
             metavar="DTYPE",
             default="float32",
             show_default=True,
-            help="bfloat16, float16 or float32: what the models compute in.",
+            help="The dtype of the computation: bfloat16, float16 or float32.",
         ),
         click.option("--device", metavar="DEVICE", help="A torch device. [default: the GPU if there is one]"),
         click.option(
-            "--batch-size", type=Integer(1), metavar="N", default=16, show_default=True, help="Windows in a batch."
+            "--batch-size", type=Integer(1), metavar="N", default=16, show_default=True, help="Windows per batch."
         ),
         click.option(
-            "--seq-len", type=Integer(2), metavar="N", default=256, show_default=True, help="Tokens in a window."
+            "--seq-len", type=Integer(2), metavar="N", default=256, show_default=True, help="Tokens per window."
         ),
         click.option(
-            "--windows", type=Integer(1), metavar="N", default=48, show_default=True, help="Windows of each domain."
+            "--windows", type=Integer(1), metavar="N", default=48, show_default=True, help="Windows per domain."
         ),
         click.option(
             "--data",
@@ -73,7 +73,7 @@ def _scored(command: Command, *, required: bool) -> Command:
     return command
 
 
-test_text.__test__ = False  # type: ignore[attr-defined]  # not a test, whatever pytest makes of the name
+test_text.__test__ = False  # type: ignore[attr-defined]  # pytest must not collect it as a test
 
 
 def _alone(context: click.Context, option: click.Parameter, chosen: bool) -> bool:
@@ -89,7 +89,7 @@ def _json_alone(context: click.Context, option: click.Parameter, given: bool) ->
 def forms(command: Command) -> Command:
     """Add --json, --markdown and --csv, which exclude one another, and --quiet."""
     for option in (
-        click.option("--csv", "as_csv", is_flag=True, callback=_alone, help="Print CSV, every figure in one table."),
+        click.option("--csv", "as_csv", is_flag=True, callback=_alone, help="Print CSV, all scores in one table."),
         click.option("--markdown", "as_markdown", is_flag=True, callback=_alone, help="Print Markdown tables."),
         click.option("--json", "as_json", is_flag=True, callback=_json_alone, help=JSON_HELP),
     ):
@@ -98,7 +98,7 @@ def forms(command: Command) -> Command:
 
 
 def print_tables(tables: Sequence[Table], *, as_markdown: bool = False) -> None:
-    """Print tables on stdout, an empty line between them."""
+    """Print tables on stdout, separated by empty lines."""
     for number, table in enumerate(tables):
         if number:
             click.echo()
@@ -110,7 +110,7 @@ def print_tables(tables: Sequence[Table], *, as_markdown: bool = False) -> None:
 
 
 def print_csv(table: Table) -> None:
-    """Print one table on stdout as CSV (RFC 4180, but with newlines alone)."""
+    """Print one table on stdout as CSV (RFC 4180, but with LF line ends)."""
     import csv
 
     writer = csv.writer(_Echo(), lineterminator="\n")
@@ -123,7 +123,7 @@ class _Echo:
 
 
 def tables_of(rows: "Sequence[Row]", domains: Sequence[str]) -> list[Table]:
-    """Return perplexities with the tokens they stand on; scores, routing and cost where there are any."""
+    """Return tables of perplexities with token counts, and of scores, routing and cost if available."""
     return [
         *_perplexity(rows, domains),
         *_score(rows, domains),
@@ -134,25 +134,25 @@ def tables_of(rows: "Sequence[Row]", domains: Sequence[str]) -> list[Table]:
 
 
 def ranking_of(rows: "Sequence[Row]") -> list[Table]:
-    """Return the rows that have an average score, the best first, and how far each is behind it."""
-    found = sorted((row for row in rows if row.average is not None), key=lambda row: -(row.average or 0))
-    best = found[0].average or 0 if found else 0
+    """Return the ranking of rows by average score, with each row's distance from the best."""
+    ranked = sorted((row for row in rows if row.average is not None), key=lambda row: -(row.average or 0))
+    best = ranked[0].average or 0 if ranked else 0
     lines = [
-        [str(place), row.name, figure(row.average), figure(best - (row.average or 0))]
-        for place, row in enumerate(found, 1)
+        [str(rank), row.name, figure(row.average), figure(best - (row.average or 0))]
+        for rank, row in enumerate(ranked, 1)
     ]
     return [Table(("rank", "model", "average", "behind"), lines)] if len(lines) > 1 else []
 
 
 def wide_table(rows: "Sequence[Row]", domains: Sequence[str]) -> Table:
-    """Return every figure in one table, one line a model; what a model has not is empty."""
+    """Return all figures in one table, one line per model; missing figures are empty."""
     lines = [_wide(row, domains) for row in rows]
     columns = list(dict.fromkeys(column for line in lines for column in line))
     return Table(columns, [["" if (cell := line.get(c)) is None else str(cell) for c in columns] for line in lines])
 
 
 def _wide(row: "Row", domains: Sequence[str]) -> dict[str, str | float | None]:
-    """Return the figures of a model by column."""
+    """Return column → figure for a model."""
     line: dict[str, str | float | None] = {"model": row.name}
     line |= {f"perplexity {domain}": row.perplexity.get(domain) for domain in domains}
     line |= {f"score {domain}": row.score.get(domain) for domain in domains}
@@ -169,7 +169,7 @@ def _wide(row: "Row", domains: Sequence[str]) -> dict[str, str | float | None]:
 
 
 def figure(value: float | None, spread: float | None = None) -> str:
-    """Return a figure as a table shows it, with its standard deviation where there is one."""
+    """Format a figure for a table, with its standard deviation if there is one."""
     if value is None:
         return ""
     return f"{value:.2f}" if spread is None else f"{value:.2f} ± {spread:.2f}"

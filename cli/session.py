@@ -1,4 +1,4 @@
-"""What every command shares: the registry it opens, and how it prints."""
+"""Shared parts of all commands: opening the registry, and printing."""
 
 import os
 import sys
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-JSON_HELP = "Print JSON; an error too, on stderr."
+JSON_HELP = "Print JSON; errors too, on stderr."
 _HUB_BARS = "HF_HUB_DISABLE_PROGRESS_BARS"
-"""Read by huggingface_hub, which has bars of its own."""
-_QUIET_HELP = "Print the result alone: no progress, no remark, no hint."
+"""Environment variable of huggingface_hub, which has its own progress bars."""
+_QUIET_HELP = "Print only the result: no progress, remarks or hints."
 
 
 def once_for_all(context: click.Context, option: click.Parameter, given: bool) -> bool:
-    """Return whether a flag was given, here or before the command."""
+    """Return True if a flag was given, after or before the command."""
     key = f"{__name__}.{option.name}"
     if given:
         context.meta[key] = True
@@ -34,37 +34,37 @@ def once_for_all(context: click.Context, option: click.Parameter, given: bool) -
 
 
 def quiet_option(command: Command) -> Command:
-    """Add --quiet, which a command need not look at: `is_quiet`, `done`, `note` and `progress` do."""
+    """Add --quiet, which `is_quiet`, `done`, `note` and `progress` obey."""
     return click.option("-q", "--quiet", is_flag=True, expose_value=False, callback=once_for_all, help=_QUIET_HELP)(
         command
     )
 
 
 def as_json(command: Command) -> Command:
-    """Add --json and --quiet: every command has both."""
+    """Add --json and --quiet, which every command has."""
     option = click.option("--json", "as_json", is_flag=True, callback=once_for_all, help=JSON_HELP)
     return option(quiet_option(command))
 
 
 def output_options(group: Command) -> Command:
-    """Add --json and --quiet to the group, where they hold for whatever command follows."""
+    """Add --json and --quiet to the group, where they apply to the command that follows."""
     option = click.option("--json", "as_json", is_flag=True, expose_value=False, callback=once_for_all, help=JSON_HELP)
     return option(quiet_option(group))
 
 
 def is_quiet() -> bool:
-    """Return whether only results are to be printed."""
+    """Return True if only results are to be printed."""
     context = click.get_current_context(silent=True)
     return context is not None and bool(context.meta.get(f"{__name__}.quiet"))
 
 
 def allows_colour() -> bool | None:
-    """Return False where nobody wants colour (NO_COLOR, TERM=dumb), else None: on a terminal alone."""
+    """Return False if colours are disabled (NO_COLOR, TERM=dumb), else None: colours only on a terminal."""
     return False if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" else None
 
 
 class Session:
-    """The options that stand before the command."""
+    """The options before the command."""
 
     def __init__(self, home: Path | None, database: str | None) -> None:
         self.home = home
@@ -72,7 +72,7 @@ class Session:
 
     @contextmanager
     def registry(self, *, create: bool = False) -> Iterator["Registry"]:
-        """Open the registry, with progress bars, and close it; `create`: make it where there is none."""
+        """Open the registry with progress bars, and close it; with `create`, create it if it does not exist."""
         from registry import Registry
 
         with Registry(self.home, database=self.database, progress=progress(), create=create) as registry:
@@ -83,22 +83,22 @@ pass_session = click.make_pass_decorator(Session)
 
 
 def progress() -> Progress:
-    """Return what long steps report to: a bar, or with --quiet nothing."""
+    """Return the progress reporter of long steps: a bar, or nothing with --quiet."""
     return silent if is_quiet() else bar
 
 
 def note(text: str) -> None:
-    """Print on stderr what is no result, unless --quiet."""
+    """Print a remark on stderr, unless --quiet."""
     if not is_quiet():
         click.echo(text, err=True)
 
 
 def done(brief: str | None, *lines: str) -> None:
-    """Print what a command did, on stdout.
+    """Print the result of a command on stdout.
 
     Args:
-        brief: with --quiet only this: what the result is called from now on; None for nothing.
-        lines: what is printed else.
+        brief: the output with --quiet: the reference of the result; None for no output.
+        lines: the output without --quiet.
     """
     for line in ([] if brief is None else [brief]) if is_quiet() else lines:
         click.echo(line)
@@ -106,7 +106,7 @@ def done(brief: str | None, *lines: str) -> None:
 
 @contextmanager
 def bar(label: str, total: int, unit: str) -> Iterator[Advance]:
-    """Show a progress bar with rate and time left on stderr, where that is a terminal; a remark in any case."""
+    """Show a progress bar on stderr if it is a terminal; without a unit, print the label as a remark."""
     if not unit:
         click.echo(label, err=True)
     if not unit or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
@@ -117,12 +117,12 @@ def bar(label: str, total: int, unit: str) -> Iterator[Advance]:
     scale = unit == "B"
     with tqdm(
         total=total, desc=label, unit=unit, unit_scale=scale, unit_divisor=1024, leave=False, disable=None
-    ) as shown:
-        yield lambda amount: (shown.update(amount), None)[1]
+    ) as meter:
+        yield lambda amount: (meter.update(amount), None)[1]
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON document on stdout: dataclasses as objects, paths as text, null for what is not finite."""
+    """Print one JSON document on stdout: dataclasses as objects, paths as text, non-finite numbers as null."""
     import json
 
     try:
@@ -142,7 +142,7 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def size(nbytes: float) -> str:
-    """Return a size as a person reads it: `41.9 MB`."""
+    """Format a size: `41.9 MB`."""
     for unit in ("B", "kB", "MB", "GB"):
         if nbytes < 1000:
             return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.1f} {unit}"
@@ -150,24 +150,24 @@ def size(nbytes: float) -> str:
     return f"{nbytes:.1f} TB"
 
 
-def count(number: int, what: str, plural: str | None = None) -> str:
-    """Return a number of things as people write it: `1 array`, `1,200 arrays`."""
-    return f"{number:,} {what if number == 1 else plural or what + 's'}"
+def count(number: int, noun: str, plural: str | None = None) -> str:
+    """Format a count with its noun: `1 array`, `1,200 arrays`."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
-def pairs(texts: Sequence[str], what: str) -> list[tuple[str, str]]:
-    """Return (key, value) of each `key=value`.
+def pairs(texts: Sequence[str], form: str) -> list[tuple[str, str]]:
+    """Return (key, value) of each `key=value`; `form` describes the expected form in messages.
 
     Raises:
         click.BadParameter: a text has no `=`, or nothing before or after it.
     """
-    found = []
+    parsed = []
     for text in texts:
         key, equals, value = text.partition("=")
         if not (key and equals and value):
-            raise click.BadParameter(f"{text!r} is not of the form {what}")
-        found.append((key, value))
-    return found
+            raise click.BadParameter(f"{text!r} is not of the form {form}")
+        parsed.append((key, value))
+    return parsed
 
 
 def split(texts: Sequence[str]) -> list[str]:

@@ -1,6 +1,6 @@
-"""Shell completion: click's own scripts, and completion of names that are registered.
+"""Shell completion: click's own scripts, and completion of registered names.
 
-Pressing a key must be quick and silent: no torch is imported, and nothing is said where there is no registry.
+Completion must be quick and silent: torch is not imported, and a missing registry is not reported.
 """
 
 import os
@@ -18,7 +18,7 @@ _BASH = """\
     local IFS=$'\\n' type value breaks before
     local line=${COMP_LINE:0:COMP_POINT}
     COMPREPLY=()
-    # What bash replaces begins after the last of these that the word has.
+    # Bash replaces only the text after the last of these characters in the word.
     breaks=${COMP_WORDBREAKS//[[:space:]\\"\\'<>|;&(]/}
     before=${line##*[[:space:]]}
     if [[ -n $breaks && $before == *["$breaks"]* ]]; then
@@ -40,23 +40,23 @@ complete -o nosort -F %(complete_func)s %(prog_name)s
 
 
 class _Bash(BashComplete):
-    """Bash takes `@` for the end of a word, so the line is read here and not the words that bash makes of it."""
+    """Completion for bash, which ends words at `@`; so the whole line is parsed here."""
 
     source_template = _BASH
 
     @staticmethod
-    def _check_version() -> None:  # its own starts bash, and warns where there is none
+    def _check_version() -> None:  # click's check starts bash, and warns if there is none
         return
 
     def get_completion_args(self) -> tuple[list[str], str]:
-        """Return the words before the one at the cursor, and that one so far."""
+        """Return the words before the cursor's, and the part of the cursor's word before the cursor."""
         line = os.environ.get("REG_COMPLETION_LINE", "")
         words = click.shell_completion.split_arg_string(line)
         incomplete = words.pop() if words and not line[-1:].isspace() else ""
         return words[1:], incomplete
 
     def format_completion(self, item: CompletionItem) -> str:
-        """Return a line: what kind of completion, and the text."""
+        """Return a line with the kind of completion and the text."""
         return f"{item.type},{item.value}"
 
 
@@ -64,12 +64,12 @@ add_completion_class(_Bash)
 
 
 def script(shell: str) -> str:
-    """Return what a shell has to read."""
+    """Return the completion script of a shell."""
     from cli.main import COMPLETING, main
 
-    made = get_completion_class(shell)
-    assert made is not None
-    return made(main, {}, "reg", COMPLETING).source().rstrip("\n")
+    completion_class = get_completion_class(shell)
+    assert completion_class is not None
+    return completion_class(main, {}, "reg", COMPLETING).source().rstrip("\n")
 
 
 if TYPE_CHECKING:
@@ -79,13 +79,13 @@ else:
 
 
 class Registered(_Text):
-    """The name of something registered: text as any other, which the shell can complete.
+    """The name of a registered version: plain text that the shell can complete.
 
     Args:
         kind: expert, base, or None for both.
         many: names separated by commas.
-        everything: those opted out too.
-        folders: a folder may stand in its place.
+        everything: include opted-out versions.
+        folders: complete folders too.
     """
 
     name = "text"
@@ -104,25 +104,23 @@ class Registered(_Text):
         self.folders = folders
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the text as it is: whoever resolves it has the better messages."""
+        """Return the text unchanged: resolving it later gives better error messages."""
         return value
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Return names, or after `@` the versions and aliases of one."""
+        """Return names or, after `@`, the versions and aliases of a name."""
         before, comma, last = incomplete.rpartition(",") if self.many else ("", "", incomplete)
         taken = {word.partition("@")[0] for word in before.split(",")} - {""}
-        found = [] if self.folders and last.startswith((".", "/", "~")) else self._references(ctx, last, taken)
-        if not found and self.folders:
+        refs = [] if self.folders and last.startswith((".", "/", "~")) else self._references(ctx, last, taken)
+        if not refs and self.folders:
             return [CompletionItem(incomplete, type="dir")]
-        return [CompletionItem(before + comma + one) for one in found if one.startswith(last)]
+        return [CompletionItem(before + comma + ref) for ref in refs if ref.startswith(last)]
 
     def _references(self, ctx: click.Context, last: str, taken: Collection[str]) -> list[str]:
         options = ctx.find_root().params
         with suppress(Exception):
-            found = references(
-                options.get("home"), options.get("database"), last, self.kind, everything=self.everything
-            )
-            return [one for one in found if one not in taken]
+            refs = references(options.get("home"), options.get("database"), last, self.kind, everything=self.everything)
+            return [ref for ref in refs if ref not in taken]
         return []
 
 
@@ -134,30 +132,30 @@ def references(
     *,
     everything: bool = False,
 ) -> list[str]:
-    """Return the names that begin as `text` does, or of `NAME@…` the versions and aliases; nothing is created.
+    """Return the names that begin with `text` or, for `NAME@…`, its versions and aliases; nothing is created.
 
     Args:
-        home: as `Registry` takes it.
-        database: as `Registry` takes it.
-        text: what was typed.
+        home: the home, as in `Registry`.
+        database: the database, as in `Registry`.
+        text: the typed text.
         kind: only experts, or only base models.
-        everything: those opted out too.
+        everything: include opted-out versions.
 
     Raises:
-        RegError: there is no registry, or it cannot be read.
+        RegError: the registry does not exist or cannot be read.
     """
     from registry.maintenance.schema import revisions
     from registry.names.resolve import ALL_STATES
     from registry.registry import Registry
 
-    found, head = revisions(home, database)
-    if found != head:
+    revision, head = revisions(home, database)
+    if revision != head:
         return []
     states = ALL_STATES if everything else ("active",)
     name, at, _ = text.partition("@")
     with Registry(home, database=database, create=False) as registry:
         if not at:
-            return [one for one in registry.catalog.names(kind=kind, states=states) if one.startswith(text)]
+            return [known for known in registry.catalog.names(kind=kind, states=states) if known.startswith(text)]
         own = registry.catalog.versions(name, kind=kind, states=states)
     selectors = [str(version.number) for version in own] + [alias for version in own for alias in version.aliases]
     return [f"{name}@{selector}" for selector in selectors if f"{name}@{selector}".startswith(text)]
@@ -173,14 +171,14 @@ _BY_METAVAR = {
     "CKPT": Registered(folders=True),
     "BASE": Registered("base", folders=True),
 }
-"""What a parameter is to be completed to, by what the help calls it."""
+"""Name of a parameter in the help → its type with completion."""
 
 
 def complete_names(command: click.Command) -> None:
-    """Make the parameters of a command, and of the commands below it, complete what is registered."""
-    for below in command.commands.values() if isinstance(command, click.Group) else ():
-        complete_names(below)
+    """Give the parameters of a command and its subcommands completion of registered names."""
+    for subcommand in command.commands.values() if isinstance(command, click.Group) else ():
+        complete_names(subcommand)
     for param in command.params:
-        called = "BASE" if param.name == "base" else param.metavar or param.human_readable_name
-        if called in _BY_METAVAR and not isinstance(param.type, click.Path):
-            param.type = _BY_METAVAR[called]
+        label = "BASE" if param.name == "base" else param.metavar or param.human_readable_name
+        if label in _BY_METAVAR and not isinstance(param.type, click.Path):
+            param.type = _BY_METAVAR[label]

@@ -1,4 +1,4 @@
-"""How versions are printed."""
+"""Output of versions, registrations, relations and overlaps."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 
 
 _SHOWN = 4
-"""Versions that a line names."""
+"""Maximum number of versions in a line."""
 
 
 def version_document(version: "VersionRecord") -> dict[str, Any]:
-    """Return a version as `--json` shows it."""
+    """Return the JSON document of a version."""
     document = {key: value for key, value in vars(version).items() if key != "id"}
     return {"ref": version.ref, **document}
 
 
 def members_and_base(composition: "CompositionRecord") -> tuple[str, str]:
-    """Return a composition's experts, and the base model whose trunk it has, empty where it has none."""
+    """Return a composition's experts, and its base model (empty if it has none)."""
     base = (composition.document["base"] or {"name": None})["name"]
     names = {ref: ref.partition("@")[0] for ref in composition.members}
     return (
@@ -33,7 +33,7 @@ def members_and_base(composition: "CompositionRecord") -> tuple[str, str]:
 
 
 def print_registration(registration: "Registration", as_json: bool, *, carried: bool = False) -> None:
-    """Print what add-expert or add-base did; `carried` tells that the checkpoint brought its statistics along."""
+    """Print the result of add-expert or add-base; `carried`: the statistics came with the checkpoint."""
     version = registration.version
     if as_json:
         print_json(
@@ -47,27 +47,27 @@ def print_registration(registration: "Registration", as_json: bool, *, carried: 
         )
         return
     if not registration.added:
-        lines = [f"{version.ref} holds this content already; nothing was stored"]
+        lines = [f"{version.ref} already has this content; nothing was stored"]
         if registration.newest != version.ref:
-            lines.append(f"  {version.name} still stands for {registration.newest}: name {version.ref} to use this one")
+            lines.append(f"  {version.name} still refers to {registration.newest}: use {version.ref} for this one")
         done(version.ref, *lines)
         return
     lines = [f"registered {version.ref}  {version.digest}"]
     lines += [f"  {line}" for line in relation_lines(registration.relations)]
     lines += [f"  {line}" for line in overlap_lines(registration.overlaps)]
     if registration.self_sampled:
-        lines.append("  no data was given, so the expert wrote its own calibration text")
+        lines.append("  no data was given, so the expert generated its own calibration text")
     source = ", taken from the checkpoint's statistics.safetensors" if carried else ""
     for statistics in version.statistics[:1]:
         lines.append(f"  statistics on {statistics.tokens:,} tokens: {statistics.calibration_label}{source}")
     for statistics in version.statistics:
         if statistics.saturated:
-            lines.append(f"  {statistics.saturated:,} activations of {statistics.site} were held at their bound")
+            lines.append(f"  {statistics.saturated:,} activations of {statistics.site} were clipped at their bound")
     done(version.ref, *lines)
 
 
 def relation_documents(relations: "Sequence[Relation]") -> list[dict[str, Any]]:
-    """Return distances to registered versions as `--json` shows them."""
+    """Return the JSON document of distances to registered versions."""
     return [
         {"ref": r.ref, "kind": r.kind, "verdict": r.verdict, "distance": r.distance, "tensors": dict(r.distances)}
         for r in relations
@@ -78,15 +78,15 @@ def relation_lines(relations: "Sequence[Relation]") -> list[str]:
     """Return distances to registered versions, one line for each verdict: `same base as base@1 (distance 0.054)`."""
     lines = []
     for verdict, word in (("same weights", "as"), ("same base", "as"), ("unrelated", "to")):
-        found = [f"{r.ref} ({r.distance:.3f})" for r in relations if r.verdict == verdict]
-        more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-        if found:
-            lines.append(f"{verdict} {word} {', '.join(found[:_SHOWN])}{more}")
+        refs = [f"{r.ref} ({r.distance:.3f})" for r in relations if r.verdict == verdict]
+        more = f" and {len(refs) - _SHOWN} more" if len(refs) > _SHOWN else ""
+        if refs:
+            lines.append(f"{verdict} {word} {', '.join(refs[:_SHOWN])}{more}")
     return lines
 
 
 def overlap_documents(overlaps: "Sequence[ExpertOverlap]") -> list[dict[str, Any]]:
-    """Return overlaps with registered experts as `--json` shows them."""
+    """Return the JSON document of overlaps with registered experts."""
     return [
         {"ref": o.ref, "routing": o.routing, "layers": [{"layer": n} | vars(layer) for n, layer in o.layers.items()]}
         for o in overlaps
@@ -94,9 +94,9 @@ def overlap_documents(overlaps: "Sequence[ExpertOverlap]") -> list[dict[str, Any
 
 
 def overlap_lines(overlaps: "Sequence[ExpertOverlap]") -> list[str]:
-    """Return a line for each registered expert that routing will hardly tell from this one."""
+    """Return a line for each registered expert that routing can hardly separate from this one."""
     return [
-        f"{o.routing:.0%} overlap with {o.ref}: the router will hardly tell their tokens apart"
+        f"{o.routing:.0%} overlap with {o.ref}: the router can hardly separate their tokens"
         for o in overlaps
         if o.is_indistinct
     ]

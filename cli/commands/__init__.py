@@ -1,1 +1,1 @@
-"""The commands, one a file."""
+"""The commands of `reg`, one per module."""

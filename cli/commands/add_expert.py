@@ -47,10 +47,12 @@ def add_expert(
 ) -> None:
     """Register CKPT as the next version of expert NAME.
 
-    CKPT is a Hugging Face folder or hf://ORG/NAME[@REVISION], whole or a PEFT adapter, which is merged into its base.
+    CKPT is a Hugging Face folder or hf://ORG/NAME[@REVISION]: a whole model, or a PEFT adapter, which is merged into
+    its base model.
 
-    Statistics are taken on --data, else on CKPT's own calibration.* file; else those CKPT carries (reg collect) are
-    used, and no option of the pass has an effect; else the expert writes its own calibration text.
+    Statistics are collected on --data, else on a calibration.* file in CKPT. Without both, the statistics in CKPT (from
+    reg collect) are used, and the options of the pass have no effect. Without these too, the expert generates its own
+    calibration text.
     """
     with session.registry(create=True) as registry:
         registration = registry.add_expert(

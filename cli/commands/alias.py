@@ -9,11 +9,11 @@ from registry.names.reference import Reference
 @click.command()
 @click.argument("ref", metavar="NAME[@V]")
 @click.argument("alias")
-@click.option("--delete", is_flag=True, help="Forget NAME@ALIAS instead.")
+@click.option("--delete", is_flag=True, help="Delete NAME@ALIAS instead.")
 @as_json
 @pass_session
 def alias(session: Session, ref: str, alias: str, delete: bool, as_json: bool) -> None:
-    """Point ALIAS at a version, so that NAME@ALIAS stands for it; it can be moved."""
+    """Point ALIAS at a version, so that NAME@ALIAS refers to it; an alias can be moved."""
     name = Reference.parse(ref).name
     with session.registry() as registry:
         if delete:
@@ -25,6 +25,6 @@ def alias(session: Session, ref: str, alias: str, delete: bool, as_json: bool) -
     if as_json:
         print_json({"alias": f"{name}@{alias}", "version": now, "before": before})
     elif now is None:
-        done(None, f"{name}@{alias} is no more")
+        done(None, f"deleted {name}@{alias}")
     else:
         done(now, f"{name}@{alias} is {now}" + (f" (was {before})" if before not in (None, now) else ""))

@@ -29,12 +29,12 @@ def check(
     as_json: bool,
     **settings: Any,
 ) -> None:
-    """Say what add-expert would say of CKPT, and register nothing.
+    """Report on CKPT as add-expert would, without registering it.
 
-    With --data, or where CKPT carries statistics, also how far it overlaps with the registered experts.
+    With --data, or if CKPT carries statistics, its overlaps with the registered experts are included.
     """
     with session.registry(create=True) as registry:
-        found = registry.check(
+        report = registry.check(
             checkpoint,
             data=data,
             settings=pass_settings(**settings),
@@ -43,22 +43,22 @@ def check(
             remote_code=remote_code,
         )
     if as_json:
-        overlaps = None if found.overlaps is None else overlap_documents(found.overlaps)
-        print_json(vars(found) | {"relations": relation_documents(found.relations), "overlaps": overlaps})
+        overlaps = None if report.overlaps is None else overlap_documents(report.overlaps)
+        print_json(vars(report) | {"relations": relation_documents(report.relations), "overlaps": overlaps})
         return
     rows = [
-        ("family", f"{found.family}, {found.dtype}, {found.parameters:,} parameters"),
-        ("hosts", ", ".join(found.hosts)),
-        ("tokenizer", "none that can be compared" if found.tokens is None else f"{found.tokens:,} tokens"),
-        *(("note", note) for note in found.notes),
-        *(("weights", line) for line in relation_lines(found.relations) or ["nothing of this shape is registered"]),
+        ("family", f"{report.family}, {report.dtype}, {report.parameters:,} parameters"),
+        ("hosts", ", ".join(report.hosts)),
+        ("tokenizer", "not comparable" if report.tokens is None else f"{report.tokens:,} tokens"),
+        *(("note", note) for note in report.notes),
+        *(("weights", line) for line in relation_lines(report.relations) or ["no registered version has this shape"]),
     ]
-    if found.overlaps is None:
-        rows.append(("overlap", "not known: name its text with --data"))
-    elif not found.overlaps:
+    if report.overlaps is None:
+        rows.append(("overlap", "not known: give its text with --data"))
+    elif not report.overlaps:
         rows.append(("overlap", "no registered expert to compare with"))
     else:
-        rows += [("overlap", f"{overlap.routing:.0%} with {overlap.ref}") for overlap in found.overlaps]
-    print_table(("checkpoint", found.label), rows)
-    for line in overlap_lines(found.overlaps or ()):
+        rows += [("overlap", f"{overlap.routing:.0%} with {overlap.ref}") for overlap in report.overlaps]
+    print_table(("checkpoint", report.label), rows)
+    for line in overlap_lines(report.overlaps or ()):
         click.echo(line)

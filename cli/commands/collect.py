@@ -14,7 +14,7 @@ from cli.session import as_json, done, print_json, progress
 @calibration
 @adapter_base
 @click.option("--out", type=file_path, metavar="DIR", required=True, help="Folder for statistics.safetensors.")
-@click.option("--keep-calibration", is_flag=True, help="Put the calibration tokens into the file too.")
+@click.option("--keep-calibration", is_flag=True, help="Write the calibration tokens to the file too.")
 @as_json
 def collect(
     checkpoint: str,
@@ -25,9 +25,9 @@ def collect(
     as_json: bool,
     **settings: Any,
 ) -> None:
-    """Take the statistics of CKPT where its data is, so that the data need not move.
+    """Collect the statistics of CKPT next to its data, so that the data need not move.
 
-    No registry is needed. CKPT with the resulting file in it registers elsewhere without data or a forward pass.
+    No registry is needed. With the resulting file, CKPT registers elsewhere without data or a forward pass.
     """
     from registry.statistics.collect import collect_to
 

@@ -11,9 +11,9 @@ from cli.shell_completion import SHELLS, script
 @click.argument("shell", type=Choice(SHELLS), metavar="SHELL")
 @as_json
 def completion(shell: str, as_json: bool) -> None:
-    """Print the script by which SHELL (bash, zsh or fish) completes commands, options and registered names.
+    """Print the script with which SHELL (bash, zsh or fish) completes commands, options and registered names.
 
-    For now, or for every shell by a line in ~/.bashrc or ~/.zshrc: source <(reg completion bash). Of fish:
+    In bash or zsh, for one session or in ~/.bashrc or ~/.zshrc: source <(reg completion bash). In fish:
     reg completion fish > ~/.config/fish/completions/reg.fish
     """
     if as_json:

@@ -13,14 +13,14 @@ from cli.version_output import members_and_base
 @as_json
 @pass_session
 def compositions(session: Session, ref: str | None, as_json: bool) -> None:
-    """List the compositions that were made, all or those made from NAME.
+    """List all compositions, or those made from NAME.
 
-    DIGEST is that of one composition, or its first digits, 6 or more.
+    DIGEST is the digest of one composition, or its first 6 or more digits.
     """
     with session.registry() as registry:
-        found = registry.compositions(ref)
+        records = registry.compositions(ref)
     if as_json:
-        print_json(found)
+        print_json(records)
         return
     print_table(
         ("composition", "made", "members", "base", "trunk", "router", "top-k"),
@@ -31,17 +31,17 @@ def compositions(session: Session, ref: str | None, as_json: bool) -> None:
                 *members_and_base(composition),
                 *_recipe(composition.document),
             )
-            for composition in found
+            for composition in records
         ],
     )
 
 
 def _recipe(document: dict[str, Any]) -> tuple[str, str, str]:
-    """Return what was made and by which method, how its router was made, and the experts per token, where there are."""
+    """Return the kind and method of a composition, the settings of its router, and the experts per token."""
     recipe = document["recipe"]
     to = recipe.get("to", "moe")
     method = recipe.get("trunk") or recipe.get("routing") or ""
-    told = {
+    labels = {
         recipe.get("router", ""): True,
         "lam auto": recipe.get("lam") == "auto",
         "advantage": recipe.get("token_weight") == "advantage",
@@ -49,5 +49,5 @@ def _recipe(document: dict[str, Any]) -> tuple[str, str, str]:
         "refit": recipe.get("refine_mlp", False),
         "trained": "training" in document,
     }
-    router = ", ".join(text for text, holds in told.items() if text and holds)
+    router = ", ".join(text for text, holds in labels.items() if text and holds)
     return (method if to == "moe" else f"{to}, {method}"), router, str(recipe.get("top_k", ""))

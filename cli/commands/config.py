@@ -10,10 +10,10 @@ from cli.session import Session, as_json, pass_session, print_json, print_table
 @pass_session
 @click.pass_context
 def config(context: click.Context, session: Session, as_json: bool) -> None:
-    """Print where everything comes from: home, database, Hub, device, and the versions of what is installed.
+    """Print all settings (home, database, Hub, device) with their sources, and the versions of packages.
 
-    Each with its source: an option, an environment variable, a file, or the default. Of passwords and tokens only
-    that there are some. Nothing is created.
+    A source is an option, an environment variable, a file or the default. Passwords and tokens are not shown, only that
+    they are set. Nothing is created.
     """
     from registry.maintenance.environment import configuration, versions
 
@@ -22,9 +22,9 @@ def config(context: click.Context, session: Session, as_json: bool) -> None:
     given = frozenset(name for name in ("home", "database") if above.get_parameter_source(name) is typed)
     settings, installed = configuration(session.home, session.database, given=given), versions()
     if as_json:
-        shown = {one.name.lower().replace(" ", "_"): {"value": one.value, "source": one.source} for one in settings}
+        shown = {each.name.lower().replace(" ", "_"): {"value": each.value, "source": each.source} for each in settings}
         print_json({"settings": shown, "versions": installed})
         return
-    print_table(("setting", "value", "source"), [(one.name, one.value, one.source) for one in settings])
+    print_table(("setting", "value", "source"), [(each.name, each.value, each.source) for each in settings])
     click.echo()
     print_table(("package", "version"), list(installed.items()))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 )
 @test_text
 @recipe_options("to", "routing", "routing_tokens", "dtype", "device")
-@click.option("--base", metavar="NAME[@V]", help="The base model, with a recipe that needs it.")
+@click.option("--base", metavar="NAME[@V]", help="The base model, for recipes that need one.")
 @forms
 @pass_session
 @click.pass_context
@@ -45,33 +45,33 @@ def continual(
     dtype: str,
     **settings: Any,
 ) -> None:
-    """Print what each domain is worth after every expert that joins, and how much was forgotten.
+    """Print the score of each domain after each expert joins, with forgetting and backward transfer.
 
-    After each step the experts so far are composed, scored on their domains and deleted again. Scores are normalised:
-    100 is the domain's own expert. Forgetting: by how much a domain's best earlier score exceeds its last, the mean
-    over the earlier domains (Chaudhry et al. 2018). Backward transfer: the last score less the one at which the domain
-    joined (Lopez-Paz & Ranzato 2017).
+    After each step the experts so far are composed, scored on their domains, and the composition is deleted. Scores are
+    normalised: 100 is the domain's own expert. Forgetting: a domain's best earlier score minus its last, averaged over
+    the earlier domains (Chaudhry et al. 2018). Backward transfer: a domain's last score minus its score when it joined
+    (Lopez-Paz & Ranzato 2017).
     """
     from registry import TestSettings
 
     wanted = asked(context, session, schedule, base, settings)
     tested = TestSettings(windows, seq_len, batch_size, device, dtype)
     with session.registry() as registry:
-        found = registry.continual(wanted.experts, data, tested, wanted.mixture, base=wanted.base)
+        result = registry.continual(wanted.experts, data, tested, wanted.mixture, base=wanted.base)
     if as_json:
-        print_json(found.document())
+        print_json(result.document())
     elif as_csv:
-        print_csv(_table(found, lambda value: "" if value is None else str(value)))
+        print_csv(_table(result, lambda value: "" if value is None else str(value)))
     else:
-        print_tables([_table(found, figure)], as_markdown=as_markdown)
+        print_tables([_table(result, figure)], as_markdown=as_markdown)
 
 
-def _table(found: "Continual", cell: Callable[[float | None], str]) -> Table:
-    """Return one line a step: the score of each domain so far, and what they come to; the last line has the result."""
+def _table(result: "Continual", cell: Callable[[float | None], str]) -> Table:
+    """Return one line per step: the scores of the domains so far, their average, forgetting and backward transfer."""
     lines = []
-    for step, name in enumerate(found.schedule, start=1):
-        so_far = found.until(step)
-        scores = [*so_far.score[-1], *[None] * (len(found.schedule) - step)]
+    for step, name in enumerate(result.schedule, start=1):
+        so_far = result.until(step)
+        scores = [*so_far.score[-1], *[None] * (len(result.schedule) - step)]
         figures = (so_far.average, so_far.forgetting, so_far.backward_transfer)
         lines.append([name, *map(cell, (*scores, *figures))])
-    return Table(("score after", *found.schedule, "average", "forgetting", "backward transfer"), lines)
+    return Table(("score after", *result.schedule, "average", "forgetting", "backward transfer"), lines)

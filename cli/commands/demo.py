@@ -16,16 +16,16 @@ from cli.session import as_json, print_json, print_table, progress
     metavar="DIR",
     default=Path("demo"),
     show_default=True,
-    help="Folder for everything it makes.",
+    help="The folder to write to.",
 )
 @click.option(
     "--force",
     is_flag=True,
-    help="If --out is an earlier demo's, delete what that made and make it anew; the rest stays.",
+    help="Replace an earlier demo in --out; other files there stay.",
 )
 @as_json
 def demo(out: Path, force: bool, as_json: bool) -> None:
-    """Train a tiny base and three experts, compose them, evaluate, and show the promises. Takes about a minute."""
+    """Train a tiny base and three experts, compose and evaluate them, check the guarantees. Takes about a minute."""
     from registry.demo import run_demo
 
     result = run_demo(out, progress(), force=force)
@@ -36,17 +36,17 @@ def demo(out: Path, force: bool, as_json: bool) -> None:
         print_json(document | {"rows": rows, "orders": orders})
         return
     print_tables(tables_of(result.rows, list(result.domains)))
-    click.echo("\nSchedule-invariant: three orders of registering, one folder (SHA-256 over every byte)")
+    click.echo("\nSchedule-invariant: three orders of registration, one folder (SHA-256 over every byte)")
     print_table(("order", "composed folder"), [(", ".join(order), digest) for order, digest in result.orders.items()])
     same = len(set(result.orders.values())) == 1
     click.echo(f"equal: {'yes' if same else 'NO'}")
-    click.echo(f"\nExact opt-out: {result.withdrawn} opted out and purged, against never registered")
+    click.echo(f"\nExact opt-out: {result.withdrawn} opted out and purged, compared with never registered")
     print_table(
         ("registry", "composed folder"),
         [("after opt-out", result.opted_out), ("never registered", result.never_registered)],
     )
     click.echo(f"equal: {'yes' if result.opted_out == result.never_registered else 'NO'}")
-    click.echo(f"\n{out} keeps the checkpoints, the text, the registry and the composition, to try the commands on:")
+    click.echo(f"\n{out} contains the checkpoints, the text, the registry and the composition, to try commands on:")
     click.echo(f"  reg --home {out}/registry list")
     if not same or result.opted_out != result.never_registered:
-        raise click.ClickException("a promise was broken")
+        raise click.ClickException("a guarantee does not hold")

@@ -14,23 +14,23 @@ from cli.session import Session, pass_session, print_json, split
 @click.command()
 @click.argument("folders", metavar="[FOLDER…]", nargs=-1, type=file_path)
 @test_text
-@click.option("--baselines", is_flag=True, help="Rows also for the base model, the experts and their plain average.")
+@click.option("--baselines", is_flag=True, help="Add rows for the base model, the experts and their plain average.")
 @click.option(
     "--oracle",
     is_flag=True,
-    help="Of every mixture a further row: each domain's tokens sent to its own expert, the upper bound.",
+    help="Add a row for every mixture with each domain's tokens sent to its own expert: the upper bound.",
 )
 @click.option(
     "--speed",
     is_flag=True,
-    help="Of every mixture also a token's time, relative to a dense expert's, side by side.",
+    help="Add every mixture's time per token, relative to a dense expert measured alternately.",
 )
-@click.option("--experts", multiple=True, metavar="A,B@2,…", help="Compose these too, by each of --methods.")
+@click.option("--experts", multiple=True, metavar="A,B@2,…", help="Compose these experts too, with each of --methods.")
 @click.option(
     "--methods",
     multiple=True,
     metavar="all|NAME,…",
-    help="What --experts are composed by; each composition is scored, then deleted.",
+    help="Methods that compose --experts; each composition is scored, then deleted.",
 )
 @click.option("--base", metavar="NAME[@V]", help="The base model of --methods. [default: the only one registered]")
 @forms
@@ -51,15 +51,15 @@ def evaluate(
     as_csv: bool,
     **settings: Any,
 ) -> None:
-    """Print perplexity per domain of model folders, and of mixtures how they route.
+    """Print perplexities of model folders per domain, and the routing of mixtures.
 
-    Where a domain's own expert (the one of its name) is registered, also the normalised score: 100 is that expert. Of a
-    mixture also routing accuracy, the share of a domain's tokens that go to its own expert, and load, the experts'
-    shares of all tokens; as means over the layers, which --json has one by one.
+    If a domain's own expert (the expert of the same name) is registered, the normalised score is printed too: 100 is
+    that expert. For mixtures, routing accuracy is the share of a domain's tokens that go to its own expert, and load is
+    each expert's share of all tokens; both are means over the layers, and --json has every layer.
 
-    With --experts and --methods, one row a method, side by side, and their ranking by average score; where a method has
-    seeds, mean ± standard deviation.
-    The figures of a composition made here are stored with it: reg show DIGEST.
+    With --experts and --methods there is one row per method, and a ranking by average score; methods with several seeds
+    show mean ± standard deviation.
+    Scores of a composition made here are stored with it: reg show DIGEST.
     """
     if not folders and not experts:
         raise click.UsageError("Missing argument '[FOLDER…]' (or '--experts' and '--methods').")

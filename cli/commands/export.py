@@ -14,7 +14,7 @@ from cli.session import Session, as_json, done, pass_session, print_json
 @as_json
 @pass_session
 def export(session: Session, ref: str, out: Path, as_json: bool) -> None:
-    """Write a registered version back as the dense folder it came from, tensors bit for bit."""
+    """Write a registered version as a dense model folder, with bit-identical tensors."""
     with session.registry() as registry:
         version = registry.export(ref, out)
     if as_json:

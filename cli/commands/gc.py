@@ -6,14 +6,14 @@ from cli.session import Session, as_json, count, done, pass_session, print_json,
 
 
 @click.command()
-@click.option("--dry-run", is_flag=True, help="Only tell what would be deleted.")
+@click.option("--dry-run", is_flag=True, help="Only list what would be deleted.")
 @as_json
 @pass_session
 def gc(session: Session, dry_run: bool, as_json: bool) -> None:
-    """Delete arrays that no version needs, what interrupted commands left, and what can be made again.
+    """Delete arrays that no version uses, leftovers of interrupted commands, and cached files.
 
-    A pass that is under way in another process goes on, but can no longer be resumed from where it is. Merged adapters
-    and models that compositions made for themselves are taken for left when they are a day old.
+    A pass that runs in another process continues, but can no longer be resumed after an interruption. Merged adapters
+    and temporary models of compositions without an owner are deleted when they are a day old.
     """
     with session.registry() as registry:
         garbage = registry.gc(dry_run=dry_run)
@@ -34,19 +34,19 @@ def gc(session: Session, dry_run: bool, as_json: bool) -> None:
             }
         )
         return
-    deed = "would delete" if dry_run else "deleted"
-    lines = [f"{deed} {count(len(garbage.digests), 'array')} ({size(garbage.nbytes)})"]
+    verb = "would delete" if dry_run else "deleted"
+    lines = [f"{verb} {count(len(garbage.digests), 'array')} ({size(garbage.nbytes)})"]
     lines += [f"  {digest}" for digest in garbage.digests]
-    for number, what, plural, nbytes in (
-        (garbage.passes, "pass under way or interrupted", "passes under way or interrupted", garbage.pass_bytes),
+    for number, noun, plural, nbytes in (
+        (garbage.passes, "running or interrupted pass", "running or interrupted passes", garbage.pass_bytes),
         (garbage.merged, "merged adapter", "merged adapters", garbage.merged_bytes),
-        (garbage.work, "model of a composition that never ended", "models of compositions that never ended",
+        (garbage.work, "temporary model of an interrupted composition", "temporary models of interrupted compositions",
          garbage.work_bytes),
-        (garbage.cached, "file that can be made again", "files that can be made again", garbage.cached_bytes),
+        (garbage.cached, "cached file", "cached files", garbage.cached_bytes),
     ):  # fmt: skip
         if number:
-            lines.append(f"{deed} {count(number, what, plural)} ({size(nbytes)})")
-    if dry_run:  # it was asked what would go
+            lines.append(f"{verb} {count(number, noun, plural)} ({size(nbytes)})")
+    if dry_run:  # the list is the result, which --quiet must not hide
         for line in lines:
             click.echo(line)
     else:

@@ -11,7 +11,7 @@ from cli.session import Session, as_json, pass_session, print_json, print_table
 @click.command()
 @experts_option
 @recipe_options(*STATISTICS)
-@click.option("--base", metavar="NAME[@V]", help="The base model, with a recipe that needs it.")
+@click.option("--base", metavar="NAME[@V]", help="The base model, for recipes that need one.")
 @as_json
 @pass_session
 @click.pass_context
@@ -24,11 +24,11 @@ def lam_curve(
     as_json: bool,
     **settings: Any,
 ) -> None:
-    """Print how well routers of various ridge strengths do on tokens that they were not solved from, layer by layer.
+    """Print held-out error and accuracy of routers for various ridge strengths, layer by layer.
 
-    Each member's statistics are kept in folds; routers solved from all but one are tried on that one, from statistics
-    alone. Held-out error: squared, a token; 0 is perfect, 1 what a router of zeros has. Accuracy: the share of tokens
-    predicted to go to their own expert. The star is what --lam auto takes.
+    Each member's statistics are kept in folds; routers solved from all folds but one are tested on that one, from
+    statistics alone. Held-out error: squared error per token; 0 is perfect, 1 is a router of zeros. Accuracy: the share
+    of tokens predicted to go to their own expert. A star marks the choice of --lam auto.
     """
     wanted = asked(context, session, experts, base, settings)
     with session.registry() as registry:

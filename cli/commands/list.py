@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from store.catalog import VersionRecord
 
 SCREENFUL = 50
-"""Lines at most, where nothing else is asked for."""
+"""Default maximum number of lines."""
 
 
 @click.command("list")
@@ -27,13 +27,11 @@ SCREENFUL = 50
     help="Only versions with this tag (repeatable).",
     callback=unique_pairs("K=V"),
 )
-@click.option("--all", "everything", is_flag=True, help="Those opted out too.")
+@click.option("--all", "everything", is_flag=True, help="Include opted-out versions.")
 @click.option(
-    "--limit", type=Integer(1), metavar="N", help=f"Versions at most. [default: {SCREENFUL}; with --json all]"
+    "--limit", type=Integer(1), metavar="N", help=f"Maximum number of versions. [default: {SCREENFUL}; with --json all]"
 )
-@click.option(
-    "--offset", type=Integer(0), metavar="N", default=0, show_default=True, help="Pass over the first N versions."
-)
+@click.option("--offset", type=Integer(0), metavar="N", default=0, show_default=True, help="Skip the first N versions.")
 @as_json
 @pass_session
 def list_(
@@ -45,9 +43,9 @@ def list_(
     offset: int,
     as_json: bool,
 ) -> None:
-    """List what is registered, by name and number.
+    """List registered versions, by name and number.
 
-    Where there are more versions than are shown, a line on stderr tells how many, and the command that shows the next.
+    If there are more versions than shown, a line on stderr gives their number and the command that shows the next ones.
     """
     shown = limit if as_json else limit or SCREENFUL
     with session.registry() as registry:
@@ -59,9 +57,9 @@ def list_(
     else:
         _print(versions)
         if not versions and not offset:
-            narrowed = "of that kind or with those tags " if kind or tags else ""
-            others = "" if everything else "; reg list --all shows those opted out"
-            note(f"nothing {narrowed}is registered: reg add-expert NAME CKPT registers an expert{others}")
+            filtered = "of that kind or with those tags " if kind or tags else ""
+            others = "" if everything else "; reg list --all shows opted-out versions"
+            note(f"nothing {filtered}is registered: reg add-expert NAME CKPT registers an expert{others}")
     if (more := total - offset - len(versions)) > 0:
         words = ["reg", "list"]
         words += ["--kind", kind] if kind else []

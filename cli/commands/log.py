@@ -11,14 +11,14 @@ from cli.session import Session, as_json, pass_session, print_json, print_table
 
 @click.command()
 @click.argument("subject", required=False, metavar="[NAME[@V]|DIGEST]")
-@click.option("--limit", type=Integer(1), metavar="N", default=50, show_default=True, help="Lines at most.")
+@click.option("--limit", type=Integer(1), metavar="N", default=50, show_default=True, help="Maximum number of lines.")
 @as_json
 @pass_session
 def log(session: Session, subject: str | None, limit: int, as_json: bool) -> None:
-    """Print what happened, newest first, all of it or what concerns NAME.
+    """Print the log, newest first, or only the events of NAME.
 
-    NAME@ALIAS stands for its version. DIGEST is a composition's, or its first digits, 6 or more. --json shows each
-    event's own digest too, which is taken over the one before: reg verify follows them.
+    NAME@ALIAS refers to its version. DIGEST is a composition's, or its first 6 or more digits. --json includes each
+    event's digest, which covers the digest of the event before: reg verify checks this chain.
     """
     with session.registry() as registry:
         events = registry.log(subject, limit=limit)
@@ -32,7 +32,7 @@ def log(session: Session, subject: str | None, limit: int, as_json: bool) -> Non
 
 
 def _short(details: dict[str, Any]) -> str:
-    """Return details as a person reads them: without the digests of rows, and of a purge's arrays only how many."""
+    """Format details, without the digests of rows, and with counts instead of a purge's arrays."""
     shown = {key: value for key, value in details.items() if key != "rows"}
     shown |= {key: len(shown[key]) for key in ("deleted", "shared") if isinstance(shown.get(key), (dict, list))}
     return json.dumps(shown) if shown else ""

@@ -19,24 +19,26 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("ref", metavar="NAME[@V]")
 @click.option(
-    "--purge", is_flag=True, help="Delete all of it but name, digests and times; arrays another version needs stay."
+    "--purge",
+    is_flag=True,
+    help="Delete everything except name, digests and times; arrays that another version uses stay.",
 )
 @click.option(
-    "--receipt", type=file_path, metavar="FILE", help="Write a receipt, which reg receipt verify checks; a new file."
+    "--receipt", type=file_path, metavar="FILE", help="Write a receipt to a new file; reg receipt verify checks it."
 )
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @as_json
 @pass_session
 def opt_out(session: Session, ref: str, purge: bool, receipt: Path | None, yes: bool, as_json: bool) -> None:
-    """Withdraw an expert, or one version of it, from every later composition.
+    """Withdraw an expert, or one version of it, from all later compositions.
 
-    Every later composition equals that of a registry that never held it. Lists the compositions made from it so far,
-    and the folders they were written to: those hold it until you delete them.
+    Every later composition is identical to that of a registry that never held it. The output lists the earlier
+    compositions made from it, and their folders, which contain it until you delete them.
     """
     with session.registry() as registry:
-        deed = _deed(registry.affected_by_opt_out(ref), purge)
-        if deed and not yes:
-            _confirm(f"{deed}?", ref, purge, receipt)
+        question = _question(registry.affected_by_opt_out(ref), purge)
+        if question and not yes:
+            _confirm(f"{question}?", ref, purge, receipt)
         did = registry.opt_out(ref, purge=purge, receipt=receipt)
     if as_json:
         print_json(
@@ -67,31 +69,31 @@ def opt_out(session: Session, ref: str, purge: bool, receipt: Path | None, yes: 
     _print(did, receipt)
 
 
-def _deed(versions: "list[VersionRecord]", purge: bool) -> str | None:
-    """Return what is to be confirmed, or None where nothing is left to do."""
+def _question(versions: "list[VersionRecord]", purge: bool) -> str | None:
+    """Return the question to confirm, or None if nothing is left to do."""
     active = ", ".join(version.ref for version in versions if version.state == "active")
     kept = [version.ref for version in versions if version.state != "purged"]
-    belongings = f"what only {', '.join(kept)} {'needs' if len(kept) == 1 else 'need'}"
+    content = f"the arrays that only {', '.join(kept)} {'uses' if len(kept) == 1 else 'use'}"
     if active:
-        return f"Withdraw {active} for good" + (f" and delete {belongings}" if purge else "")
-    return f"Delete {belongings} for good" if purge and kept else None
+        return f"Withdraw {active} for good" + (f" and delete {content}" if purge else "")
+    return f"Delete {content} for good" if purge and kept else None
 
 
 def _confirm(question: str, ref: str, purge: bool, receipt: Path | None) -> None:
     options = (" --purge" if purge else "") + (f" --receipt {shlex.quote(str(receipt))}" if receipt else "")
-    nobody = InvalidInputError(
-        f"{ref} was not opted out: there is nobody to answer the question",
-        f"to answer it beforehand: reg opt-out {shlex.quote(ref)}{options} --yes",
+    unanswered = InvalidInputError(
+        f"{ref} was not opted out: no terminal to confirm on",
+        f"to confirm in advance: reg opt-out {shlex.quote(ref)}{options} --yes",
     )
     if sys.stdin is None:
-        raise nobody
+        raise unanswered
     try:
         agreed = click.confirm(question, err=True)
     except click.Abort:
         if sys.stdin.isatty():
             raise
         click.echo(err=True)
-        raise nobody from None
+        raise unanswered from None
     if not agreed:
         raise click.Abort
 
@@ -109,26 +111,26 @@ def _print(did: "OptOut", receipt: Path | None) -> None:
         lines.append(f"  deleted {arrays}; {did.shared_arrays} {stay}, shared")
     lines += [f"  deleted {path}" for path in did.cleared]
     done(" ".join(did.withdrew or (version.ref for version in did.versions)), *lines)
-    for line in did.remains:  # with --quiet too: what was asked for is not done yet
-        click.echo(f"  not yet gone: {line}", err=is_quiet())
+    for line in did.remains:  # with --quiet too: the request is not complete yet
+        click.echo(f"  not deleted yet: {line}", err=is_quiet())
     if did.remains:
-        click.echo("  when those have ended, repeat the command: what is left of it goes then", err=is_quiet())
+        click.echo("  repeat the command when those processes have ended, to delete the rest", err=is_quiet())
     done(None, *_reach(did), *([] if receipt is None else [f"  receipt: {receipt}"]))
 
 
 def _reach(did: "OptOut") -> list[str]:
-    """Return what was made of it, and where that is: the registry cannot delete it there."""
+    """Return lines on the compositions, folders and pushes that contain it, which the registry cannot delete."""
     number = len(did.compositions)
     were = "was" if number == 1 else "were"
     lines = [f"  {count(number, 'composition')} {were} made from it" + (":" if number else "")]
     lines += [f"    {composition.digest}  {','.join(composition.members)}" for composition in did.compositions]
     if did.compositions:
-        lines.append("  written to these folders, which hold it until you delete them:")
+        lines.append("  written to these folders, which contain it until you delete them:")
     folders = dict.fromkeys(folder for composition in did.compositions for folder in composition.folders)
     lines += [f"    {folder}" for folder in folders]
     if did.pushes:
-        lines.append("  pushed to these repositories, which hold it until you delete them there:")
+        lines.append("  pushed to these repositories, which contain it until you delete them there:")
     for push in did.pushes:
-        at = "begun, and not known to have ended" if push.commit is None else f"commit {push.commit[:12]}"
+        at = "started, its end was not recorded" if push.commit is None else f"commit {push.commit[:12]}"
         lines.append(f"    {push.endpoint}/{push.repo}  {push.revision}  {at}")
     return lines

@@ -16,7 +16,7 @@ _WITHOUT = ("to", "routing", "routing_tokens", "bias", "device", "dtype", "host"
 @click.command()
 @experts_option
 @recipe_options(*_WITHOUT)
-@click.option("--base", metavar="NAME[@V]", help="The base model, with a recipe that needs it.")
+@click.option("--base", metavar="NAME[@V]", help="The base model, for recipes that need one.")
 @as_json
 @pass_session
 @click.pass_context
@@ -29,26 +29,26 @@ def preview(
     as_json: bool,
     **settings: Any,
 ) -> None:
-    """Print what a composition's routers will do, from statistics alone: no weight is read, nothing is written.
+    """Predict the routing of a composition from statistics alone: no weights are read, nothing is written.
 
-    Tokens that each expert brings and its part in the routers' solve; the share of its text that will go to it first
-    (routing accuracy, as reg evaluate counts it), and who gets the rest; how far its text overlaps with each other's;
-    and whether it is drowned out.
+    For each expert: its tokens and its weight in the routers' solve; the share of its text whose first choice is this
+    expert (routing accuracy, as in reg evaluate) and the shares of the other experts; the overlap of its text with
+    theirs; and whether it is drowned out.
     """
     wanted = asked(context, session, experts, base, settings)
     with session.registry() as registry:
-        found = registry.preview(wanted.experts, wanted.mixture, base=wanted.base)
+        prediction = registry.preview(wanted.experts, wanted.mixture, base=wanted.base)
     if as_json:
-        print_json(found.document())
+        print_json(prediction.document())
         return
-    _print(found)
+    _print(prediction)
 
 
-def _print(found: "Preview") -> None:
-    refs, mean = found.refs, found.mean_confusion
+def _print(prediction: "Preview") -> None:
+    refs, mean = prediction.refs, prediction.mean_confusion
     print_table(
-        ("expert", "tokens", "part in the solve", "routing accuracy", "load"),
-        [(m.ref, f"{m.tokens:,}", f"{m.part:.1%}", f"{m.accuracy:.1%}", f"{m.share:.1%}") for m in found.members],
+        ("expert", "tokens", "weight in the solve", "routing accuracy", "load"),
+        [(m.ref, f"{m.tokens:,}", f"{m.part:.1%}", f"{m.accuracy:.1%}", f"{m.share:.1%}") for m in prediction.members],
     )
     click.echo()
     print_table(
@@ -57,17 +57,17 @@ def _print(found: "Preview") -> None:
     )
     click.echo()
     print_table(
-        ("accuracy in layer", *map(str, found.layers)),
-        [(ref, *(f"{layer[n][n]:.1%}" for layer in found.confusion)) for n, ref in enumerate(refs)],
+        ("accuracy in layer", *map(str, prediction.layers)),
+        [(ref, *(f"{layer[n][n]:.1%}" for layer in prediction.confusion)) for n, ref in enumerate(refs)],
     )
-    if found.overlap:
+    if prediction.overlap:
         click.echo()
-        pairs = sorted(found.overlap.items(), key=lambda item: -item[1])
+        pairs = sorted(prediction.overlap.items(), key=lambda item: -item[1])
         print_table(("overlap", "", ""), [(a, b, f"{share:.1%}") for (a, b), share in pairs])
-    for member in found.members:
+    for member in prediction.members:
         if member.drowned:
             click.echo(f"{member.ref} is drowned out: {member.drowned}")
-    for a, b in found.indistinct:
-        click.echo(f"{a} and {b}: routers will hardly tell their tokens apart, and less than is foretold here")
-    for text in found.notes:
+    for a, b in prediction.indistinct:
+        click.echo(f"{a} and {b}: routers can hardly separate their tokens, and less well than predicted here")
+    for text in prediction.notes:
         note(text)

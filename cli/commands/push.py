@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     "--license",
     "license_id",
     metavar="ID",
-    help="What the whole is under, as the Hub writes it. [default: what the members' licenses come to]",
+    help="The license of the whole, an identifier of the Hub. [default: derived from the members' licenses]",
 )
 @as_json
 @pass_session
@@ -34,10 +34,10 @@ def push(
     license_id: str | None,
     as_json: bool,
 ) -> None:
-    """Push a composed FOLDER to REPO, ORG/NAME on the Hub, in one commit, and compare what arrived.
+    """Push a composed FOLDER to REPO, ORG/NAME on the Hub, in one commit, and verify the upload.
 
-    FOLDER must be what was composed, byte for byte. What this registry knows beside that (scores, languages, where
-    members are on the Hub) is added to the model card. Interrupted, it goes on when the same command is given again.
+    FOLDER must be unchanged since it was composed. Scores, languages and the members' locations on the Hub are added to
+    the model card. If interrupted, repeat the command to resume.
     """
     from registry.hub.target import Target
 
@@ -48,7 +48,7 @@ def push(
 
 
 def print_pushed(pushed: "Pushed") -> None:
-    """Print what a push did; with --quiet the commit."""
-    deed = "pushed to" if pushed.added else "all of it was there already:"
+    """Print the result of a push; with --quiet only the commit."""
+    action = "pushed to" if pushed.added else "already up to date:"
     end = f"{pushed.revision}, commit {pushed.commit[:12]}, {size(pushed.nbytes)} verified"
-    done(pushed.commit, f"{deed} {pushed.url}  {end}")
+    done(pushed.commit, f"{action} {pushed.url}  {end}")

@@ -13,7 +13,7 @@ from cli.session import Session, as_json, done, pass_session, print_json
 @click.option(
     "--calibration",
     is_flag=True,
-    help="Push kept calibration tokens too; those that the expert wrote itself always are.",
+    help="Push kept calibration tokens too; tokens that the expert generated itself are always pushed.",
 )
 @as_json
 @pass_session

@@ -10,7 +10,7 @@ from cli.session import Session, as_json, count, done, note, pass_session, print
 
 @click.group()
 def receipt() -> None:
-    """Receipts that opt-out wrote."""
+    """Receipts of opt-outs."""
 
 
 @receipt.command()
@@ -21,34 +21,34 @@ def receipt() -> None:
     multiple=True,
     type=file_path,
     metavar="DIR",
-    help="A composed folder that must be whole and name nothing that was withdrawn (repeatable).",
+    help="A composed folder that must be intact and free of withdrawn versions (repeatable).",
 )
 @as_json
 @pass_session
 @click.pass_context
 def verify(context: click.Context, session: Session, file: Path, folders: tuple[Path, ...], as_json: bool) -> None:
-    """Hold a receipt against the registry; exit 1 if anything is not as it says.
+    """Compare a receipt with the registry; exit 1 if anything differs.
 
-    What was withdrawn is, and was purged where the receipt says so; no array that was deleted is there; the log goes on
-    from the event that the receipt names; and every recomposition has the digest that it has now.
+    The versions must still be withdrawn, and purged if the receipt says so; deleted arrays must be absent; the log must
+    contain the event that the receipt names; and every recomposition must have the digest in the receipt.
     """
     with session.registry() as registry:
         check = registry.verify_receipt(file, folders)
-    found = check.receipt
+    checked = check.receipt
     if as_json:
-        told = {"problems": check.problems, "remedies": check.remedies, "notes": check.notes}
-        print_json({"receipt": found.document(), **told})
+        findings = {"problems": check.problems, "remedies": check.remedies, "notes": check.notes}
+        print_json({"receipt": checked.document(), **findings})
     else:
         for problem in check.problems:
             click.echo(f"problem: {problem}")
         for line in check.notes:
             done(None, f"note: {line}")
-        refs = ", ".join(version.ref for version in found.versions)
+        refs = ", ".join(version.ref for version in checked.versions)
         verdict = count(len(check.problems), "problem") if check.problems else "holds"
-        affected = f"{count(len(found.compositions), 'composition')} affected"
+        affected = f"{count(len(checked.compositions), 'composition')} affected"
         done(
             None,
-            f"{verdict}: {refs} withdrawn, {count(len(found.arrays), 'array')} deleted, {affected}, "
+            f"{verdict}: {refs} withdrawn, {count(len(checked.arrays), 'array')} deleted, {affected}, "
             f"{count(len(folders), 'folder')} checked",
         )
     if check.problems:

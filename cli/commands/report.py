@@ -13,7 +13,7 @@ from cli.session import Session, as_json, done, pass_session, print_json
 @click.command()
 @click.argument("composition", metavar="FOLDER|DIGEST")
 @maybe_test_text
-@click.option("--out", type=file_path, metavar="FILE", help="The page to write; with --json none is.")
+@click.option("--out", type=file_path, metavar="FILE", help="The page to write; optional with --json.")
 @click.option("--force", is_flag=True, help="Replace --out.")
 @as_json
 @pass_session
@@ -27,11 +27,11 @@ def report(
     as_json: bool,
     **settings: Any,
 ) -> None:
-    """Write a page that shows a composition: who handles what, confusion, overlap, load, scores, lam, lineage.
+    """Write a page about a composition: routing by domain, confusion, overlap, load, scores, lam, lineage.
 
-    It is one HTML file that loads nothing. With --data, routing and scores are measured now, for the base model, the
-    experts, their average and oracle routing too; without, they are those of the stored evaluation with the most
-    domains, and where there is none, routing is foretold from statistics.
+    It is one self-contained HTML file. With --data, routing and scores are measured now, also for the base model, the
+    experts, their average and oracle routing. Otherwise they come from the stored evaluation with the most domains; if
+    there is none, routing is predicted from statistics.
     """
     if out is None and not as_json:
         raise click.UsageError("Missing option '--out'.")

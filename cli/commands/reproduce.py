@@ -10,14 +10,14 @@ from cli.session import Session, as_json, done, note, pass_session, print_json, 
 
 @click.command()
 @click.argument("folder", metavar="FOLDER", type=file_path)
-@click.option("--out", type=file_path, metavar="DIR", help="Keep what is composed now; absent or empty.")
+@click.option("--out", type=file_path, metavar="DIR", help="Keep the new composition in this folder; absent or empty.")
 @as_json
 @pass_session
 @click.pass_context
 def reproduce(context: click.Context, session: Session, folder: Path, out: Path | None, as_json: bool) -> None:
     """Compose FOLDER again from its own composition.json and compare every byte; exit 1 if one differs.
 
-    What it was composed of must be registered here, by name and content digest, and not opted out.
+    Its members must be registered here, by name and content digest, and not opted out.
     """
     with session.registry() as registry:
         result = registry.reproduce(folder, out)
@@ -39,16 +39,18 @@ def reproduce(context: click.Context, session: Session, folder: Path, out: Path 
             click.echo(f"{file.state}: {file.name}" + ("" if file.at is None else f", from byte {file.at:,} on"))
         for file in result.files:
             if file.state == "pushed":
-                done(None, f"note: {file.name} is the same but for what reg push added to it")
+                done(None, f"note: {file.name} is the same except for the additions of reg push")
         number, wrong = len(result.files), len(result.differing)
         files = "file" if number == 1 else "files"
         verdict = (
-            f"not reproduced: {wrong} of {number} {files} differ from" if wrong else f"reproduced: {number} {files} are"
+            f"not reproduced: {wrong} of {number} {files} differ from"
+            if wrong
+            else f"reproduced: {number} {files} equal"
         )
-        done(None, f"{verdict} what {', '.join(refs)} give ({size(result.nbytes)})  {result.digest}")
+        done(None, f"{verdict} the composition of {', '.join(refs)} ({size(result.nbytes)})  {result.digest}")
     if not result.is_same:
         note(
-            f"next: reg reproduce {folder} --out DIR keeps what its members give; "
-            f"where {folder} was changed or copied in part, copy it again"
+            f"next: reg reproduce {folder} --out DIR keeps the new composition; "
+            f"if {folder} was changed or copied in part, copy it again"
         )
         context.exit(1)

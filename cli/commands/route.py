@@ -22,8 +22,8 @@ _MARKS = "abcdefghijklmnopqrstuvwxyz"
 @click.command()
 @click.argument("folder", metavar="FOLDER", type=file_path)
 @click.argument("text", metavar="TEXT")
-@click.option("--layer", "layers", type=Integer(0), multiple=True, metavar="L", help="At this layer (repeatable).")
-@click.option("--every-layer", is_flag=True, help="At each layer, one after the other.")
+@click.option("--layer", "layers", type=Integer(0), multiple=True, metavar="L", help="Show this layer (repeatable).")
+@click.option("--every-layer", is_flag=True, help="Show each layer, one after the other.")
 @click.option("--device", metavar="DEVICE", help="A torch device. [default: the GPU if there is one]")
 @as_json
 def route(
@@ -31,9 +31,9 @@ def route(
 ) -> None:
     """Print a text with each token in the colour of the expert that handles it in a composed FOLDER.
 
-    Without --layer, that is the expert with the most routing weight over all layers. TEXT may be - for standard input.
-    Where there are no colours (no terminal, or NO_COLOR is set), each run of tokens has its expert's letter before it.
-    --json has every layer's experts and weights.
+    Without --layer, this is the expert with the most routing weight over all layers. TEXT may be - for standard input.
+    Without colours (no terminal, or NO_COLOR is set), each run of tokens is preceded by its expert's letter. --json has
+    every layer's experts and weights.
     """
     from registry.composition.trace import MOST_CHARACTERS, route
     from registry.errors import InvalidInputError
@@ -52,7 +52,7 @@ def route(
     for layer in shown:
         if layer is not None and layer >= routed.layers:
             raise InvalidInputError(
-                f"there is no layer {layer}: {routed.layers} layers route", f"name one from 0 to {routed.layers - 1}"
+                f"there is no layer {layer}: {routed.layers} layers route", f"choose one from 0 to {routed.layers - 1}"
             )
     coloured = sys.stdout.isatty() and allows_colour() is not False
     for layer in shown:
@@ -66,7 +66,7 @@ def route(
 def _lines(routed: "Routed", layer: int | None, coloured: bool) -> Iterator[str]:
     from registry.io.text import printable
 
-    number = {expert: at for at, expert in enumerate(routed.experts)}
+    number = {expert: index for index, expert in enumerate(routed.experts)}
     for expert, run in groupby(routed.tokens, key=lambda token: token.expert(layer)):
         text = printable("".join(token.text for token in run), keep="\n\t")
         yield click.style(text, fg=_colour(number[expert])) if coloured else f"[{_mark(number[expert])}]{text}"
@@ -75,15 +75,15 @@ def _lines(routed: "Routed", layer: int | None, coloured: bool) -> Iterator[str]
 def _legend(routed: "Routed", layer: int | None, coloured: bool) -> Iterator[str]:
     from registry.io.text import printable
 
-    for at, (expert, share) in enumerate(routed.shares(layer).items()):
+    for index, (expert, share) in enumerate(routed.shares(layer).items()):
         name = f"{printable(expert)} {share:.0%}"
-        yield click.style(name, fg=_colour(at)) if coloured else f"[{_mark(at)}] {name}"
+        yield click.style(name, fg=_colour(index)) if coloured else f"[{_mark(index)}] {name}"
 
 
-def _colour(at: int) -> str:
-    return _COLOURS[at % len(_COLOURS)]
+def _colour(index: int) -> str:
+    return _COLOURS[index % len(_COLOURS)]
 
 
-def _mark(at: int) -> str:
+def _mark(index: int) -> str:
     """Return a, b, … z, a1, b1, …"""
-    return _MARKS[at % len(_MARKS)] + (str(at // len(_MARKS)) if at >= len(_MARKS) else "")
+    return _MARKS[index % len(_MARKS)] + (str(index // len(_MARKS)) if index >= len(_MARKS) else "")

@@ -18,9 +18,9 @@ RECIPE = "recipe"
 @click.argument("words", metavar="[COMMAND]", nargs=-1)
 @as_json
 def schema(words: tuple[str, ...], as_json: bool) -> None:
-    """Print the JSON Schema of what COMMAND prints with --json, or of every command.
+    """Print the JSON Schema of COMMAND's output with --json, or of every command's.
 
-    COMMAND is written as after reg: receipt verify. With the word recipe instead, the schema of a recipe file, which
+    COMMAND is written without reg, for example receipt verify. The word recipe prints the schema of recipe files, which
     reg compose --recipe reads. The schema is JSON with or without --json.
     """
     if words == (RECIPE,):

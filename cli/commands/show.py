@@ -12,10 +12,10 @@ from cli.version_output import members_and_base, relation_documents, version_doc
 @as_json
 @pass_session
 def show(session: Session, ref: str, as_json: bool) -> None:
-    """Show one version: what it is, what its statistics were taken on, and what was made from it.
+    """Show one version: its content, the data of its statistics, and compositions made from it.
 
-    DIGEST is that of a composition, or its first digits, 6 or more: its members, its recipe, where it was written, and
-    what reg evaluate found of it, the latest first.
+    DIGEST is a composition's, or its first 6 or more digits: shows its members, recipe, folders and evaluations, latest
+    first.
     """
     with session.registry() as registry:
         if (composition := registry.composition(ref)) is not None:

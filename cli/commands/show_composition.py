@@ -1,4 +1,4 @@
-"""How a composition is shown, with what was found of it."""
+"""Output of a composition with its evaluations."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 def show_composition(
     composition: "CompositionRecord", evaluations: "Sequence[EvaluationRecord]", as_json: bool
 ) -> None:
-    """Print a composition: members, recipe, folders, and its evaluations."""
+    """Print a composition: members, recipe, folders and evaluations."""
     if as_json:
-        found = [{"asked": e.asked, "evaluated_at": e.evaluated_at, **e.document} for e in evaluations]
-        print_json(vars(composition) | {"evaluations": found})
+        documents = [{"asked": e.asked, "evaluated_at": e.evaluated_at, **e.document} for e in evaluations]
+        print_json(vars(composition) | {"evaluations": documents})
         return
     members, base = members_and_base(composition)
     rows = [("made", composition.created_at), ("host", composition.document["host"]), ("members", members)]
@@ -33,7 +33,7 @@ def show_composition(
 
 
 def _print_evaluation(at: str, document: Mapping[str, Any]) -> None:
-    """Print one evaluation: a line for each domain, and one for what they come to."""
+    """Print one evaluation: a line for each domain, and one for the average."""
     figures, oracle, settings = document["figures"], document["oracle"] or {}, document["settings"]
     rows = []
     for domain, text in document["data"].items():
@@ -52,8 +52,8 @@ def _print_evaluation(at: str, document: Mapping[str, Any]) -> None:
     header = ["evaluation", "perplexity", "score", "oracle", "routing accuracy", "tokens"]
     if not oracle:
         header, rows = header[:3] + header[4:], [row[:3] + row[4:] for row in rows]
-    how = f"windows of {settings['seq_len']:,} tokens, {settings['dtype']}"
-    click.echo(f"evaluated {at[:19]}: {how}")
+    setting = f"windows of {settings['seq_len']:,} tokens, {settings['dtype']}"
+    click.echo(f"evaluated {at[:19]}: {setting}")
     print_tables([Table(header, rows)])
     if figures["overall_load"]:
         shares = ", ".join(f"{name} {share:.1%}" for name, share in figures["overall_load"].items())

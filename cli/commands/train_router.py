@@ -17,25 +17,32 @@ from cli.session import Session, as_json, done, note, pass_session, print_json
     required=True,
     metavar="FILE|NAME",
     help="Training text: .txt, .jsonl, .jsonl.gz, .parquet; or a member registered with --keep-calibration "
-    "(repeatable; each gives as many windows).",
+    "(repeatable; each provides the same number of windows).",
 )
 @click.option("--out", type=file_path, required=True, metavar="DIR", help="The folder to write.")
-@click.option("--steps", type=Integer(1), metavar="N", default=200, show_default=True, help="Batches.")
-@click.option("--batch-size", type=Integer(1), metavar="N", default=8, show_default=True, help="Windows in a batch.")
-@click.option("--seq-len", type=Integer(2), metavar="N", default=256, show_default=True, help="Tokens in a window.")
+@click.option("--steps", type=Integer(1), metavar="N", default=200, show_default=True, help="Number of batches.")
+@click.option("--batch-size", type=Integer(1), metavar="N", default=8, show_default=True, help="Windows per batch.")
+@click.option("--seq-len", type=Integer(2), metavar="N", default=256, show_default=True, help="Tokens per window.")
 @click.option(
     "--lr", type=float, metavar="X", default=0.002, show_default=True, help="The highest learning rate of AdamW."
 )
+@click.option("--warmup", type=Integer(0), metavar="N", help="Steps of linear warm-up. [default: a tenth of --steps]")
 @click.option(
-    "--warmup", type=Integer(0), metavar="N", help="Steps in which the rate rises. [default: a tenth of them]"
+    "--weight-decay",
+    type=float,
+    metavar="X",
+    default=0.0,
+    show_default=True,
+    help="Weight decay towards the initial routers.",
 )
-@click.option("--weight-decay", type=float, metavar="X", default=0.0, show_default=True, help="Towards the start.")
-@click.option("--seed", type=Integer(0), metavar="N", default=0, show_default=True, help="Draws windows and order.")
+@click.option(
+    "--seed", type=Integer(0), metavar="N", default=0, show_default=True, help="Seed of windows and their order."
+)
 @click.option(
     "--top-k-train",
     type=Integer(2),
     metavar="N",
-    help="Experts that each token's gradient compares. [default: 2, or the folder's top-k if that is more]",
+    help="Number of experts per token that training compares. [default: 2, or the folder's top-k if that is more]",
 )
 @click.option(
     "--temperature",
@@ -43,7 +50,7 @@ from cli.session import Session, as_json, done, note, pass_session, print_json
     metavar="X",
     default=1.0,
     show_default=True,
-    help="Divides the router logits in that comparison alone.",
+    help="Divisor of the router logits in this comparison.",
 )
 @click.option(
     "--balance", type=float, metavar="X", default=0.0, show_default=True, help="Weight of the load-balance loss (BTX)."
@@ -55,7 +62,7 @@ from cli.session import Session, as_json, done, note, pass_session, print_json
     metavar="DTYPE",
     default="float32",
     show_default=True,
-    help="bfloat16, float16 or float32: what the model computes in.",
+    help="The dtype of the computation: bfloat16, float16 or float32.",
 )
 @click.option("--force", is_flag=True, help="Replace --out if it is an earlier composition.")
 @as_json
@@ -70,9 +77,9 @@ def train_router(
     as_json: bool,
     **settings: Any,
 ) -> None:
-    """Train the routers of a composed FOLDER, and no other weight, on the language-model loss.
+    """Train only the routers of a composed FOLDER on the language-model loss.
 
-    Interrupted, it goes on when the same command is given again. The result is recorded as a composition.
+    If interrupted, repeat the command to resume. The result is recorded as a composition.
     """
     from registry import TrainSettings
 
@@ -90,4 +97,4 @@ def train_router(
         f"  loss on {trained.tokens:,} held-out tokens: {trained.before:.4f} before, {trained.after:.4f} after",
     )
     if trained.after >= trained.before:
-        note(f"  it did not improve: keep {folder}, or train on more data, longer, or with a smaller --lr")
+        note(f"  the loss did not improve: keep {folder}, or train on more data, longer, or with a smaller --lr")

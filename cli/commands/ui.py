@@ -19,17 +19,17 @@ DEFAULT_PORT = 8321
     metavar="N",
     default=DEFAULT_PORT,
     show_default=True,
-    help="The port; 0 for any that is free.",
+    help="The port; 0 for any free one.",
 )
 @click.option("--open", "open_browser", is_flag=True, help="Open the pages in the browser.")
 @as_json
 @pass_session
 def ui(session: Session, port: int, open_browser: bool, as_json: bool) -> None:
-    """Serve web pages over the registry to this machine's browser, until it is interrupted.
+    """Serve web pages of the registry to browsers on this machine, until interrupted.
 
-    Versions with search and tags, each with its statistics, overlaps and lineage; compositions with scores and report;
-    a composer, which shows what ticked experts would make and the command that makes it. Nothing is written: what
-    changes something is a command. Only this machine is answered.
+    The pages show versions with search and tags, their statistics, overlaps and lineage; compositions with scores and
+    reports; and a composer, which plans a composition of chosen experts and shows the command for it. They are
+    read-only. Requests from other machines are rejected.
     """
     if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
         raise StorageError(f"the pages need {', '.join(missing)}", "run: pip install 'expert-registry[ui]'")
@@ -44,7 +44,7 @@ def ui(session: Session, port: int, open_browser: bool, as_json: bool) -> None:
         if as_json:
             print_json({"url": url, "home": str(registry.home.path)})
         else:
-            done(url, f"{registry.home.path} is shown at {url}  (Ctrl-C ends it)")
+            done(url, f"serving {registry.home.path} at {url}  (Ctrl-C to stop)")
         if open_browser:
             click.launch(url)
         with suppress(KeyboardInterrupt):

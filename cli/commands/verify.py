@@ -10,7 +10,7 @@ from cli.session import Session, as_json, count, done, note, pass_session, print
 @pass_session
 @click.pass_context
 def verify(context: click.Context, session: Session, as_json: bool) -> None:
-    """Re-hash everything that is registered and follow the log; exit 1 if anything is not what was stored."""
+    """Hash all registered content again and verify the log; exit 1 if anything is damaged."""
     with session.registry() as registry:
         result = registry.verify()
     if as_json:
@@ -23,11 +23,11 @@ def verify(context: click.Context, session: Session, as_json: bool) -> None:
         done(None, f"{verdict}: {checked}", f"{count(result.events, 'event')}, the last of digest {result.head}")
         if result.orphans:
             belong = "belongs" if result.orphans == 1 else "belong"
-            why = f"{belong} to no version (left by an interruption, harmless)"
-            done(None, f"{count(result.orphans, 'array')} {why}: reg gc removes what is left over")
+            why = f"{belong} to no version (left by an interrupted command, harmless)"
+            done(None, f"{count(result.orphans, 'array')} {why}: reg gc deletes leftovers")
     if result.problems:
         note(
-            "next: an array is repaired by adding its expert again from the checkpoint: reg add-expert NAME CKPT; "
-            "the catalog, by a copy of it"
+            "next: to repair an array, add its expert again from the checkpoint: reg add-expert NAME CKPT; "
+            "to repair the catalog, restore a backup"
         )
         context.exit(1)

@@ -1,1 +1,1 @@
-"""JSON schemas of what commands print."""
+"""JSON schemas of the commands' output."""

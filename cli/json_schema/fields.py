@@ -1,7 +1,7 @@
-"""What JSON Schemas (draft 2020-12) of the commands' output are written with, and their fields as a table.
+"""Building blocks of JSON Schemas (draft 2020-12) for the commands' output, and tables of their fields.
 
-Every field that a schema names is there unless it says `optional`. Fields may be added to any object: a reader passes
-over those that it does not know.
+Every field in a schema is present unless marked `optional`. Fields may be added to any object: readers should ignore
+unknown ones.
 """
 
 from collections.abc import Iterator
@@ -14,57 +14,62 @@ _OPTIONAL = "optional"
 _WORDS = {"string": "text", "integer": "whole number", "boolean": "true or false", "object": "object", "null": "null"}
 
 
-def text(says: str, *words: str) -> Schema:
-    """Return the schema of a text, one of `words` if there are some."""
-    return {"type": "string", **({"enum": list(words)} if words else {}), "description": says}
+def text(description: str, *words: str) -> Schema:
+    """Return the schema of a text; with `words`, one of them."""
+    return {"type": "string", **({"enum": list(words)} if words else {}), "description": description}
 
 
-def digest(says: str) -> Schema:
+def digest(description: str) -> Schema:
     """Return the schema of a SHA-256 in hexadecimal digits."""
-    return {"type": "string", "pattern": "^[0-9a-f]{64}$", "description": says}
+    return {"type": "string", "pattern": "^[0-9a-f]{64}$", "description": description}
 
 
-def whole(says: str) -> Schema:
-    """Return the schema of a whole number from 0 on."""
-    return {"type": "integer", "minimum": 0, "description": says}
+def whole(description: str) -> Schema:
+    """Return the schema of a whole number, 0 or more."""
+    return {"type": "integer", "minimum": 0, "description": description}
 
 
-def number(says: str) -> Schema:
+def number(description: str) -> Schema:
     """Return the schema of a number."""
-    return {"type": "number", "description": says}
+    return {"type": "number", "description": description}
 
 
-def flag(says: str) -> Schema:
+def flag(description: str) -> Schema:
     """Return the schema of true or false."""
-    return {"type": "boolean", "description": says}
+    return {"type": "boolean", "description": description}
 
 
-def record(says: str, /, **fields: Schema) -> Schema:
+def record(description: str, /, **fields: Schema) -> Schema:
     """Return the schema of an object with these fields."""
     required = [name for name, field in fields.items() if not field.get(_OPTIONAL)]
     properties = {name: {k: v for k, v in field.items() if k != _OPTIONAL} for name, field in fields.items()}
-    return {"type": "object", "properties": properties, "required": required, "description": says}
+    return {"type": "object", "properties": properties, "required": required, "description": description}
 
 
-def document(says: str) -> Schema:
+def document(description: str) -> Schema:
     """Return the schema of an object whose fields are documented elsewhere."""
-    return {"type": "object", "description": says}
+    return {"type": "object", "description": description}
 
 
-def several(item: Schema, says: str = "") -> Schema:
+def several(item: Schema, description: str = "") -> Schema:
     """Return the schema of a list."""
-    return {"type": "array", "items": item, "description": says or item["description"]}
+    return {"type": "array", "items": item, "description": description or item["description"]}
 
 
-def by(key: str, value: Schema, says: str = "") -> Schema:
-    """Return the schema of an object whose keys are no fields but names: `by("domain", …)`."""
-    return {"type": "object", "title": key, "additionalProperties": value, "description": says or value["description"]}
+def by(key: str, value: Schema, description: str = "") -> Schema:
+    """Return the schema of an object whose keys are names instead of fields: `by("domain", …)`."""
+    return {
+        "type": "object",
+        "title": key,
+        "additionalProperties": value,
+        "description": description or value["description"],
+    }
 
 
 def maybe(schema: Schema) -> Schema:
-    """Return the schema of what can be null."""
-    found = schema | {"type": [schema["type"], "null"]}
-    return found | ({"enum": [*schema["enum"], None]} if "enum" in schema else {})
+    """Return the schema of a value that can be null."""
+    nullable = schema | {"type": [schema["type"], "null"]}
+    return nullable | ({"enum": [*schema["enum"], None]} if "enum" in schema else {})
 
 
 def optional(schema: Schema) -> Schema:
@@ -83,21 +88,21 @@ def plus(schema: Schema, /, **fields: Schema) -> Schema:
 
 
 def whole_schema(title: str, schema: Schema) -> Schema:
-    """Return a schema that stands for itself."""
+    """Return a complete schema with dialect and title."""
     return {"$schema": _DIALECT, "title": title, **schema}
 
 
 def rows(schema: Schema, path: str = "") -> Iterator[tuple[str, str, str]]:
-    """Give (path, kind, meaning) of every field below `schema`: `statistics[].site`, `score.DOMAIN`."""
+    """Yield (path, kind, meaning) of every field below `schema`: `statistics[].site`, `score.DOMAIN`."""
     for name, field in schema.get("properties", {}).items():
-        where = f"{path}.{name}" if path else name
+        field_path = f"{path}.{name}" if path else name
         absent = "" if name in schema["required"] else "; may be absent"
-        yield where, _kind(field) + absent, field["description"]
-        yield from rows(*_within(field, where))
+        yield field_path, _kind(field) + absent, field["description"]
+        yield from rows(*_within(field, field_path))
 
 
 def _within(schema: Schema, path: str) -> tuple[Schema, str]:
-    """Return what lists and objects by name hold at last, and the path to it."""
+    """Return the innermost schema of nested lists and objects by name, and its path."""
     if "items" in schema:
         return _within(schema["items"], f"{path}[]")
     if isinstance(schema.get("additionalProperties"), dict):
@@ -123,13 +128,13 @@ def _word(kind: str, schema: Schema) -> str:
 
 
 def table(schema: Schema) -> str:
-    """Return the fields as a Markdown table, after a line that says what they are fields of."""
+    """Return the fields as a Markdown table, after a line with the description of the object."""
     inner, path = _within(schema, "")
     lines = [f"{schema['description'].rstrip('.')}.", ""]
     if "items" in schema:
         lines[0] = f"A list. {lines[0]}"
-    found = list(rows(inner, path.lstrip(".")))
-    if found:
+    fields = list(rows(inner, path.lstrip(".")))
+    if fields:
         lines += ["| field | kind | |", "|---|---|---|"]
-        lines += [f"| `{where}` | {kind} | {says} |" for where, kind, says in found]
+        lines += [f"| `{field_path}` | {kind} | {meaning} |" for field_path, kind, meaning in fields]
     return "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""What more than one command prints with --json: versions, compositions, figures."""
+"""Schemas that several commands share: versions, compositions, scores."""
 
 from cli.json_schema.fields import (
     by,
@@ -14,118 +14,120 @@ from cli.json_schema.fields import (
     whole,
 )
 
-REF = text("The version: NAME@NUMBER.")
-TIME = text("When, ISO 8601, UTC.")
+REF = text("The reference of a version: NAME@NUMBER.")
+TIME = text("The time, ISO 8601, UTC.")
 
 STATISTICS = record(
-    "What one site's statistics were taken on.",
+    "The data of one site's statistics.",
     site=text("mlp_input, attention_input, attention_output or head_input."),
     tokens=whole("Calibration tokens."),
-    saturated=whole("Activations that were held at their bound."),
-    calibration_digest=digest("Of the calibration tokens."),
-    calibration_label=text("What the calibration is called."),
+    saturated=whole("Activations that were clipped at their bound."),
+    calibration_digest=digest("The digest of the calibration tokens."),
+    calibration_label=text("The label of the calibration."),
 )
 VERSION = record(
     "A registered version.",
     ref=REF,
     name=text("Its name."),
-    kind=text("What it is.", "expert", "base"),
+    kind=text("The kind of version.", "expert", "base"),
     number=whole("Its number under that name."),
-    digest=digest("Of its content."),
-    content=maybe(document("What its digest is taken over, beside its arrays (docs/formats.md); null once purged.")),
+    digest=digest("The digest of its content."),
+    content=maybe(document("The content of its digest, besides its arrays (docs/formats.md); null once purged.")),
     parameters=whole("Weights, tied ones once."),
-    state=text("Whether it can be composed.", "active", "withdrawn", "purged"),
-    created_at=text("When it was registered, ISO 8601, UTC."),
-    withdrawn_at=maybe(text("When it was opted out.")),
-    purged_at=maybe(text("When its arrays were deleted.")),
+    state=text("The state; only active versions can be composed.", "active", "withdrawn", "purged"),
+    created_at=text("The time when it was registered, ISO 8601, UTC."),
+    withdrawn_at=maybe(text("The time when it was opted out.")),
+    purged_at=maybe(text("The time when its arrays were deleted.")),
     aliases=several(text("An alias, without the name."), "Its aliases, without the name."),
     tags=by("key", text("The tag's value."), "Its tags."),
-    statistics=several(STATISTICS, "What its statistics were taken on, one a site; none of a base model."),
+    statistics=several(STATISTICS, "The data of its statistics, one per site; empty for a base model."),
 )
 RELATION = record(
-    "Its distance to a registered version of its shape.",
+    "The distance to a registered version of the same shape.",
     ref=REF,
-    kind=text("What that is.", "expert", "base"),
-    verdict=text("What follows from the distance.", "same weights", "same base", "unrelated"),
-    distance=number("The median over the matrices; 0 is the same, 1 chance."),
+    kind=text("The kind of that version.", "expert", "base"),
+    verdict=text("The conclusion from the distance.", "same weights", "same base", "unrelated"),
+    distance=number("The median over the matrices; 0 is identical, 1 is chance level."),
     tensors=by("tensor", number("Its distance, from 0 to √2."), "The distance of each tensor."),
 )
 OVERLAP = record(
-    "How far its tokens overlap with those of a registered expert.",
+    "The overlap of its tokens with those of a registered expert.",
     ref=REF,
-    routing=number("Share of tokens that no linear router tells apart, mean over the layers, from 0 to 1."),
+    routing=number("Share of tokens that no linear router can separate, mean over the layers, from 0 to 1."),
     layers=several(
         record(
             "One layer.",
             layer=whole("The layer."),
-            distance=maybe(number("Mahalanobis distance of the means, in standard deviations; null where infinite.")),
-            routing=number("Share of tokens that no linear router tells apart."),
+            distance=maybe(number("Mahalanobis distance of the means, in standard deviations; null if infinite.")),
+            routing=number("Share of tokens that no linear router can separate."),
             subspace=number("Mean squared cosine of the angles between the leading directions, from 0 to 1."),
         ),
-        "The layers that were compared.",
+        "The compared layers.",
     ),
 )
-RELATIONS = several(RELATION, "Distances to registered versions of its shape, the nearest first.")
-OVERLAPS = several(OVERLAP, "Overlaps with registered experts, the most alike first.")
+RELATIONS = several(RELATION, "Distances to registered versions of the same shape, nearest first.")
+OVERLAPS = several(OVERLAP, "Overlaps with registered experts, largest first.")
 REGISTRATION = plus(
     VERSION,
-    added=flag("False where this content was registered already."),
-    self_sampled=flag("No data was given, so the expert wrote its calibration text."),
+    added=flag("False if this content was registered already."),
+    self_sampled=flag("True if no data was given and the expert generated its calibration text."),
     relations=RELATIONS,
     overlaps=OVERLAPS,
 )
-CONTENT = record("A member, by content.", name=text("Its name."), digest=digest("Of its content."))
+CONTENT = record("A member, by content.", name=text("Its name."), digest=digest("The digest of its content."))
 COMPOSED = {
-    "format": whole("Of this document, as composition.json has it (docs/formats.md)."),
-    "host": text("The `model_type` that carries it."),
-    "recipe": document("The recipe, every default spelled out (docs/formats.md)."),
+    "format": whole("The format of composition.json (docs/formats.md)."),
+    "host": text("The `model_type` of the composed model."),
+    "recipe": document("The recipe, with all defaults (docs/formats.md)."),
     "members": several(CONTENT, "The members, in the order of the experts."),
-    "base": maybe(record("The base model, where it takes part.", name=text("Its name."), digest=digest("Of it."))),
+    "base": maybe(record("The base model, if used.", name=text("Its name."), digest=digest("Its digest."))),
 }
 PUSHED = record(
-    "What a push did.",
+    "The result of a push.",
     repo_id=text("ORG/NAME."),
     revision=text("The branch, or the pull request: refs/pr/N."),
     endpoint=text("The Hub."),
-    commit=text("The commit that holds it."),
-    url=text("Where a person sees it."),
-    added=flag("False where all of it was there already."),
-    nbytes=whole("Of all files."),
+    commit=text("The commit with the files."),
+    url=text("The page of the repository, branch or pull request."),
+    added=flag("False if the repository was already up to date."),
+    nbytes=whole("The size of all files."),
 )
 COMPOSE = record(
-    "The composition that was written, or with --plan the one that would be.",
+    "The composition that was written, or with --plan would be.",
     **COMPOSED,
-    digest=digest("Of the five fields above: the composition's own."),
+    digest=digest("The composition's digest, over the five fields above."),
     versions=several(REF, "The members' versions."),
-    dtype=text("What the weights are written in."),
+    dtype=text("The dtype of the written weights."),
     parameters=whole("Weights, tied ones once."),
-    active_parameters=whole("Weights that take part in one token."),
-    bytes=whole("Of the files of weights."),
-    peak_bytes=whole("Memory needed at most, about, beyond the program itself."),
+    active_parameters=whole("Weights used for one token."),
+    bytes=whole("The size of the weight files."),
+    peak_bytes=whole("Estimated peak memory, beyond the program itself."),
     out=maybe(text("The folder that was written; null with --plan.")),
     pushed=maybe(PUSHED),
 )
 STRENGTHS = {
     "layer": whole("The layer."),
     "lams": several(number("A strength."), "Ridge strengths, absolute, ascending."),
-    "errors": several(number("An error."), "Held-out error of each, squared, a token."),
-    "accuracies": several(number("A share."), "Share of tokens predicted to go to their own expert, of each."),
+    "errors": several(number("An error."), "Held-out squared error per token, for each strength."),
+    "accuracies": several(
+        number("A share."), "Share of tokens predicted to go to their own expert, for each strength."
+    ),
 }
 DOMAINS = {
-    "perplexity": by("domain", number("exp of the mean negative log-likelihood of a token.")),
+    "perplexity": by("domain", number("exp of the mean negative log-likelihood per token.")),
     "score": by("domain", number("100 · perplexity of the domain's own expert / perplexity.")),
 }
 SPREAD = record(
-    "Standard deviations over the seeds of a method that draws at random.",
-    seeds=whole("How many."),
+    "Standard deviations over the seeds of a random method.",
+    seeds=whole("The number of seeds."),
     **DOMAINS,
-    average=maybe(number("Of the average score.")),
+    average=maybe(number("The standard deviation of the average score.")),
 )
 ROW = record(
-    "One model's figures.",
-    name=text("What it is called in the table."),
+    "The scores of one model.",
+    name=text("Its name in the table."),
     **DOMAINS,
-    tokens=by("domain", whole("Tokens that the figures stand on.")),
+    tokens=by("domain", whole("Number of scored tokens.")),
     accuracy=by(
         "domain", several(number("Share."), "Share of its tokens whose first choice is its own expert, by layer.")
     ),
@@ -134,99 +136,102 @@ ROW = record(
         "domain", by("expert", several(number("Share."), "By layer."), "Experts' shares of its tokens' first choices.")
     ),
     parameters=maybe(whole("Weights.")),
-    active_parameters=maybe(whole("Weights that take part in one token.")),
-    relative_time=maybe(number("Time a token, divided by a dense expert's; with --speed.")),
+    active_parameters=maybe(whole("Weights used for one token.")),
+    relative_time=maybe(number("Time per token, divided by a dense expert's; with --speed.")),
     spread=maybe(SPREAD),
-    average=maybe(number("Mean score, where every domain has one.")),
-    overall_accuracy=by("domain", number("Mean over the layers.")),
-    overall_load=by("expert", number("Mean over the layers.")),
+    average=maybe(number("Mean score, if every domain has one.")),
+    overall_accuracy=by("domain", number("Routing accuracy, mean over the layers.")),
+    overall_load=by("expert", number("Load, mean over the layers.")),
 )
 COMPOSITION = record(
     "A composition that was made.",
     digest=digest("Its digest."),
-    document=document("What the digest is taken over: recipe, host, members, base (docs/formats.md)."),
-    created_at=text("When it was first made, ISO 8601, UTC."),
-    members=several(REF, "The versions it was made from, a base model included."),
-    folders=several(text("A folder."), "The folders that the log says it was written to."),
+    document=document("The content of the digest: recipe, host, members, base (docs/formats.md)."),
+    created_at=text("The time when it was first composed, ISO 8601, UTC."),
+    members=several(REF, "The versions it was made from, including a base model."),
+    folders=several(text("A folder."), "The folders it was written to, according to the log."),
 )
 EVALUATION = record(
-    "What an evaluation found.",
-    asked=digest("Of data and settings."),
-    evaluated_at=text("When, ISO 8601, UTC."),
+    "An evaluation.",
+    asked=digest("The digest of data and settings."),
+    evaluated_at=text("The time, ISO 8601, UTC."),
     data=by("domain", document("Its text: label, digest, tokens.")),
-    settings=document("How it was scored: windows, seq_len, batch_size, device, dtype."),
+    settings=document("The settings of scoring: windows, seq_len, batch_size, device, dtype."),
     figures=ROW,
     oracle=maybe(document("The same fields, with every token sent to its domain's own expert.")),
 )
 SHOWN_VERSION = plus(
     VERSION,
     bytes=by("role", whole("Bytes of its arrays of that role.")),
-    compositions=several(digest("A composition's."), "The compositions made from it."),
+    compositions=several(digest("A composition's digest."), "The compositions made from it."),
     relations=RELATIONS,
 )
-SHOWN_COMPOSITION = plus(
-    COMPOSITION, evaluations=several(EVALUATION, "What reg evaluate found of it, the latest first.")
-)
+SHOWN_COMPOSITION = plus(COMPOSITION, evaluations=several(EVALUATION, "Its evaluations, latest first."))
 OPTED_OUT = record(
-    "A version that the opt-out concerns.",
+    "An opted-out version.",
     ref=REF,
-    digest=digest("Of its content."),
-    withdrawn_at=text("When it was withdrawn."),
-    purged_at=maybe(text("When its arrays were deleted.")),
+    digest=digest("The digest of its content."),
+    withdrawn_at=text("The time when it was withdrawn."),
+    purged_at=maybe(text("The time when its arrays were deleted.")),
 )
 PUSH_RECORD = record(
-    "A push that was begun.",
+    "A push.",
     repo=text("ORG/NAME."),
     revision=text("The branch, or the pull request."),
     endpoint=text("The Hub."),
-    commit=maybe(text("The commit; null where none is known.")),
+    commit=maybe(text("The commit; null if the push is not known to have ended.")),
 )
 
 PREVIEW = record(
-    "What is foretold of a composition.",
+    "The predicted routing of a composition.",
     members=several(
         record(
             "One expert.",
             ref=REF,
-            tokens=whole("Calibration tokens that it brings."),
-            part=number("Its part in the routers' solve, of 1."),
-            accuracy=number("Share of its tokens predicted to go to it first, mean over the layers."),
-            share=number("Of all tokens, where each expert's text has as many, predicted to go to it first."),
-            drowned=maybe(text("Why it is drowned out by the others; null where it is not.")),
+            tokens=whole("Its calibration tokens."),
+            part=number("Its weight in the routers' solve, from 0 to 1."),
+            accuracy=number("Predicted share of its tokens whose first choice is it, mean over the layers."),
+            share=number("Predicted share of first choices, if each expert's text has the same number of tokens."),
+            drowned=maybe(text("The reason why it is drowned out by the others; null if it is not.")),
         ),
         "The experts, in their order.",
     ),
     accuracy=number("Mean accuracy of the experts."),
-    confusion=several(several(number("A share."), "An expert's text."), "Text of → goes to, mean over the layers."),
+    confusion=several(
+        several(number("A share."), "An expert's text."),
+        "Rows: text of each expert; columns: first choices. Mean over the layers.",
+    ),
     layers=several(
         record(
             "One layer.",
             layer=whole("The layer."),
-            confusion=several(several(number("A share."), "An expert's text."), "Text of → goes to."),
+            confusion=several(
+                several(number("A share."), "An expert's text."), "Rows: text of each expert; columns: first choices."
+            ),
         ),
-        "The layers that were looked at.",
+        "The predicted layers.",
     ),
     overlap=several(
         record(
             "A pair of experts.",
             experts=several(REF, "Their versions."),
-            routing=number("Share of tokens that no linear router tells apart, mean over the layers."),
+            routing=number("Share of tokens that no linear router can separate, mean over the layers."),
         ),
-        "How far experts' text overlaps.",
+        "Overlaps of experts' text.",
     ),
-    notes=several(text("A sentence."), "What the figures leave out."),
+    notes=several(text("A sentence."), "Limits of the prediction."),
 )
 ROUTED = record(
-    "A text, and where its tokens go.",
+    "A text and the routing of its tokens.",
     experts=several(text("An expert."), "The experts' names, in their order."),
     shares=by("expert", number("Share of the tokens that it handles, over all layers.")),
     tokens=several(
         record(
             "A token.",
             id=whole("Its number in the vocabulary."),
-            text=text("The characters it stands for; empty where it ends a character that another began."),
-            special=flag("The tokenizer added it."),
-            experts=several(text("An expert."), "Where it goes first, by layer."),
+            text=text("Its characters; empty if it completes a character that an earlier token began."),
+            special=flag("True if the tokenizer added it."),
+            experts=several(text("An expert."), "Its first choice, by layer."),
             weights=several(by("expert", number("Its routing weight."), "At a layer."), "Routing weights, by layer."),
             expert=text("The expert with the most weight over all layers."),
         ),
@@ -234,77 +239,77 @@ ROUTED = record(
     ),
 )
 REPORT = record(
-    "Every figure of a report; null or empty where there is none, and the notes say why.",
-    name=text("What the composition is called: its folder, or its members."),
-    digest=digest("The composition's."),
+    "The content of a report; parts without data are null or empty, and the notes give the reasons.",
+    name=text("The composition's folder, or its members."),
+    digest=digest("The composition's digest."),
     host=text("Its `model_type`."),
-    made=maybe(text("When it was first made here, ISO 8601.")),
-    recipe=by("setting", text("What it was set to.")),
+    made=maybe(text("The time when it was first composed here, ISO 8601.")),
+    recipe=by("setting", text("Its value.")),
     members=several(
         record(
             "One expert.",
             name=text("The expert."),
-            ref=maybe(text("Its version here; null where it is not registered here, or was opted out.")),
-            digest=digest("Of its content."),
+            ref=maybe(text("Its version in this registry; null if it is not registered, or was opted out.")),
+            digest=digest("The digest of its content."),
             tokens=maybe(whole("Calibration tokens.")),
             license=maybe(text("Its license.")),
-            drowned=maybe(text("Why it is drowned out, as far as is foretold.")),
+            drowned=maybe(text("The reason why it is predicted to be drowned out.")),
         ),
         "The experts, in their order.",
     ),
     parameters=maybe(whole("Weights.")),
-    active_parameters=maybe(whole("Weights that take part in one token.")),
-    top_k=maybe(whole("Experts a token.")),
+    active_parameters=maybe(whole("Weights used for one token.")),
+    top_k=maybe(whole("Experts per token.")),
     routing=maybe(
         record(
-            "Where the tokens of each domain go first.",
-            measured=flag("Counted on test text; otherwise foretold from statistics."),
-            layers=several(whole("A layer."), "Their numbers."),
+            "The first choices of the tokens of each domain.",
+            measured=flag("True if counted on test text, false if predicted from statistics."),
+            layers=several(whole("A layer."), "Layer numbers."),
             shares=by("domain", by("expert", several(number("A share."), "By layer."), "Shares of its tokens.")),
             load=by("expert", several(number("A share."), "Share of all tokens, by layer.")),
         )
     ),
     overlap=several(
         several({"type": ["string", "number"], "description": "Two experts and a share."}, "A pair."),
-        "Expert, expert, share of tokens that routing cannot tell apart.",
+        "Expert, expert, share of tokens that routing cannot separate.",
     ),
     curves=several(
         record(
             "A layer's ridge strengths.",
             **STRENGTHS,
-            used=number("The one that the composition has."),
+            used=number("The strength of the composition."),
         ),
-        "What ridge strengths would do.",
+        "Held-out errors over the ridge strength.",
     ),
     scores=several(
         record(
             "Scores of a model.",
             name=text("The model."),
-            kind=text("What it is.", "composition", "oracle", "average", "base", "expert"),
+            kind=text("The kind of model.", "composition", "oracle", "average", "base", "expert"),
             score=by("domain", number("Normalised: 100 is the domain's own expert.")),
             perplexity=by("domain", number("Its perplexity.")),
-            average=maybe(number("Mean score, where every domain has one.")),
+            average=maybe(number("Mean score, if every domain has one.")),
         ),
         "The composition first.",
     ),
     evaluated=maybe(
         record(
-            "What scores and measured routing stand on.",
-            at=maybe(text("When, ISO 8601; null for now.")),
+            "The data of scores and measured routing.",
+            at=maybe(text("The time, ISO 8601; null for now.")),
             tokens=by("domain", whole("Predicted tokens.")),
-            labels=by("domain", text("What its text is called.")),
+            labels=by("domain", text("The label of its text.")),
         )
     ),
     lineage=several(
         record(
             "A model in the lineage.",
-            id=text("What others name it by."),
-            label=text("As it is shown."),
-            kind=text("What it is: base, expert, composition or trained."),
-            of=several(text("An id."), "What it comes from."),
-            told=text("What there is to say of it."),
+            id=text("Its identifier, which others name as a source."),
+            label=text("Its label."),
+            kind=text("Its kind: base, expert, composition or trained."),
+            of=several(text("An id."), "The models it comes from."),
+            told=text("Its caption."),
         ),
-        "Where it comes from, and what comes from it.",
+        "Sources of the composition, and compositions trained from it.",
     ),
-    notes=several(text("A sentence."), "What is not there, and why."),
+    notes=several(text("A sentence."), "Missing parts, with reasons."),
 )

@@ -340,6 +340,6 @@ def _affected(document: object, label: str) -> Affected:
     recomposed = None
     if values["recomposed"] is not None:
         recomposed_values = fields(values["recomposed"], {"digest": DIGEST, "members": LIST}, f"{label}, recomposed")
-        members = (VersionRef.from_document(one, f"{label}, recomposed") for one in recomposed_values["members"])
+        members = (VersionRef.from_document(member, f"{label}, recomposed") for member in recomposed_values["members"])
         recomposed = Recomposed(recomposed_values["digest"], tuple(members))
     return Affected(values["digest"], tuple(values["folders"]), recomposed, values["why"])

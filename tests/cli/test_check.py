@@ -36,9 +36,9 @@ def test_check_prints_what_there_is_to_know(home: Path, zoo: Zoo, bare: Path) ->
     assert said["weights"][1].endswith("and 1 more")
     assert len(said["overlap"]) == 5  # it carries statistics
     assert said["overlap"][0] == "100% with code@1"
-    assert lines[-1] == "100% overlap with code@1: the router will hardly tell their tokens apart"
+    assert lines[-1] == "100% overlap with code@1: the router can hardly separate their tokens"
     without = run(home, "check", bare).stdout
-    assert "not known: name its text with --data" in without
+    assert "not known: give its text with --data" in without
 
 
 def test_check_as_json(home: Path, zoo: Zoo) -> None:
@@ -62,7 +62,7 @@ def test_check_registers_nothing_and_refuses_as_registering_does(home: Path, tmp
 
 
 def test_nothing_to_compare_with_is_said(tmp_path: Path, bare: Path) -> None:
-    assert "nothing of this shape is registered" in run(tmp_path / "empty", "check", bare).stdout
+    assert "no registered version has this shape" in run(tmp_path / "empty", "check", bare).stdout
 
 
 def test_show_has_the_distances(home: Path) -> None:

@@ -76,14 +76,14 @@ def test_add_expert_tells_what_was_registered(run: Run, zoo: Zoo, bare: Path) ->
     again = run("add-expert", "code", zoo.experts["code"])
     assert again.stdout.startswith("registered code@2")
     assert run("add-expert", "code", zoo.experts["code"]).stdout == (
-        "code@2 holds this content already; nothing was stored\n"
+        "code@2 already has this content; nothing was stored\n"
     )
 
 
 def test_add_expert_says_plainly_that_it_sampled(run: Run, bare: Path) -> None:
     words = ("add-expert", "code", bare, "--tokens", 64, "--seq-len", 16, "--batch-size", 4)
     result = run(*words)
-    assert "  no data was given, so the expert wrote its own calibration text\n" in result.stdout
+    assert "  no data was given, so the expert generated its own calibration text\n" in result.stdout
     assert result.stderr.startswith("no data was given: the expert writes its own calibration text; --data FILE is")
     found = document(run(*words, "--json"))
     assert (found["ref"], found["added"], found["self_sampled"]) == ("code@1", False, True)
@@ -224,7 +224,7 @@ def test_alias(ready: Run) -> None:
         "version": "math@1",
         "before": "math@1",
     }
-    assert ready("alias", "math", "good", "--delete").stdout == "math@good is no more\n"
+    assert ready("alias", "math", "good", "--delete").stdout == "deleted math@good\n"
     assert "math has no alias 'good'" in ready("show", "math@good", code=1).stderr
 
 
@@ -261,7 +261,7 @@ def test_opt_out_names_the_folders_that_hold_it(ready: Run, tmp_path: Path) -> N
     ready("compose", "--experts", "math", "--out", tmp_path / "alone")
     ready("compose", "--experts", "code", "--out", tmp_path / "other")
     lines = ready("opt-out", "math", "--yes").stdout.splitlines()
-    assert lines[4] == "  written to these folders, which hold it until you delete them:"
+    assert lines[4] == "  written to these folders, which contain it until you delete them:"
     assert lines[5:] == [f"    {tmp_path / name}" for name in ("moe", "again", "alone")]
     found = document(ready("opt-out", "math", "--yes", "--json"))["compositions"]
     assert [c["folders"] for c in found] == [
@@ -280,7 +280,7 @@ def test_opting_out_again_says_that_it_was_done(ready: Run, zoo: Zoo) -> None:
     assert found["versions"][0]["withdrawn_at"] == version["withdrawn_at"]
 
     asked = ready("opt-out", "math", "--purge", input="y\n")
-    assert "Delete what only math@1 needs for good? [y/N]" in asked.stderr
+    assert "Delete the arrays that only math@1 uses for good? [y/N]" in asked.stderr
     assert asked.stdout.splitlines()[0] == already
     assert asked.stdout.splitlines()[1].startswith("  deleted ")
     purged = document(ready("show", "math@1", "--json"))["purged_at"]
@@ -299,8 +299,8 @@ def test_opting_out_again_says_that_it_was_done(ready: Run, zoo: Zoo) -> None:
 
 def test_opt_out_without_an_answer_does_nothing_and_tells_how_to_answer(ready: Run) -> None:
     told = ready("opt-out", "math", "--purge", input="", code=1).stderr
-    assert "error: math was not opted out: there is nobody to answer the question" in told
-    assert "next: to answer it beforehand: reg opt-out math --purge --yes" in told
+    assert "error: math was not opted out: no terminal to confirm on" in told
+    assert "next: to confirm in advance: reg opt-out math --purge --yes" in told
     assert "math@1" in ready("list").stdout
 
 
@@ -359,7 +359,7 @@ def test_verify_and_gc(ready: Run, tmp_path: Path) -> None:
     partial = tmp_path / "home" / "partial" / "x.safetensors"
     partial.parent.mkdir()
     partial.write_bytes(bytes(2000))
-    line = "1 pass under way or interrupted (2.0 kB)"
+    line = "1 running or interrupted pass (2.0 kB)"
     assert ready("gc", "--dry-run").stdout.splitlines()[-1] == f"would delete {line}"
     kinds = ("passes", "pass_bytes", "merged", "merged_bytes", "work", "work_bytes", "cached", "cached_bytes")
     nothing = dict.fromkeys(kinds, 0)
@@ -402,7 +402,7 @@ def test_demo_prints_tables_and_promises(monkeypatch: pytest.MonkeyPatch, tmp_pa
     invoked = CliRunner().invoke(main, ["demo"])
     assert invoked.exit_code == 1
     assert "equal: NO" in invoked.stdout
-    assert "a promise was broken" in invoked.stderr
+    assert "a guarantee does not hold" in invoked.stderr
 
 
 def commands(group: click.Group, *path: str) -> list[tuple[tuple[str, ...], click.Command]]:

@@ -41,7 +41,7 @@ def test_warnings_are_printed(filled: Registry, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(Registry, "preview", lambda *_, **__: found)
     result = run(filled, "--experts", "code,math")
     assert "b@1 is drowned out: it brings 10.0%" in result.stdout
-    assert "a@1 and b@1: routers will hardly tell their tokens apart" in result.stdout
+    assert "a@1 and b@1: routers can hardly separate their tokens" in result.stdout
     assert "half of it was looked at" in result.stderr
 
 

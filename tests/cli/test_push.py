@@ -37,7 +37,7 @@ def test_pushes_are_told(filled: Registry, hub: WritableHub, tmp_path: Path) -> 
     assert told[-1].endswith("verified")
     assert hub.files("org/moe").keys() == files_of(moe).keys()
     again = run("push", moe, "org/moe", "--license", "mit").stdout
-    assert again.startswith(f"all of it was there already: {hub.url}/org/moe  main")
+    assert again.startswith(f"already up to date: {hub.url}/org/moe  main")
     found = json.loads(run("push", moe, "hf://org/other@v1", "--license", "mit", "--private", "--json").stdout)
     assert (found["repo_id"], found["revision"], found["added"]) == ("org/other", "v1", True)
     assert hub.repositories["org/other"].private

@@ -127,5 +127,5 @@ def test_folder_that_cannot_be_made_is_told(scratch: Path) -> None:
     assert result.exit_code == 1
     assert result.stderr.splitlines() == [
         f"error: Permission denied: {scratch / 'nope' / 'demo'}",
-        "  next: repeat as a user who may write there, or name another place",
+        "  next: repeat as a user who may write there, or choose another path",
     ]

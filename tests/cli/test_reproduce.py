@@ -17,12 +17,12 @@ def test_reproduce_tells_what_differs(filled: Registry, tmp_path: Path) -> None:
 
     plan = filled.compose(["math", "code"], tmp_path / "moe")
     told = run(tmp_path / "moe").stdout
-    assert told.startswith("reproduced: 7 files are what code@1, math@1 give (")
+    assert told.startswith("reproduced: 7 files equal the composition of code@1, math@1 (")
     assert told.endswith(f")  {plan.digest}\n")
     (tmp_path / "moe" / "config.json").write_text("{}")
     lines = run(tmp_path / "moe", code=1).stdout.splitlines()
     assert lines[0] == "differs: config.json, from byte 1 on"
-    assert lines[1].startswith("not reproduced: 1 of 7 files differ from what code@1, math@1 give (")
+    assert lines[1].startswith("not reproduced: 1 of 7 files differ from the composition of code@1, math@1 (")
     found = json.loads(run(tmp_path / "moe", "--out", tmp_path / "again", "--json", code=1).stdout)
     assert (found["same"], found["digest"], found["versions"]) == (False, plan.digest, ["code@1", "math@1"])
     assert {file["name"]: file["state"] for file in found["files"]}["config.json"] == "differs"

@@ -123,7 +123,9 @@ def values_of_field(one: RecipeField) -> Any:
     if whole:
         return st.integers(-(2**53) if low is None else int(low), 2**53 if high is None else int(high))
     if one.kind in (FieldKind.NUMBER, FieldKind.BY_MEMBER):
-        number: st.SearchStrategy[Any] = st.floats(low, high, exclude_min=one.limits.above, allow_nan=False, allow_infinity=False)
+        number: st.SearchStrategy[Any] = st.floats(
+            low, high, exclude_min=one.limits.above, allow_nan=False, allow_infinity=False
+        )
         if one.kind is FieldKind.BY_MEMBER:
             return st.dictionaries(st.sampled_from(NAMES), number, min_size=1)
         return number | st.just("auto") if one.auto else number

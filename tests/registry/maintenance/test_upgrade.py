@@ -108,7 +108,7 @@ def test_command_tells_where_the_copy_is(tmp_path: Path) -> None:
     home = unpacked(OLDER[0], tmp_path)
     told = CliRunner().invoke(main, ["--home", str(home), "db", "upgrade"]).stdout.splitlines()
     (copy,) = home.glob("*.backup")
-    assert told == [f"the catalog is at {schema.HEAD} (was at {OLDER[0]})", f"  as it was: {copy}"]
+    assert told == [f"the catalog is at {schema.HEAD} (was at {OLDER[0]})", f"  backup: {copy}"]
     told = CliRunner().invoke(main, ["--home", str(home), "opt-out", "code", "--purge", "--yes"]).stdout.splitlines()
     assert f"  deleted {copy}" in told
     assert not copy.exists()
