@@ -320,20 +320,23 @@ def statistics(edit: Callable[[dict[str, Any], dict[str, torch.Tensor]], object]
 LYING: dict[str, tuple[Change, str]] = {
     "tensor of floats": (
         statistics(lambda d, t: t.update({"mlp_input.gram.0": t["mlp_input.gram.0"].double()})),
-        "has a tensor 'mlp_input.gram.0' that is none of statistics",
+        "has a tensor 'mlp_input.gram.0' that statistics do not have",
     ),
-    "tensor of another name": (statistics(lambda d, t: t.update(x=torch.zeros(1))), "has a tensor 'x' that is none of"),
+    "tensor of another name": (
+        statistics(lambda d, t: t.update(x=torch.zeros(1))),
+        "has a tensor 'x' that statistics do not have",
+    ),
     "empty tensor": (
         statistics(lambda d, t: t.update(token_counts=torch.zeros(0, dtype=torch.int64))),
-        "has a tensor 'token_counts' that is none of statistics",
+        "has a tensor 'token_counts' that statistics do not have",
     ),
     "lengths too long": (
         statistics(lambda d, t: t["calibration.lengths"].fill_(33)),
-        "the lengths of its windows are not theirs",
+        "its lengths do not fit its windows",
     ),
     "lengths too few": (
         statistics(lambda d, t: t.update({"calibration.lengths": t["calibration.lengths"][:-1].clone()})),
-        "the lengths of its windows are not theirs",
+        "its lengths do not fit its windows",
     ),
     "other tokens": (
         statistics(lambda d, t: t["calibration.ids"][0, 0].add_(1)),

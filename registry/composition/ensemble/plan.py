@@ -15,7 +15,8 @@ from registry.composition.compatibility import check_compatible, leading
 from registry.composition.render import copied, span
 from registry.errors import IncompatibleError, InvalidInputError
 from registry.hosts import RowSelection
-from registry.hosts.remote_code import ENSEMBLE, ENSEMBLE_MODULE, dense_config, ensemble_code
+from registry.hosts.host import dense_config
+from registry.hosts.remote_code import ENSEMBLE, ENSEMBLE_MODULE, ensemble_code
 from registry.io.dtypes import WEIGHT_DTYPES
 from registry.io.model_folder import MARKER, fresh_folder, json_file, write_files, write_weights
 from registry.io.safetensors_writer import Span, Stream
