@@ -81,7 +81,7 @@ def measure(scratch: Path) -> list[Comparison]:
     gone = [partial(shutil.rmtree, out, True) for out in outs]
     sides = partial(compose, full, outs[0]), partial(compose, two, outs[1])
     claim = f"composing 2 of {EXPERTS} against 2 of 2"
-    found.append(alternate(claim, *sides, ROUNDS, target=1.1, setup=Setup(*gone), note="102M"))
+    found.append(alternate(claim, *sides, ROUNDS, target=1.1, setup=Setup(gone[0], gone[1]), note="102M"))
     return [replace(one, ours_peak=None, other_peak=None) for one in found]
 
 

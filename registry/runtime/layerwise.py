@@ -51,7 +51,7 @@ class Layers:
         """
         name = self._family.embedding
         module = self._model.get_submodule(name.removesuffix(".weight"))
-        filled: Any = copy.deepcopy(module)  # with what subclasses add, as a factor
+        filled: Any = copy.deepcopy(module)  # subclasses may scale embeddings
         filled.weight = nn.Parameter(weights(name).float().to(self._device), requires_grad=False)
         filled.padding_idx = None  # a member may lack that row
         layers = self._model.get_submodule(self._family.layers)

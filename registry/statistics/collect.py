@@ -123,7 +123,7 @@ def collect(
     partial: Path | None = None,
     progress: Progress,
 ) -> Collected:
-    """Load the expert and return its statistics on `calibration`, or if that is None on text that it samples itself.
+    """Load the expert and return its statistics on `calibration`, default text that it samples itself.
 
     Args:
         hashed: the checkpoint.

@@ -80,7 +80,7 @@ def take_statistics(
     """Return the statistics of `calibration` in a model's forward pass.
 
     Batches hold consecutive windows; the last is filled up with windows that do not count, so that all have one shape.
-    No attention mask is needed: padding stands to the right, where nothing that counts can see it.
+    No attention mask is needed: padding is on the right, where the tokens that count cannot see it.
 
     Args:
         checkpoint: the checkpoint that the bounds are computed from.
@@ -105,7 +105,7 @@ def take_statistics(
         if start:
             remark(
                 progress,
-                f"an interrupted pass goes on: {counted:,} of {calibration.tokens:,} tokens were counted before",
+                f"resuming an interrupted pass: {counted:,} of {calibration.tokens:,} tokens are counted already",
             )
         saved = time.monotonic()
         try:

@@ -48,7 +48,7 @@ def _mlp_input(checkpoint: Checkpoint) -> Bounds:
         case NormOutput() as norm:
             return [norm_bound(*_norm(checkpoint, name, norm)) for name in _below(checkpoint, norm.norm)], NORM_BITS
         case ResidualStream() as stream:
-            # The odd bounds: the MLP of a layer sees what the layer's attention has added, not yet what it adds itself.
+            # The odd bounds: the stream after each layer's attention, before its MLP.
             return _stream_bounds(checkpoint, stream)[1::2], RESIDUAL_BITS
 
 

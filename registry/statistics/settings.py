@@ -25,7 +25,7 @@ class PassSettings:
         seq_len: tokens in a window.
         batch_size: windows in a batch; every batch has this many, so that all have one shape.
         device: a torch device, or None for the GPU if there is one.
-        dtype: what the model computes in, or None for the checkpoint's own.
+        dtype: the dtype of the computation, or None for the checkpoint's own.
         sites: a key of `SITES`: all, or those that routers need.
         folds: folds of the MLP inputs' statistics, by window in a seeded order, for cross-validation; 1 for none.
     """
