@@ -47,6 +47,21 @@ with open(sys.argv[1], "w") as file:
 
 
 @dataclass(frozen=True)
+class Setup:
+    """The surroundings of both sides' runs.
+
+    Attributes:
+        before_ours: called before each run of `ours`, outside its time: to delete what the last one wrote, say.
+        before_other: the same for `other`.
+        environment: variables for commands, beside those of this process.
+    """
+
+    before_ours: Callable[[], object] | None = None
+    before_other: Callable[[], object] | None = None
+    environment: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True)
 class Run:
     """One run of a side: its wall time in seconds, and its peak memory in bytes where that is known."""
 
@@ -168,9 +183,7 @@ def alternate(
     *,
     target: float | None = None,
     warm_up: int = 1,
-    before_ours: Callable[[], object] | None = None,
-    before_other: Callable[[], object] | None = None,
-    environment: Mapping[str, str] | None = None,
+    setup: Setup | None = None,
     note: str = "",
 ) -> Comparison:
     """Run two sides in turn and return what each round took.
@@ -182,24 +195,23 @@ def alternate(
         rounds: runs of each side that count.
         target: what the ratio may be at most.
         warm_up: runs of each side before, which do not count.
-        before_ours: called before each run of `ours`, outside its time: to delete what the last one wrote, say.
-        before_other: the same for `other`.
-        environment: variables for commands, beside those of this process.
+        setup: calls before each run, and variables for commands.
         note: goes into the table.
 
     Raises:
         RuntimeError: a command failed.
     """
-    found: tuple[list[Run], list[Run]] = ([], [])
+    setup = setup or Setup()
+    results: tuple[list[Run], list[Run]] = ([], [])
     for number in range(warm_up + rounds):
-        for side, before, runs in ((ours, before_ours, found[0]), (other, before_other, found[1])):
+        for side, before, runs in ((ours, setup.before_ours, results[0]), (other, setup.before_other, results[1])):
             if before is not None:
                 before()
-            result = once(side, environment)
+            result = once(side, setup.environment)
             if number >= warm_up:
                 runs.append(result)
-    seconds = [tuple(run.seconds for run in runs) for runs in found]
-    peaks = [max((run.peak for run in runs if run.peak is not None), default=None) for runs in found]
+    seconds = [tuple(run.seconds for run in runs) for runs in results]
+    peaks = [max((run.peak for run in runs if run.peak is not None), default=None) for runs in results]
     return Comparison(claim, seconds[0], seconds[1], target, "s", peaks[0], peaks[1], note)
 
 

@@ -12,7 +12,7 @@ import threading
 from functools import partial
 from pathlib import Path
 
-from benchmarks.alternating import Comparison, alternate, run
+from benchmarks.alternating import Comparison, Setup, alternate, run
 from benchmarks.random_experts import fill
 from registry import Recipe, Registry
 
@@ -62,8 +62,7 @@ def measure(scratch: Path) -> list[Comparison]:
                     rounds,
                     target=target,
                     warm_up=min(1, rounds - 1),
-                    before_ours=fresh,
-                    before_other=gone,
+                    setup=Setup(before_ours=fresh, before_other=gone),
                     note=note,
                 )
             )

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks import random_experts
-from benchmarks.alternating import Comparison, alternate, run
+from benchmarks.alternating import Comparison, Setup, alternate, run
 from benchmarks.random_experts import make_checkpoint
 from registry import PassSettings, Recipe, Registry
 from registry.workspace import content_digest
@@ -76,12 +76,12 @@ def measure(scratch: Path) -> list[Comparison]:
     of = f"{SETTINGS.tokens:,} tokens, 102M weights"
     sides = partial(register, full), partial(register, first)
     claim = f"registering the {EXPERTS}th expert against the first"
-    found = [alternate(claim, *sides, ROUNDS, target=1.1, before_ours=forget, before_other=empty, note=of)]
+    found = [alternate(claim, *sides, ROUNDS, target=1.1, setup=Setup(forget, empty), note=of)]
     outs = scratch / "of-many", scratch / "of-two"
     gone = [partial(shutil.rmtree, out, True) for out in outs]
     sides = partial(compose, full, outs[0]), partial(compose, two, outs[1])
     claim = f"composing 2 of {EXPERTS} against 2 of 2"
-    found.append(alternate(claim, *sides, ROUNDS, target=1.1, before_ours=gone[0], before_other=gone[1], note="102M"))
+    found.append(alternate(claim, *sides, ROUNDS, target=1.1, setup=Setup(gone[0], gone[1]), note="102M"))
     return [replace(one, ours_peak=None, other_peak=None) for one in found]
 
 

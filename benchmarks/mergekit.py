@@ -30,7 +30,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks import random_experts
-from benchmarks.alternating import Comparison, alternate, once, run
+from benchmarks.alternating import Comparison, Setup, alternate, once, run
 from registry import PassSettings, Registry, TestSettings
 
 VERSION = "0.1.5"
@@ -129,10 +129,9 @@ def speed(scratch: Path, mergekit: Path) -> list[Comparison]:
         [str(mergekit), str(three), str(other), "--quiet"],
         ROUNDS,
         target=0.5,
-        before_ours=partial(shutil.rmtree, ours, True),
+        setup=Setup(before_ours=partial(shutil.rmtree, ours, True), before_other=gone),
         note="3 × 135M, bfloat16",
         warm_up=0,
-        before_other=gone,
     )
     found = [one, one.memory(CLAIMS[1], target=0.5)]
 
@@ -153,10 +152,9 @@ def speed(scratch: Path, mergekit: Path) -> list[Comparison]:
                 [str(mergekit), str(four), str(other), "--quiet"],
                 1,
                 target=0.5,
-                before_ours=forget,
+                setup=Setup(before_ours=forget, before_other=gone),
                 note=f"{tokens:,} calibration tokens",
                 warm_up=0,
-                before_other=gone,
             )
         )
     return found

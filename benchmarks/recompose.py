@@ -5,7 +5,7 @@ from functools import partial
 from itertools import cycle
 from pathlib import Path
 
-from benchmarks.alternating import Comparison, alternate, run
+from benchmarks.alternating import Comparison, Setup, alternate, run
 from benchmarks.compose_copy import EXPERTS, SHAPE
 from benchmarks.random_experts import fill
 from registry import Recipe, Registry
@@ -35,7 +35,7 @@ def measure(scratch: Path) -> list[Comparison]:
             sides = (partial(ours, trunk, what), partial(other, trunk))
             claim = f"recompose with another {what} against compose, trunk {trunk}"
             gone = partial(shutil.rmtree, fresh, True)
-            found.append(alternate(claim, *sides, 3, target=TARGET, before_other=gone))
+            found.append(alternate(claim, *sides, 3, target=TARGET, setup=Setup(before_other=gone)))
     return found
 
 

@@ -18,7 +18,7 @@ from registry.calibration import Calibration
 from registry.checkpoint import Checkpoint
 from registry.progress import silent
 from registry.runtime.loading import load_model
-from registry.statistics.forward_pass import batch, take_statistics
+from registry.statistics.forward_pass import ModelRun, batch, take_statistics
 from registry.statistics.settings import PassSettings
 
 TARGET = 1.15
@@ -113,7 +113,7 @@ def measure(scratch: Path) -> list[Comparison]:
         def ours(
             checkpoint: Checkpoint = checkpoint, model: Any = model, calibration: Calibration = calibration
         ) -> object:
-            return take_statistics(checkpoint, "", model, calibration, settings, progress=silent)
+            return take_statistics(checkpoint, "", ModelRun(model), calibration, settings, progress=silent)
 
         def bare(model: Any = model, calibration: Calibration = calibration) -> None:
             with torch.no_grad():

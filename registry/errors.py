@@ -1,12 +1,12 @@
-"""The errors of the domain, below the root and the storage errors of `store.errors`.
+"""Errors of the domain, derived from the root and the storage errors of `store.errors`.
 
 RegError
 └── InvalidInputError        (ValueError)
-    ├── CheckpointError      a folder is no checkpoint that can be registered
-    │   └── UnsupportedFamilyError   no host carries it exactly
-    ├── CalibrationError     no token to take statistics on, or activations that are not finite
-    ├── IncompatibleError    members that cannot stand in one composition
-    └── OutputError          the folder to write cannot be written
+    ├── CheckpointError      the checkpoint cannot be registered
+    │   └── UnsupportedFamilyError   no native host carries the model exactly
+    ├── CalibrationError     no token to collect statistics on, or activations that are not finite
+    ├── IncompatibleError    the members cannot be composed with each other
+    └── OutputError          the output folder cannot be written
 """
 
 from store.errors import (
@@ -38,7 +38,7 @@ __all__ = [
 
 
 class CheckpointError(InvalidInputError):
-    """A folder is no checkpoint that can be registered."""
+    """The checkpoint cannot be registered."""
 
 
 class UnsupportedFamilyError(CheckpointError):
@@ -46,23 +46,23 @@ class UnsupportedFamilyError(CheckpointError):
 
 
 class CalibrationError(InvalidInputError):
-    """There is no token to take statistics on, or the model's activations on them are not finite."""
+    """There is no token to collect statistics on, or the model's activations are not finite."""
 
 
 class IncompatibleError(InvalidInputError):
-    """Members that cannot stand in one composition."""
+    """The members cannot be composed with each other."""
 
 
 class OutputError(InvalidInputError):
-    """The folder to write to cannot be written."""
+    """The output folder cannot be written."""
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of what another library says, or the kind of error where it says nothing."""
+    """Return the first line of an error's message, or its class if the message is empty."""
     lines = str(error).strip().splitlines()
     return lines[0].strip() if lines else type(error).__name__
 
 
 def is_foreign(error: BaseException) -> bool:
-    """Tell whether another library failed, and nobody stopped the program. Rust's panics are no Exception."""
+    """Tell whether an error is a library's failure, not an interrupt; panics of Rust libraries are not an Exception."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"

@@ -1,4 +1,4 @@
-"""Where a registry lives: `--home` or REG_HOME, else the platform's folder for user data."""
+"""The home of a registry: `--home` or REG_HOME, else the platform's folder for user data."""
 
 import hashlib
 import os
@@ -19,9 +19,9 @@ class Home:
     """The folder of one registry, and its catalog's database.
 
     Attributes:
-        path: the folder; created when something is first written.
+        path: the folder; created by the first write.
         database: a SQLAlchemy URL.
-        is_default: nobody named the folder.
+        is_default: the folder is the default, not a named one.
     """
 
     path: Path
@@ -30,21 +30,21 @@ class Home:
 
     @classmethod
     def locate(cls, path: str | os.PathLike[str] | None = None, database: str | None = None) -> "Home":
-        """Return the home: what is given, else what the environment says, else the default."""
+        """Return the home from the arguments, else from the environment, else the default."""
         named = path or os.environ.get(HOME_VARIABLE)
         folder = Path(named or _default()).expanduser().absolute()
         url = database or os.environ.get(DATABASE_VARIABLE) or _embedded(folder)
         return cls(folder, url, is_default=not named)
 
     def check(self, *, create: bool) -> None:
-        """Check that there is a registry in the folder, or with `create` that one may be made there.
+        """Check that the folder holds a registry, or with `create` that one may be created there.
 
-        The default folder need not be there. A folder without a catalog or arrays is a registry's where its catalog is
-        in a database elsewhere.
+        The default folder need not exist. If the catalog is in a database elsewhere, a folder without arrays may be a
+        registry's too.
 
         Raises:
-            NotFoundError: there is none.
-            ConflictError: there is something else in the folder, or it is a file.
+            NotFoundError: the folder does not exist, or holds no registry.
+            ConflictError: the folder holds something else, or is a file.
         """
         if self.path.exists() and not self.path.is_dir():
             raise ConflictError(
@@ -73,46 +73,46 @@ class Home:
 
     @property
     def partial(self) -> Path:
-        """Passes under way, so that they can go on."""
+        """States of interrupted passes, from which they resume."""
         return self.path / _PARTIAL
 
     @property
     def merged(self) -> Path:
-        """Adapters that are being registered, merged into their base models."""
+        """Adapters merged into their base models, during registration."""
         return self.path / _MERGED
 
     @property
     def work(self) -> Path:
-        """Models that compositions run tokens through, each for as long as that takes."""
+        """Models that compositions load for their passes, deleted afterwards."""
         return self.path / _WORK
 
     @property
     def cache(self) -> Path:
-        """Statistics that compositions took anew."""
+        """The cache of statistics that compositions collected."""
         return self.path / _CACHE
 
     @property
     def folders(self) -> Path:
-        """Records of what was composed where, so that composing there again is quicker."""
+        """Records of composed folders, which make composing to the same path faster."""
         return self.path / _FOLDERS
 
     @property
     def summaries(self) -> Path:
-        """What versions are compared by."""
+        """Summaries that versions are compared by."""
         return self.path / _SUMMARIES
 
     @property
     def lock(self) -> Path:
-        """The lock that writers hold."""
+        """The lock of writers."""
         return self.path / _LOCK
 
     @property
     def cache_lock(self) -> Path:
-        """The lock that is held for the moment of putting statistics or summaries there, and of deleting them."""
+        """The lock for storing and deleting cached statistics and summaries."""
         return self.path / _LOCKS / _CACHE
 
     def output_lock(self, out: Path) -> Path:
-        """Return the lock that composing into the folder `out` holds."""
+        """Return the lock of compositions to the folder `out`."""
         return self.path / _LOCKS / hashlib.sha256(str(out).encode()).hexdigest()[:16]
 
 

@@ -1,4 +1,4 @@
-"""A registered version as a composition sees it: its architecture, its arrays, its statistics."""
+"""Members of a composition: registered versions with their architecture, arrays and statistics."""
 
 from collections.abc import Iterable
 from contextlib import suppress
@@ -23,7 +23,7 @@ from store.catalog.records import Role
 
 @dataclass(frozen=True)
 class Member:
-    """One version and where its arrays are."""
+    """A version and its arrays."""
 
     version: VersionRecord
     arrays: tuple[ArrayLink, ...]
@@ -31,7 +31,7 @@ class Member:
 
     @cached_property
     def content(self) -> dict[str, Any]:
-        """What the version says of itself."""
+        """The version's content document."""
         if self.version.content is None:
             raise RegError(f"{self.version.ref} was purged", "run: reg list --all")
         return self.version.content
@@ -53,7 +53,7 @@ class Member:
 
     @cached_property
     def hosts(self) -> dict[str, Translation]:
-        """Every host that carries this version, by what a recipe calls it, the default one first."""
+        """Every host that carries this version, by its name in recipes, the default one first."""
         return self.family.hosts(self.architecture)
 
     @cached_property
@@ -65,7 +65,7 @@ class Member:
         return [link.name for link in self.arrays if link.role == role]
 
     def link(self, role: Role, name: str) -> ArrayLink:
-        """Return what the catalog says of one array.
+        """Return the catalog's record of one array.
 
         Raises:
             DamagedError: the version has no such array.
@@ -76,7 +76,7 @@ class Member:
         return link
 
     def weight(self, name: str) -> ArrayLink:
-        """Return what the catalog says of one tensor, whether it is of the trunk or of an MLP (errors as `link`)."""
+        """Return the catalog's record of one tensor, of the trunk or of an MLP (errors as `link`)."""
         return self._links.get(("mlp", name)) or self.link("trunk", name)
 
     def open_weight(self, name: str) -> ArraySource:
@@ -95,7 +95,7 @@ class Member:
         """Return the statistics of one site and layer.
 
         Raises:
-            DamagedError: they do not go together.
+            DamagedError: the arrays do not fit each other.
         """
         exponents, saturated = self._scales(site)
         packed = self._tensor("statistics", f"{site}/gram/{layer}")
@@ -105,7 +105,7 @@ class Member:
             raise DamagedError(f"{self.version.ref}, {site}, layer {layer}: {error}", "run: reg verify") from error
 
     def folds(self, site: str, layer: int) -> tuple[Statistics, ...]:
-        """Return the statistics of one site and layer in parts; in one where none were kept (errors as above)."""
+        """Return the statistics of every fold of one site and layer, or the total (errors as `statistics`)."""
         total, parts = self.statistics(site, layer), list[Statistics]()
         while ("statistics", name := f"{site}/fold/{layer}/{len(parts)}") in self._links:
             try:
@@ -115,34 +115,34 @@ class Member:
         return complete_folds(total, parts)
 
     def fold_count(self, site: str) -> int:
-        """Return in how many parts the statistics of a site are kept."""
+        """Return the number of folds of a site's statistics."""
         prefix = f"{site}/fold/0/"
         return 1 + sum(name.startswith(prefix) for name in self.names("statistics"))
 
     def has_statistics(self, site: str) -> bool:
-        """Tell whether statistics of a site are there; `TOKEN_COUNTS` is one for this purpose."""
+        """Tell whether the version has statistics of a site, or with `TOKEN_COUNTS` token counts."""
         return ("statistics", site if site == TOKEN_COUNTS else f"{site}/exponents") in self._links
 
     @property
     def token_counts(self) -> torch.Tensor:
-        """How often each token came in the calibration, int64 of shape (V,)."""
+        """Occurrences of each token in the calibration, int64 of shape (V,)."""
         return self._tensor("statistics", TOKEN_COUNTS)
 
     @property
     def tokens(self) -> int:
         """Calibration tokens that the statistics count."""
-        return next((taken.tokens for taken in self.version.statistics if taken.site == MLP_INPUT), 0)
+        return next((record.tokens for record in self.version.statistics if record.site == MLP_INPUT), 0)
 
     @property
     def calibration(self) -> Calibration | None:
-        """The kept calibration tokens, if there are any."""
+        """The stored calibration tokens, if there are any."""
         if ("calibration", "ids") not in self._links:
             return None
-        label = next((taken.calibration_label for taken in self.version.statistics), "")
+        label = next((record.calibration_label for record in self.version.statistics), "")
         return Calibration(self._tensor("calibration", "ids"), self._tensor("calibration", "lengths"), label)
 
     def _scales(self, site: str) -> tuple[torch.Tensor, torch.Tensor]:
-        if site not in self._read_scales:  # small, and asked for once a layer
+        if site not in self._read_scales:  # small, and read once a layer
             names = (f"{site}/exponents", f"{site}/saturated")
             self._read_scales[site] = tuple(self._tensor("statistics", name) for name in names)
         exponents, saturated = self._read_scales[site]
@@ -168,15 +168,15 @@ def load_member(workspace: Workspace, version: VersionRecord) -> Member:
     """Return a version with its arrays, checked against its digest.
 
     Raises:
-        ConflictError: it was purged meanwhile.
-        DamagedError: its rows in the catalog are not those that were written.
+        ConflictError: the version was purged meanwhile.
+        DamagedError: its rows in the catalog were changed.
     """
     with workspace.reading(version):
         return Member(version, workspace.verified_arrays(version), workspace.arrays)
 
 
 def load_members(workspace: Workspace, versions: Iterable[VersionRecord]) -> list[Member]:
-    """Return those of `versions` that were not purged meanwhile, with their arrays."""
+    """Return `versions` with their arrays, without those purged meanwhile."""
     members = []
     for version in versions:
         with suppress(ConflictError):

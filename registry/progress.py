@@ -1,15 +1,15 @@
-"""How long steps report themselves: the caller brings the bar, the library only advances it."""
+"""Progress of long steps: the caller supplies the bar, and the library advances it."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 Advance = Callable[[int], None]
-"""Adds to a bar."""
+"""Advances a bar by a number of units."""
 
 Progress = Callable[[str, int, str], AbstractContextManager[Advance]]
 """Opens a bar from (label, total, unit): `with progress("collecting", total, "token") as advance: advance(256)`.
 
-A step without a unit is a remark: its label is a sentence that a user should read now."""
+A step without a unit is a remark: its label is a sentence for the user."""
 
 
 @contextmanager
@@ -19,6 +19,6 @@ def silent(label: str, total: int, unit: str) -> Iterator[Advance]:
 
 
 def remark(progress: Progress, text: str) -> None:
-    """Say something that is no step of its own."""
+    """Report a sentence to the user, outside any step."""
     with progress(text, 0, ""):
         pass

@@ -41,7 +41,7 @@ class Registry:
     Args:
         home: the registry's folder; default REG_HOME, else the platform's user-data folder.
         database: SQLAlchemy URL of the catalog; default REG_DATABASE, else SQLite in the home.
-        progress: what long steps report to; default nothing.
+        progress: receives the progress of long steps; default none.
         create: create the registry if it does not exist; otherwise a `home` without one is a NotFoundError.
 
     Every method raises subclasses of `registry.errors.RegError`, and a wrong request raises before anything is written.
@@ -86,7 +86,7 @@ class Registry:
 
     @property
     def progress(self) -> Progress:
-        """What long steps report to."""
+        """Receiver of the progress of long steps."""
         return self._workspace.progress
 
     @progress.setter

@@ -1,4 +1,4 @@
-"""An open registry: its home, catalog, arrays and progress, and what every operation asks of them."""
+"""An open registry: its home, catalog, arrays and progress, and the operations that all packages share."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ class Workspace:
         home: its folder.
         catalog: versions, compositions and the log.
         arrays: their weights and statistics.
-        progress: what long steps report to.
+        progress: receives the progress of long steps.
     """
 
     home: Home
@@ -41,7 +41,7 @@ class Workspace:
         """Open the registry of a home (arguments as `Registry`).
 
         Raises:
-            NotFoundError: there is no registry and `create` is False.
+            NotFoundError: the registry does not exist, and `create` is False.
             StorageError: the home cannot be created.
         """
         located = Home.locate(home, database)
@@ -104,14 +104,14 @@ class Workspace:
         links = tuple(self.catalog.arrays_of(version))
         if version.content is not None and content_digest(version.content, links) != version.digest:
             raise DamagedError(
-                f"{version.ref}: what the catalog says of it does not have its digest {version.digest[:12]}",
+                f"{version.ref}: its rows in the catalog do not have its digest {version.digest[:12]}",
                 "run: reg verify; then restore the catalog from a backup",
             )
         return links
 
     @contextmanager
     def reading(self, *versions: VersionRecord) -> Iterator[None]:
-        """Guard the reading of arrays of `versions`. Readers hold no lock, so a version may be purged meanwhile.
+        """Guard reads of the arrays of `versions`; readers hold no lock, so a version may be purged meanwhile.
 
         Raises:
             ConflictError: an array could not be read because its version was purged meanwhile.
@@ -132,7 +132,7 @@ class Workspace:
 
 
 def content_digest(content: dict[str, Any], arrays: Sequence[ArrayLink]) -> str:
-    """Return the digest of a version: over its content document, and role, name and digest of every array."""
+    """Return the digest of a version, over its content document and the role, name and digest of every array."""
     return json_digest([content, sorted([link.role, link.name, link.digest] for link in arrays)])
 
 
@@ -140,7 +140,7 @@ def open_array(arrays: ArrayStore, version: VersionRecord, link: ArrayLink) -> A
     """Open one array of a version as blocks, checked while it is read.
 
     Raises:
-        DamagedError: its dtype or shape is not what the catalog says.
+        DamagedError: its dtype or shape differs from the catalog's.
     """
     source = arrays.open(link.digest)
     if (source.dtype, source.shape) != (link.dtype, link.shape):

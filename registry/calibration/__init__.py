@@ -1,4 +1,4 @@
-"""Calibration: the tokens statistics are taken on, from text, from chats, or from the expert itself."""
+"""Calibration: the tokens that statistics are collected on, from text, from chats, or from the expert itself."""
 
 import lazy_loader
 

@@ -1,4 +1,7 @@
-"""The tokens themselves: equal windows, each with the length that counts."""
+"""Calibration tokens: windows of equal size, each with the length that counts.
+
+Shapes: N windows, S tokens of a window, V vocabulary.
+"""
 
 import hashlib
 from dataclasses import dataclass
@@ -13,10 +16,10 @@ class Calibration:
     """Windows of tokens.
 
     Attributes:
-        ids: token ids, int32 of shape (N, S); beyond a window's length they are padding of any value.
-        lengths: tokens that count in each window, int32 of shape (N,), from 1 to S. Padding is on the right, where a
-            causal model's earlier tokens cannot see it.
-        label: what a person should know it as: file names, or that the expert sampled it.
+        ids: token ids; beyond a window's length they are padding of any value.
+        lengths: tokens that count in each window, from 1 to S. Padding is on the right, where a causal model's earlier
+            tokens cannot see it.
+        label: name for people: file names, or that the expert sampled it.
     """
 
     ids: Int32[Tensor, "N S"]
@@ -34,12 +37,12 @@ class Calibration:
         return torch.arange(self.ids.shape[1])[None, :] < self.lengths[:, None]
 
     def counts(self, vocabulary: int) -> Int64[Tensor, "V"]:
-        """Return how often each token comes among those that count; `vocabulary` is V, more than any token."""
+        """Return the occurrences of each token among those that count; `vocabulary` is V, larger than any token."""
         return torch.bincount(self.ids[self.keep].long(), minlength=vocabulary)
 
     @property
     def digest(self) -> str:
-        """SHA-256 over the tokens that count, window by window; the label has no part in it."""
+        """SHA-256 over the tokens that count, window by window; the label is not part of it."""
         state = hashlib.sha256(f"calibration {list(self.ids.shape)}\n".encode())
         state.update(self.lengths.contiguous().numpy().data)
         state.update(self.ids.masked_fill(~self.keep, 0).contiguous().numpy().data)

@@ -1,4 +1,4 @@
-"""Documents from files: `.txt` (one document), `.jsonl`, `.jsonl.gz`, `.parquet` (one document a row)."""
+"""Documents in files: `.txt` (one document), `.jsonl`, `.jsonl.gz`, `.parquet` (one document a row)."""
 
 import gzip
 import zlib
@@ -17,20 +17,20 @@ SUFFIXES = (".txt", ".jsonl", ".jsonl.gz", ".parquet")
 
 @dataclass(frozen=True)
 class Document:
-    """A text; `is_chat` where a chat template made it, which then wrote its own start token."""
+    """A text; `is_chat` if a chat template made it, with its own start token."""
 
     text: str
     is_chat: bool = False
 
 
 class Corpus:
-    """Documents of some files, read anew by each iteration; only one document is in memory at a time.
+    """Documents of some files; each iteration reads the files again, with one document in memory at a time.
 
     A row is a document if it has a string `text`, or `messages` that the tokenizer's chat template can render.
     """
 
     def __init__(self, paths: Sequence[Path], tokenizer: Any) -> None:
-        """Name the files.
+        """Check the files.
 
         Raises:
             CalibrationError: a file does not exist or has another ending than `SUFFIXES`.
@@ -44,7 +44,7 @@ class Corpus:
 
     @property
     def label(self) -> str:
-        """The files' names, what cannot be printed as `?`."""
+        """The files' names, with `?` for characters that cannot be printed."""
         names = ", ".join(path.name for path in self.paths)
         return "".join(character if character.isprintable() else "?" for character in names)
 
@@ -81,10 +81,10 @@ class Corpus:
 
 
 def find_calibration(folder: Path) -> Path | None:
-    """Return the `calibration.*` file that a checkpoint folder carries, if any.
+    """Return the `calibration.*` file of a checkpoint folder, if it has one.
 
     Raises:
-        CheckpointError: it is a symbolic link out of the folder.
+        CheckpointError: the file is a symbolic link out of the folder.
     """
     candidates = (own_file(folder, f"calibration{suffix}") for suffix in SUFFIXES)
     return next((path for path in candidates if path is not None), None)
@@ -149,7 +149,7 @@ def _read_parquet(path: Path) -> Iterator[tuple[int, Any]]:
             kind = kind.value_type if isinstance(kind, pyarrow.DictionaryType) else kind
             texts = ["text"] if kind in (pyarrow.string(), pyarrow.large_string()) else []
             columns = texts + [name for name in ("messages",) if name in kinds]
-        # Texts stay a dictionary: one that comes a million times is in memory once.
+        # Texts stay encoded as a dictionary: one that occurs a million times is in memory once.
         with parquet.ParquetFile(path, read_dictionary=texts, **limits) as file:
             number = 0
             for batch in file.iter_batches(batch_size=64, columns=columns):
@@ -163,12 +163,12 @@ def _read_parquet(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def _cell(path: Path, number: int, value: Any) -> Any:
-    """Return one cell of a table, once its size is known."""
-    held = getattr(value, "value", value)  # of a dictionary
-    if hasattr(held, "as_buffer"):
-        size = 0 if (data := held.as_buffer()) is None else data.size
+    """Return one cell of a table, after a check of its size."""
+    scalar = getattr(value, "value", value)  # the entry of a dictionary
+    if hasattr(scalar, "as_buffer"):
+        size = 0 if (data := scalar.as_buffer()) is None else data.size
     else:
-        size = getattr(getattr(held, "values", None), "nbytes", 0)
+        size = getattr(getattr(scalar, "values", None), "nbytes", 0)
     if size > ROW_BYTES:
         raise CalibrationError(f"{path}, row {number} has more than {ROW_BYTES:,} bytes", "split that document")
     return value.as_py()

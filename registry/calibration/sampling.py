@@ -1,4 +1,4 @@
-"""Calibration text that the expert writes itself: sampled at temperature 1 from the start token; no data is needed."""
+"""Calibration text that the expert samples itself, at temperature 1 from the start token, so that no data is needed."""
 
 from typing import Any
 
@@ -14,12 +14,12 @@ _OWN = "sampled by the expert itself"
 
 
 def self_sampled_label(tokens: int, seq_len: int) -> str:
-    """Return the label of what `sample_from_expert` makes: its settings, which with the weights decide the text."""
+    """Return the label of self-sampled text: its settings, which with the weights determine it."""
     return f"{_OWN} ({tokens} tokens, windows of {seq_len}, temperature 1, seed {SEED})"
 
 
 def is_self_sampled(label: str) -> bool:
-    """Tell whether a label is that of text which an expert wrote itself, and which tells no more than its weights."""
+    """Tell whether a label is that of self-sampled text, which reveals no more than the weights."""
     return label.startswith(f"{_OWN} (")
 
 
@@ -34,21 +34,21 @@ def sample_from_expert(
     batch_size: int,
     progress: Progress,
 ) -> Calibration:
-    """Sample windows of up to `seq_len` tokens from `model` until `tokens` are there.
+    """Sample windows of up to `seq_len` tokens from `model`, `tokens` tokens in all.
 
-    A window begins with the start token and ends early where the model ends its text; that end token counts.
+    A window begins with the start token and ends early if the model ends its text; that end token counts.
 
     Args:
         model: a loaded causal language model.
-        start: the start token; without one the model cannot be asked to write.
+        start: the start token, without which nothing can be sampled.
         end: the tokens that end a text.
-        tokens: how many tokens must count, at least.
+        tokens: number of tokens that count.
         seq_len: tokens in a window, the start token included.
         batch_size: windows sampled at a time.
-        progress: told that the expert writes, and of every token sampled.
+        progress: receives a remark that the expert samples its text, and every token sampled.
 
     Raises:
-        CalibrationError: there is no start token, or the model ends its texts at once.
+        CalibrationError: there is no start token, or the model ends its texts too soon.
     """
     if start is None:
         raise CalibrationError(
@@ -58,7 +58,7 @@ def sample_from_expert(
     from transformers import GenerationConfig
 
     remark(progress, "no data was given: the expert writes its own calibration text; --data FILE is faster")
-    # In place of the checkpoint's own settings, which may penalise or cut what the model would write.
+    # Replaces the checkpoint's own settings, which may penalise or truncate text.
     model.generation_config = GenerationConfig(
         do_sample=True,
         temperature=1.0,
@@ -97,20 +97,20 @@ def sample_from_expert(
 
 
 def _length(row: torch.Tensor, end: list[int]) -> int:
-    """Return how many tokens of a generated row count: up to and with the first end token after the start."""
+    """Return how many tokens of a generated row count: all up to the first end token, which counts too."""
     ends = torch.isin(row[1:], torch.tensor(end, dtype=row.dtype)).nonzero()
     return len(row) if not len(ends) else int(ends[0]) + 2
 
 
 class _Counter:
-    """What `generate` hands each step's tokens to, one a row: advances the bar by those that will count."""
+    """A streamer for `generate`: each step's tokens, one a row, advance the bar by those that count."""
 
     def __init__(self, end: list[int], wanted: int, advance: Advance) -> None:
         self._end, self._wanted, self._advance = torch.tensor(end, dtype=torch.long), wanted, advance
         self._open: torch.Tensor | None = None
 
     def put(self, tokens: torch.Tensor) -> None:
-        """Count the prompts first, then a token of every row that has not ended yet."""
+        """Count the prompts, and on later calls a token of every row that has not ended yet."""
         if self._open is None:
             self._open = torch.ones(len(tokens), dtype=torch.bool)
             counted = tokens.numel()
@@ -122,4 +122,4 @@ class _Counter:
         self._advance(counted)
 
     def end(self) -> None:
-        """Do nothing more."""
+        """Do nothing: the bar is complete."""

@@ -1,11 +1,11 @@
-"""From documents to windows of tokens.
+"""Windows of tokens, sampled from documents.
 
-`random_places` takes statistics' tokens from the whole of a corpus, never from its head: the corpus, measured in
-characters, is cut into as many equal strata as windows are wanted, and one seeded random place is drawn in each. A
-window begins there (at the next white space, so that no word is cut) and runs on, through the following documents if
-need be, each of which begins with the tokenizer's start token. Only the pieces that are needed are ever tokenised.
+`random_places` samples calibration tokens from all of a corpus, not from its beginning: the corpus, measured in
+characters, is divided into as many equal strata as there are windows, and one seeded random position is drawn in each.
+A window begins there (at the next white space, so that no word is cut) and continues through the following documents if
+necessary, each of which begins with the tokenizer's start token. Only the text of the windows is tokenised.
 
-`evenly_spaced` takes test tokens: all documents in a seeded order, concatenated, windows at equal distances.
+`evenly_spaced` samples test tokens: all documents in a seeded order, concatenated, windows at equal distances.
 """
 
 import random
@@ -24,9 +24,9 @@ _EMPTY = ("its files hold no text", "give --data files that hold text")
 
 
 def random_places(corpus: Corpus, tokenizer: Any, *, tokens: int, seq_len: int, seed: int) -> Calibration:
-    """Return ⌈tokens / seq_len⌉ windows of `seq_len` tokens at random places of `corpus`, one in each stratum.
+    """Return ⌈tokens / seq_len⌉ windows of `seq_len` tokens at random positions of `corpus`, one in each stratum.
 
-    A corpus with fewer tokens than asked for is taken whole, once, in its own order.
+    A corpus with fewer tokens is used in full, once, in its own order.
 
     Raises:
         CalibrationError: there is no text.
@@ -37,7 +37,7 @@ def random_places(corpus: Corpus, tokenizer: Any, *, tokens: int, seq_len: int, 
     count = max(1, -(-tokens // seq_len))
     total = sum(sizes)
     if total < count * seq_len * _CHARACTERS_PER_TOKEN:
-        # Perhaps too little text: tokenise it all, and take it whole if it is.
+        # Perhaps too little text: tokenise it all, and use it in full if so.
         stream = [token for document in corpus for token in encode(document, tokenizer)]
         if len(stream) <= count * seq_len:
             return _whole(stream, seq_len, corpus.label)
@@ -47,8 +47,8 @@ def random_places(corpus: Corpus, tokenizer: Any, *, tokens: int, seq_len: int, 
     else:
         draw = random.Random(seed)
         last = total - seq_len * _CHARACTERS_PER_TOKEN  # so that a window there does not run over the end
-        places = [int((i + draw.random()) * last / count) for i in range(count)]
-        windows = list(_windows_at(corpus, tokenizer, sizes, places, seq_len))
+        positions = [int((i + draw.random()) * last / count) for i in range(count)]
+        windows = list(_windows_at(corpus, tokenizer, sizes, positions, seq_len))
     ids = torch.tensor([window + [0] * (seq_len - len(window)) for window in windows], dtype=torch.int32)
     return Calibration(ids, torch.tensor([len(window) for window in windows], dtype=torch.int32), corpus.label)
 
@@ -73,24 +73,24 @@ def evenly_spaced(corpus: Corpus, tokenizer: Any, *, windows: int, seq_len: int,
 
 
 def start_token(tokenizer: Any) -> int | None:
-    """Return the token that begins a document: the tokenizer's start token, else its end token, else none."""
+    """Return the token that begins a document: the tokenizer's start token, else its end token, else None."""
     token = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
     return None if token is None else int(token)
 
 
-def encode(document: Document, tokenizer: Any, place: int = 0, end: int | None = None) -> list[int]:
+def encode(document: Document, tokenizer: Any, begin: int = 0, end: int | None = None) -> list[int]:
     """Return the tokens of `document` between two characters.
 
-    Its beginning is led by the start token, unless a chat template wrote its own.
+    The start token comes before a document's first character, unless a chat template wrote its own.
 
     Raises:
-        CheckpointError: the tokenizer fails on it, or gives what is no token.
+        CheckpointError: the tokenizer fails on the text, or returns an invalid token.
     """
     try:
-        tokens: list[int] = tokenizer(document.text[place:end], add_special_tokens=False, verbose=False)["input_ids"]
-        start = start_token(tokenizer) if place == 0 and not document.is_chat else None
+        tokens: list[int] = tokenizer(document.text[begin:end], add_special_tokens=False, verbose=False)["input_ids"]
+        start = start_token(tokenizer) if begin == 0 and not document.is_chat else None
         if not 0 <= min(tokens, default=0) <= max(tokens, default=0) < 2**31 or not 0 <= (start or 0) < 2**31:
-            raise ValueError("it gives numbers that are no tokens")
+            raise ValueError("it returns numbers that are not tokens")
     except BaseException as error:
         if not is_foreign(error):
             raise
@@ -102,40 +102,40 @@ def encode(document: Document, tokenizer: Any, place: int = 0, end: int | None =
 
 
 def _windows_at(
-    corpus: Corpus, tokenizer: Any, sizes: list[int], places: list[int], seq_len: int
+    corpus: Corpus, tokenizer: Any, sizes: list[int], positions: list[int], seq_len: int
 ) -> Iterator[list[int]]:
-    """Yield a window for each place (a character of the whole corpus, ascending); a second pass over the files."""
-    waiting = iter(places)
-    place = next(waiting, None)
+    """Yield a window for each position (a character of the whole corpus, ascending); a second pass over the files."""
+    waiting = iter(positions)
+    position = next(waiting, None)
     open_windows: list[list[int]] = []
     offset = 0
     for document, size in zip(corpus, sizes, strict=True):
         for window in open_windows:
             window += _piece(document, 0, seq_len - len(window), tokenizer)
-        while place is not None and place < offset + size:
-            open_windows.append(_piece(document, place - offset, seq_len, tokenizer))
-            place = next(waiting, None)
+        while position is not None and position < offset + size:
+            open_windows.append(_piece(document, position - offset, seq_len, tokenizer))
+            position = next(waiting, None)
         while open_windows and len(open_windows[0]) == seq_len:
             yield open_windows.pop(0)
         offset += size
-    yield from (window for window in open_windows if window)  # text of few tokens a character may end too soon
+    yield from (window for window in open_windows if window)  # text with few tokens a character may end early
 
 
-def _piece(document: Document, place: int, wanted: int, tokenizer: Any) -> list[int]:
-    """Return up to `wanted` tokens of `document`, from the white space after character `place` if one is near."""
-    if wanted <= 0:
+def _piece(document: Document, begin: int, count: int, tokenizer: Any) -> list[int]:
+    """Return up to `count` tokens of `document`, from the white space after character `begin` if one is near."""
+    if count <= 0:
         return []
-    if place > 0:
-        near = document.text[place : place + _WORD_CHARACTERS]
+    if begin > 0:
+        near = document.text[begin : begin + _WORD_CHARACTERS]
         in_last_word = len(near) if len(near) < _WORD_CHARACTERS else 0
-        place += next((i for i, character in enumerate(near) if character.isspace()), in_last_word)
-    taken = wanted * _CHARACTERS_PER_TOKEN
+        begin += next((i for i, character in enumerate(near) if character.isspace()), in_last_word)
+    characters = count * _CHARACTERS_PER_TOKEN
     while True:
-        tokens = encode(document, tokenizer, place, place + taken)
-        # Unless the text ends here, the last tokens may belong to a word that was cut: ask for a few more than wanted.
-        if place + taken >= len(document.text) or len(tokens) >= wanted + _WORD_CHARACTERS:
-            return tokens[:wanted]
-        taken *= 2
+        tokens = encode(document, tokenizer, begin, begin + characters)
+        # Unless the text ends here, the last tokens may belong to a word that was cut, so a few more are encoded.
+        if begin + characters >= len(document.text) or len(tokens) >= count + _WORD_CHARACTERS:
+            return tokens[:count]
+        characters *= 2
 
 
 def _whole(stream: list[int], seq_len: int, label: str) -> Calibration:

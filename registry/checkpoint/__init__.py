@@ -1,6 +1,6 @@
 """Checkpoints: Hugging Face folders, Hub repositories and adapters as untrusted input, checked from their headers.
 
-Nothing here loads torch before a weight is read, so that what cannot be registered is refused at once.
+torch is loaded only when a weight is read, so that a checkpoint that cannot be registered is refused at once.
 """
 
 import lazy_loader

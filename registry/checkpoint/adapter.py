@@ -1,8 +1,8 @@
 """PEFT adapters: low-rank changes of a base model, merged into it tensor by tensor.
 
-What adapter_config.json means, how tensors are called and where a merge rounds is that of PEFT's LoRA
-(peft.tuners.lora), so that a merged folder holds the bits of `merge_and_unload` and `save_pretrained` on a CPU. What
-PEFT merges into another model than the one that was trained is refused.
+The meaning of adapter_config.json, the names of tensors and the rounding of a merge are those of PEFT's LoRA
+(peft.tuners.lora), so that a merged folder holds the bits of `merge_and_unload` and `save_pretrained` on a CPU. An
+adapter that PEFT would merge into a model other than the trained one is refused.
 """
 
 import shutil
@@ -34,7 +34,7 @@ WEIGHTS, PICKLE = "adapter_model.safetensors", "adapter_model.bin"
 
 _PREFIX = "base_model.model."
 _COPIES = (".modules_to_save.", ".original_module.")
-"""PEFT repeats modules_to_save under these names where the vocabulary was enlarged, and does not read them again."""
+"""PEFT repeats modules_to_save under these names if the vocabulary was enlarged, and does not read them again."""
 
 _PARTS = {
     ".lora_A.weight": "A",
@@ -44,7 +44,7 @@ _PARTS = {
     ".lora_magnitude_vector": "magnitude",
     ".lora_magnitude_vector.weight": "magnitude",
 }
-"""How the name of an adapter's tensor ends → its part in the change of its module's weight."""
+"""End of an adapter tensor's name → its part in the change of its module's weight."""
 
 _EMBEDDINGS = ("model.embed_tokens.weight", "gpt_neox.embed_in.weight")
 _HEADS = ("lm_head.weight", "embed_out.weight")
@@ -53,7 +53,7 @@ _CARRIED = ("calibration.*", "statistics.safetensors")
 
 
 Parts = dict[str, str]
-"""What is done to one tensor: part → name of the adapter's tensor. `whole` replaces it; `head` must repeat `whole`."""
+"""The change of one tensor: part → name of the adapter's tensor. `whole` replaces it; `head` must equal `whole`."""
 
 
 @runtime_checkable
@@ -62,11 +62,11 @@ class DenseWeights(Protocol):
 
     @property
     def registered_as(self) -> tuple[str, ...]:
-        """Digest of the registered version that it is, if it is one."""
+        """Digest of the registered version, if the model is one."""
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of every tensor, by name; a head that is tied to the embedding is left out."""
+        """Shape of every tensor, by name, without a head that is tied to the embedding."""
 
     def source(self, name: str) -> ArraySource:
         """Return one tensor as blocks of rows."""
@@ -82,36 +82,36 @@ def is_adapter(folder: Path) -> bool:
 
 
 class Adapter:
-    """An adapter's folder whose merge is exactly that of LoRA, rsLoRA or DoRA.
+    """An adapter that is merged exactly as LoRA, rsLoRA or DoRA.
 
     Attributes:
-        folder: where it is.
-        label: what messages call it.
-        base_name: the base model as the adapter names it, if it does.
-        revision: the base's revision, if the adapter names one.
+        folder: its folder.
+        label: its name in messages.
+        base_name: name of the base model in the adapter's configuration, if it has one.
+        revision: the base model's revision, if the configuration has one.
     """
 
     def __init__(self, folder: Path, label: str | None = None) -> None:
         """Open `folder`, reading adapter_config.json and the header of adapter_model.safetensors.
 
         Raises:
-            CheckpointError: it is no adapter, or none that can be merged exactly.
+            CheckpointError: the folder is not an adapter, or not one that can be merged exactly.
         """
         self.folder = folder
         self.label = label or str(folder)
         if (config := own_file(folder, CONFIG)) is None:
-            raise CheckpointError(f"{self.label} is no adapter: it has no {CONFIG}", SAVE)
+            raise CheckpointError(f"{self.label} is not an adapter: it has no {CONFIG}", SAVE)
         self._settings = Settings(read_json(config), self.label)
         self.base_name, self.revision = self._settings.base_name, self._settings.revision
         self._stored = self._read_header()
         self._parts = self._group()
 
     def check(self, base: DenseWeights) -> dict[str, Parts]:
-        """Return what is done to each tensor of `base` that changes, by its name.
+        """Return the change of each tensor of `base` that changes, by its name.
 
         Raises:
-            CheckpointError: a tensor fits none of the base, or is missing, or merging would make another model than
-                was trained.
+            CheckpointError: a tensor does not fit the base or is missing, or the merged model would not be the trained
+                one.
         """
         shapes = base.shapes
         embedding, head = (next((name for name in names if name in shapes), None) for names in (_EMBEDDINGS, _HEADS))
@@ -140,9 +140,9 @@ class Adapter:
         """Yield a tensor of the base after merging, as one block in the base's dtype.
 
         Args:
-            target: its name.
-            parts: what is done to it.
-            source: the tensor.
+            target: name of the tensor.
+            parts: its change.
+            source: the tensor before merging.
 
         Raises:
             CheckpointError: a weight is NaN or infinite, or becomes so.
@@ -194,7 +194,7 @@ class Adapter:
         return stored
 
     def _group(self) -> dict[str, Parts]:
-        """Return what is done to each tensor, by its name in the model class; a head is always `lm_head.weight`."""
+        """Return the change of each tensor, by its name in the model class; a head is always `lm_head.weight`."""
         grouped: dict[str, Parts] = {}
         for name in self._stored:
             if any(copy in name and name.replace(copy, ".") in self._stored for copy in _COPIES):
@@ -207,16 +207,16 @@ class Adapter:
         for target, parts in grouped.items():
             kind = "embedding_" if "embedding_A" in parts else ""
             needed = {f"{kind}A", f"{kind}B"} | ({"magnitude"} if self._settings.dora else set())
-            if (found := parts.keys() - {"whole"}) and found != needed:
+            if (low_rank := parts.keys() - {"whole"}) and low_rank != needed:
                 raise CheckpointError(
-                    f"{self.label}: for {target} there are {', '.join(sorted(found))}, "
+                    f"{self.label}: for {target} there are {', '.join(sorted(low_rank))}, "
                     f"{CONFIG} asks for {', '.join(sorted(needed))}",
                     SAVE,
                 )
         return grouped
 
     def _changes(self, embedding: str | None, head: str | None) -> dict[str, Parts]:
-        """Return what is done to each tensor, by its name in a base with this embedding and head (None: tied)."""
+        """Return the change of each tensor, by its name in a base with this embedding and head (None: tied)."""
         changes = {target: dict(parts) for target, parts in self._parts.items()}
         own = changes.pop(_HEADS[0], {})
         if head is None and embedding in changes and changes[embedding].keys() == own.keys() == {"whole"}:
@@ -234,43 +234,45 @@ class Adapter:
         expected = dict.fromkeys(("whole", "head"), shape)
         if low_rank := sorted(parts.keys() - expected.keys()):
             if len(shape) != 2:
-                raise self._misfit(f"{parts[low_rank[0]]} is for {target}, which is no matrix but {list(shape)}")
+                raise self._misfit(
+                    f"{parts[low_rank[0]]} is for {target}, which is not a matrix but has shape {list(shape)}"
+                )
             rank = self._settings.rank(_module(parts[low_rank[0]]))
             for kind, (rows, columns) in (("", shape), ("embedding_", shape[::-1])):
                 expected |= {f"{kind}A": (rank, columns), f"{kind}B": (rows, rank)}
             expected["magnitude"] = (shape["embedding_A" in parts],)
         for part, name in parts.items():
-            if (found := self._stored[name].shape) != expected[part]:
+            if (stored := self._stored[name].shape) != expected[part]:
                 raise self._misfit(
-                    f"tensor {name} has shape {list(found)}, {CONFIG} and the base ask for {list(expected[part])}"
+                    f"tensor {name} has shape {list(stored)}, {CONFIG} and the base ask for {list(expected[part])}"
                 )
 
-    def _misfit(self, what: str) -> CheckpointError:
-        named = f", {self.base_name}" if self.base_name else ""
-        return CheckpointError(f"{self.label}: {what}", f"give the base model that the adapter was trained on{named}")
+    def _misfit(self, problem: str) -> CheckpointError:
+        base = f", {self.base_name}" if self.base_name else ""
+        return CheckpointError(f"{self.label}: {problem}", f"give the base model that the adapter was trained on{base}")
 
     def _untied(self) -> CheckpointError:
         return CheckpointError(
             f"{self.label}: the base's output head is its embedding, and the adapter changes the two apart",
-            "untie the base as PEFT's merge_and_unload() tells, merge there, and register the result",
+            "untie the base as PEFT's merge_and_unload() explains, merge there, and register the result",
         )
 
 
 def merge_adapter(adapter: Adapter, base: DenseWeights, out: Path, progress: Progress) -> None:
     """Merge an adapter into its base and write the dense model to `out`, one tensor in memory at a time.
 
-    The tokenizer and generation_config.json are the adapter's where it has them, else the base's; the calibration text
-    and the statistics that the adapter's folder carries come along.
+    The tokenizer and generation_config.json are the adapter's if it has them, else the base's. The calibration text and
+    the statistics in the adapter's folder are copied.
 
     Args:
         adapter: the adapter.
         base: the model that it was trained on.
-        out: an absent or empty folder; it appears whole or not at all.
-        progress: told of the bytes written.
+        out: an absent or empty folder, written atomically.
+        progress: receives the bytes written.
 
     Raises:
         CheckpointError: the adapter does not fit, or weights are NaN or infinite.
-        OutputError: `out` is there already.
+        OutputError: `out` exists already.
         StorageError: the disk is full or refuses.
     """
     changes, streams = adapter.check(base), []
@@ -288,7 +290,7 @@ def merge_adapter(adapter: Adapter, base: DenseWeights, out: Path, progress: Pro
 
 
 def _files(adapter: Adapter, base: DenseWeights, shapes: dict[str, tuple[int, ...]]) -> dict[str, bytes]:
-    """Return the small files of the merged model, whose tensors have `shapes`; a tokenizer is taken whole."""
+    """Return the small files of the merged model, whose tensors have `shapes`; tokenizer files are all from one."""
     files = dict(base.files())
     own = {name: data for name, data in read_files(adapter.folder).items() if name != "config.json"}
     if own.keys() & _VOCABULARIES:
@@ -301,7 +303,7 @@ def _files(adapter: Adapter, base: DenseWeights, shapes: dict[str, tuple[int, ..
 
 
 def _target(name: str) -> tuple[str, str]:
-    """Return the tensor that one of the adapter's is for, and its part there."""
+    """Return the base tensor that an adapter's tensor changes, and its part in the change."""
     for ending, part in _PARTS.items():
         if name.endswith(ending):
             return _head(f"{_module(name)}.weight"), part
@@ -309,7 +311,7 @@ def _target(name: str) -> tuple[str, str]:
 
 
 def _module(name: str) -> str:
-    """Return the module that one of the adapter's low-rank tensors is for."""
+    """Return the module that a low-rank tensor of the adapter changes."""
     return name.removeprefix(_PREFIX).rsplit(".lora_", 1)[0]
 
 

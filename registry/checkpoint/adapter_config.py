@@ -1,4 +1,4 @@
-"""adapter_config.json: what an adapter asks for, and which adapters a plain merge cannot do justice to."""
+"""adapter_config.json: the settings of an adapter, and a check that a plain merge is exact."""
 
 import re
 from typing import Any
@@ -19,31 +19,31 @@ _KNOWN = frozenset(
         *("inference_mode", "runtime_config", "fan_in_fan_out", "megatron_core", "qalora_group_size"),
     )
 )
-"""Keys of adapter_config.json that are read here, or that have no part in the merged weights.
+"""Keys of adapter_config.json that are read here, or that do not affect the merged weights.
 
-PEFT heeds `fan_in_fan_out` only for Conv1D layers, which no dense family has."""
+PEFT applies `fan_in_fan_out` only for Conv1D layers, which no dense family has."""
 
 _STARTS = ("true", "false", "none", "gaussian", "orthogonal", "eva")
-"""`init_lora_weights` that leave the base as it is. PiSSA, OLoRA, CorDA, LoRA-GA and LoftQ change it as training
-begins; an adapter that is saved without conversion goes with the changed weights."""
+"""Values of `init_lora_weights` that leave the base unchanged. PiSSA, OLoRA, CorDA, LoRA-GA and LoftQ change it before
+training; an adapter saved without conversion belongs to the changed weights."""
 
 
 class Settings:
-    """An adapter_config.json that asks for a merge by LoRA, rsLoRA or DoRA.
+    """Settings of an adapter of LoRA, rsLoRA or DoRA.
 
     Attributes:
         base_name: `base_model_name_or_path`: a Hub repository, or a path on the machine where it was trained.
         revision: the base's revision.
         rslora: the scaling is that of rsLoRA.
-        dora: every change has a magnitude.
-        saved: the modules that were trained whole.
+        dora: every change has a magnitude vector.
+        saved: the modules that were trained in full.
     """
 
     def __init__(self, config: dict[str, Any], label: str) -> None:
-        """Read a configuration; `label` is what messages call the adapter.
+        """Read a configuration; `label` is the adapter's name in messages.
 
         Raises:
-            CheckpointError: a value is missing or none that PEFT writes, or the merge would be another.
+            CheckpointError: a value is missing or not one that PEFT writes, or a plain merge would not be exact.
         """
         self._config, self._label = config, label
         self._check_variant()
@@ -80,21 +80,21 @@ class Settings:
                 "save it with path_initial_model_for_weight_conversion, which makes it such an adapter",
             )
 
-    def _value(self, key: str, kind: type, what: str) -> Any:
+    def _value(self, key: str, kind: type, expected: str) -> Any:
         value = self._config.get(key)
         if value is not None and not isinstance(value, kind):
-            raise self._wrong(key, value, what)
+            raise self._wrong(key, value, expected)
         return value
 
     def _number(self, key: str, value: object, *, whole: bool = False) -> float:
-        kind, low, what = (int, 1, "a positive integer") if whole else ((int, float), -(2**64), "a finite number")
+        kind, low, expected = (int, 1, "a positive integer") if whole else ((int, float), -(2**64), "a finite number")
         if not isinstance(value, kind) or isinstance(value, bool) or not low <= value < 2**64:
-            raise self._wrong(key, value, what)
+            raise self._wrong(key, value, expected)
         return float(value)
 
     def _patterns(self, key: str, *, whole: bool = False) -> list[tuple[re.Pattern[str], float]]:
-        """Return what decides for which modules: the first pattern that matches to the end of a module's name."""
-        found = []
+        """Return (pattern, value) pairs; the first pattern that matches to the end of a module's name decides."""
+        patterns = []
         for text, value in (self._value(key, dict, "an object") or {}).items():
             try:
                 if re.search(r"\)[*+?{]", text) or len(re.findall(r"[*+?{]", text)) > 3:
@@ -102,8 +102,8 @@ class Settings:
                 pattern = re.compile(rf"(.*\.)?({text})$")
             except (re.error, ValueError, OverflowError, RecursionError) as error:
                 raise self._wrong(key, text[:80], f"a pattern of module names: {error}") from error
-            found.append((pattern, self._number(key, value, whole=whole)))
-        return found
+            patterns.append((pattern, self._number(key, value, whole=whole)))
+        return patterns
 
-    def _wrong(self, key: str, value: object, what: str) -> CheckpointError:
-        return CheckpointError(f"{self._label}/{CONFIG}: {key} is {value!r}, not {what}", f"mend {CONFIG}")
+    def _wrong(self, key: str, value: object, expected: str) -> CheckpointError:
+        return CheckpointError(f"{self._label}/{CONFIG}: {key} is {value!r}, not {expected}", f"mend {CONFIG}")

@@ -1,4 +1,4 @@
-"""What a user says of a version, beside its content."""
+"""Annotations of a version by its user: tags, license and alias."""
 
 from dataclasses import dataclass, field
 
@@ -6,12 +6,12 @@ from registry.errors import InvalidInputError
 from registry.names.reference import check_alias, check_license, check_name
 
 HUB_TAG, LANGUAGE_TAG = "hub", "language"
-"""Tags of a version: where it is on the Hub (`ORG/NAME` or `ORG/NAME@COMMIT`), and its languages (`de` or `de,en`)."""
+"""Tags of a version: its Hub repository (`ORG/NAME` or `ORG/NAME@COMMIT`), and its languages (`de` or `de,en`)."""
 
 
 @dataclass(frozen=True)
 class Annotations:
-    """What a user says of a version: tags, license (as the Hub writes it) and an alias to point at it."""
+    """Tags, a license (as the Hub writes it) and an alias of a version."""
 
     tags: dict[str, str] = field(default_factory=dict)
     license: str | None = None

@@ -1,4 +1,4 @@
-"""A dense model's folder, read from config.json and headers, checked before a single weight is touched."""
+"""A dense model's folder, checked from config.json and headers before any weight is read."""
 
 import math
 from pathlib import Path
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 _SUPPORTED = {SAFETENSORS[name] for name in WEIGHT_DTYPES}
 _BUFFERS = ("rotary_emb.inv_freq", "attention.bias", "attention.masked_bias")
-"""What old checkpoints carry beside their weights, by how its name ends."""
+"""Ends of the names of buffers, which old checkpoints store beside their weights."""
 
 
 class Checkpoint:
-    """A dense model's folder whose every expected tensor is there, in a dtype and shape that can be registered.
+    """A dense model's folder that has every expected tensor, in a dtype and shape that can be registered.
 
     Attributes:
-        folder: where it is.
-        label: what messages call it.
-        config: config.json as it stands.
+        folder: its folder.
+        label: its name in messages.
+        config: the content of config.json.
         family: the dense family.
         architecture: the sizes and switches.
         dtype: the dtype that most weights have.
@@ -39,18 +39,19 @@ class Checkpoint:
     """
 
     registered_as: tuple[str, ...] = ()
-    """As all weights have that an adapter is merged into (`adapter.DenseWeights`): a folder is no version."""
+    """Empty: a folder is not a registered version (`adapter.DenseWeights`)."""
 
     def __init__(self, folder: Path, label: str | None = None, *, remote_code: bool = False) -> None:
         """Open `folder`, reading config.json and the headers of its safetensors files.
 
         Args:
             folder: a local Hugging Face folder.
-            label: what messages shall call it, if not by its path.
-            remote_code: take models too that no native host carries.
+            label: its name in messages; default its path.
+            remote_code: accept models that no native host carries.
 
         Raises:
-            CheckpointError: it is no checkpoint, or tensors are missing, unknown, or of another shape or dtype.
+            CheckpointError: the folder is not a checkpoint, or tensors are missing, unknown, or of another shape or
+                dtype.
             UnsupportedFamilyError: no native host carries the model exactly.
         """
         self.folder = folder
@@ -110,14 +111,14 @@ class Checkpoint:
         return weight_source(name, self._stored[name], self.label)
 
     def tensor(self, name: str) -> "torch.Tensor":
-        """Return one small tensor whole (a norm's weight)."""
+        """Return one small tensor, such as a norm's weight."""
         import torch
 
         source = self.source(name)
         return torch.cat([to_tensor(block, source.dtype) for block in source.blocks()])
 
     def sample(self, name: str, rows: "npt.NDArray[np.int64]") -> Block:
-        """Return some rows of one tensor, in its carrier dtype, reading these alone."""
+        """Return some rows of one tensor, in its carrier dtype; nothing else is read."""
         return sample_weight(self._stored[name], rows)
 
     def files(self) -> dict[str, bytes]:
@@ -141,7 +142,7 @@ class Checkpoint:
         if extra := [name for name in self._stored if name not in expected and not self._is_ignored(name)]:
             raise CheckpointError(
                 f"{self.label}: {some(extra)} unknown to the {self.family.model_type} family",
-                "drop what is no part of the model, then save it again",
+                "remove the tensors that are not part of the model, then save it again",
             )
         for name, shape in expected.items():
             stored = self._stored[name]

@@ -1,4 +1,4 @@
-"""A checkpoint read whole, once: every weight finite, every tensor and file identified."""
+"""Digests of a checkpoint's tensors and files, computed in one read that also checks that its weights are finite."""
 
 from dataclasses import dataclass
 
@@ -11,15 +11,15 @@ from store.digest import json_digest
 
 @dataclass(frozen=True)
 class HashedCheckpoint:
-    """A checkpoint whose every byte has been read once: its weights are finite, and these are its digests.
+    """A checkpoint with finite weights, and its digests.
 
     Attributes:
-        checkpoint: the folder.
+        checkpoint: the checkpoint.
         tensors: tensor name → digest of its array.
         files: file name → content.
-        weights: digest over all tensors, by which statistics name the weights they belong to.
-        tokenizer: what identifies the tokenizer, or None where there is none.
-        tokens: how many tokens it knows, or None where that cannot be told.
+        weights: digest over all tensors; statistics refer to their weights by it.
+        tokenizer: digest of the tokenizer, or None without one.
+        tokens: number of tokens in its vocabulary, or None without a tokenizer.json.
     """
 
     checkpoint: Checkpoint
@@ -31,7 +31,7 @@ class HashedCheckpoint:
 
 
 def hash_checkpoint(checkpoint: Checkpoint, progress: Progress) -> HashedCheckpoint:
-    """Read a checkpoint whole.
+    """Read all of a checkpoint, and return its digests.
 
     Raises:
         CheckpointError: weights are NaN or infinite, or a file cannot be read.

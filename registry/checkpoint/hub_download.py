@@ -1,6 +1,6 @@
-"""`hf://ORG/NAME[@REVISION]`: repositories of the Hugging Face Hub as checkpoint folders, by way of its own cache.
+"""`hf://ORG/NAME[@REVISION]`: repositories of the Hugging Face Hub as checkpoint folders, downloaded to its own cache.
 
-Only files that a checkpoint is read from are fetched, each by its name: code and pickles never reach the disk.
+Only the files that a checkpoint consists of are fetched, each by its name: code and pickles never reach the disk.
 """
 
 import glob
@@ -27,7 +27,7 @@ SMALL_FILES = (
     *("chat_template.jinja", "chat_template.json"),
     *("calibration.txt", "calibration.jsonl", "calibration.jsonl.gz", "calibration.parquet"),
 )
-"""Patterns of what is fetched beside the weights, and before them."""
+"""Patterns of the files that are fetched before the weights."""
 
 _AGAIN = "type the command again: it fetches what is missing"
 _BOUNDED = (".json", ".model", ".txt", ".jinja")
@@ -44,7 +44,7 @@ class HubReference:
     """A repository of the Hub at a branch, tag, commit or pull request (`refs/pr/3`), None for its default branch.
 
     Raises:
-        InvalidInputError: the Hub has no repositories or revisions of such names.
+        InvalidInputError: the name of the repository or revision is not valid on the Hub.
     """
 
     repo_id: str
@@ -66,10 +66,10 @@ class HubReference:
 
     @classmethod
     def parse(cls, text: str) -> "HubReference":
-        """Return what `hf://ORG/NAME` or `hf://NAME`, either with `@REVISION`, refers to.
+        """Parse `hf://ORG/NAME` or `hf://NAME`, either with `@REVISION`.
 
         Raises:
-            InvalidInputError: it is malformed.
+            InvalidInputError: the text is malformed.
         """
         repo_id, at, revision = text.removeprefix(HUB_PREFIX).partition("@")
         return cls(repo_id, revision if at else None)
@@ -85,19 +85,19 @@ def is_hub_reference(text: str) -> bool:
 
 def commit_of(path: Path) -> str | None:
     """Return the commit that a snapshot folder of the Hub's cache holds, or None for any other path."""
-    found = _SNAPSHOT.match(path.absolute().as_posix())
-    return found[1] if found else None
+    match = _SNAPSHOT.match(path.absolute().as_posix())
+    return match[1] if match else None
 
 
 def fetch_repository(reference: HubReference) -> Path:
-    """Return a repository's folder in the Hub's cache, after fetching what is not in it yet.
+    """Return a repository's folder in the Hub's cache, after fetching the files that the cache lacks.
 
     HF_ENDPOINT, HF_TOKEN and `hf auth login`, HF_HUB_CACHE, HF_HOME and HF_HUB_OFFLINE are honoured.
 
     Raises:
-        NotFoundError: there is no such repository or revision, or HF_HUB_OFFLINE is set and the cache lacks it.
-        CheckpointError: it has no model in safetensors files.
-        StorageError: the Hub, the connection or the disk refused.
+        NotFoundError: no repository or revision matches, or HF_HUB_OFFLINE is set and the cache lacks it.
+        CheckpointError: the repository has no model in safetensors files.
+        StorageError: the Hub, the connection or the disk failed.
     """
     from huggingface_hub import constants
 
@@ -106,20 +106,19 @@ def fetch_repository(reference: HubReference) -> Path:
     except RegError:
         raise
     except Exception as error:  # those of huggingface_hub, its HTTP client and hf_xet have no common root
-        raise _told(reference, error) from error
+        raise _translated(reference, error) from error
 
 
 def _download(reference: HubReference) -> Path:
     from huggingface_hub import HfApi, constants, snapshot_download
     from huggingface_hub.utils.tqdm import tqdm
 
-    # disable=None shows a bar on a terminal alone.
+    # disable=None shows a bar only on a terminal.
     bar = type("Bar", (tqdm,), {"__init__": partialmethod(tqdm.__init__, disable=None)})
 
     def fetch(revision: str | None, files: list[str]) -> Path:
         patterns = [glob.escape(name) for name in files if name in names]
-        found = snapshot_download(reference.repo_id, revision=revision, allow_patterns=patterns, tqdm_class=bar)
-        return Path(found)
+        return Path(snapshot_download(reference.repo_id, revision=revision, allow_patterns=patterns, tqdm_class=bar))
 
     timeout = constants.HF_HUB_ETAG_TIMEOUT
     info = HfApi().model_info(
@@ -134,7 +133,7 @@ def _download(reference: HubReference) -> Path:
                 f"{reference}: {name} has {sizes[name]:,} bytes, the limit is {TOKENIZER_BYTES:,}", _OTHER
             )
     folder = fetch(reference.revision, _small(names))
-    if folder.name != info.sha:  # it moved, or the Hub failed and an older one was in the cache
+    if folder.name != info.sha:  # the branch moved, or the Hub failed and the cache had an older commit
         raise StorageError(f"{reference}: expected commit {info.sha}, got {folder.name}", _AGAIN)
     weights = _weights(reference, folder)
     _check(reference, names, weights)  # before anything large is fetched
@@ -145,20 +144,20 @@ def _download(reference: HubReference) -> Path:
 def _cached(reference: HubReference) -> Path:
     from huggingface_hub import snapshot_download
 
-    # Without a pattern, it looks for the folder and for no file in it.
+    # With no pattern allowed, it finds the folder without looking for files.
     folder = snapshot_download(reference.repo_id, revision=reference.revision, local_files_only=True, allow_patterns=[])
     return _whole(reference, Path(folder), _ONLINE)
 
 
 def _whole(reference: HubReference, folder: Path, hint: str) -> Path:
-    """Return `folder` if it holds a whole model or adapter, and every small file that the repository is known to have.
+    """Return `folder` if it holds a complete model or adapter, and every small file known to be in the repository.
 
     Raises:
-        NotFoundError: something is missing.
+        NotFoundError: a file is missing.
     """
     names = {path.name for path in folder.iterdir() if path.is_file()}
     missing = _missing(names, _weights(reference, folder))
-    with suppress(ImportError):  # older versions keep no list of what a repository has
+    with suppress(ImportError):  # older versions of huggingface_hub keep no list of a repository's files
         from huggingface_hub import get_cached_repo_tree
         from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
@@ -171,13 +170,13 @@ def _whole(reference: HubReference, folder: Path, hint: str) -> Path:
 
 
 def _small(names: Set[str]) -> list[str]:
-    """Return which of a repository's files match SMALL_FILES."""
+    """Return the files of a repository that match SMALL_FILES."""
     plain = filter(_PLAIN.fullmatch, sorted(names))
     return [name for name in plain if any(fnmatchcase(name, pattern) for pattern in SMALL_FILES)]
 
 
 def _weights(reference: HubReference, folder: Path) -> list[str]:
-    """Return the names of the files that hold a model's weights, as the index in `folder` says if there is one.
+    """Return the names of a model's weight files: those in the index in `folder`, else the single file.
 
     Raises:
         CheckpointError: the index is damaged, or lists other files than safetensors files in the same folder.
@@ -192,22 +191,22 @@ def _weights(reference: HubReference, folder: Path) -> list[str]:
 
 
 def _missing(names: Set[str], weights: list[str]) -> list[str]:
-    """Return what `names` lacks of a model or an adapter: nothing if either is whole."""
+    """Return the files that `names` lacks for a model or an adapter: none if either is complete."""
     model = [name for name in (CONFIG, *weights) if name not in names]
     adapter = [name for name in (ADAPTER_CONFIG, ADAPTER) if name not in names]
     return [] if not model or not adapter else adapter if ADAPTER_CONFIG in names else model
 
 
 def _check(reference: HubReference, names: Set[str], weights: list[str]) -> None:
-    """Refuse a repository whose list of files has neither a whole model nor a whole adapter.
+    """Check that a repository's files include a complete model or a complete adapter.
 
     Raises:
-        CheckpointError: it has neither.
+        CheckpointError: they do not.
     """
     if not (missing := _missing(names, weights)):
         return
     if not {CONFIG, ADAPTER_CONFIG} & names:
-        raise CheckpointError(f"{reference} is no checkpoint: it has neither {CONFIG} nor {ADAPTER_CONFIG}", _OTHER)
+        raise CheckpointError(f"{reference} is not a checkpoint: it has neither {CONFIG} nor {ADAPTER_CONFIG}", _OTHER)
     pickles = sorted(name for name in names if name.endswith(_PICKLES))
     if pickles and not {SINGLE, INDEX, ADAPTER} & names:
         raise CheckpointError(
@@ -218,8 +217,8 @@ def _check(reference: HubReference, names: Set[str], weights: list[str]) -> None
     raise CheckpointError(f"{reference} is not whole: {some(missing)} missing from the repository", _OTHER)
 
 
-def _told(reference: HubReference, error: Exception) -> RegError:
-    """Return what a user is told of an error: nothing that was sent or received, for that may hold a token."""
+def _translated(reference: HubReference, error: Exception) -> RegError:
+    """Return the error to raise for one of the Hub's, without anything sent or received, which may hold a token."""
     from huggingface_hub import constants, errors
 
     cache, endpoint = constants.HF_HUB_CACHE, re.sub("//[^/]*@", "//", constants.ENDPOINT)
@@ -238,27 +237,27 @@ def _told(reference: HubReference, error: Exception) -> RegError:
         hint = f"choose a branch, tag or commit at {page}/tree/main"
         return NotFoundError(f"{model} has no revision {reference.revision or 'main'!r}", hint)
     if isinstance(error, errors.RepositoryNotFoundError):
-        hint = "check the spelling; if it is a private one: hf auth login"
+        hint = "check the spelling; if it is private: hf auth login"
         return NotFoundError(f"{endpoint} shows no model {reference.repo_id!r} to this account", hint)
     if status in (401, 403):
         hint = "hf auth login, with a token that may read it"
         return StorageError(f"{endpoint} refuses {reference} to this account (HTTP {status})", hint)
     if status == 404:
-        hint = f"see what is there at {page}, and check HF_ENDPOINT"
+        hint = f"look at {page}, and check HF_ENDPOINT"
         return NotFoundError(f"{endpoint} has not all of {reference} (HTTP 404)", hint)
     if status is not None:
         hint = "wait a minute, then type the command again"
         return StorageError(f"{endpoint} fails on {reference} (HTTP {status})", hint)
     if full or (isinstance(error, OSError) and error.errno is not None):
-        place = getattr(error, "filename", None) or cache
+        path = getattr(error, "filename", None) or cache
         hint = f"make room in {cache}, make it writable, or set HF_HUB_CACHE to another folder"
-        return StorageError(f"{reference} cannot be stored: {'disk full' if full else reason(error)}: {place}", hint)
+        return StorageError(f"{reference} cannot be stored: {'disk full' if full else reason(error)}: {path}", hint)
     hint = "check the connection, HF_ENDPOINT and HF_TOKEN; HF_HUB_OFFLINE=1 before the command uses the cache alone"
     return StorageError(f"{reference} cannot be fetched from {endpoint}: {reason(error)}", hint)
 
 
 def reason(error: BaseException | None) -> str:
-    """Return what the operating system said at the bottom of an error, or else the error's kind."""
+    """Return the operating system's message at the root of an error, else the error's class."""
     kind = type(error).__name__
     while error is not None:
         if isinstance(error, OSError) and error.strerror:

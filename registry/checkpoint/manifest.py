@@ -1,6 +1,6 @@
-"""`expert.json`: what an expert's repository on the Hub says of it beside weights and statistics.
+"""`expert.json`: the manifest in an expert's Hub repository, beside weights and statistics.
 
-Who registers the expert from there gets its license and languages, and can tell whether it has the digest it had.
+A registration from there takes its license and languages, and is compared with its digest.
 """
 
 from dataclasses import dataclass, replace
@@ -21,11 +21,11 @@ _KINDS = {"format": WHOLE, "name": TEXT, "digest": DIGEST, "license": maybe(TEXT
 
 @dataclass(frozen=True)
 class ExpertManifest:
-    """What is said of an expert.
+    """Name, digest, license and languages of an expert.
 
     Attributes:
-        name: what it is called where it comes from.
-        digest: its content digest, wherever it is registered from here with its license as it is.
+        name: its name in the registry that it was pushed from.
+        digest: its content digest, in any registry, if it is registered with the license given here.
         license: its license.
         languages: its languages.
     """
@@ -36,42 +36,42 @@ class ExpertManifest:
     languages: tuple[str, ...]
 
     def document(self) -> dict[str, Any]:
-        """Return it as its file holds it."""
+        """Return the content of the file."""
         return {"format": FORMAT, **vars(self), "languages": list(self.languages)}
 
     @classmethod
     def from_document(cls, document: object, where: str) -> "ExpertManifest":
-        """Read what `document` returned, which may come from anywhere.
+        """Read a document as untrusted input.
 
         Raises:
-            CheckpointError: it is none.
-            InvalidInputError: a name or license in it cannot be one.
+            CheckpointError: it is not a manifest.
+            InvalidInputError: its name or license is not valid.
         """
-        given = fields(document, _KINDS, where)
-        if given["format"] != FORMAT:
+        values = fields(document, _KINDS, where)
+        if values["format"] != FORMAT:
             raise CheckpointError(
-                f"{where} has format {given['format']}, this program reads {FORMAT}",
+                f"{where} has format {values['format']}, this program reads {FORMAT}",
                 "use the program that it was pushed with",
             )
-        if given["license"] is not None:
-            check_license(given["license"])
-        return cls(check_name(given["name"]), given["digest"], given["license"], tuple(given["languages"]))
+        if values["license"] is not None:
+            check_license(values["license"])
+        return cls(check_name(values["name"]), values["digest"], values["license"], tuple(values["languages"]))
 
 
 def read_manifest(folder: Path) -> ExpertManifest | None:
-    """Return what the folder of a checkpoint says of it, or None where it says nothing (errors as above)."""
+    """Return the manifest in a checkpoint's folder, or None without one (errors as `from_document`)."""
     path = folder / FILE_NAME
     return ExpertManifest.from_document(read_json(path), str(path)) if path.is_file() else None
 
 
-def annotations_with(given: Annotations, manifest: ExpertManifest | None, checkpoint: str, folder: Path) -> Annotations:
-    """Return annotations with what was not given, and where the checkpoint comes from tells.
+def annotations_with(own: Annotations, manifest: ExpertManifest | None, checkpoint: str, folder: Path) -> Annotations:
+    """Complete a user's annotations from the checkpoint's manifest and Hub repository.
 
     Args:
-        given: what a user says, which counts first.
-        manifest: what the checkpoint's folder says of it.
-        checkpoint: what a user named.
-        folder: where it is on this disk.
+        own: the user's annotations, which take precedence.
+        manifest: the manifest in the checkpoint's folder.
+        checkpoint: the checkpoint as the user named it.
+        folder: its folder on this disk.
     """
     tags: dict[str, str] = {}
     if manifest is not None and manifest.languages:
@@ -79,5 +79,5 @@ def annotations_with(given: Annotations, manifest: ExpertManifest | None, checkp
     if is_hub_reference(checkpoint):
         repo_id, commit = HubReference.parse(checkpoint).repo_id, commit_of(folder)
         tags[HUB_TAG] = f"{repo_id}@{commit}" if commit else repo_id
-    license_id = given.license if given.license is not None or manifest is None else manifest.license
-    return replace(given, tags=tags | given.tags, license=license_id)
+    license_id = own.license if own.license is not None or manifest is None else manifest.license
+    return replace(own, tags=tags | own.tags, license=license_id)

@@ -1,4 +1,4 @@
-"""The small files of a checkpoint, none of which is trusted."""
+"""Small files of a checkpoint, read as untrusted input."""
 
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,14 @@ TOKENIZER_FILES = (
     "chat_template.json",
 )
 COPIED_FILES = (*TOKENIZER_FILES, "generation_config.json")
-"""What a composed folder takes over from its members beside the weights."""
+"""Files that a composed folder copies from its members."""
 
 
 def read_config(folder: Path) -> dict[str, Any]:
     """Return the config.json of a checkpoint folder.
 
     Raises:
-        CheckpointError: there is no such folder or file, or it is no JSON object.
+        CheckpointError: the folder or the file does not exist, or it is not a JSON object.
     """
     if not folder.is_dir():
         raise CheckpointError(
@@ -36,27 +36,30 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = own_file(folder, "config.json")
     if path is None:
         raise CheckpointError(
-            f"{folder} is no checkpoint: it has no config.json", "name the folder that save_pretrained wrote"
+            f"{folder} is not a checkpoint: it has no config.json", "name the folder that save_pretrained wrote"
         )
     return read_json(path)
 
 
 def read_files(folder: Path) -> dict[str, bytes]:
-    """Return config.json, the tokenizer's files and generation_config.json of a model folder, as they are, by name.
+    """Return config.json, the tokenizer's files and generation_config.json of a model folder, byte for byte, by name.
 
     Raises:
-        CheckpointError: one is too large, no JSON though its name says so, or a symbolic link out of the folder.
+        CheckpointError: a file is too large, a `.json` file is not JSON, or a symbolic link leads out of the folder.
     """
-    found = {}
+    files = {}
     for name in ("config.json", *COPIED_FILES):
         if (path := own_file(folder, name)) is not None:
             data = read_small(path, TOKENIZER_BYTES if name in TOKENIZER_FILES else JSON_BYTES)
             if data:
-                found[name] = data
-                if (total := sum(map(len, found.values()))) > SMALL_BYTES:
+                files[name] = data
+                if (total := sum(map(len, files.values()))) > SMALL_BYTES:
                     raise CheckpointError(
                         f"{folder}: its small files have {total:,} bytes, the limit is {SMALL_BYTES:,}", GENUINE
                     )
-                if name.endswith(".json") and name not in ("config.json", "tokenizer.json"):  # which are read anyway
+                if name.endswith(".json") and name not in (
+                    "config.json",
+                    "tokenizer.json",
+                ):  # those are parsed elsewhere
                     json_object(data, str(path), values=TOKENIZER_VALUES)
-    return found
+    return files

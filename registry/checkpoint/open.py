@@ -1,4 +1,4 @@
-"""From what a user names to a checkpoint on this disk: a folder, a Hub repository, or an adapter with its base."""
+"""Checkpoints opened by name: a folder, a Hub repository, or an adapter merged into its base model."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -15,6 +15,7 @@ from store.permissions import SPACE
 
 PathLike = str | os.PathLike[str]
 Registered = Callable[[str], DenseWeights | None]
+"""Returns the weights of a registered model, or None if a reference does not match one."""
 
 NAME_BASE = "name its base model: --base NAME[@V] of a registered one, --base FOLDER, or --base hf://ORG/NAME"
 
@@ -29,21 +30,21 @@ def open_checkpoint(
     remote_code: bool = False,
     progress: Progress,
 ) -> Iterator[Checkpoint]:
-    """Give the checkpoint that `checkpoint` names, all its headers checked.
+    """Open the checkpoint that `checkpoint` names, and check all its headers.
 
     Args:
-        checkpoint: a folder, `hf://ORG/NAME[@REVISION]`, or either of an adapter.
-        scratch: where an adapter is merged into its base; what is written there is deleted afterwards.
-        base: an adapter's base model, where its own configuration does not name it: a registered model's name, a folder
+        checkpoint: a folder or `hf://ORG/NAME[@REVISION]`, of a model or of an adapter.
+        scratch: the folder in which an adapter is merged into its base; the merged model is deleted afterwards.
+        base: an adapter's base model, if its own configuration does not name it: a registered model's name, a folder
             or `hf://…`.
-        registered: from a reference to a registered model, or to None where there is none of that name.
-        remote_code: take models too that no native host carries.
-        progress: told of the bytes merged.
+        registered: looks up a registered model.
+        remote_code: accept models that no native host carries.
+        progress: receives the bytes merged.
 
     Raises:
-        CheckpointError: it is no checkpoint that can be registered.
+        CheckpointError: the checkpoint cannot be registered.
         UnsupportedFamilyError: no native host carries the model exactly.
-        NotFoundError, StorageError: the Hub has no such repository, or cannot be reached; the disk is full.
+        NotFoundError, StorageError: the Hub has no such repository or cannot be reached, or the disk is full.
         InvalidInputError: `base` is given for a whole checkpoint.
     """
     folder, label = _local(checkpoint)
@@ -77,9 +78,9 @@ def _local(checkpoint: PathLike) -> tuple[Path, str]:
 def _base_of(adapter: Adapter, base: PathLike | None, registered: Registered, remote_code: bool) -> DenseWeights:
     if base is not None:
         text = os.fspath(base)
-        found = registered(text)
-        if found is not None:
-            return found
+        weights = registered(text)
+        if weights is not None:
+            return weights
         if not is_hub_reference(text) and not Path(text).is_dir():
             raise NotFoundError(f"there is no base model {text!r}: neither registered nor a folder", NAME_BASE)
         return Checkpoint(*_local(text), remote_code=remote_code)
@@ -98,7 +99,7 @@ def _base_of(adapter: Adapter, base: PathLike | None, registered: Registered, re
         folder, label = _local(f"hf://{adapter.base_name}{revision}")
     except RegError as error:
         raise CheckpointError(
-            f"{adapter.label}: its base model {adapter.base_name!r} cannot be had: {error.message}",
+            f"{adapter.label}: its base model {adapter.base_name!r} cannot be fetched: {error.message}",
             f"{error.hint}; or {NAME_BASE}" if error.hint else NAME_BASE,
         ) from error
     return Checkpoint(folder, label=label, remote_code=remote_code)

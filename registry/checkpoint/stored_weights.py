@@ -1,4 +1,4 @@
-"""A registered version as the base model that an adapter is merged into."""
+"""Weights of a registered version, as the base model that an adapter is merged into."""
 
 from dataclasses import dataclass
 from functools import cached_property

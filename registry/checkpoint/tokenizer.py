@@ -1,4 +1,4 @@
-"""What identifies a tokenizer, and how two of them differ."""
+"""Digests of tokenizers, and conflicts between two of them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,53 +9,55 @@ from registry.io.strict_json import json_object
 from store.digest import json_digest
 
 _SETTINGS = ("padding", "truncation")
-"""Keys of tokenizer.json that are settings of its last use."""
+"""Keys of tokenizer.json that record the settings of its last use."""
 
 
 def tokenizer_digest(files: Mapping[str, bytes]) -> str | None:
-    """Return what identifies the tokenizer among `files` (`identify`)."""
+    """Return the digest of the tokenizer among `files` (`identify`)."""
     return identify(files)[0]
 
 
 def identify(files: Mapping[str, bytes]) -> tuple[str | None, int | None]:
-    """Return what identifies the tokenizer among `files`, and how many tokens it knows; None where there is none.
+    """Return the digest of the tokenizer among `files`, and the number of its tokens; None if unknown.
 
-    The first is taken over the content of tokenizer.json less its padding and truncation, which are settings of the
-    last use; without tokenizer.json, where tokens are not counted, over the vocabulary files.
+    The digest covers tokenizer.json without padding and truncation, which are settings of its last use. Without a
+    tokenizer.json it covers the vocabulary files, and tokens are not counted.
 
     Raises:
-        CheckpointError: tokenizer.json is no JSON object, or damaged.
+        CheckpointError: tokenizer.json is not a JSON object, or damaged.
     """
     if (data := files.get("tokenizer.json")) is not None:
         document = json_object(data, "tokenizer.json", values=TOKENIZER_VALUES)
-        known = len(_tokens(document))
-        return json_digest({key: value for key, value in document.items() if key not in _SETTINGS}), known
+        count = len(_tokens(document))
+        return json_digest({key: value for key, value in document.items() if key not in _SETTINGS}), count
     parts = {name: files[name].hex() for name in ("tokenizer.model", "vocab.json", "merges.txt") if name in files}
     return (json_digest(parts) if parts else None), None
 
 
 def tokenizer_conflict(first: bytes, second: bytes) -> str | None:
-    """Return in what two tokenizer.json contradict one another, or None where they agree on every token both have.
+    """Return the first conflict between two tokenizer.json, or None if they are compatible.
 
-    They agree where they cut text alike and one has no more than some added tokens beyond the other's.
+    They are compatible if they split text alike, agree on every token that both have, and only one of them has tokens
+    that the other lacks.
 
     Raises:
-        CheckpointError: one is no JSON object.
+        CheckpointError: one is not a JSON object.
     """
-    mine, theirs = (json_object(data, "tokenizer.json", values=TOKENIZER_VALUES) for data in (first, second))
-    mine_ids, their_ids = _tokens(mine), _tokens(theirs)
-    for number in sorted(mine_ids.keys() & their_ids.keys()):
-        if mine_ids[number] != their_ids[number]:
-            return f"token {number} is {mine_ids[number]!r} against {their_ids[number]!r}"
-    mine_words, their_words = ({word: number for number, word in ids.items()} for ids in (mine_ids, their_ids))
-    for word in sorted(mine_words.keys() & their_words.keys()):
-        if mine_words[word] != their_words[word]:
-            return f"token {word!r} is number {mine_words[word]} against {their_words[word]}"
-    if mine_ids.keys() - their_ids.keys() and their_ids.keys() - mine_ids.keys():
-        number = min(mine_ids.keys() ^ their_ids.keys())
-        return f"token {number} ({(mine_ids | their_ids)[number]!r}) is in one only, and each has some the other lacks"
-    for key in sorted((mine.keys() | theirs.keys()) - {"added_tokens", *_SETTINGS}):
-        if mine.get(key) != theirs.get(key):
+    documents = [json_object(data, "tokenizer.json", values=TOKENIZER_VALUES) for data in (first, second)]
+    ids_a, ids_b = (_tokens(document) for document in documents)
+    for number in sorted(ids_a.keys() & ids_b.keys()):
+        if ids_a[number] != ids_b[number]:
+            return f"token {number} is {ids_a[number]!r} against {ids_b[number]!r}"
+    words_a, words_b = ({word: number for number, word in ids.items()} for ids in (ids_a, ids_b))
+    for word in sorted(words_a.keys() & words_b.keys()):
+        if words_a[word] != words_b[word]:
+            return f"token {word!r} is number {words_a[word]} against {words_b[word]}"
+    if ids_a.keys() - ids_b.keys() and ids_b.keys() - ids_a.keys():
+        number = min(ids_a.keys() ^ ids_b.keys())
+        return f"token {number} ({(ids_a | ids_b)[number]!r}) is in one only, and each has some the other lacks"
+    a, b = documents
+    for key in sorted((a.keys() | b.keys()) - {"added_tokens", *_SETTINGS}):
+        if a.get(key) != b.get(key):
             return f"their {key} differs, so they cut the same text into different tokens"
     return None
 
@@ -65,11 +67,11 @@ def _tokens(document: dict[str, Any]) -> dict[int, str]:
     try:
         vocabulary = document["model"]["vocab"]
         if isinstance(vocabulary, dict):
-            found = {int(number): str(token) for token, number in vocabulary.items()}
+            tokens = {int(number): str(token) for token, number in vocabulary.items()}
         else:  # a unigram model lists (token, score)
-            found = {number: str(entry[0]) for number, entry in enumerate(vocabulary)}
+            tokens = {number: str(entry[0]) for number, entry in enumerate(vocabulary)}
         for token in document.get("added_tokens") or []:
-            found[int(token["id"])] = str(token["content"])
+            tokens[int(token["id"])] = str(token["content"])
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise CheckpointError(f"tokenizer.json is damaged: {error}", "copy the file again") from error
-    return found
+    return tokens

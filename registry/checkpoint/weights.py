@@ -1,4 +1,4 @@
-"""Weights in safetensors files: what their headers say, and the weights themselves block by block."""
+"""Weights in safetensors files: their headers, and the weights themselves block by block."""
 
 import math
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor as its file's header describes it; `dtype` in the header's spelling, `begin` in bytes of the file."""
+    """A tensor in a file, from its header: `dtype` in the header's spelling, `begin` in bytes of the file."""
 
     file: Path
     dtype: str
@@ -33,27 +33,27 @@ class Stored:
 
 
 def read_headers(files: list[Path]) -> dict[str, Stored]:
-    """Return tensor name → where it is, for all tensors of some safetensors files.
+    """Return the location of every tensor in some safetensors files, by tensor name.
 
     Raises:
-        CheckpointError: a file is no safetensors file, or a tensor is in two of them.
+        CheckpointError: a file is not a safetensors file, or a tensor is in two of them.
     """
-    found: dict[str, Stored] = {}
+    tensors: dict[str, Stored] = {}
     for path in files:
         for name, entry in read_header(path).tensors.items():
-            if name in found:
+            if name in tensors:
                 raise CheckpointError(
-                    f"tensor {name} is in {found[name].file.name} and in {path}", "save the checkpoint again, whole"
+                    f"tensor {name} is in {tensors[name].file.name} and in {path}", "save the checkpoint again, whole"
                 )
-            found[name] = Stored(path, entry.dtype, entry.shape, entry.begin)
-    return found
+            tensors[name] = Stored(path, entry.dtype, entry.shape, entry.begin)
+    return tensors
 
 
 def weight_files(folder: Path) -> list[Path]:
     """Return the safetensors files of a checkpoint folder.
 
     Raises:
-        CheckpointError: it has none, or they are not all there, or its weights are in pickle files.
+        CheckpointError: the folder has no weights, files are missing, or the weights are in pickle files.
     """
     if (index := own_file(folder, INDEX)) is not None:
         listed = read_json(index).get("weight_map")
@@ -83,7 +83,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def sample_weight(stored: Stored, rows: "npt.NDArray[np.int64]") -> Block:
-    """Return some rows of a tensor in its carrier dtype, reading these alone.
+    """Return some rows of a tensor in its carrier dtype; nothing else is read.
 
     Raises:
         CheckpointError: the file cannot be read.
@@ -103,8 +103,8 @@ def weight_source(name: str, stored: Stored, label: str) -> ArraySource:
 
     Args:
         name: the tensor.
-        stored: where it is; its dtype is one that can be registered.
-        label: what messages call the checkpoint.
+        stored: its location; its dtype can be registered.
+        label: the checkpoint's name in messages.
 
     Raises (while it is read):
         CheckpointError: a weight is NaN or infinite, or the file cannot be read.
@@ -119,7 +119,7 @@ def weight_source(name: str, stored: Stored, label: str) -> ArraySource:
                 view = file.get_slice(name)
                 for start in range(0, stored.shape[0], rows):
                     part = view[start : start + rows]
-                    least, most = part.aminmax()  # many times as fast as isfinite; NaN is both of them
+                    least, most = part.aminmax()  # many times as fast as isfinite; both are NaN if any is
                     if not (math.isfinite(least) and math.isfinite(most)):
                         raise CheckpointError(
                             f"{label}: tensor {name} has NaN or infinite weights "

@@ -52,7 +52,7 @@ from registry.progress import Progress
 from registry.runtime.gates import gates
 from registry.runtime.loading import load_model
 from registry.statistics.cache import Cached, StatisticsCache
-from registry.statistics.forward_pass import HookPoint, batch, dense_hook_points, take_statistics
+from registry.statistics.forward_pass import HookPoint, ModelRun, batch, take_statistics
 from registry.statistics.settings import PassSettings
 from registry.workspace import Workspace
 from store.digest import json_digest
@@ -274,16 +274,12 @@ def _passed(
         weights = _advantage(plan, context, member, calibration, settings)
         with model_folder() as folder, (checkpoint_folder or (lambda: nullcontext(folder)))() as dense:
             checkpoint = Checkpoint(dense, member.version.ref, remote_code=True)
-            collected = take_statistics(
-                checkpoint,
-                digest,
+            run = ModelRun(
                 load_model(folder, settings.dtype or plan.dtype, settings.device),
-                calibration,
-                settings,
-                taps=dense_hook_points(checkpoint) if checkpoint_folder is None else routed_hook_points,
-                token_weights=weights,
-                progress=context.progress,
+                None if checkpoint_folder is None else routed_hook_points,
+                weights,
             )
+            collected = take_statistics(checkpoint, digest, run, calibration, settings, progress=context.progress)
         cached = context.cache.put(digest, collected)
     return cached
 

@@ -1,4 +1,4 @@
-"""Dense families: one file a family, one line a family in `FAMILIES`; what is refused says why in `REFUSED`."""
+"""Dense families: one file and one line in `FAMILIES` for each; `REFUSED` has the reasons for others."""
 
 from registry.errors import UnsupportedFamilyError
 from registry.families.cohere import COHERE
@@ -48,14 +48,14 @@ REFUSED = {
     "qwen2_moe": _MIXTURE,
     "qwen3_moe": _MIXTURE,
 }
-"""`model_type` → why it is refused, where the reason is known."""
+"""`model_type` → reason for its refusal, if known."""
 
 
 def family_of(model_type: str) -> Family:
     """Return the family of a `model_type`.
 
     Raises:
-        UnsupportedFamilyError: there is none; the message says which there are, and why this is none.
+        UnsupportedFamilyError: no family matches; the message has the reason and the supported families.
     """
     if model_type in FAMILIES:
         return FAMILIES[model_type]

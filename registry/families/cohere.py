@@ -27,7 +27,7 @@ class Cohere(Cohere2):
     options = ("attention_bias", "layer_norm_eps", "logit_scale", "use_qk_norm")
 
     def fill_defaults(self, values: dict[str, Any]) -> None:
-        """Its heads always divide the hidden size."""
+        """Derive the head size, which always divides the hidden size."""
         values["head_dim"] = values["hidden_size"] // values["num_attention_heads"]
 
     def trunk_layer(self, architecture: Architecture) -> Shapes:
@@ -39,7 +39,7 @@ class Cohere(Cohere2):
         return shapes
 
     def refusal(self, architecture: Architecture) -> str | None:
-        """Return why Cohere2-MoE does not carry this model, or None where it does."""
+        """Return why Cohere2-MoE does not carry this model, or None if it does."""
         if architecture.options["use_qk_norm"]:
             return "it normalises queries and keys (use_qk_norm), which no native host does in this way"
         return None

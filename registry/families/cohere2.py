@@ -9,7 +9,7 @@ from registry.hosts.cohere2_moe import COHERE2_MOE
 
 
 class Cohere2(Family):
-    """Command R7B and its kin."""
+    """Command R7B and related models."""
 
     model_type = "cohere2"
     class_name = "Cohere2ForCausalLM"
@@ -33,7 +33,7 @@ class Cohere2(Family):
     )
 
     def fill_defaults(self, values: dict[str, Any]) -> None:
-        """Fill in which layers have a window; its heads always divide the hidden size."""
+        """Derive the layers that have a window, and the head size, which always divides the hidden size."""
         values["head_dim"] = values["hidden_size"] // values["num_attention_heads"]
         if values["layer_types"] is None:
             values["layer_types"] = every(values["sliding_window_pattern"], FULL, SLIDING, values["num_hidden_layers"])

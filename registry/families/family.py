@@ -1,4 +1,4 @@
-"""A dense family: its configuration, its tensors, where its MLP input is, and the hosts that carry it exactly."""
+"""A dense family: its configuration, its tensors, its sites, and the hosts that carry it exactly."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from registry.hosts.dense import dense_host
 from registry.hosts.remote_code import REMOTE_CODE, remote_code_host
 
 TANH_GELU = "gelu_pytorch_tanh"
-"""Gemma's activation, as configurations name it."""
+"""Name of Gemma's activation in configurations."""
 
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 """The three matrices of a gated MLP."""
@@ -25,12 +25,12 @@ _REQUIRED = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_atten
 
 @dataclass(frozen=True)
 class NormOutput:
-    """An input that a norm over the hidden axis gives, so that the norm's weights bound it.
+    """A site whose input is the output of a norm over the hidden axis, and so bounded by the norm's weights.
 
     Attributes:
-        norm: the norm's name below the layer; that of the last norm is whole.
-        offset: what the norm adds to its weight.
-        bias: it has a bias.
+        norm: the norm's name below the layer; the full name for the last norm.
+        offset: the constant that the norm adds to its weight.
+        bias: the norm has a bias.
     """
 
     norm: str = "post_attention_layernorm"
@@ -40,7 +40,7 @@ class NormOutput:
 
 @dataclass(frozen=True)
 class ResidualStream:
-    """An input that is the residual stream itself: embeddings and the outputs of the norms that were added so far.
+    """A site whose input is the residual stream: the sum of embeddings and of norms' outputs so far.
 
     Attributes:
         embedding: the embedding's tensor.
@@ -58,10 +58,10 @@ class Attention:
     """The linear modules of a layer's attention, by their names below the layer.
 
     Attributes:
-        inputs: those that see the attention input.
-        output: the one that sees the heads' outputs.
-        values: the one that makes the values.
-        value_rows: the rows of it that do, head by head; None for all.
+        inputs: the modules applied to the attention input.
+        output: the module applied to the heads' outputs.
+        values: the module that computes the values.
+        value_rows: its rows that do, head by head; None for all.
     """
 
     inputs: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
@@ -72,13 +72,13 @@ class Attention:
 
 @dataclass(frozen=True)
 class Translation:
-    """How a host carries one dense model.
+    """A dense model in the terms of a host.
 
     Attributes:
         host: the native architecture.
-        architecture: the model's, in the host's terms: what its config.json is made of.
-        trunk: host name → how each trunk tensor is made.
-        notes: what a user should know of the result.
+        architecture: the model's architecture in the host's terms, from which its config.json is made.
+        trunk: name in the host → source of each trunk tensor.
+        notes: limitations of the result, for users.
     """
 
     host: Host
@@ -88,20 +88,20 @@ class Translation:
 
 
 class Family:
-    """One dense model type; a subclass says in what it differs from Llama.
+    """One dense model type; a subclass overrides its differences from Llama.
 
     Attributes:
         model_type: the `model_type` of its config.json.
         class_name: its transformers class.
-        special_tokens: ids of the tokens that begin, end and pad a text, where config.json leaves them out.
-        defaults: what transformers takes for the keys that config.json leaves out.
-        rope_theta: the same for the rope.
-        options: the keys that decide its function beside the sizes.
-        layers: where its layers are, as a module and in tensor names.
-        renamed: tensors that its transformers class has under another name than its checkpoints.
+        special_tokens: ids of the tokens that begin, end and pad a text, for a config.json without them.
+        defaults: transformers' defaults for keys that config.json may lack.
+        rope_theta: the default of `rope_theta`.
+        options: the keys that determine its function beside the sizes.
+        layers: name of the module of its layers, and their prefix in tensor names.
+        renamed: tensors whose name in its transformers class differs from that in its checkpoints.
         embedding: its embedding's tensor.
-        head: its head's tensor, where that is not tied to the embedding.
-        down: the last linear module of each MLP, below the layer; all others see the MLP input.
+        head: its head's tensor, unless tied to the embedding.
+        down: the last linear module of each MLP, below the layer; all others are applied to the MLP input.
     """
 
     model_type: ClassVar[str]
@@ -140,10 +140,10 @@ class Family:
         return Architecture.checked(values | {"rope_parameters": rope}, options)
 
     def fill_defaults(self, values: dict[str, Any]) -> None:
-        """Fill in what this family derives from other keys; `values` has all defaults."""
+        """Derive values from other keys, in place; `values` has all defaults."""
 
     def rope(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the rope's parameters as transformers 5 writes them."""
+        """Return the rope's parameters in the form of transformers 5."""
         return rope_parameters(values, self.rope_theta)
 
     # -- tensors -----------------------------------------------------------------------------------------------------
@@ -174,14 +174,14 @@ class Family:
         return shapes
 
     def mlp_tensors(self, layer: int, architecture: Architecture) -> Projections:
-        """Return a layer's MLP tensors as they are, by their name below the MLP."""
+        """Return a layer's MLP tensors unchanged, by their name below the MLP."""
         return {
             name.removeprefix("mlp."): (RowSelection(self.tensor_name(layer, name)), shape)
             for name, shape in self.mlp_layer(architecture).items()
         }
 
     def projections(self, layer: int, architecture: Architecture) -> Projections:
-        """Return where the three matrices of a layer's gated MLP are."""
+        """Return the location of the three matrices of a layer's gated MLP."""
         shapes = self.mlp_layer(architecture)
         return {
             projection: (RowSelection(self.tensor_name(layer, name)), shapes[name])
@@ -208,7 +208,7 @@ class Family:
         }
 
     def tensor_name(self, layer: int, name: str) -> str:
-        """Return the whole name of a tensor of a layer."""
+        """Return the full name of a tensor of a layer."""
         return f"{self.layers}.{layer}.{name}"
 
     # -- sites -------------------------------------------------------------------------------------------------------
@@ -218,38 +218,38 @@ class Family:
         return Attention()
 
     def attention_input(self, architecture: Architecture) -> NormOutput | ResidualStream:
-        """Return what the attention of each layer sees, and so what bounds it."""
+        """Return the input of each layer's attention, which determines its bounds."""
         return NormOutput("input_layernorm")
 
     def head_input(self, architecture: Architecture) -> NormOutput:
-        """Return the norm before the head, by its whole name."""
+        """Return the norm before the head, by its full name."""
         return NormOutput("model.norm")
 
     def residual(self, architecture: Architecture) -> float | None:
-        """Return what the outputs of attention and MLP are multiplied by when they join the residual stream.
+        """Return the factor of the outputs of attention and MLP when they are added to the residual stream.
 
-        None where a norm stands in between, so that no linear map makes what is added.
+        None if a norm comes in between, so that the result is not linear.
         """
         return 1.0
 
     def linear_inputs(self, architecture: Architecture) -> dict[str, tuple[str, int]]:
-        """Return the site and layer that each linear map of the trunk, and each MLP's gate and up, has as its input.
+        """Return the site and layer of the input of each linear map: those of the trunk, and each MLP's gate and up.
 
-        The embedding is no linear map; where the head is tied to it, neither is that one.
+        The embedding is not a linear map, and a head that is tied to it is not one either.
         """
         attention = self.attention(architecture)
-        found = {} if architecture.tie_word_embeddings else {self.head: (HEAD_INPUT, 0)}
+        inputs = {} if architecture.tie_word_embeddings else {self.head: (HEAD_INPUT, 0)}
         for layer in range(architecture.num_hidden_layers):
             for name in attention.inputs:
-                found[self.tensor_name(layer, f"{name}.weight")] = (ATTENTION_INPUT, layer)
-            found[self.tensor_name(layer, f"{attention.output}.weight")] = (ATTENTION_OUTPUT, layer)
+                inputs[self.tensor_name(layer, f"{name}.weight")] = (ATTENTION_INPUT, layer)
+            inputs[self.tensor_name(layer, f"{attention.output}.weight")] = (ATTENTION_OUTPUT, layer)
             for name, shape in self.mlp_layer(architecture).items():
                 if len(shape) == 2 and name != f"{self.down}.weight":
-                    found[self.tensor_name(layer, name)] = (MLP_INPUT, layer)
-        return found
+                    inputs[self.tensor_name(layer, name)] = (MLP_INPUT, layer)
+        return inputs
 
     def mlp_input(self, architecture: Architecture) -> NormOutput | ResidualStream:
-        """Return what the MLP of each layer sees, and so what bounds it."""
+        """Return the input of each layer's MLP, which determines its bounds."""
         return NormOutput()
 
     def mlps(self, model: Any) -> Iterator[Any]:
@@ -260,17 +260,17 @@ class Family:
     # -- hosts -------------------------------------------------------------------------------------------------------
 
     def refusal(self, architecture: Architecture) -> str | None:
-        """Return why no native host carries this model exactly, or None where one does."""
+        """Return why no native host carries this model exactly, or None if one does."""
         if architecture.options.get("mlp_bias"):
             return "its MLPs have biases (mlp_bias), and no native host has expert biases"
         return None
 
     def translations(self, architecture: Architecture) -> list[Translation]:
-        """Return how each native host that carries the model exactly does so, the preferred one first."""
+        """Return the translations to native hosts that carry the model exactly, the preferred one first."""
         raise NotImplementedError
 
     def hosts(self, architecture: Architecture) -> dict[str, Translation]:
-        """Return every host that carries the model, by what a recipe calls it; native ones first, the default ahead."""
+        """Return every host that carries the model, by its name in recipes: native ones first, the default ahead."""
         native = [] if self.refusal(architecture) else self.translations(architecture)
         remote = remote_code_host(self.model_type, self.class_name, self.layers)
         return {
@@ -278,18 +278,18 @@ class Family:
             REMOTE_CODE: Translation(
                 remote,
                 architecture,
-                {self.renamed.get(name, name): made for name, made in self.unchanged(architecture).items()},
+                {self.renamed.get(name, name): tensor for name, tensor in self.unchanged(architecture).items()},
             ),
         }
 
     def dense(self, architecture: Architecture) -> Translation:
-        """Return the model as itself, each MLP tensor made as the trunk's are."""
+        """Return the translation to the dense model itself, whose MLP tensors are made like the trunk's."""
         shapes = self.trunk_shapes(architecture) | self.mlp_shapes(architecture)
         trunk: dict[str, Trunk | Constant] = {name: Trunk(shape, RowSelection(name)) for name, shape in shapes.items()}
         return Translation(dense_host(self.model_type, self.class_name, self.layers), architecture, trunk)
 
     def unchanged(self, architecture: Architecture) -> dict[str, Trunk | Constant]:
-        """Return the trunk as it is, under its own names."""
+        """Return the trunk unchanged, under its own names."""
         return {name: Trunk(shape, RowSelection(name)) for name, shape in self.trunk_shapes(architecture).items()}
 
 
@@ -317,7 +317,7 @@ def attention_shapes(architecture: Architecture, *, bias: str = "") -> Shapes:
 
 
 def norm_shapes(architecture: Architecture, *names: str, bias: bool = False, size: int | None = None) -> Shapes:
-    """Return the shapes of one layer's norms: of the two that Llama has, unless others are named."""
+    """Return the shapes of one layer's norms; default the two of Llama."""
     shapes: Shapes = {}
     for name in names or ("input_layernorm", "post_attention_layernorm"):
         for part in ("weight", "bias") if bias else ("weight",):

@@ -1,4 +1,4 @@
-"""Gemma 1 → GraniteMoE: norms get the 1 that Gemma adds to them; embeddings are multiplied by √H. Exact in float32."""
+"""Gemma 1 → GraniteMoE: the 1 that Gemma adds is put into the norms; embeddings times √H. Exact in float32."""
 
 import math
 from dataclasses import replace
@@ -29,7 +29,7 @@ class Gemma(Family):
     options = ("attention_bias", "rms_norm_eps", "use_bidirectional_attention")
 
     def fill_defaults(self, values: dict[str, Any]) -> None:
-        """Read its old word for the activation."""
+        """Read the old name of its activation."""
         if values["hidden_act"] == "gelu":
             values["hidden_act"] = TANH_GELU
 
@@ -46,9 +46,9 @@ class Gemma(Family):
         return NormOutput(offset=1.0)
 
     def refusal(self, architecture: Architecture) -> str | None:
-        """Return why GraniteMoE does not carry this model, or None where it does."""
+        """Return why GraniteMoE does not carry this model, or None if it does."""
         if architecture.options["use_bidirectional_attention"]:
-            return "its attention looks both ways (use_bidirectional_attention), which no native host does"
+            return "its attention is bidirectional (use_bidirectional_attention), which no native host supports"
         return None
 
     def translations(self, architecture: Architecture) -> list[Translation]:

@@ -43,7 +43,7 @@ class Gemma2(Family):
     )
 
     def fill_defaults(self, values: dict[str, Any]) -> None:
-        """Fill in which layers have a window: every other one."""
+        """Derive the layers that have a window: every other one."""
         values["hidden_act"] = values["hidden_activation"]
         if values["layer_types"] is None:
             values["layer_types"] = every(2, FULL, SLIDING, values["num_hidden_layers"])
@@ -62,7 +62,7 @@ class Gemma2(Family):
         return NormOutput("model.norm", offset=1.0)
 
     def residual(self, architecture: Architecture) -> None:
-        """Return None: norms stand after attention and MLP."""
+        """Return None: attention and MLP are followed by norms."""
 
     def mlp_input(self, architecture: Architecture) -> NormOutput:
         """Return the norm before the MLP, which adds 1 to its weight."""
@@ -88,7 +88,7 @@ class Gemma3Text(Gemma2):
     }
 
     def fill_defaults(self, values: dict[str, Any]) -> None:
-        """Fill in which layers have a window: all but every sixth."""
+        """Derive the layers that have a window: all but every sixth."""
         if values["layer_types"] is None:
             values["layer_types"] = every(values["sliding_window_pattern"], FULL, SLIDING, values["num_hidden_layers"])
         super().fill_defaults(values)
@@ -98,7 +98,7 @@ class Gemma3Text(Gemma2):
         return nested_rope_parameters(values, 1_000_000.0, values.get("rope_local_base_freq", 10_000.0))
 
     def trunk_layer(self, architecture: Architecture) -> Shapes:
-        """Return the shapes of one layer's trunk tensors, its norms of queries and keys included."""
+        """Return the shapes of one layer's trunk tensors, including the norms of queries and keys."""
         norms = norm_shapes(architecture, "self_attn.q_norm", "self_attn.k_norm", size=architecture.head_dim)
         return super().trunk_layer(architecture) | norms
 

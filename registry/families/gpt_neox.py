@@ -30,12 +30,12 @@ class GPTNeoX(Family):
     renamed = {"embed_out.weight": "lm_head.weight"}
 
     def fill_defaults(self, values: dict[str, Any]) -> None:
-        """It knows neither grouped keys nor heads of another size."""
+        """Derive its heads: one of keys for each of queries, all of a size that divides the hidden size."""
         values["num_key_value_heads"] = values["num_attention_heads"]
         values["head_dim"] = values["hidden_size"] // values["num_attention_heads"]
 
     def rope(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the rope's parameters from its own words for them."""
+        """Return the rope's parameters from its own keys."""
         own = {
             "rope_theta": values.get("rotary_emb_base", self.rope_theta),
             "partial_rotary_factor": values.get("rotary_pct", 0.25),
@@ -75,14 +75,14 @@ class GPTNeoX(Family):
         }
 
     def attention(self, architecture: Architecture) -> Attention:
-        """Return the linear modules of each layer's attention: each head's query, key and value rows stand together."""
-        size, both = architecture.head_dim, "attention.query_key_value"
+        """Return the linear modules of each layer's attention; each head's query, key and value rows are adjacent."""
+        size, fused = architecture.head_dim, "attention.query_key_value"
         values = tuple(
             row
             for head in range(architecture.num_attention_heads)
             for row in range((3 * head + 2) * size, (3 * head + 3) * size)
         )
-        return Attention((both,), "attention.dense", both, values)
+        return Attention((fused,), "attention.dense", fused, values)
 
     def attention_input(self, architecture: Architecture) -> NormOutput:
         """Return its first norm, which has a bias."""

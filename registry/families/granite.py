@@ -1,4 +1,4 @@
-"""Granite → GraniteMoE, bit for bit, its four multipliers included."""
+"""Granite → GraniteMoE, bit for bit, including its four multipliers."""
 
 from registry.families.family import Family, Translation
 from registry.hosts.architecture import Architecture

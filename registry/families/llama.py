@@ -7,7 +7,7 @@ from registry.hosts.mixtral import MIXTRAL
 
 
 class Llama(Family):
-    """Llama 1 to 3, and what was built like it."""
+    """Llama 1 to 3, and models of the same architecture."""
 
     model_type = "llama"
     class_name = "LlamaForCausalLM"

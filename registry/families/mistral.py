@@ -1,4 +1,4 @@
-"""Mistral → Mixtral, bit for bit, its one sliding window included."""
+"""Mistral → Mixtral, bit for bit, including its sliding window."""
 
 from registry.families.family import Family, Translation
 from registry.hosts.architecture import Architecture

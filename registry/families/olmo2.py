@@ -1,4 +1,4 @@
-"""OLMo 2 → FlexOlmo, bit for bit: norms stand after attention and MLP, so the MLP input is the residual stream."""
+"""OLMo 2 → FlexOlmo, bit for bit: norms follow attention and MLP, so the MLP input is the residual stream."""
 
 from typing import ClassVar
 
@@ -22,7 +22,7 @@ class Olmo2(Family):
     options: ClassVar[tuple[str, ...]] = ("attention_bias", "rms_norm_eps")
 
     def trunk_layer(self, architecture: Architecture) -> Shapes:
-        """Return the shapes of one layer's trunk tensors, its norms over all queries and all keys included."""
+        """Return the shapes of one layer's trunk tensors, including the norms over all queries and all keys."""
         heads, keys, size = (
             architecture.num_attention_heads,
             architecture.num_key_value_heads,
@@ -40,7 +40,7 @@ class Olmo2(Family):
         return ResidualStream()
 
     def residual(self, architecture: Architecture) -> None:
-        """Return None: norms stand after attention and MLP."""
+        """Return None: attention and MLP are followed by norms."""
 
     def mlp_input(self, architecture: Architecture) -> ResidualStream:
         """Return the residual stream."""

@@ -1,4 +1,4 @@
-"""OLMo 3 → FlexOlmo, bit for bit up to the sliding window, which FlexOlmo has not: the context is cut there."""
+"""OLMo 3 → FlexOlmo, bit for bit up to the sliding window, which FlexOlmo lacks: the context ends there."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -21,7 +21,7 @@ class Olmo3(Olmo2):
     options = ("attention_bias", "layer_types", "rms_norm_eps", "sliding_window")
 
     def fill_defaults(self, values: dict[str, Any]) -> None:
-        """Fill in which layers have a window: all but every fourth."""
+        """Derive the layers that have a window: all but every fourth."""
         if values["layer_types"] is None:
             values["layer_types"] = every(4, FULL, SLIDING, values["num_hidden_layers"])
 
@@ -30,14 +30,14 @@ class Olmo3(Olmo2):
         return nested_rope_parameters(values, self.rope_theta, self.rope_theta)
 
     def refusal(self, architecture: Architecture) -> str | None:
-        """Return why FlexOlmo does not carry this model, or None where it does."""
+        """Return why FlexOlmo does not carry this model, or None if it does."""
         ropes = {kind: architecture.rope_parameters[kind] for kind in architecture.options["layer_types"]}
         if len(ropes) > 1 and ropes[FULL] != ropes[SLIDING]:
             return "its full and its sliding layers have different ropes, and flex_olmo has one for all"
         return super().refusal(architecture)
 
     def translations(self, architecture: Architecture) -> list[Translation]:
-        """Return FlexOlmo, its context cut at the window where layers have one."""
+        """Return FlexOlmo, with the window as its context if layers have one."""
         types, context = architecture.options["layer_types"], architecture.max_position_embeddings
         window = architecture.options["sliding_window"] if SLIDING in types else None
         limit = min(context, window or context)

@@ -1,4 +1,4 @@
-"""Phi-3 → Mixtral: fused projections come apart; a partial rotary becomes a full one whose idle pairs stand still."""
+"""Phi-3 → Mixtral: fused projections are split; a partial rope becomes a full one whose idle pairs do not turn."""
 
 import math
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from registry.hosts.architecture import Architecture
 from registry.hosts.mixtral import MIXTRAL
 
 _STILL = 1e30
-"""Divides a frequency so that no position turns: below 1e-24 of a radian at the longest context."""
+"""Divisor of a frequency that stops its rotation: below 1e-24 of a radian at the longest context."""
 
 
 class Phi3(Family):
@@ -32,7 +32,7 @@ class Phi3(Family):
     options = ("rms_norm_eps", "sliding_window")
 
     def fill_defaults(self, values: dict[str, Any]) -> None:
-        """Its heads always divide the hidden size."""
+        """Derive the head size, which always divides the hidden size."""
         values["head_dim"] = values["hidden_size"] // values["num_attention_heads"]
 
     def rope(self, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -44,7 +44,7 @@ class Phi3(Family):
         return rope
 
     def trunk_layer(self, architecture: Architecture) -> Shapes:
-        """Return the shapes of one layer's trunk tensors: q, k and v are one."""
+        """Return the shapes of one layer's trunk tensors: q, k and v are one tensor."""
         hidden, size = architecture.hidden_size, architecture.head_dim
         heads, pairs = architecture.num_attention_heads, architecture.num_key_value_heads
         return {
@@ -54,28 +54,28 @@ class Phi3(Family):
         }
 
     def mlp_layer(self, architecture: Architecture) -> Shapes:
-        """Return the shapes of one layer's MLP tensors: gate and up are one."""
+        """Return the shapes of one layer's MLP tensors: gate and up are one tensor."""
         hidden, inner = architecture.hidden_size, architecture.intermediate_size
         return {"mlp.gate_up_proj.weight": (2 * inner, hidden), "mlp.down_proj.weight": (hidden, inner)}
 
     def projections(self, layer: int, architecture: Architecture) -> Projections:
-        """Return where the three matrices of a layer's gated MLP are."""
+        """Return the location of the three matrices of a layer's gated MLP."""
         hidden, inner = architecture.hidden_size, architecture.intermediate_size
-        both = self.tensor_name(layer, "mlp.gate_up_proj.weight")
+        fused = self.tensor_name(layer, "mlp.gate_up_proj.weight")
         return {
-            "gate_proj": (RowSelection(both, range(inner)), (inner, hidden)),
-            "up_proj": (RowSelection(both, range(inner, 2 * inner)), (inner, hidden)),
+            "gate_proj": (RowSelection(fused, range(inner)), (inner, hidden)),
+            "up_proj": (RowSelection(fused, range(inner, 2 * inner)), (inner, hidden)),
             "down_proj": (RowSelection(self.tensor_name(layer, "mlp.down_proj.weight")), (hidden, inner)),
         }
 
     def attention(self, architecture: Architecture) -> Attention:
-        """Return the linear modules of each layer's attention: queries, keys and values are one."""
+        """Return the linear modules of each layer's attention: queries, keys and values are one module."""
         size, heads, pairs = architecture.head_dim, architecture.num_attention_heads, architecture.num_key_value_heads
-        both = "self_attn.qkv_proj"
-        return Attention((both,), values=both, value_rows=range((heads + pairs) * size, (heads + 2 * pairs) * size))
+        fused = "self_attn.qkv_proj"
+        return Attention((fused,), values=fused, value_rows=range((heads + pairs) * size, (heads + 2 * pairs) * size))
 
     def refusal(self, architecture: Architecture) -> str | None:
-        """Return why Mixtral does not carry this model, or None where it does."""
+        """Return why Mixtral does not carry this model, or None if it does."""
         rope = architecture.rope_parameters
         if rope["rope_type"] not in ("default", "longrope"):
             return f"its rope is {rope['rope_type']!r}, which Phi-3 does not have"
@@ -91,7 +91,7 @@ class Phi3(Family):
         keys = architecture.num_key_value_heads * size
         turning = int(size * architecture.rope_parameters["partial_rotary_factor"])
         order = _head_order(size, turning)
-        idle = 1 / _attention_factor(architecture)  # Mixtral's rope scales all channels, Phi-3's only those that turn
+        idle = 1 / _attention_factor(architecture)  # Mixtral's rope scales all channels, Phi-3's only the rotating ones
         trunk: dict[str, Trunk | Constant] = {}
         for name, tensor in self.unchanged(architecture).items():
             if not name.endswith("self_attn.qkv_proj.weight"):
@@ -101,8 +101,8 @@ class Phi3(Family):
                 rows: range | tuple[int, ...] = range(first, first + count)
                 scales = None
                 if turning < size and letter != "v":
-                    rows = tuple(first + head + place for head in range(0, count, size) for place in order)
-                    scales = tuple(1.0 if place < turning else idle for place in order) * (count // size)
+                    rows = tuple(first + head + channel for head in range(0, count, size) for channel in order)
+                    scales = tuple(1.0 if channel < turning else idle for channel in order) * (count // size)
                 trunk[name.replace("qkv_proj", f"{letter}_proj")] = Trunk(
                     (count, hidden), RowSelection(name, rows), scales=scales
                 )
@@ -111,7 +111,7 @@ class Phi3(Family):
 
 
 def _head_order(size: int, turning: int) -> tuple[int, ...]:
-    """Return which of a head's channels goes where: the turning pairs first in both halves, the idle ones after."""
+    """Return the order of a head's channels: in both halves the rotating pairs first, then the idle ones."""
     half, idle = turning // 2, (size - turning) // 2
     first = [*range(half), *range(turning, turning + idle)]
     second = [*range(half, turning), *range(turning + idle, size)]
@@ -119,7 +119,7 @@ def _head_order(size: int, turning: int) -> tuple[int, ...]:
 
 
 def _full_rope(architecture: Architecture, turning: int) -> dict[str, Any]:
-    """Return the parameters of a rope over whole heads that turns the first `turning` channels as Phi-3 does."""
+    """Return the parameters of a rope over full heads that rotates the first `turning` channels as Phi-3 does."""
     rope = dict(architecture.rope_parameters)
     del rope["partial_rotary_factor"]
     size, theta = architecture.head_dim, rope["rope_theta"]
@@ -127,7 +127,7 @@ def _full_rope(architecture: Architecture, turning: int) -> dict[str, Any]:
         rope["attention_factor"] = _attention_factor(architecture)
     if turning == size:
         return rope
-    # inv_freq_i = 1 / (factor_i · θ^(2i/size)) has to be 1 / (own_i · θ^(2i/turning))
+    # inv_freq_i = 1 / (factor_i · θ^(2i/size)) must equal 1 / (own_i · θ^(2i/turning))
     grow = [theta ** (2 * i / turning - 2 * i / size) for i in range(turning // 2)]
     idle = [_STILL] * ((size - turning) // 2)
     own = {key: rope.get(key) or [1.0] * (turning // 2) for key in ("short_factor", "long_factor")}
@@ -145,7 +145,7 @@ def _full_rope(architecture: Architecture, turning: int) -> dict[str, Any]:
 
 
 def _attention_factor(architecture: Architecture) -> float:
-    """Return what longrope multiplies queries and keys by, as transformers computes it."""
+    """Return the factor of longrope on queries and keys, as transformers computes it."""
     rope = architecture.rope_parameters
     if rope["rope_type"] == "default":
         return 1.0

@@ -28,7 +28,7 @@ class Qwen2(Family):
     options = ("layer_types", "rms_norm_eps", "sliding_window")
 
     def fill_defaults(self, values: dict[str, Any]) -> None:
-        """Fill in which layers have a window."""
+        """Derive the layers that have a window."""
         window_by_layer(values)
 
     def trunk_layer(self, architecture: Architecture) -> Shapes:
@@ -39,14 +39,16 @@ class Qwen2(Family):
         """Return Qwen2-MoE with a shared expert that gives zero; GraniteMoE with a bias of zero on o."""
         unchanged, windows = self.unchanged(architecture), SLIDING in architecture.options["layer_types"]
         notes = ("transformers 4 knows one window for all layers and gives it to every one",) if windows else ()
-        found = [Translation(QWEN2_MOE, architecture, unchanged | shared_expert(architecture), notes)]
+        translations = [Translation(QWEN2_MOE, architecture, unchanged | shared_expert(architecture), notes)]
         if not windows:
             zeros = {
                 self.tensor_name(layer, "self_attn.o_proj.bias"): Constant((architecture.hidden_size,), 0.0)
                 for layer in range(architecture.num_hidden_layers)
             }
-            found.append(Translation(GRANITEMOE, architecture.with_options(attention_bias=True), unchanged | zeros))
-        return found
+            translations.append(
+                Translation(GRANITEMOE, architecture.with_options(attention_bias=True), unchanged | zeros)
+            )
+        return translations
 
 
 QWEN2 = Qwen2()

@@ -1,10 +1,10 @@
-"""Rotary position embeddings as config.json has them, in the spelling of transformers 4 or of 5."""
+"""Rotary position embeddings in config.json, in the keys of transformers 4 or 5."""
 
 from collections.abc import Mapping
 from typing import Any
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-"""Layer types, as `layer_types` and nested rope parameters name them."""
+"""Layer types in `layer_types` and in nested rope parameters."""
 
 _SCALED = ("llama3", "yarn", "longrope")
 
@@ -14,7 +14,7 @@ def rope_parameters(values: Mapping[str, Any], theta: float) -> dict[str, Any]:
 
     Args:
         values: config.json.
-        theta: the family's `rope_theta`, where config.json has none.
+        theta: the family's `rope_theta`, for a config.json without one.
     """
     rope = dict(values.get("rope_scaling") or values.get("rope_parameters") or {})
     kind = rope.pop("type", "default")
@@ -28,15 +28,15 @@ def rope_parameters(values: Mapping[str, Any], theta: float) -> dict[str, Any]:
 
 
 def nested_rope_parameters(values: Mapping[str, Any], full: float, sliding: float) -> dict[str, Any]:
-    """Return the rope's parameters of full and of sliding layers; scaling in the old spelling is of full layers only.
+    """Return the rope's parameters of full and of sliding layers; `rope_scaling` applies to full layers only.
 
     Args:
         values: config.json.
         full: the family's `rope_theta` of full layers.
-        sliding: the same of sliding layers.
+        sliding: the family's `rope_theta` of sliding layers.
     """
-    given = values.get("rope_parameters") or {}
-    ropes = {kind: dict(given.get(kind) or {}) for kind in (FULL, SLIDING)}
+    nested = values.get("rope_parameters") or {}
+    ropes = {kind: dict(nested.get(kind) or {}) for kind in (FULL, SLIDING)}
     ropes[FULL] |= values.get("rope_scaling") or {}
     for rope, theta in ((ropes[FULL], values.get("rope_theta", full)), (ropes[SLIDING], sliding)):
         kind = rope.pop("type", "default")
@@ -48,12 +48,12 @@ def nested_rope_parameters(values: Mapping[str, Any], full: float, sliding: floa
 
 
 def every(number: int, kind: str, other: str, layers: int) -> list[str]:
-    """Return the type of each layer: `kind` for every `number`-th, `other` for those between."""
+    """Return the type of each layer: `kind` for every `number`-th, `other` for the rest."""
     return [kind if (layer + 1) % number == 0 else other for layer in range(layers)]
 
 
 def window_by_layer(values: dict[str, Any]) -> None:
-    """Fill in `layer_types` and `sliding_window` as Qwen derives them from three other keys."""
+    """Derive `layer_types` and `sliding_window` from three other keys, as Qwen does."""
     if not values["use_sliding_window"]:
         values["sliding_window"] = None
     if values["layer_types"] is None:

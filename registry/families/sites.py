@@ -1,22 +1,22 @@
-"""Sites: the points in the network where statistics are taken."""
+"""Sites: the points in the network where statistics are collected."""
 
 MLP_INPUT = "mlp_input"
-"""What the MLP of a layer, and so the router that takes its place, sees."""
+"""Input of a layer's MLP, and so of the router that replaces it."""
 
 ATTENTION_INPUT = "attention_input"
-"""What the query, key and value projections of a layer see."""
+"""Input of a layer's query, key and value projections."""
 
 ATTENTION_OUTPUT = "attention_output"
-"""What the output projection of a layer's attention sees: the heads' outputs, side by side."""
+"""Input of the output projection of a layer's attention: the concatenated outputs of the heads."""
 
 HEAD_INPUT = "head_input"
-"""What the head sees; there is one for the whole network, counted as layer 0."""
+"""Input of the output head; there is one in the network, counted as layer 0."""
 
 TOKEN_COUNTS = "token_counts"
-"""Beside the sites: how often each token came in the calibration."""
+"""Occurrences of each token in the calibration, stored beside the sites."""
 
 SITES = {
     "all": (MLP_INPUT, ATTENTION_INPUT, ATTENTION_OUTPUT, HEAD_INPUT),
     "router": (MLP_INPUT,),
 }
-"""What a pass takes: all that any method needs, or only what routers need."""
+"""Sites of a pass: those that any method needs, or only those that routers need."""

@@ -31,7 +31,7 @@ class SmolLM3(Family):
     options = ("attention_bias", "layer_types", "mlp_bias", "no_rope_layers", "rms_norm_eps", "sliding_window")
 
     def fill_defaults(self, values: dict[str, Any]) -> None:
-        """Fill in which layers have a rope, and which a window."""
+        """Derive the layers that have a rope, and those that have a window."""
         layers, interval = range(values["num_hidden_layers"]), values["no_rope_layer_interval"]
         if values["no_rope_layers"] is None:
             values["no_rope_layers"] = [int((layer + 1) % interval != 0) for layer in layers]

@@ -1,4 +1,4 @@
-"""StableLM: norms with biases, which no native host has beside a plain router."""
+"""StableLM: norms with biases, which no native host combines with a plain router."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -26,11 +26,11 @@ class StableLM(Family):
     options = ("layer_norm_eps", "qk_layernorm", "use_parallel_residual", "use_qkv_bias")
 
     def fill_defaults(self, values: dict[str, Any]) -> None:
-        """Its heads always divide the hidden size."""
+        """Derive the head size, which always divides the hidden size."""
         values["head_dim"] = values["hidden_size"] // values["num_attention_heads"]
 
     def rope(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the rope's parameters: a quarter of each head turns, unless said otherwise."""
+        """Return the rope's parameters; by default a quarter of each head rotates."""
         return rope_parameters({"partial_rotary_factor": 0.25, **values}, self.rope_theta)
 
     def outer_shapes(self, architecture: Architecture) -> Shapes:
@@ -58,7 +58,7 @@ class StableLM(Family):
         return NormOutput("model.norm", bias=True)
 
     def mlp_input(self, architecture: Architecture) -> NormOutput:
-        """Return the norm, which has a bias: the layer's only one where attention and MLP stand side by side."""
+        """Return the norm, which has a bias: the layer's only one if attention and MLP are parallel."""
         parallel = architecture.options["use_parallel_residual"]
         return NormOutput("input_layernorm" if parallel else "post_attention_layernorm", bias=True)
 

@@ -1,4 +1,4 @@
-"""Hosts: the native Hugging Face mixture-of-experts architectures. One file a host, named by its families."""
+"""Hosts: the native Hugging Face mixture-of-experts architectures, one file each."""
 
 from registry.hosts.host import Fused, Host, PerExpert, Projections
 from registry.hosts.tensors import Constant, Experts, RowSelection, Trunk

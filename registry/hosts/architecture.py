@@ -1,4 +1,4 @@
-"""What of a dense model's configuration decides its function, in Hugging Face's own words."""
+"""The part of a dense model's configuration that determines its function, under Hugging Face's names."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -10,9 +10,9 @@ class Architecture:
     """The sizes and switches of a decoder.
 
     Attributes:
-        rope_parameters: as transformers 5 writes them, `rope_type` and `rope_theta` included; by layer type where the
-            family has more than one.
-        options: what else of the configuration decides the function of this family (`Family.options`).
+        rope_parameters: in the form of transformers 5, with `rope_type` and `rope_theta`; by layer type if the family
+            has several.
+        options: the other keys that determine the function of this family (`Family.options`).
     """
 
     hidden_size: int
@@ -30,7 +30,7 @@ class Architecture:
 
     @classmethod
     def checked(cls, values: Mapping[str, Any], options: dict[str, Any]) -> "Architecture":
-        """Return the architecture whose fields are among `values`, none of which is trusted.
+        """Return the architecture whose fields are among `values`, which are untrusted input.
 
         Raises:
             ValueError: a field has a value that no model can have.
@@ -51,7 +51,7 @@ class Architecture:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as a document; `Architecture(**document)` is the way back."""
+        """Return the fields as a document; `Architecture(**document)` reads it."""
         return asdict(self)
 
     def with_options(self, **options: Any) -> "Architecture":
@@ -60,11 +60,11 @@ class Architecture:
 
     def differences(self, other: "Architecture", *, apart_from: Collection[str] = ()) -> list[str]:
         """Return one line for each field in which `other` differs: `hidden_size: 256 against 512`."""
-        mine, theirs = ({**a.to_dict(), **a.options} for a in (self, other))
+        a, b = ({**architecture.to_dict(), **architecture.options} for architecture in (self, other))
         return [
-            f"{name}: {mine.get(name)} against {theirs.get(name)}"
-            for name in sorted(mine.keys() | theirs.keys())
-            if name != "options" and name not in apart_from and mine.get(name) != theirs.get(name)
+            f"{name}: {a.get(name)} against {b.get(name)}"
+            for name in sorted(a.keys() | b.keys())
+            if name != "options" and name not in apart_from and a.get(name) != b.get(name)
         ]
 
 

@@ -1,4 +1,4 @@
-"""Cohere2-MoE: attention and MLP side by side; rope only where there is a window."""
+"""Cohere2-MoE: parallel attention and MLP; a rope only in layers with a window."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""No host at all: a folder of the dense family itself, for a composition that is one dense model."""
+"""The dense class as its own host, for a composition that is one dense model."""
 
 from registry.hosts.host import Host, PerExpert, dense_config
 

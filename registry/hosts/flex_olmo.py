@@ -1,4 +1,4 @@
-"""FlexOlmo: norms after attention and MLP, so that its router sees the residual stream as it is."""
+"""FlexOlmo: norms after attention and MLP, so that its router is applied to the residual stream itself."""
 
 from typing import Any
 

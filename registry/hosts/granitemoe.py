@@ -1,4 +1,4 @@
-"""GraniteMoE: attention biases, and a multiplier wherever a family has one."""
+"""GraniteMoE: attention biases and multipliers."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ MULTIPLIERS = ("attention_multiplier", "embedding_multiplier", "logits_scaling",
 
 
 def multipliers(architecture: Architecture) -> dict[str, Any]:
-    """Return Granite's four multipliers; those that a family has not are the ones that change nothing."""
+    """Return Granite's four multipliers, with neutral values for those that a family lacks."""
     neutral = dict.fromkeys(MULTIPLIERS, 1.0) | {"attention_multiplier": architecture.head_dim**-0.5}
     return {name: architecture.options.get(name, neutral[name]) for name in MULTIPLIERS}
 

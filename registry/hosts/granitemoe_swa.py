@@ -1,4 +1,4 @@
-"""GraniteMoE with windows: a rope or none by layer, and attention sinks, which are made to draw nothing."""
+"""GraniteMoE with windows: layers with and without a rope, and attention sinks, set to receive no attention."""
 
 from typing import Any
 

@@ -10,16 +10,16 @@ from registry.hosts.tensors import Experts, RowSelection
 LAYERS = "model.layers"
 
 Projections = Mapping[str, tuple[RowSelection, tuple[int, ...]]]
-"""The matrices of one layer's MLP: name → (where they are, their shape)."""
+"""The matrices of one layer's MLP: name → (their rows, their shape)."""
 
 
 @dataclass(frozen=True)
 class PerExpert:
-    """A tensor for each expert and matrix.
+    """A layout with one tensor for each expert and matrix.
 
     Attributes:
         pattern: its name below the layer, with `{expert}` and `{projection}`.
-        names: what the host calls a projection, where it has a word of its own.
+        names: the host's own names of projections.
     """
 
     pattern: str
@@ -35,7 +35,7 @@ class PerExpert:
 
 @dataclass(frozen=True)
 class Fused:
-    """Two tensors a layer: gate above up, of shape (E, 2I, H), and down, of shape (E, H, I)."""
+    """A layout with two tensors a layer: gate above up, of shape (E, 2I, H), and down, of shape (E, H, I)."""
 
     gate_up: str
     down: str
@@ -50,17 +50,17 @@ class Fused:
 
 @dataclass(frozen=True)
 class Host:
-    """Where a composition's tensors go.
+    """The tensor names and the config.json of a composition.
 
     Attributes:
         model_type: the `model_type` written to config.json.
         class_name: the transformers class, written to `architectures`.
         gate: name of a layer's router, below the layer.
-        experts: how a layer's expert MLPs are laid out.
+        experts: layout of a layer's expert MLPs.
         config: the architecture's own part of config.json, from (architecture, number of experts, experts per token).
-        layers: where its layers are, in tensor names.
-        dense_config: what it takes over from the members' own config.json; a native host takes nothing.
-        files: what its folder holds beside the weights and config.json.
+        layers: prefix of its layers in tensor names.
+        dense_config: selects the keys that are copied from the members' own config.json; a native host copies none.
+        files: other files of its folder, by name.
     """
 
     model_type: str
@@ -73,12 +73,12 @@ class Host:
     files: Mapping[str, bytes] = field(default_factory=dict)
 
     def tensor_name(self, layer: int, name: str) -> str:
-        """Return the whole name of a tensor of a layer."""
+        """Return the full name of a tensor of a layer."""
         return f"{self.layers}.{layer}.{name}"
 
 
 def decoder_config(architecture: Architecture) -> dict[str, Any]:
-    """Return the keys that every host shares, in the spelling of transformers 4 and of 5 both."""
+    """Return the keys that all hosts share, under the names of both transformers 4 and 5."""
     config = {
         "attention_dropout": 0.0,
         "head_dim": architecture.head_dim,
@@ -117,7 +117,7 @@ def rope_config(rope_parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def qwen_moe_config(architecture: Architecture, experts: int, top_k: int) -> dict[str, Any]:
-    """Return the keys that the hosts of the Qwen lineage share, with `norm_topk_prob`: the chosen weights sum to 1."""
+    """Return the keys that the hosts of the Qwen lineage share; with `norm_topk_prob` the chosen weights sum to 1."""
     return decoder_config(architecture) | {
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
@@ -133,5 +133,5 @@ _DROPPED = ("_name_or_path", "transformers_version", "auto_map", "quantization_c
 
 
 def dense_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is taken over from a dense model's config.json."""
+    """Return the keys that are copied from a dense model's config.json."""
     return {key: value for key, value in config.items() if key not in _DROPPED}

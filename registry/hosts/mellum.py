@@ -1,4 +1,4 @@
-"""Mellum: Qwen3's layers with a window by layer."""
+"""Mellum: Qwen3's layers, some with a window."""
 
 from typing import Any
 

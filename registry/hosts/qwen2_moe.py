@@ -1,4 +1,4 @@
-"""Qwen2-MoE: biases on q, k and v, a window by layer; its shared expert is there always, so it is made to give zero."""
+"""Qwen2-MoE: biases on q, k and v, windows in some layers, and a shared expert, which is set to return zero."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from registry.hosts.host import LAYERS, Host, PerExpert, qwen_moe_config
 from registry.hosts.tensors import Constant
 
 SHARED_SIZE = 8
-"""Width of the shared expert: the least that every runtime takes."""
+"""Width of the shared expert: the smallest that every runtime accepts."""
 
 
 def _config(architecture: Architecture, experts: int, top_k: int) -> dict[str, Any]:

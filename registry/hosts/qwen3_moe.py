@@ -1,4 +1,4 @@
-"""Qwen3-MoE: query and key norms, attention biases or none, one attention for all layers."""
+"""Qwen3-MoE: query and key norms, optional attention biases, the same attention in all layers."""
 
 from typing import Any
 

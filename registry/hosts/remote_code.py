@@ -1,7 +1,7 @@
-"""Modelling files of ours beside the weights, made for one dense class; they load with `trust_remote_code=True`.
+"""Hosts with their own modelling file beside the weights; they load with `trust_remote_code=True`.
 
 `modeling_routed.py` subclasses the dense class and routes its MLPs: the host for families that no native architecture
-carries. `modeling_ensemble.py` holds whole dense models and mixes what they predict.
+carries. `modeling_ensemble.py` holds complete dense models and mixes their predictions.
 """
 
 import json
@@ -12,13 +12,13 @@ from registry.hosts.architecture import Architecture
 from registry.hosts.host import Host, PerExpert, dense_config
 
 REMOTE_CODE = "remote-code"
-"""What a recipe calls this host."""
+"""Name of this host in recipes."""
 
 ROUTED = "routed_"
-"""What its `model_type` begins with; the dense one follows."""
+"""Prefix of its `model_type`, before that of the dense model."""
 
 ENSEMBLE = "ensemble_"
-"""What the `model_type` of an ensemble begins with; the dense one follows."""
+"""Prefix of an ensemble's `model_type`, before that of the dense model."""
 
 ENSEMBLE_MODULE = "modeling_ensemble"
 _MODULE = "modeling_routed"
@@ -30,7 +30,7 @@ def remote_code_host(model_type: str, class_name: str, layers: str) -> Host:
     Args:
         model_type: of the dense family.
         class_name: the dense class of transformers.
-        layers: where its layers are, as a module.
+        layers: name of the module of its layers.
     """
     source = _source(_MODULE, class_name).replace('"model.layers"', json.dumps(layers))
 

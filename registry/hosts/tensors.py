@@ -1,4 +1,4 @@
-"""How a host's tensors are made of a dense model's: rows of them, a trunk method's result, or a constant."""
+"""Sources of a host's tensors: rows of a dense model's, a trunk method's result, or a constant."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ class RowSelection:
 
     Attributes:
         name: the dense tensor.
-        rows: which, in the order wanted; None for the whole.
+        rows: the rows, in order; None for all.
     """
 
     name: str
@@ -21,7 +21,7 @@ class RowSelection:
 class Trunk:
     """A trunk tensor: the trunk method's result over the members' rows, plus `offset`.
 
-    `scales`, which only reordered rows may have, multiply one row each.
+    `scales` multiply one row each; only reordered rows may have them.
     """
 
     shape: tuple[int, ...]
@@ -40,7 +40,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class Experts:
-    """A tensor of expert weights: rows of members' tensors, one after the other, each `(member, rows)`."""
+    """A tensor of expert weights: consecutive rows of members' tensors, each part `(member, rows)`."""
 
     shape: tuple[int, ...]
     parts: tuple[tuple[int, RowSelection], ...]

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all: written beside their place, flushed, and renamed into it."""
+"""Atomic files: written beside their path, flushed to disk, and renamed."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -9,17 +9,17 @@ from store.arrays import flush
 
 @contextmanager
 def atomic_file(path: Path, partial: str | None = None, *, durable: bool = True) -> Iterator[Path]:
-    """Give a file to write; when the context ends well it replaces `path`, otherwise it is deleted.
+    """Yield the path of a temporary file; it replaces `path` when the context ends, and is deleted if that raises.
 
-    The folder is not created: it may have been deleted meanwhile, with all that was in it.
+    The folder is not created: it may have been deleted meanwhile, with all its files.
 
     Args:
         path: the file.
-        partial: name of the file to write, in the same folder; default that of `path` with `.partial` behind it.
+        partial: name of the temporary file, in the same folder; default that of `path` with `.partial` appended.
         durable: flush file and folder to disk, so that a crash of the system loses neither.
 
     Raises:
-        OSError: the disk is full or refuses; what was at `path` stays.
+        OSError: the disk is full or refuses; the file at `path` is unchanged.
     """
     fresh = path.with_name(partial or f"{path.name}.partial")
     try:

@@ -1,4 +1,4 @@
-"""The names of dtypes, without torch: headers are checked before it is loaded."""
+"""Names of dtypes, without torch: headers are checked before it is loaded."""
 
 SAFETENSORS = {
     "bfloat16": "BF16",
@@ -10,10 +10,10 @@ SAFETENSORS = {
     "int64": "I64",
     "uint8": "U8",
 }
-"""How a safetensors header spells them."""
+"""dtype → its spelling in a safetensors header."""
 
 WEIGHT_DTYPES = ("bfloat16", "float16", "float32")
-"""What a checkpoint's weights may be, and what a composition may be written in."""
+"""dtypes that a checkpoint's weights, and those of a composition, may have."""
 
 NAMES = {spelling: name for name, spelling in SAFETENSORS.items()}
-"""The way back."""
+"""Spelling in a safetensors header → dtype."""

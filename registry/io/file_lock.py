@@ -1,13 +1,13 @@
-"""Advisory locks on open files and folders, released by the system when their process dies."""
+"""Advisory locks on open files and folders, which the system releases when their process dies."""
 
 import errno
 import fcntl
 
 
 def try_lock(descriptor: int) -> bool:
-    """Lock an open file or folder without waiting, and tell whether no other process holds it.
+    """Lock an open file or folder without waiting; return False if another process holds the lock.
 
-    On a file system without locks nothing is locked and True is returned.
+    On a file system without locks nothing is locked, and the result is True.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 CHUNK = 2**22
-"""Bytes that are read at once."""
+"""Bytes of one read."""
 
 
 def file_digest(path: Path, advance: Callable[[int], None] = lambda amount: None) -> str:

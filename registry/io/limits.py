@@ -1,17 +1,17 @@
-"""How large anything may be that somebody else wrote: checked before it is parsed. `docs/formats.md` tells them all.
+"""Size limits of untrusted input, checked before it is parsed. `docs/formats.md` lists them all.
 
-They are far above what genuine files have, and low enough that no file makes a command take more than 500 MB beyond the
-model's own tensors.
+They are far above the sizes of genuine files, and low enough that no file makes a command use more than 500 MB of
+memory beyond the model's own tensors.
 """
 
 JSON_BYTES = 16 * 2**20
 """config.json, indexes, adapter_config.json, composition.json, receipts."""
 
 JSON_VALUES = 2**20
-"""Values in one JSON document: a bound on the memory that it takes, which its bytes are not."""
+"""Values in one JSON document: they bound its memory, which its bytes do not."""
 
 JSON_KEYS = 2**19
-"""Keys of all its objects together; so many tokens a vocabulary may have."""
+"""Keys of all objects in one JSON document, and so the largest vocabulary."""
 
 JSON_DEPTH = 100
 """Objects and lists within one another."""
@@ -35,7 +35,7 @@ HEADER_VALUES = 2**20
 """Values in the header of a safetensors file."""
 
 SUMMARY_BYTES = 128 * 2**20
-"""A summary of a version. Of 400 billion weights in 16 bits it has 40 MB."""
+"""A summary of a version: 40 MB for 400 billion weights in 16 bits."""
 
 TEXT_BYTES = 64 * 2**20
 """A `.txt` file, which is one document."""
@@ -44,19 +44,19 @@ ROW_BYTES = 32 * 2**20
 """A row of `.jsonl`, expanded, or of `.parquet`."""
 
 EXPANSION = 100
-"""How many times its own size a `.jsonl.gz` may expand to. Text of natural language comes to 10 at most."""
+"""Largest ratio of a `.jsonl.gz` file's expanded size to its own. Natural language reaches 10."""
 
 EXPANSION_FREE = 2**20
-"""Bytes that a `.jsonl.gz` may expand to whatever its own size."""
+"""Bytes that any `.jsonl.gz` may expand to."""
 
 FOOTER_BYTES = 16 * 2**20
-"""The texts, and the items of each list, that the footer of a parquet file may hold."""
+"""Bytes of each text, and items of each list, in the footer of a parquet file."""
 
 YAML_BYTES = 64 * 2**10
-"""A recipe file."""
+"""Bytes of a recipe file."""
 
 YAML_VALUES = 4096
 """Values in a recipe file."""
 
 YAML_DEPTH = 8
-"""Mappings and lists within one another in a recipe file."""
+"""Nesting of mappings and lists in a recipe file."""

@@ -1,8 +1,8 @@
-"""Writing a model folder as a stream: safetensors shards tensor by tensor, every file hashed, all of it or nothing.
+"""Model folders written atomically, as a stream: safetensors shards tensor by tensor, every file hashed.
 
-A folder is built beside its place under a hidden name, flushed to disk, and renamed; what it replaces is moved aside
-first and deleted last. A crash leaves hidden folders, which the next writing to the same place puts back or removes.
-The hidden folder is locked while it is written, so that two processes never write one folder at once.
+A folder is built beside its path under a hidden name, flushed to disk, and renamed; a folder that it replaces is moved
+aside first and deleted last. A crash leaves hidden folders, which the next command with the same output restores or
+removes. The hidden folder is locked while it is written, so that two processes never write one folder at once.
 """
 
 import hashlib
@@ -26,20 +26,20 @@ from store.arrays import flush
 SHARD_BYTES = 5 * 10**9
 ONE_FILE_BYTES = 10**9
 MARKER = "composition.json"
-"""What tells a folder that this program wrote from any other, which it never deletes."""
+"""The file that marks a folder as written by this program, which never deletes any other."""
 
 
 @contextmanager
 def fresh_folder(out: Path, *, replace: bool | None, nbytes: int) -> Iterator[Path]:
-    """Give a hidden folder to write into; when the context ends well it becomes `out`, otherwise nothing remains.
+    """Yield a hidden folder to write into; it becomes `out` when the context ends, and is deleted if that raises.
 
     Args:
-        out: where the folder shall stand; it may exist if it is empty.
-        replace: an existing composed folder may be replaced; None where the command never replaces one.
-        nbytes: what will be written, at least; checked against the free space.
+        out: path of the folder; an empty folder may exist there.
+        replace: replace an existing composed folder; None if the command never replaces one.
+        nbytes: bytes that will be written, at least; checked against the free space.
 
     Raises:
-        OutputError: `out` stands there already and may not be replaced, or another process is writing it.
+        OutputError: `out` exists and may not be replaced, or another process is writing it.
         StorageError: the disk is full or refuses.
     """
     out = out.absolute()
@@ -55,8 +55,8 @@ def fresh_folder(out: Path, *, replace: bool | None, nbytes: int) -> Iterator[Pa
             check_output(out, replace=replace)
             if (free := shutil.disk_usage(out.parent).free) < nbytes:
                 raise StorageError(f"{out} needs {nbytes:,} bytes, its disk has {free:,} free", hint)
-            for left in hidden.iterdir():  # by a crash
-                _remove(left)
+            for leftover in hidden.iterdir():  # of a crash
+                _remove(leftover)
             yield hidden
             for path in (*hidden.iterdir(), hidden):
                 flush(path)
@@ -71,11 +71,11 @@ def check_output(out: Path, *, replace: bool | None) -> None:
     """Check that a folder can be written at `out` (`replace` as in `fresh_folder`).
 
     Raises:
-        OutputError: there is a file, or a folder that is not empty and not to be replaced.
+        OutputError: `out` is a file, or a folder that is not empty and may not be replaced.
     """
     if out.is_symlink():
         raise OutputError(
-            f"{out} is a symbolic link, and what it leads to is not replaced",
+            f"{out} is a symbolic link, and its target is not replaced",
             f"name the folder itself: --out {shlex.quote(str(out.resolve()))}",
         )
     try:
@@ -97,7 +97,7 @@ def check_output(out: Path, *, replace: bool | None) -> None:
 
 
 def composed_of(folder: Path) -> dict[str, str]:
-    """Return member name → content digest of a composed folder; empty for any other."""
+    """Return the content digests of a composed folder's members by name; empty for any other folder."""
     try:
         members = read_json(folder / MARKER)["members"]
         return {str(member["name"]): str(member["digest"]) for member in members}
@@ -106,27 +106,27 @@ def composed_of(folder: Path) -> dict[str, str]:
 
 
 def write_weights(
-    folder: Path, streams: Iterable[Stream], advance: Advance, earlier: ShardReuse | None = None
+    folder: Path, streams: Iterable[Stream], advance: Advance, reuse: ShardReuse | None = None
 ) -> dict[str, str]:
     """Write all tensors as safetensors, in one file or in shards with an index, and return file name → SHA-256.
 
     Args:
-        folder: where.
+        folder: the folder.
         streams: the tensors.
-        advance: told of the bytes written or taken over.
-        earlier: the folder that this one replaces; files in which nothing changes are linked to it.
+        advance: receives the bytes written or reused.
+        reuse: the record of the folder that this one replaces; unchanged files are linked to it.
     """
     shards, digests = layout(folder, streams), dict[str, str]()
-    if len(shards) == 1:  # that one has the routers too
-        earlier = None
+    if len(shards) == 1:  # a single file has the routers too, so it always changes
+        reuse = None
     for shard in shards:
-        if earlier is not None and (digest := earlier.take(shard)) is not None:
+        if reuse is not None and (digest := reuse.take(shard)) is not None:
             digests[shard.path.name] = digest
             advance(shard.nbytes)
     fresh = [shard for shard in shards if shard.path.name not in digests]
     digests |= dict(zip((shard.path.name for shard in fresh), write_shards(fresh, advance), strict=True))
-    if earlier is not None:
-        earlier.note(shards, [digests[shard.path.name] for shard in shards])
+    if reuse is not None:
+        reuse.note(shards, [digests[shard.path.name] for shard in shards])
     if len(shards) == 1:
         return digests
     weight_map = {stream.name: shard.path.name for shard in shards for stream in shard.streams}
@@ -145,16 +145,16 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> dict[str, str]:
 
 
 def json_file(document: object) -> bytes:
-    """Return a document as a file of JSON: sorted keys, indented, one newline at the end."""
+    """Return a document as a JSON file: sorted keys, indented, one newline at the end."""
     return (json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
 
 
 def layout(folder: Path, streams: Iterable[Stream]) -> list[Shard]:
-    """Return the files that tensors go to.
+    """Distribute tensors over files.
 
-    A model of at most `ONE_FILE_BYTES` is one file, as people like it, and is written anew in a second. In a larger
-    one tensors of different parts (experts, routers, trunk) do not share a file, so that a recomposition can take over
-    those files in which nothing changes; no file has more than `SHARD_BYTES` unless one tensor does.
+    A model of at most `ONE_FILE_BYTES` is one file, as is usual, and is rewritten in a second. In a larger one, tensors
+    of different parts (experts, routers, trunk) do not share a file, so that a recomposition can reuse the files that
+    do not change; no file has more than `SHARD_BYTES` unless one tensor does.
     """
     streams = list(streams)
     parts = sorted({stream.part for stream in streams})
@@ -181,9 +181,9 @@ def _runs(streams: Iterable[Stream]) -> list[list[Stream]]:
 
 @contextmanager
 def _claimed(hidden: Path, out: Path) -> Iterator[None]:
-    """Hold the hidden folder, made where it is absent, against every other process; where the context fails, remove it.
+    """Create the hidden folder if it is absent, and lock it; remove it if the context raises.
 
-    The system frees what a dead process held.
+    The system releases the lock of a process that dies.
 
     Raises:
         OutputError: another process holds it.
@@ -192,7 +192,7 @@ def _claimed(hidden: Path, out: Path) -> Iterator[None]:
         hidden.mkdir(exist_ok=True)
         try:
             descriptor = os.open(hidden, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        except FileNotFoundError:  # whoever held it has just ended
+        except FileNotFoundError:  # its process has just ended
             continue
         try:
             if not try_lock(descriptor):
@@ -219,7 +219,7 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 
 def _recover(out: Path) -> None:
-    """Put back what a crash left aside while `out` was being replaced, or finish that."""
+    """Complete a replacement of `out` that a crash interrupted: restore the old folder, or delete it."""
     old = _old(out)
     if old.exists():
         _remove(old) if out.exists() else old.rename(out)

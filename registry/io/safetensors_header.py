@@ -1,4 +1,4 @@
-"""Headers of safetensors files, checked whole before a tensor is read.
+"""Headers of safetensors files, checked in full before a tensor is read.
 
 The format is that of https://github.com/huggingface/safetensors: 8 bytes with the header's length, little-endian; the
 header, a JSON object from tensor name to dtype, shape and offsets; the tensors back to back.
@@ -22,12 +22,12 @@ _BITS = {
     **dict.fromkeys(("U32", "I32", "F32"), 32),
     **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
 }
-"""Every dtype there is, though few can be registered → bits an element."""
+"""Every dtype of the format, few of which can be registered → bits of an element."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A tensor as the header describes it: dtype in the header's spelling, `begin` and `end` in bytes of the file."""
+    """A tensor in the header: dtype in the header's spelling, `begin` and `end` in bytes of the file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -37,70 +37,68 @@ class Entry:
 
 @dataclass(frozen=True)
 class Header:
-    """What a file says of itself: its tensors by name, and its metadata."""
+    """The tensors of a file by name, and its metadata."""
 
     tensors: dict[str, Entry]
     metadata: dict[str, str]
 
 
 def read_header(path: Path) -> Header:
-    """Return the header of a safetensors file, whose tensors fill the file exactly.
+    """Return the header of a safetensors file whose tensors fill the file exactly.
 
     Raises:
-        CheckpointError: it is no such file, or cannot be read.
+        CheckpointError: the file is not of this format, or cannot be read.
     """
     try:
         if not path.is_file():
-            raise ValueError("it is no regular file")
+            raise ValueError("it is not a regular file")
         size = path.stat().st_size
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             if size < 8 or length > size - 8:
-                raise ValueError(f"its header is said to have {length:,} bytes, the file has {size:,}")
+                raise ValueError(f"its header claims {length:,} bytes, the file has {size:,}")
             if length > HEADER_BYTES:
                 raise ValueError(f"its header has {length:,} bytes, the limit is {HEADER_BYTES:,}")
             data = file.read(length)
         if not data.startswith(b"{"):
-            raise ValueError("its header is no JSON object")
+            raise ValueError("its header is not a JSON object")
         return _header(parse_json(data, values=HEADER_VALUES), 8 + length, size)
     except PermissionError as error:
         raise CheckpointError(
             f"{path} cannot be read: permission denied", f"make it readable: chmod u+r {path}"
         ) from error
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is no safetensors file: {error}", "copy or save the file again") from error
+        raise CheckpointError(f"{path} is not a safetensors file: {error}", "copy or save the file again") from error
 
 
 def _header(document: dict[str, Any], start: int, size: int) -> Header:
     metadata = document.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise ValueError("its metadata is no object of texts")
+        raise ValueError("its metadata is not an object of texts")
     tensors = {name: _entry(name, described, start) for name, described in document.items()}
-    place = start
+    end = start
     for name, entry in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
-        if entry.begin != place:
-            raise ValueError(
-                f"tensor {name!r} begins at byte {entry.begin:,}, not where the one before ends, {place:,}"
-            )
-        place = entry.end
-    if place != size:
-        raise ValueError(f"its tensors end at byte {place:,}, the file at {size:,}")
+        if entry.begin != end:
+            raise ValueError(f"tensor {name!r} begins at byte {entry.begin:,}, but the previous one ends at {end:,}")
+        end = entry.end
+    if end != size:
+        raise ValueError(f"its tensors end at byte {end:,}, the file at {size:,}")
     return Header(tensors, metadata)
 
 
 def _entry(name: str, described: object, start: int) -> Entry:
     if not isinstance(described, dict) or described.keys() != {"dtype", "shape", "data_offsets"}:
-        raise ValueError(f"tensor {name[:200]!r} has not dtype, shape and data_offsets alone")
+        raise ValueError(f"tensor {name[:200]!r} must have dtype, shape and data_offsets, and nothing else")
     dtype, shape, offsets = described["dtype"], described["shape"], described["data_offsets"]
     if not isinstance(dtype, str) or dtype not in _BITS:
-        raise ValueError(f"tensor {name[:200]!r} has the dtype {str(dtype)[:40]!r}, which there is not")
+        raise ValueError(f"tensor {name[:200]!r} has the unknown dtype {str(dtype)[:40]!r}")
     if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
-        raise ValueError(f"tensor {name[:200]!r} has a shape or offsets that are no sizes")
+        raise ValueError(f"tensor {name[:200]!r} has a shape or offsets that are not sizes")
     elements = math.prod(shape)
     if elements * _BITS[dtype] != (offsets[1] - offsets[0]) * 8:
         raise ValueError(
-            f"tensor {name[:200]!r} has {offsets[1] - offsets[0]:,} bytes, which is not what {dtype} of shape "
-            f"{str(shape)[:80]} takes"
+            f"tensor {name[:200]!r} has {offsets[1] - offsets[0]:,} bytes, which does not fit {dtype} of shape "
+            f"{str(shape)[:80]}"
         )
     return Entry(dtype, tuple(shape), start + offsets[0], start + offsets[1])
 

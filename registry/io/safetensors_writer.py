@@ -1,6 +1,6 @@
-"""One safetensors file, written as a stream: tensor by tensor, and no temporary file but one of a known name.
+"""One safetensors file, written as a stream, tensor by tensor.
 
-safetensors' own writer takes a random name first, which nothing finds again after a crash.
+safetensors' own writer writes to a temporary file with a random name, which could not be found again after a crash.
 """
 
 import hashlib
@@ -19,12 +19,12 @@ from store.arrays import CARRIERS, Block
 from store.raw_chunks import RawArray
 
 PYTORCH = {"format": "pt"}
-"""What a model's file says of itself."""
+"""The metadata of a model's file."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """Bytes of a stored array that stand in a tensor as they are, from `begin` up to `end`."""
+    """Bytes of a stored array, from `begin` up to `end`, that a tensor contains unchanged."""
 
     raw: RawArray
     begin: int
@@ -33,16 +33,16 @@ class Span:
 
 @dataclass(frozen=True)
 class Stream:
-    """A tensor to write: its blocks are asked for when their turn comes.
+    """A tensor to write, whose blocks are read or computed one by one.
 
     Attributes:
         name: its name in the file.
         dtype: its dtype.
         shape: its shape.
         blocks: starts a pass over its blocks.
-        spans: the same bytes as parts of stored arrays, one after the other, or None where there are no such.
-        part: what kind of tensor it is; kinds do not share a file where there are several.
-        origin: what its bytes are a function of, as JSON has it; None where that is not known.
+        spans: the same bytes as consecutive parts of stored arrays, or None if they are not stored.
+        part: the part of the model (experts, routers, trunk); parts do not share a file if the model has several files.
+        origin: everything that its bytes depend on, as a JSON value; None if that is not known.
     """
 
     name: str
@@ -60,17 +60,17 @@ class Stream:
 
     @classmethod
     def of(cls, name: str, block: Block, dtype: str) -> "Stream":
-        """Return an array in memory, `block` being in the carrier dtype of `dtype`."""
+        """Return the stream of an array in memory, given in the carrier dtype of `dtype`."""
         return cls(name, dtype, block.shape, lambda: [block])
 
 
 def in_order(streams: Iterable[Stream]) -> tuple[Stream, ...]:
-    """Return tensors as they stand in a file: wider elements first, each at a multiple of its element."""
+    """Return tensors in the order of a file: wider elements first, so that each is aligned to its elements."""
     return tuple(sorted(streams, key=lambda stream: (-CARRIERS[stream.dtype][1], stream.name)))
 
 
 def head(streams: Iterable[Stream], metadata: Mapping[str, str] = PYTORCH) -> bytes:
-    """Return what comes before the tensors, which are in order: 8 bytes for the length of the header, the header."""
+    """Return the bytes before the tensors, given in order: 8 bytes for the length of the header, the header."""
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     end = 0
     for stream in streams:
@@ -91,10 +91,10 @@ def write_shard(
     """Write one safetensors file: 8 bytes for the length of the header, the header (JSON), the tensors back to back.
 
     Args:
-        path: the file; half of it is there if this is interrupted.
-        streams: what to write, in any order.
-        advance: told of the bytes written.
-        metadata: the header's own texts.
+        path: the file; an interruption leaves it incomplete.
+        streams: the tensors, in any order.
+        advance: receives the bytes written.
+        metadata: the header's metadata.
 
     Returns:
         SHA-256 of the file.
@@ -121,12 +121,12 @@ def write_shard(
 
 
 def replace_shard(path: Path, streams: Sequence[Stream], metadata: Mapping[str, str]) -> None:
-    """Write one safetensors file in place of what is at `path`, whole or not at all, and flush it to disk.
+    """Write one safetensors file to `path` atomically, and flush it to disk.
 
-    Its folder is not made: it may have been deleted meanwhile, with all that was in it.
+    The folder is not created: it may have been deleted meanwhile, with all its files.
 
     Raises:
-        StorageError: the disk is full or refuses; what was there stays.
+        StorageError: the disk is full or refuses; the file at `path` is unchanged.
     """
     try:
         with atomic_file(path) as fresh:

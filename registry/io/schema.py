@@ -1,4 +1,4 @@
-"""Reading documents that somebody else may have written: every key is known, and every value of the kind it must be."""
+"""Schemas of untrusted JSON documents: known keys, and a kind for each value."""
 
 import re
 from collections.abc import Callable, Collection, Mapping
@@ -17,7 +17,7 @@ _HINT = "copy the file again from where it was written"
 
 @dataclass(frozen=True)
 class Kind:
-    """What a value must be, in words, and the test of it."""
+    """A kind of value: its description, and its test."""
 
     words: str
     holds: Callable[[Any], bool]
@@ -32,7 +32,7 @@ def _is_whole(value: Any) -> bool:
 
 
 def is_digest(value: object) -> bool:
-    """Tell whether `value` is a SHA-256 as this program writes it."""
+    """Tell whether `value` is a SHA-256 in lower-case hexadecimal digits."""
     return isinstance(value, str) and _DIGEST.fullmatch(value) is not None
 
 
@@ -55,7 +55,7 @@ NUMBERS = Kind(
 
 
 def maybe(kind: Kind) -> Kind:
-    """Return the kind that is `kind` or null."""
+    """Return the kind of values that are of `kind` or null."""
     return Kind(f"{kind.words} or null", lambda value: value is None or kind.holds(value))
 
 
@@ -72,17 +72,17 @@ def fields(
     """Return `document` if it is an object of these keys, each of its kind.
 
     Args:
-        document: what a JSON file holds.
-        kinds: key → what its value must be.
-        where: what messages call it.
+        document: the content of a JSON file.
+        kinds: key → kind of its value.
+        where: the document's name in messages.
         optional: keys that may be absent.
-        hint: what to do where it is none of them.
+        hint: the hint of errors.
 
     Raises:
-        CheckpointError: it is no object, a key is unknown or missing, or a value is of another kind.
+        CheckpointError: `document` is not an object, a key is unknown or missing, or a value is of another kind.
     """
     if not isinstance(document, dict):
-        raise CheckpointError(f"{where} is no JSON object", hint)
+        raise CheckpointError(f"{where} is not a JSON object", hint)
     if unknown := [key for key in document if key not in kinds]:
         raise CheckpointError(f"{where} has a key {unknown[0]!r}, which this program does not know", hint)
     if missing := [key for key in kinds if key not in document and key not in optional]:
@@ -94,16 +94,16 @@ def fields(
 
 
 def check_written(document: Mapping[str, Any], written: Mapping[str, Any], where: str) -> None:
-    """Check that `document` is what this program writes for what it read there.
+    """Check that `document`, parsed and written again, stays the same.
 
     Raises:
-        CheckpointError: it is not; the message has the first key in which they differ.
+        CheckpointError: it differs; the message has the first key in which it does.
     """
     for key in (*written, *document):
         if key not in document:
             raise CheckpointError(f"{where} has no key {key!r}", _HINT)
         if key not in written:
-            raise CheckpointError(f"{where} has a key {key!r}, which has no part in it", _HINT)
+            raise CheckpointError(f"{where} has a key {key!r}, which does not belong there", _HINT)
         if canonical_json(document[key]) != canonical_json(written[key]):
             raise CheckpointError(
                 f"{where}: {key} is {_short(document[key])}, this program would write {_short(written[key])}", _HINT

@@ -1,14 +1,14 @@
-"""What a recomposition takes over from the folder that it replaces: the files of weights in which nothing changes.
+"""Reuse of unchanged files of weights when a composition replaces a composed folder.
 
-Of each composed folder a record is kept in the registry's home: for every file of weights what its bytes are a function
-of, their SHA-256, and the file's identity (device, inode, size, times of its last modification and of its last change
-of status). A file is taken over, as a hard link, where the new one is a function of the same and its identity is what
-the record says. That is how git's index knows that a file was not touched, without reading it: whoever writes to a
-file, or puts another in its place, changes its identity. Times count in ticks, so a record is written a tick after the
-last change, and none is where times are whole seconds. Reading the files instead would cost as much as writing them.
+The registry's home keeps a record of each composed folder: for every file of weights the digest of everything that its
+bytes depend on, their SHA-256, and the file's identity (device, inode, size, times of its last modification and of its
+last change of status). A file is reused, as a hard link, if the new one depends on the same and its identity equals the
+record's. git's index recognises unchanged files in the same way, without reading them: writing to a file, or replacing
+it, changes its identity. File times advance in ticks, so a record is written a tick after the last change; on file
+systems with whole seconds there is no record. Reading the files instead would cost as much as writing them.
 
-Nothing here is needed: without a record, or where the file system knows no hard links, everything is written anew. One
-file that holds all weights of a small model changes with its routers, so it is always written anew.
+Records are optional: without one, or on a file system without hard links, every file is written. A small model in one
+file is always written, since its routers change.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ from registry.io.shard_writer import Shard
 from store.digest import json_digest
 
 TICK_NS = 20_000_000
-"""Longer than the system's clock of file times stands still."""
+"""Longer than a tick of the system's clock for file times."""
 
 Identity = tuple[int, ...]
 """Device, inode, size, time of modification, time of change of status, the times in ns."""
@@ -39,10 +39,10 @@ class ShardReuse:
     """The record of one folder.
 
     Attributes:
-        record: its file.
+        record: the file of the record.
         out: the folder.
-        known: what a file's bytes are a function of → its name, its SHA-256, its identity.
-        noted: file name → (what its bytes are a function of, its SHA-256, its identity) of the folder that is written.
+        known: digest of a file's origin → its name, its SHA-256, its identity.
+        noted: file name → (digest of its origin, its SHA-256, its identity), of the folder that is being written.
     """
 
     record: Path
@@ -52,7 +52,7 @@ class ShardReuse:
 
     @classmethod
     def of(cls, home: Home, out: Path) -> "ShardReuse":
-        """Return what is recorded of the folder `out`, which may be nothing."""
+        """Return the record of the folder `out`; without a record it is empty."""
         out = out.absolute()
         record, known = home.folders / f"{hashlib.sha256(str(out).encode()).hexdigest()[:32]}.json", {}
         try:
@@ -64,12 +64,12 @@ class ShardReuse:
         return cls(record, out, known)
 
     def has(self, shard: Shard) -> bool:
-        """Tell whether a file can be taken over."""
-        found = self.known.get(_origin(shard) or "")
-        return found is not None and _identity(self.out / found[0]) == found[2]
+        """Tell whether a file can be reused."""
+        entry = self.known.get(_origin(shard) or "")
+        return entry is not None and _identity(self.out / entry[0]) == entry[2]
 
     def take(self, shard: Shard) -> str | None:
-        """Link a file to its new place and return its SHA-256; None where it has to be written."""
+        """Link a file to its new path and return its SHA-256; None if it must be written."""
         if not self.has(shard):
             return None
         name, digest, identity = self.known[_origin(shard) or ""]
@@ -77,36 +77,37 @@ class ShardReuse:
             os.link(self.out / name, shard.path, follow_symlinks=False)
         except OSError:
             return None
-        found = _identity(shard.path)
-        if found is None or found[:-1] != identity[:-1]:  # it was exchanged just now
+        linked = _identity(shard.path)
+        if linked is None or linked[:-1] != identity[:-1]:  # it was replaced just now
             shard.path.unlink()
             return None
         return digest
 
     def note(self, shards: Sequence[Shard], digests: Sequence[str]) -> None:
-        """Take down what was written or taken over."""
+        """Note the files that were written or reused."""
         for shard, digest in zip(shards, digests, strict=True):
             origin, identity = _origin(shard), _identity(shard.path)
             if origin is not None and identity is not None:
                 self.noted[shard.path.name] = origin, digest, identity
 
     def remember(self) -> None:
-        """Record what was taken down, now that the folder stands in its place; nothing where that cannot be."""
+        """Write the record of the noted files, once the folder has its final path, if the home can be written."""
         files: list[tuple[str, str, str, Identity]] = []
         for name, (origin, digest, noted) in self.noted.items():
-            found = _identity(self.out / name)
-            if found is not None and found[:-1] == noted[:-1] and any(at % 10**9 for at in found[-2:]):
-                files.append((name, origin, digest, found))
-        newest = max((max(found[-2:]) for *_, found in files), default=0)
+            current = _identity(self.out / name)
+            if current is not None and current[:-1] == noted[:-1] and any(at % 10**9 for at in current[-2:]):
+                files.append((name, origin, digest, current))
+        newest = max((max(identity[-2:]) for *_, identity in files), default=0)
         time.sleep(min(max(newest + TICK_NS - time.time_ns(), 0), TICK_NS) / 1e9)
-        if newest + TICK_NS > time.time_ns() or any(_identity(self.out / name) != found for name, _, _, found in files):
+        changed = any(_identity(self.out / name) != identity for name, _, _, identity in files)
+        if changed or newest + TICK_NS > time.time_ns():
             files = []
         with suppress(OSError):
-            self._forget_absent()
+            self._delete_absent()
             with atomic_file(self.record, f"{self.record.stem}.new", durable=False) as fresh:
                 fresh.write_text(json.dumps({"out": str(self.out), "files": files}))
 
-    def _forget_absent(self) -> None:
+    def _delete_absent(self) -> None:
         """Delete the records of folders that are gone."""
         self.record.parent.mkdir(parents=True, exist_ok=True)
         for record in self.record.parent.glob("*.json"):
@@ -118,7 +119,7 @@ class ShardReuse:
 
 
 def _origin(shard: Shard) -> str | None:
-    """Return the digest of what a file's bytes are a function of, this program and its libraries among it."""
+    """Return the digest of everything that a file's bytes depend on, including this program and its libraries."""
     origins = [stream.origin for stream in shard.streams]
     if None in origins:
         return None
@@ -127,21 +128,21 @@ def _origin(shard: Shard) -> str | None:
 
 @cache
 def _program() -> str:
-    """Return the digest of what computes: this program's files (by size and time), torch, the processor's kind."""
+    """Return the digest of this program's files (by size and time), torch's version and the processor's kind."""
     import torch
 
     package = Path(__file__).parents[1]
     files = [(str(path.relative_to(package)), path.stat()) for path in sorted(package.rglob("*.py"))]
-    own = [[name, found.st_size, found.st_mtime_ns] for name, found in files]
+    own = [[name, status.st_size, status.st_mtime_ns] for name, status in files]
     return json_digest([own, torch.__version__, torch.backends.cpu.get_cpu_capability()])
 
 
 def _identity(path: Path) -> Identity | None:
-    """Return the identity of a file; None where there is no plain file."""
+    """Return the identity of a regular file; None for anything else."""
     try:
-        found = path.stat(follow_symlinks=False)
+        status = path.stat(follow_symlinks=False)
     except OSError:
         return None
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

@@ -1,12 +1,12 @@
-"""Writing safetensors files by several hands at once: one makes tensors, one copies bytes, two hash them.
+"""Safetensors files written by several threads: they compute tensors, copy bytes, and hash them, all at once.
 
-Every tensor's place in its file is known before the first byte is written. So what has to be computed (trunk, routers)
-is written by the calling thread, which alone runs torch, while another thread copies what is stored as it will stand
-(expert MLPs) from the array store's files, a few MiB at a time. What it read is hashed against the array's digest by a
-third. A fourth reads each file back in its wake, in order, for the file's SHA-256. A fifth has the system flush what is
-there already, so that little is left to flush in the end. Any order in which they run gives the same bytes.
+The offset of every tensor in its file is known before the first byte is written. The calling thread, the only one to
+run torch, computes tensors (trunk, routers) and writes them. A second thread copies tensors that are stored unchanged
+(expert MLPs) from the array store's files, a few MiB at a time. A third hashes the copied bytes, and compares each
+array with its digest. A fourth reads the files back behind the writers, in order, for their SHA-256. A fifth flushes
+written bytes to disk, so that little is left to flush at the end. The bytes do not depend on the order of the threads.
 
-The first failure of any of them ends all, and is raised by the caller's thread.
+The first failure in any thread stops all of them, and is raised in the calling thread.
 """
 
 import errno
@@ -34,16 +34,16 @@ PIECES = 12
 """Pieces in memory at once."""
 
 FLUSH_BYTES = 1 << 28
-"""New bytes from which on the system is asked to flush."""
+"""Unflushed bytes from which files are flushed."""
 
 
 @dataclass(frozen=True)
 class Shard:
-    """A safetensors file to be: 8 bytes for the length of the header, the header (JSON), the tensors back to back.
+    """A safetensors file to write: 8 bytes for the length of the header, the header (JSON), the tensors back to back.
 
     Attributes:
         path: the file.
-        given: its tensors, in any order.
+        given: its tensors, in the order of their computation.
     """
 
     path: Path
@@ -51,12 +51,12 @@ class Shard:
 
     @cached_property
     def streams(self) -> tuple[Stream, ...]:
-        """Its tensors as they stand in it."""
+        """Its tensors, in the order of the file."""
         return in_order(self.given)
 
     @cached_property
     def head(self) -> bytes:
-        """What comes before the tensors."""
+        """The bytes before the tensors."""
         return head(self.streams)
 
     @property
@@ -69,15 +69,15 @@ def write_shards(shards: Sequence[Shard], advance: Advance, *, flush: bool = Tru
     """Write files, and return the SHA-256 of each.
 
     Args:
-        shards: what to write; a tensor that is computed is made in their order, and in each in that of `Shard.given`.
-        advance: told of bytes of tensors; called by one thread at a time.
-        flush: have the files on disk when this returns.
+        shards: the files; tensors are computed in their order, and within each in that of `Shard.given`.
+        advance: receives bytes of tensors; called by one thread at a time.
+        flush: flush the files to disk before this returns.
 
     Raises:
-        DamagedError: an array is not what was stored.
-        StorageError: a tensor came to another size.
+        DamagedError: an array does not have its digest.
+        StorageError: a tensor has another size than its stream.
         OSError: the disk is full or refuses.
-        RegError: what `Stream.blocks` raises.
+        RegError: any error of `Stream.blocks`.
     """
     with ExitStack() as stack:
         files = [stack.enter_context(shard.path.open("wb+", buffering=0)).fileno() for shard in shards]
@@ -89,12 +89,14 @@ class _StoppedError(Exception):
 
 
 class _Writing:
+    """One run of the threads."""
+
     def __init__(self, shards: Sequence[Shard], files: Sequence[int], advance: Advance, flush: bool) -> None:
         self._shards, self._files, self._advance = shards, files, advance
         self._begins = [
             list(accumulate((stream.nbytes for stream in shard.streams), initial=len(shard.head))) for shard in shards
         ]
-        self._turn = threading.Condition()  # guards what follows up to the error
+        self._turn = threading.Condition()  # guards the attributes up to the error
         self._written = [[0] * len(shard.streams) for shard in shards]
         self._dirty = [0] * len(shards)
         self._writers = 2
@@ -102,22 +104,23 @@ class _Writing:
         self._buffers: SimpleQueue[memoryview | None] = SimpleQueue()
         self._read: SimpleQueue[tuple[Span, memoryview | None] | None] = SimpleQueue()
         self._digests: list[str] = []
-        self._hands = [self._copy, self._check, self._hash, *([self._flush] if flush else [])]
+        self._threads = [self._copy, self._check, self._hash, *([self._flush] if flush else [])]
+        # Tensors by number of the file and index in its streams.
         self._copied: list[tuple[int, int, Sequence[Span]]] = []
-        self._made: list[tuple[int, int]] = []
+        self._computed: list[tuple[int, int]] = []
 
     def run(self) -> list[str]:
         """Write everything, and return the SHA-256 of each file."""
         for number, shard in enumerate(self._shards):
-            places = {stream.name: place for place, stream in enumerate(shard.streams)}
+            index_of = {stream.name: index for index, stream in enumerate(shard.streams)}
             spans = [stream.spans() for stream in shard.streams]
-            self._copied += [(number, place, found) for place, found in enumerate(spans) if found is not None]
-            self._made += [(number, places[s.name]) for s in shard.given if spans[places[s.name]] is None]
-        threads = [threading.Thread(target=self._guarded, args=(hand,), daemon=True) for hand in self._hands]
+            self._copied += [(number, index, stored) for index, stored in enumerate(spans) if stored is not None]
+            self._computed += [(number, index_of[s.name]) for s in shard.given if spans[index_of[s.name]] is None]
+        threads = [threading.Thread(target=self._guarded, args=(run,), daemon=True) for run in self._threads]
         for thread in threads:
             thread.start()
         try:
-            self._guarded(self._make)
+            self._guarded(self._compute)
             for thread in threads:
                 thread.join()
         except BaseException as error:  # an interrupt
@@ -128,9 +131,9 @@ class _Writing:
             raise self._error
         return self._digests
 
-    def _guarded(self, hand: Callable[[], None]) -> None:
+    def _guarded(self, run: Callable[[], None]) -> None:
         try:
-            hand()
+            run()
         except _StoppedError:
             pass
         except BaseException as error:
@@ -144,38 +147,38 @@ class _Writing:
         self._buffers.put(None)
         self._read.put(None)
 
-    def _make(self) -> None:
-        """Write what is computed."""
+    def _compute(self) -> None:
+        """Write the headers and the tensors that are computed."""
         for number, shard in enumerate(self._shards):
-            _set_aside(self._files[number], len(shard.head) + shard.nbytes)
+            _allocate(self._files[number], len(shard.head) + shard.nbytes)
             self._put(number, memoryview(shard.head), 0)
-        for number, place in self._made:
-            stream, done = self._shards[number].streams[place], 0
+        for number, index in self._computed:
+            stream, nbytes = self._shards[number].streams[index], 0
             for block in stream.blocks():
                 data = block.data.cast("B")
-                if done + len(data) <= stream.nbytes:
-                    self._write(number, place, data, done)
-                done += len(data)
-            if done != stream.nbytes:
+                if nbytes + len(data) <= stream.nbytes:
+                    self._write(number, index, data, nbytes)
+                nbytes += len(data)
+            if nbytes != stream.nbytes:
                 raise StorageError(
-                    f"tensor {stream.name} came to {done:,} bytes, {stream.nbytes:,} were expected", "run: reg verify"
+                    f"tensor {stream.name} came to {nbytes:,} bytes, {stream.nbytes:,} were expected", "run: reg verify"
                 )
         self._close()
 
     def _copy(self) -> None:
-        """Write what is stored as it will stand, and hand it on to be checked."""
+        """Write the tensors that are stored unchanged, and queue their bytes for the check."""
         for _ in range(PIECES if self._copied else 0):
             self._buffers.put(memoryview(bytearray(PIECE)))
-        for number, place, spans in self._copied:
-            done = 0
+        for number, index, spans in self._copied:
+            nbytes = 0
             for span in spans:
-                at = 0
+                offset = 0  # in the array, which is read in full for its digest
                 for piece in self._pieces(span.raw):
-                    wanted = piece[max(span.begin - at, 0) : max(span.end - at, 0)]
-                    if len(wanted):
-                        self._write(number, place, wanted, done)
-                        done += len(wanted)
-                    at += len(piece)
+                    part = piece[max(span.begin - offset, 0) : max(span.end - offset, 0)]
+                    if len(part):
+                        self._write(number, index, part, nbytes)
+                        nbytes += len(part)
+                    offset += len(piece)
                     self._read.put((span, piece))
                 self._read.put((span, None))
         self._read.put(None)
@@ -199,7 +202,7 @@ class _Writing:
         return buffer
 
     def _check(self) -> None:
-        """Hash what was copied, and check it array by array."""
+        """Hash the copied bytes, and compare each array with its digest."""
         state = None
         while (read := self._read.get()) is not None:
             span, piece = read
@@ -212,57 +215,57 @@ class _Writing:
                 self._buffers.put(memoryview(piece.obj))
 
     def _hash(self) -> None:
-        """Read each file back in the writers' wake, in order, and hash it."""
+        """Read each file back behind the writers, in order, and hash it."""
         buffer = memoryview(bytearray(PIECE))
         for number, shard in enumerate(self._shards):
             state = hashlib.sha256(shard.head)
-            for place, stream in enumerate(shard.streams):
-                done = 0
-                while done < stream.nbytes:
-                    ready = self._wait(number, place, done)
-                    while done < ready:
-                        at, wanted = self._begins[number][place] + done, min(PIECE, ready - done)
-                        read = os.preadv(self._files[number], [buffer[:wanted]], at)
+            for index, stream in enumerate(shard.streams):
+                hashed = 0
+                while hashed < stream.nbytes:
+                    ready = self._wait(number, index, hashed)
+                    while hashed < ready:
+                        at, size = self._begins[number][index] + hashed, min(PIECE, ready - hashed)
+                        read = os.preadv(self._files[number], [buffer[:size]], at)
                         if not read:
                             raise StorageError(
-                                f"{shard.path} is shorter than what was written to it",
+                                f"{shard.path} is shorter than the bytes written to it",
                                 "another process writes there: choose another --out, or repeat when it has ended",
                             )
                         state.update(buffer[:read])
-                        done += read
+                        hashed += read
             self._digests.append(state.hexdigest())
 
-    def _wait(self, number: int, place: int, done: int) -> int:
-        """Return how many bytes of a tensor are written, once they are more than `done`."""
+    def _wait(self, number: int, index: int, hashed: int) -> int:
+        """Wait until more than `hashed` bytes of a tensor are written, and return how many are."""
         with self._turn:
-            while self._error is None and self._written[number][place] <= done:
+            while self._error is None and self._written[number][index] <= hashed:
                 self._turn.wait()
             if self._error is not None:
                 raise _StoppedError
-            return self._written[number][place]
+            return self._written[number][index]
 
     def _flush(self) -> None:
-        """Have the system write to disk what is there, again and again."""
-        going = True
-        while going:
+        """Flush written bytes to disk, repeatedly, until the writers have ended."""
+        writing = True
+        while writing:
             with self._turn:
                 while self._error is None and self._writers and sum(self._dirty) < FLUSH_BYTES:
                     self._turn.wait()
                 if self._error is not None:
                     raise _StoppedError
-                going = bool(self._writers)
+                writing = bool(self._writers)
                 numbers = [number for number, dirty in enumerate(self._dirty) if dirty]
                 self._dirty = [0] * len(self._files)
             for number in numbers:
                 os.fsync(self._files[number])
 
-    def _write(self, number: int, place: int, data: memoryview, done: int) -> None:
-        """Write bytes of a tensor after the `done` that are there, and tell the others."""
-        self._put(number, data, self._begins[number][place] + done)
+    def _write(self, number: int, index: int, data: memoryview, nbytes: int) -> None:
+        """Write bytes of a tensor after the first `nbytes`, and notify the other threads."""
+        self._put(number, data, self._begins[number][index] + nbytes)
         with self._turn:
             if self._error is not None:
                 raise _StoppedError
-            self._written[number][place] += len(data)
+            self._written[number][index] += len(data)
             self._dirty[number] += len(data)
             self._advance(len(data))
             self._turn.notify_all()
@@ -278,8 +281,8 @@ class _Writing:
             self._turn.notify_all()
 
 
-def _set_aside(file: int, nbytes: int) -> None:
-    """Have the blocks of a file there, where the system can: writing is several times as fast then.
+def _allocate(file: int, nbytes: int) -> None:
+    """Allocate the blocks of a file, if the system can: writing is several times as fast then.
 
     Raises:
         OSError: the disk is full.
@@ -289,5 +292,5 @@ def _set_aside(file: int, nbytes: int) -> None:
     try:
         os.posix_fallocate(file, 0, nbytes)
     except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):  # what file systems without it say
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):  # the errors of file systems without it
             raise

@@ -1,4 +1,4 @@
-"""Ctrl-C at the right moment: what must not stop halfway is finished first."""
+"""Deferred interrupts: Ctrl-C waits for blocks that must not stop halfway."""
 
 import signal
 import threading
@@ -9,7 +9,7 @@ from typing import Any
 
 @contextmanager
 def defer_sigint() -> Iterator[None]:
-    """Let an interruption (SIGINT) wait until the block is over; only the main thread is ever interrupted."""
+    """Defer an interrupt (SIGINT) to the end of the block; only the main thread receives interrupts."""
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield

@@ -1,4 +1,4 @@
-"""JSON that somebody else may have written, parsed only once its size, depth and number of values are known."""
+"""Untrusted JSON, parsed after checks of its size, depth and number of values."""
 
 import json
 import re
@@ -17,10 +17,10 @@ def parse_json(data: bytes, *, values: int = JSON_VALUES) -> Any:
 
     Args:
         data: the file; its size has been checked.
-        values: how many values it may hold.
+        values: the largest number of values.
 
     Raises:
-        ValueError: it is none, or nested deeper than `JSON_DEPTH`, or holds more, or more keys than `JSON_KEYS`.
+        ValueError: the data is not such a document, is nested deeper than `JSON_DEPTH`, or has too many values or keys.
     """
     text = data.decode("utf-8")
     _check_structure(data, values)
@@ -29,7 +29,7 @@ def parse_json(data: bytes, *, values: int = JSON_VALUES) -> Any:
     except RecursionError as error:
         raise ValueError("it is nested too deep") from error
     if _SURROGATE.search(data):
-        json.dumps(document, ensure_ascii=False).encode("utf-8")  # half a character cannot be written anywhere
+        json.dumps(document, ensure_ascii=False).encode("utf-8")  # half a surrogate pair cannot be encoded
     return document
 
 
@@ -37,7 +37,7 @@ def json_object(data: bytes, where: str, *, values: int = JSON_VALUES) -> dict[s
     """Return the JSON object in `data`.
 
     Raises:
-        CheckpointError: it is none that `parse_json` reads; the message says `where`.
+        CheckpointError: the data is not a JSON object, or `parse_json` refuses it; the message names `where`.
     """
     try:
         document = parse_json(data, values=values)
@@ -50,25 +50,25 @@ def json_object(data: bytes, where: str, *, values: int = JSON_VALUES) -> dict[s
 
 def _check_structure(data: bytes, values: int) -> None:
     if data.count(b"[") + data.count(b"{") <= JSON_DEPTH and data.count(b",") < JSON_KEYS:
-        return  # as nearly all rows of text
+        return  # nearly all rows of text
     bare = _STRING.sub(b"", data)
-    if (found := bare.count(b",") + bare.count(b"[") + bare.count(b"{")) > values:
-        raise ValueError(f"it holds {found:,} values, the limit is {values:,}")
-    if (found := bare.count(b":")) > JSON_KEYS:
-        raise ValueError(f"it holds {found:,} keys, the limit is {JSON_KEYS:,}")
+    if (count := bare.count(b",") + bare.count(b"[") + bare.count(b"{")) > values:
+        raise ValueError(f"it holds {count:,} values, the limit is {values:,}")
+    if (count := bare.count(b":")) > JSON_KEYS:
+        raise ValueError(f"it holds {count:,} keys, the limit is {JSON_KEYS:,}")
     brackets = bare.translate(None, _NO_BRACKETS)
-    for _ in range(JSON_DEPTH):  # each round takes away the innermost pairs
+    for _ in range(JSON_DEPTH):  # each round removes the innermost pairs
         brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")
     if brackets:
         raise ValueError(f"it is nested deeper than {JSON_DEPTH} levels, or not closed")
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    document = dict(pairs)
+    if len(document) != len(pairs):
         keys = [key for key, _ in pairs]
         raise ValueError(f"it has the key {next(key for key in keys if keys.count(key) > 1)[:80]!r} twice")
-    return found
+    return document
 
 
 def _whole(text: str) -> int:
@@ -85,7 +85,7 @@ def _finite(text: str) -> float:
 
 
 def _constant(text: str) -> float:
-    raise ValueError(f"{text} is no number of JSON")
+    raise ValueError(f"{text} is not a number of JSON")
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_int=_whole, parse_float=_finite, parse_constant=_constant)

@@ -1,4 +1,4 @@
-"""Text for messages and pages: lists cut short, and characters that a terminal or a chart can show."""
+"""Text for messages and pages: shortened lists, and printable characters."""
 
 import unicodedata
 from collections.abc import Sequence
@@ -15,13 +15,14 @@ def few(names: list[str]) -> str:
 
 
 def printable(text: str, keep: Sequence[str] = ()) -> str:
-    r"""Return text with everything that a terminal might act on spelled out: control characters as `\x1b`.
+    r"""Return text with escapes for everything that a terminal might act on, such as `\x1b` for a control character.
 
-    Also what has no shape of its own or turns the direction of writing (Unicode's categories C, Zl and Zp).
+    Invisible characters and those that change the direction of writing (Unicode's categories C, Zl and Zp) are escaped
+    too.
 
     Args:
-        text: from anywhere.
-        keep: characters that stay.
+        text: any text.
+        keep: characters that are not escaped.
     """
     return "".join(
         character

@@ -1,6 +1,6 @@
-"""Between torch tensors and the blocks that the array store and safetensors files hold.
+"""Conversions between torch tensors and the blocks of the array store and of safetensors files.
 
-torch is imported by the functions that need it, so that reading headers and refusing a checkpoint does not load it.
+torch is imported in the functions that need it, so that reading headers does not load it.
 """
 
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def torch_dtype(name: str) -> "torch.dtype":
-    """Return torch's dtype of a name, such as `bfloat16`."""
+    """Return the torch dtype with a name, such as `bfloat16`."""
     import torch
 
     dtype = getattr(torch, name)
@@ -26,7 +26,7 @@ def dtype_name(dtype: "torch.dtype") -> str:
 
 
 def to_block(tensor: "torch.Tensor") -> Block:
-    """Return the tensor's bits as the array store carries them: bfloat16 as uint16, everything else as itself."""
+    """Return a tensor in the array store's carrier dtype: bfloat16 as uint16, any other dtype unchanged."""
     import numpy as np
     import torch
 
@@ -37,7 +37,7 @@ def to_block(tensor: "torch.Tensor") -> Block:
 
 
 def to_tensor(block: Block, dtype: str) -> "torch.Tensor":
-    """Return the tensor whose bits `block` carries; it shares memory with `block` where torch allows."""
+    """Return the tensor that `block` holds in its carrier dtype; both share memory if torch allows it."""
     import numpy as np
     import torch
 

@@ -1,7 +1,7 @@
-"""Folders of commands under way, below the home: each is held by its process, so that one left by a crash is known.
+"""Working folders of running commands, below the home, each locked by its process, so that leftovers are recognised.
 
-A folder has a file `held`, which its process keeps locked (the system lets go of it when the process dies) and which
-lists what the folder holds something of: digests of versions or of weights. An opt-out deletes by that.
+Each has a file `held`, which its process keeps locked (the system releases the lock when the process dies) and which
+lists the digests of the versions or weights that the folder's content comes from. An opt-out deletes folders by it.
 """
 
 import os
@@ -22,12 +22,12 @@ _HELD, _GONE = "held", ".gone"
 
 @dataclass(frozen=True)
 class WorkDir:
-    """A folder of a command that is under way, or was once.
+    """A working folder of a running or an interrupted command.
 
     Attributes:
         path: the folder, or a file that no command of this program wrote.
-        is_held: its process lives; None where nobody ever held it.
-        holds: digests of what it holds something of.
+        is_held: its process is alive; None if it was never locked.
+        holds: digests of the versions or weights that its content comes from.
     """
 
     path: Path
@@ -37,19 +37,19 @@ class WorkDir:
 
 @contextmanager
 def temporary(above: Path, holds: Collection[str] = (), *, prefix: str = "") -> Iterator[Path]:
-    """Give a folder of its own below `above`, deleted when the context ends.
+    """Yield a new locked folder below `above`; it is deleted when the context ends.
 
     Args:
-        above: created if absent.
-        holds: digests of what it will hold something of.
-        prefix: what its name begins with.
+        above: the parent folder; created if absent.
+        holds: digests of the versions or weights that its content comes from.
+        prefix: beginning of its name.
 
     Raises:
         OSError: `above` cannot be written.
     """
     above.mkdir(parents=True, exist_ok=True)
     descriptor = None
-    while descriptor is None:  # whoever deletes what nobody holds may be quicker
+    while descriptor is None:  # garbage collection may delete it before it is locked
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=above))
         descriptor = _hold(folder, holds)
         if descriptor is None:
@@ -63,17 +63,17 @@ def temporary(above: Path, holds: Collection[str] = (), *, prefix: str = "") -> 
 
 @contextmanager
 def resumable(above: Path | None, key: str, holds: Collection[str]) -> Iterator[Path | None]:
-    """Give the file in which a pass under way is kept, below `above`; it goes when the context ends well.
+    """Yield the path of a pass's state file below `above`; it is deleted when the context ends without an error.
 
-    Whoever writes it need not mind that its folder goes meanwhile: the pass was opted out of.
+    Its folder may disappear meanwhile, if a version was opted out; the state need not be written then.
 
     Args:
-        above: created if absent; None where passes are not kept.
-        key: the digest of what the pass is a function of.
-        holds: digests of what the file will hold something of.
+        above: the parent folder; created if absent; None if states are not kept.
+        key: digest of everything that the pass depends on.
+        holds: digests of the versions or weights that the state comes from.
 
-    Returns:
-        None where nothing is kept, or another process is at the same pass.
+    Yields:
+        the path; None if states are not kept, or another process runs the same pass.
 
     Raises:
         StorageError: `above` cannot be written.
@@ -101,43 +101,43 @@ def resumable(above: Path | None, key: str, holds: Collection[str]) -> Iterator[
 
 
 @contextmanager
-def temporary_folder(where: Path | None = None) -> Iterator[Path]:
-    """Give a folder below `where`, else in the system's place for such, and delete it with all that is in it.
+def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
+    """Yield a temporary folder below `parent`, default the system's temporary folder; it is deleted afterwards.
 
     Raises:
-        StorageError: it cannot be made, or the disk refused what was written into it.
+        StorageError: the folder cannot be created, or the disk refused a file in it.
     """
     try:
-        place = where or Path(gettempdir())
+        above = parent or Path(gettempdir())
     except FileNotFoundError as error:
-        raise StorageError(str(error), f"{SPACE}, or name another place for temporary files: TMPDIR") from error
-    with writing(place):
-        place.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(prefix="reg-", dir=place) as folder:
+        raise StorageError(str(error), f"{SPACE}, or name another folder for temporary files: TMPDIR") from error
+    with writing(above):
+        above.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix="reg-", dir=above) as folder:
             yield Path(folder)
 
 
 def work_dirs_in(above: Path) -> list[WorkDir]:
-    """Return what is below `above`, by name."""
-    found = []
+    """Return the working folders below `above`, by name."""
+    work_dirs = []
     for path in sorted(above.iterdir()) if above.is_dir() else ():
         try:
             is_held, holds = _holder(path)
-        except FileNotFoundError:  # it has just ended
+        except FileNotFoundError:  # its command has just ended
             continue
-        found.append(WorkDir(path, is_held, holds))
-    return found
+        work_dirs.append(WorkDir(path, is_held, holds))
+    return work_dirs
 
 
 def remove(path: Path) -> None:
-    """Delete a file, or a folder whoever holds it: nothing can be written into it from the first moment on.
+    """Delete a file, or a folder even if it is locked; it is renamed first, so that nothing more is written into it.
 
     Raises:
-        StorageError: it cannot be deleted.
+        StorageError: the path cannot be deleted.
     """
     gone = path.with_name(f".{path.name}{_GONE}")
     try:
-        if gone.exists():  # of an interruption
+        if gone.exists():  # left by an interruption
             shutil.rmtree(gone)
         if path.is_dir() and not path.is_symlink():
             moved = path if path.name.endswith(_GONE) else path.rename(gone)
@@ -152,7 +152,7 @@ def remove(path: Path) -> None:
 
 
 def _hold(folder: Path, holds: Collection[str]) -> int | None:
-    """Lock a folder and return what to close, or None where another process has it or has deleted it."""
+    """Lock a folder and return the descriptor to close, or None if another process has locked or deleted it."""
     file = folder / _HELD
     try:
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
@@ -173,7 +173,7 @@ def _hold(folder: Path, holds: Collection[str]) -> int | None:
 
 
 def _holder(path: Path) -> tuple[bool | None, frozenset[str]]:
-    """Return whether a folder is held, and what it holds something of."""
+    """Return whether a folder is locked, and the digests that its content comes from."""
     try:
         descriptor = os.open(path / _HELD, os.O_RDONLY)
     except (FileNotFoundError, NotADirectoryError):

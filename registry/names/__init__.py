@@ -1,1 +1,1 @@
-"""From what a user types to a version."""
+"""References to versions: parsing, resolution and suggestions."""

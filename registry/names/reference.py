@@ -1,4 +1,4 @@
-"""How a user names things: `math`, `math@2`, `math@stable`, or several; and which names there can be."""
+"""References such as `math`, `math@2` and `math@stable`, and the rules for names, aliases and licenses."""
 
 import os
 import re
@@ -14,46 +14,46 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 _LICENSE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]*")
 
 
-def check_name(name: str, what: str = "name") -> str:
-    """Return `name` if it is `[a-z0-9][a-z0-9._-]*` of at most `NAME_LIMIT` characters.
+def check_name(name: str, noun: str = "name") -> str:
+    """Return `name` if it is `[a-z0-9][a-z0-9._-]*` of at most `NAME_LIMIT` characters; errors call it a `noun`.
 
     Raises:
-        InvalidInputError: it is not.
+        InvalidInputError: the name is of another form.
     """
     if len(name) <= NAME_LIMIT and _NAME.fullmatch(name):
         return name
     raise InvalidInputError(
-        f"{what} {name[:NAME_LIMIT]!r} is not of the form [a-z0-9][a-z0-9._-]* with at most {NAME_LIMIT} characters",
+        f"{noun} {name[:NAME_LIMIT]!r} is not of the form [a-z0-9][a-z0-9._-]* with at most {NAME_LIMIT} characters",
         "use lower-case letters, digits, '.', '_' and '-', beginning with a letter or digit",
     )
 
 
 def check_alias(alias: str) -> str:
-    """Return `alias` if it is a name and not a number, which would be taken for a version."""
+    """Return `alias` if it is a name and not a number, which would name a version."""
     if check_name(alias, "alias").isdigit():
         raise InvalidInputError(f"alias {alias!r} is a number, which names a version", "choose an alias with a letter")
     return alias
 
 
 def check_license(license_id: str) -> str:
-    """Return `license_id` if it looks like an identifier of the Hub or of SPDX: `apache-2.0`, `CC-BY-4.0`."""
+    """Return `license_id` if it has the form of the Hub's and SPDX identifiers: `apache-2.0`, `CC-BY-4.0`."""
     if len(license_id) <= NAME_LIMIT and _LICENSE.fullmatch(license_id):
         return license_id
     raise InvalidInputError(
-        f"license {license_id[:NAME_LIMIT]!r} is no identifier",
+        f"license {license_id[:NAME_LIMIT]!r} is not an identifier",
         "write it as the Hub does: apache-2.0, mit, cc-by-4.0, other",
     )
 
 
-def require_list(values: Sequence[_T] | os.PathLike[str], what: str) -> Sequence[_T]:
-    """Return `values` if they are a list, and not one text or path, whose characters would be taken for its items.
+def require_list(values: Sequence[_T] | os.PathLike[str], noun: str) -> Sequence[_T]:
+    """Return `values` if they are a list, and not one text or path, whose characters would become its items.
 
     Raises:
-        InvalidInputError: they are one text or path.
+        InvalidInputError: `values` is one text or path.
     """
     if isinstance(values, str | bytes | os.PathLike):
         raise InvalidInputError(
-            f"{what} must be a list, got the one {type(values).__name__} {str(values)!r}",
+            f"{noun} must be a list, got the one {type(values).__name__} {str(values)!r}",
             f"put it into a list: [{str(values)!r}]",
         )
     return values
@@ -72,7 +72,7 @@ class Reference:
         """Read `NAME`, `NAME@NUMBER` or `NAME@ALIAS`.
 
         Raises:
-            InvalidInputError: it is none of these.
+            InvalidInputError: the text has another form.
         """
         name, at, selector = text.partition("@")
         check_name(name)

@@ -1,4 +1,4 @@
-"""From what a user names to the version it stands for."""
+"""Resolution of references to versions and compositions."""
 
 import re
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from store.catalog import Catalog, CompositionRecord, VersionRecord
 from store.catalog.records import KIND_WORDS, Kind, State
 
 _DIGEST = re.compile(r"[0-9a-f]{6,64}")
-"""How a digest begins, with digits enough to be told from a word."""
+"""The beginning of a digest, long enough to differ from a word."""
 
 ALL_STATES: tuple[State, ...] = ("active", "withdrawn", "purged")
 
@@ -19,7 +19,7 @@ def versions_of(catalog: Catalog, name: str) -> list[VersionRecord]:
     """Return every version ever registered under `name`, by number.
 
     Raises:
-        NotFoundError: there is none; the message has the nearest name there is.
+        NotFoundError: no version has that name; the message suggests the closest one.
     """
     if versions := catalog.versions(name):
         return versions
@@ -29,12 +29,12 @@ def versions_of(catalog: Catalog, name: str) -> list[VersionRecord]:
 def resolve(
     catalog: Catalog, ref: str, *, kind: Kind | None = None, states: Sequence[State] = ("active",)
 ) -> VersionRecord:
-    """Return the version that `NAME` (its newest in one of `states`), `NAME@NUMBER` or `NAME@ALIAS` stands for.
+    """Resolve `NAME` (its newest version in one of `states`), `NAME@NUMBER` or `NAME@ALIAS` to a version.
 
     Raises:
-        NotFoundError: no such name, version or alias.
-        ConflictError: its state is none of `states`.
-        InvalidInputError: it is of another kind than `kind`, or no reference at all.
+        NotFoundError: no version matches.
+        ConflictError: the version's state is not among `states`.
+        InvalidInputError: the version is of another kind than `kind`, or `ref` is not a reference.
     """
     reference = Reference.parse(ref)
     versions = versions_of(catalog, reference.name)
@@ -49,40 +49,40 @@ def resolve(
         if not allowed:
             raise ConflictError(f"every version of {reference.name} was opted out", "run: reg list --all")
         return allowed[-1]
-    found = next((version for version in versions if version.number == number), None)
-    if found is None:
+    match = next((version for version in versions if version.number == number), None)
+    if match is None:
         numbers = ", ".join(str(version.number) for version in versions)
         raise NotFoundError(
             f"{reference.name} has no version {number}; it has {numbers}", f"run: reg show {reference.name}"
         )
-    if found.state not in states:
-        raise ConflictError(f"{found.ref} was opted out at {found.withdrawn_at}", "run: reg list --all")
-    return found
+    if match.state not in states:
+        raise ConflictError(f"{match.ref} was opted out at {match.withdrawn_at}", "run: reg list --all")
+    return match
 
 
 def by_digest(catalog: Catalog, name: str, digest: str, holder: str) -> VersionRecord:
-    """Return the active version of `name` that has a content digest, whatever its number.
+    """Return the active version of `name` with a content digest, of any number.
 
     Args:
-        catalog: where it is registered.
-        name: its name.
+        catalog: the catalog.
+        name: name of the version.
         digest: its content digest.
-        holder: what was composed of it.
+        holder: the composition that it is a member of, for messages.
 
     Raises:
-        NotFoundError: there never was one.
-        ConflictError: it was opted out.
+        NotFoundError: no version matches.
+        ConflictError: the version was opted out.
     """
-    found = [version for version in catalog.versions(name) if version.digest == digest]
-    if not found:
+    matches = [version for version in catalog.versions(name) if version.digest == digest]
+    if not matches:
         raise NotFoundError(
             f"{holder} was composed of {name} {digest[:12]}, which is not registered here",
             "use the registry that it was composed with: --home DIR",
         )
-    active = [version for version in found if version.state == "active"]
+    active = [version for version in matches if version.state == "active"]
     if not active:
         raise ConflictError(
-            f"{holder} holds {found[-1].ref}, which was opted out at {found[-1].withdrawn_at}",
+            f"{holder} holds {matches[-1].ref}, which was opted out at {matches[-1].withdrawn_at}",
             f"compose the others without it, and delete {holder}",
         )
     return active[-1]
@@ -92,18 +92,18 @@ def check_name_is_free(catalog: Catalog, name: str, kind: Kind) -> None:
     """Check that `name` can be registered as `kind`.
 
     Raises:
-        InvalidInputError: it is no name.
-        ConflictError: it is registered as the other kind.
+        InvalidInputError: `name` is not valid.
+        ConflictError: `name` is registered as the other kind.
     """
-    found = catalog.versions(check_name(name))
-    if found and found[0].kind != kind:
+    versions = catalog.versions(check_name(name))
+    if versions and versions[0].kind != kind:
         raise ConflictError(
-            f"{name} is registered as {KIND_WORDS[found[0].kind]}, not as {KIND_WORDS[kind]}", "choose another name"
+            f"{name} is registered as {KIND_WORDS[versions[0].kind]}, not as {KIND_WORDS[kind]}", "choose another name"
         )
 
 
 def versions_matching(catalog: Catalog, ref: str) -> list[VersionRecord]:
-    """Return the versions that `ref` concerns: a bare name means all of its versions, in whatever state."""
+    """Return the versions that `ref` matches, in any state; a bare name matches all of its versions."""
     reference = Reference.parse(ref)
     if reference.number is None and reference.alias is None:
         return versions_of(catalog, reference.name)
@@ -111,33 +111,33 @@ def versions_matching(catalog: Catalog, ref: str) -> list[VersionRecord]:
 
 
 def composition_of(catalog: Catalog, text: str) -> CompositionRecord | None:
-    """Return the one composition whose digest begins with `text`; None where that is a registered name, or no digest.
+    """Return the composition whose digest begins with `text`; None if `text` is a registered name, or not a digest.
 
     Raises:
-        NotFoundError: it looks like a digest, and no composition has it.
-        InvalidInputError: several compositions have it.
+        NotFoundError: no composition has such a digest.
+        InvalidInputError: several compositions have such a digest.
     """
     if not _DIGEST.fullmatch(text) or text in catalog.names():
         return None
-    found = [made for made in catalog.compositions() if made.digest.startswith(text)]
-    if not found:
+    matches = [composition for composition in catalog.compositions() if composition.digest.startswith(text)]
+    if not matches:
         raise NotFoundError(f"there is no composition and no expert {text!r}", "run: reg compositions")
-    if len(found) > 1:
+    if len(matches) > 1:
         raise InvalidInputError(
-            f"{len(found)} compositions begin with {text}", f"give more digits, such as {found[0].digest[:16]}"
+            f"{len(matches)} compositions begin with {text}", f"give more digits, such as {matches[0].digest[:16]}"
         )
-    return found[0]
+    return matches[0]
 
 
 def logged_as(catalog: Catalog, text: str) -> str:
-    """Return what the log calls a name, a version, an alias's version, or a composition by how its digest begins.
+    """Return the log's subject for a name, a version, an alias, or the beginning of a composition's digest.
 
     Raises:
-        NotFoundError: there is none of these.
-        InvalidInputError: it is no reference at all, or several compositions have it.
+        NotFoundError: nothing matches.
+        InvalidInputError: `text` is not a reference, or several compositions match.
     """
-    if (made := composition_of(catalog, text)) is not None:
-        return made.digest
+    if (composition := composition_of(catalog, text)) is not None:
+        return composition.digest
     reference = Reference.parse(text)
     if reference.number is None and reference.alias is None:
         return versions_of(catalog, reference.name)[0].name
@@ -145,10 +145,10 @@ def logged_as(catalog: Catalog, text: str) -> str:
 
 
 def check_has_alias(catalog: Catalog, name: str, alias: str) -> None:
-    """Check that there is `name@alias`.
+    """Check that `name` has an alias.
 
     Raises:
-        NotFoundError: there is not; the message has the aliases there are.
+        NotFoundError: it has no such alias; the message lists those it has.
     """
     versions = versions_of(catalog, check_name(name))
     if catalog.alias_target(name, check_alias(alias)) is None:
@@ -159,15 +159,15 @@ def base_model(catalog: Catalog, ref: str | None) -> VersionRecord:
     """Return the base model `ref`, or the only one that is registered.
 
     Raises:
-        IncompatibleError: `ref` is None, and there is none or more than one.
+        IncompatibleError: without a `ref`, no base model is registered, or several are.
     """
     if ref is not None:
         return resolve(catalog, ref, kind="base")
     names = sorted({version.name for version in catalog.versions(kind="base", states=["active"])})
     if len(names) != 1:
-        found = f"there are {len(names)}: {', '.join(names)}" if names else "none is registered"
+        problem = f"there are {len(names)}: {', '.join(names)}" if names else "none is registered"
         hint = f"name one: --base {names[0]}" if names else "run: reg add-base NAME CKPT"
-        raise IncompatibleError(f"this recipe needs the base model, and {found}", hint)
+        raise IncompatibleError(f"this recipe needs the base model, and {problem}", hint)
     return resolve(catalog, names[0])
 
 

@@ -1,4 +1,4 @@
-"""Registering a version: checks, lineage, overlap."""
+"""Registration of versions: checks, lineage, overlap."""
 
 import lazy_loader
 

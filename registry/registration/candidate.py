@@ -1,4 +1,4 @@
-"""A checkpoint on its way into the registry: opened, annotated, and compared with what is registered."""
+"""A candidate for registration: a checkpoint opened, annotated, and compared with the registered versions."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -24,10 +24,10 @@ from store.catalog.records import Kind
 
 @dataclass(frozen=True)
 class RegistrationRequest:
-    """What is to be registered, or checked (attributes as the arguments of `Registry.add_expert`).
+    """A checkpoint to register or to check (attributes as the arguments of `Registry.add_expert`).
 
     Attributes:
-        name: of the expert or base model; None where nothing is registered.
+        name: name of the expert or base model; None if the checkpoint is only checked.
         kind: expert or base.
     """
 
@@ -48,12 +48,12 @@ class Candidate:
     """An opened checkpoint.
 
     Attributes:
-        request: what was asked for.
+        request: the request.
         checkpoint: the checkpoint, all its headers checked.
-        annotations: those asked for, and those of the checkpoint's own `expert.json`.
-        manifest: that file, None where there is none.
+        annotations: those of the request, completed from the checkpoint's own `expert.json`.
+        manifest: that file, or None without one.
         files: calibration files.
-        settings: how a forward pass runs.
+        settings: settings of a forward pass.
         samples: samples of its weights.
         relations: its distance to every registered version of its shape, the nearest first.
     """
@@ -70,12 +70,12 @@ class Candidate:
 
 @contextmanager
 def open_candidate(workspace: Workspace, request: RegistrationRequest) -> Iterator[Candidate]:
-    """Open what a request names, and compare it with what is registered. No tensor library is loaded for that.
+    """Open the checkpoint of a request, and compare it with the registered versions, without loading torch.
 
     Raises:
-        CheckpointError, UnsupportedFamilyError: it cannot be registered.
-        IncompatibleError: it comes from no base model of anything registered.
-        ConflictError: the name is that of the other kind.
+        CheckpointError, UnsupportedFamilyError: the checkpoint cannot be registered.
+        IncompatibleError: the checkpoint is unrelated to every registered model of its shape.
+        ConflictError: the name belongs to the other kind.
     """
     if request.name is not None:
         workspace.check_owner()
@@ -111,7 +111,7 @@ def open_candidate(workspace: Workspace, request: RegistrationRequest) -> Iterat
 
 
 def _registered_weights(workspace: Workspace, ref: str) -> StoredWeights | None:
-    """Return the weights of a registered version, None where `ref` is no reference to one."""
+    """Return the weights of a registered version, or None if `ref` does not match one."""
     try:
         return StoredWeights(workspace, workspace.resolve(ref))
     except (NotFoundError, InvalidInputError):

@@ -1,4 +1,4 @@
-"""What registering a checkpoint would say of it, without registering it."""
+"""Check of a checkpoint: the report of a registration, without registering it."""
 
 from dataclasses import dataclass
 
@@ -13,19 +13,19 @@ from registry.workspace import Workspace
 
 @dataclass(frozen=True)
 class Check:
-    """What is to be said of a checkpoint that can be registered.
+    """Report on a checkpoint that can be registered.
 
     Attributes:
-        label: the checkpoint.
+        label: name of the checkpoint.
         family: its `model_type`.
-        hosts: the hosts that carry it, by what `--host` calls them, the preferred one first.
-        notes: what a user should know of a composition in the preferred host.
+        hosts: the hosts that carry it, by their names in `--host`, the preferred one first.
+        notes: limitations of a composition in the preferred host.
         dtype: the dtype that most weights have.
         parameters: number of weights.
-        tokens: how many tokens its tokenizer knows; None without a tokenizer.json.
+        tokens: number of tokens in its tokenizer's vocabulary; None without a tokenizer.json.
         relations: its distance to every registered version of its shape, the nearest first.
-        overlaps: how far its statistics overlap with those of registered experts, the most alike first; None where
-            there was nothing to take statistics on.
+        overlaps: overlap of its statistics with those of registered experts, the largest first; None without text to
+            collect statistics on.
     """
 
     label: str
@@ -40,10 +40,10 @@ class Check:
 
 
 def check_candidate(workspace: Workspace, candidate: Candidate) -> Check:
-    """Return what registering a candidate would say of it (see `Registry.check`).
+    """Return the report on a candidate (`Registry.check`).
 
     Raises:
-        CheckpointError: weights are NaN or infinite, or statistics it carries are not its own.
+        CheckpointError: weights are NaN or infinite, or the statistics in its folder do not belong to it.
         CalibrationError: there is no text, or an activation is NaN or infinite.
     """
     checkpoint, settings, progress = candidate.checkpoint, candidate.settings, workspace.progress

@@ -1,4 +1,4 @@
-"""Whether an expert's statistics can be told from those of the experts that are registered already."""
+"""Overlap of an expert's statistics with those of the registered experts."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,23 +22,22 @@ from registry.workspace import Workspace
 from store.catalog import VersionRecord
 
 INDISTINCT = 0.6
-"""An overlap, mean over layers, from which on routing hardly tells two experts apart.
+"""Mean overlap over layers from which routing hardly distinguishes two experts.
 
-*Measured* on six fine-tuned experts (Llama, H = 256): those of alike text lie at 0.82 and above, others at 0.29 and
-below.
+*Measured* on six fine-tuned experts (Llama, H = 256): 0.82 and above for similar text, 0.29 and below for other text.
 """
 
 LAYERS = 8
-"""Layers that are compared, spread evenly over the network: neighbours say much the same."""
+"""Layers that are compared, spread evenly over the network: adjacent layers overlap alike."""
 
 
 @dataclass(frozen=True)
 class ExpertOverlap:
-    """How far an expert's MLP inputs overlap with those of a registered version.
+    """Overlap of an expert's MLP inputs with those of a registered version.
 
     Attributes:
         ref: the version.
-        layers: layer → what it says, for as many layers as are compared.
+        layers: layer → overlap, for the layers that are compared.
     """
 
     ref: str
@@ -51,17 +50,17 @@ class ExpertOverlap:
 
     @property
     def is_indistinct(self) -> bool:
-        """Routing will hardly tell the two apart."""
+        """True if routing will hardly distinguish the two."""
         return self.routing >= INDISTINCT
 
 
 @dataclass(frozen=True)
 class RegisteredExpert:
-    """A registered expert to be compared with.
+    """A registered expert to compare with.
 
     Attributes:
-        version: which.
-        member: reads it; called only where its summaries are not there.
+        version: the version.
+        member: loads its arrays; called only if its summaries are missing.
     """
 
     version: VersionRecord
@@ -79,57 +78,58 @@ def registered_experts(workspace: Workspace, *, but: str | None = None) -> list[
 
 
 def overlaps(
-    mine: Mapping[int, Summary],
+    summaries: Mapping[int, Summary],
     siblings: Iterable[RegisteredExpert],
     workspace: Workspace,
 ) -> tuple[ExpertOverlap, ...]:
-    """Return the overlap with each sibling of as many layers and channels, the largest first.
+    """Return the overlap with each sibling that has as many layers and channels, the largest first.
 
-    Siblings with too few tokens for a comparison are left out, and those purged meanwhile; with too few of its own,
-    there is nothing to compare.
+    Siblings with too few tokens for a comparison, and those purged meanwhile, are skipped. If the expert itself has too
+    few tokens, the result is empty.
 
     Args:
-        mine: what `summarise` gave.
-        siblings: whom to compare with.
-        workspace: the registry; summaries that it lacks are made and kept.
+        summaries: the expert's summaries, by layer (`summarise`).
+        siblings: the experts to compare with.
+        workspace: the registry; summaries that it lacks are computed and stored.
     """
-    if not mine:
+    if not summaries:
         return ()
-    tokens, size = min(summary.count for summary in mine.values()), max(len(summary.mean) for summary in mine.values())
+    tokens = min(summary.count for summary in summaries.values())
+    size = max(len(summary.mean) for summary in summaries.values())
     comparable = [
         sibling
         for sibling in siblings
-        if min([tokens, *(taken.tokens for taken in sibling.version.statistics)]) >= TOKENS_PER_DIRECTION
-        and (compared_layers(_said(sibling.version, "num_hidden_layers")), _said(sibling.version, "hidden_size"))
-        == (list(mine), size)
+        if min([tokens, *(record.tokens for record in sibling.version.statistics)]) >= TOKENS_PER_DIRECTION
+        and (compared_layers(_size(sibling.version, "num_hidden_layers")), _size(sibling.version, "hidden_size"))
+        == (list(summaries), size)
     ]
-    found = []
-    summaries, progress = summary_store(workspace), workspace.progress
+    results = []
+    store, progress = summary_store(workspace), workspace.progress
     with progress("comparing", len(comparable), "expert") as advance:
         for sibling in comparable:
             try:
-                compared = _kept(mine, sibling, summaries) or _anew(mine, sibling, summaries)
-            except (DamagedError, NotFoundError, ConflictError) as error:  # it must not stand in the way of others
+                layers = _from_store(summaries, sibling, store) or _from_statistics(summaries, sibling, store)
+            except (DamagedError, NotFoundError, ConflictError) as error:  # it must not block a registration
                 if not workspace.is_purged(sibling.version):
                     remark(progress, f"the text of {sibling.version.ref} is not compared: {error.message}")
-            except ValueError as error:  # forged or mistaken statistics
+            except ValueError as error:  # forged or inconsistent statistics
                 remark(progress, f"the text of {sibling.version.ref} is not compared: {error}")
             else:
-                found.append(ExpertOverlap(sibling.version.ref, compared))
+                results.append(ExpertOverlap(sibling.version.ref, layers))
             advance(1)
-    return tuple(sorted(found, key=lambda other: -other.routing))
+    return tuple(sorted(results, key=lambda overlap: -overlap.routing))
 
 
 def compared_layers(layers: int) -> list[int]:
-    """Return which of so many layers are compared."""
+    """Return the layers that are compared, out of a number of layers."""
     count = min(LAYERS, layers)
-    return [(2 * place + 1) * layers // (2 * count) for place in range(count)]
+    return [(2 * index + 1) * layers // (2 * count) for index in range(count)]  # the middles of equal parts
 
 
 def summarise(layers: Sequence[Statistics], progress: Progress) -> dict[int, Summary]:
-    """Return layer → summary of a model's MLP inputs, for those layers that are compared.
+    """Return layer → summary of a model's MLP inputs, for the layers that are compared.
 
-    Nothing, and a remark, where they are forged or mistaken.
+    The result is empty, with a remark, if the statistics are forged or inconsistent.
     """
     try:
         return {number: Summary.of(layers[number]) for number in compared_layers(len(layers))}
@@ -138,12 +138,12 @@ def summarise(layers: Sequence[Statistics], progress: Progress) -> dict[int, Sum
         return {}
 
 
-def pack(found: Mapping[int, Summary]) -> bytes:
-    """Return summaries as safetensors."""
+def pack(summaries: Mapping[int, Summary]) -> bytes:
+    """Return summaries, by layer, as safetensors."""
     from safetensors.torch import save
 
     tensors: dict[str, torch.Tensor] = {}
-    for layer, summary in found.items():
+    for layer, summary in summaries.items():
         tensors |= {
             f"{layer}.mean": summary.mean,
             f"{layer}.directions": summary.directions.contiguous(),
@@ -155,7 +155,7 @@ def pack(found: Mapping[int, Summary]) -> bytes:
 
 
 def unpack(data: bytes, layers: Iterable[int]) -> dict[int, Summary] | None:
-    """Return the summaries of `layers` that `pack` packed, or None where it is nothing that this program packs."""
+    """Return the summaries of `layers` from the result of `pack`, or None if the data is of another form."""
     from safetensors.torch import load
 
     try:
@@ -168,45 +168,49 @@ def unpack(data: bytes, layers: Iterable[int]) -> dict[int, Summary] | None:
 
 
 def _summary(tensors: Mapping[str, torch.Tensor], layer: int) -> Summary:
-    """Return the summary of one layer; raises whatever it comes upon where there is none."""
+    """Return the summary of one layer; any exception means that the data is of another form."""
     mean, directions, spread = (tensors[f"{layer}.{name}"] for name in ("mean", "directions", "spread"))
     rest, count = tensors[f"{layer}.rest"].item(), tensors[f"{layer}.count"].item()
-    size, kept = directions.shape
+    size, rank = directions.shape
     dtypes = (mean.dtype, directions.dtype, spread.dtype)
-    if dtypes != (torch.float64, torch.float32, torch.float64) or (len(mean), len(spread)) != (size, kept):
-        raise ValueError("of another kind")
+    if dtypes != (torch.float64, torch.float32, torch.float64) or (len(mean), len(spread)) != (size, rank):
+        raise ValueError("dtypes or shapes do not match")
     finite = all(bool(part.isfinite().all()) for part in (mean, directions, spread))
-    if not (finite and kept and 0 <= rest < torch.inf):
+    if not (finite and rank and 0 <= rest < torch.inf):
         raise ValueError("not finite")
     return Summary(mean, directions, spread, float(rest), int(count))
 
 
-def _kept(mine: Mapping[int, Summary], sibling: RegisteredExpert, summaries: SummaryStore) -> dict[int, Overlap] | None:
-    """Return layer → overlap by what is kept of a sibling, None where that is not there or cannot be of it."""
-    data = summaries.get(sibling.version, "tokens")
-    theirs = None if data is None else unpack(data, mine)
-    tokens = [taken.tokens for taken in sibling.version.statistics if taken.site == MLP_INPUT]
-    if theirs is None or any([summary.count] != tokens for summary in theirs.values()):
+def _from_store(
+    summaries: Mapping[int, Summary], sibling: RegisteredExpert, store: SummaryStore
+) -> dict[int, Overlap] | None:
+    """Return layer → overlap from a sibling's stored summaries, or None if they are missing or cannot be its own."""
+    data = store.get(sibling.version, "tokens")
+    others = None if data is None else unpack(data, summaries)
+    tokens = [record.tokens for record in sibling.version.statistics if record.site == MLP_INPUT]
+    if others is None or any([summary.count] != tokens for summary in others.values()):
         return None
     try:
-        found = {layer: summary_overlap(mine[layer], theirs[layer]) for layer in mine}
-    except (RuntimeError, ValueError):  # the channels are others, or a matrix has no eigenvectors
+        layers = {layer: summary_overlap(summary, others[layer]) for layer, summary in summaries.items()}
+    except (RuntimeError, ValueError):  # the channels differ, or a matrix has no eigenvectors
         return None
-    return None if any(math.isnan(overlap.routing + overlap.subspace) for overlap in found.values()) else found
+    return None if any(math.isnan(overlap.routing + overlap.subspace) for overlap in layers.values()) else layers
 
 
-def _anew(mine: Mapping[int, Summary], sibling: RegisteredExpert, summaries: SummaryStore) -> dict[int, Overlap]:
-    """Return layer → overlap, and keep what it was told by."""
+def _from_statistics(
+    summaries: Mapping[int, Summary], sibling: RegisteredExpert, store: SummaryStore
+) -> dict[int, Overlap]:
+    """Return layer → overlap from a sibling's statistics, and store its summaries."""
     member = sibling.member()
-    theirs = {number: Summary.of(member.statistics(MLP_INPUT, number)) for number in mine}
-    summaries.put(sibling.version, "tokens", pack(theirs))
-    return {layer: summary_overlap(mine[layer], theirs[layer]) for layer in mine}
+    others = {layer: Summary.of(member.statistics(MLP_INPUT, layer)) for layer in summaries}
+    store.put(sibling.version, "tokens", pack(others))
+    return {layer: summary_overlap(summary, others[layer]) for layer, summary in summaries.items()}
 
 
-def _said(version: VersionRecord, size: str) -> int:
-    """Return a size of a version's architecture, as the catalog tells it; 0 where it tells none."""
+def _size(version: VersionRecord, name: str) -> int:
+    """Return a size of a version's architecture from the catalog; 0 if it has none."""
     content: Any = version.content or {}
     try:
-        return max(0, int(content["architecture"][size]))
+        return max(0, int(content["architecture"][name]))
     except (LookupError, TypeError, ValueError):
         return 0

@@ -1,7 +1,7 @@
-"""Whether a checkpoint comes from the same base model as what is registered, told from samples of the weights.
+"""Lineage: a common base model of a checkpoint and the registered versions, estimated from sampled weights.
 
-Fine-tuning moves weights a little; another training run, started from other random numbers, shares nothing. A few rows
-of every tensor tell which, so that it is known before any forward pass and in little time. numpy alone is needed.
+Fine-tuning changes weights a little; models trained from different random weights share nothing. A few rows of every
+tensor distinguish the two, quickly, before any forward pass, and without torch.
 """
 
 import json
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 SAMPLE = 2**14
-"""Weights of a tensor that are compared: whole rows, spread evenly."""
+"""Weights of a tensor that are compared: complete rows, spread evenly."""
 
-_TOLD = "samples"
-"""What the header of packed weights calls how they were taken: [SAMPLE, name → [dtype, shape]]."""
+_METADATA_KEY = "samples"
+"""Key of [SAMPLE, name → [dtype, shape]] in the metadata of packed samples."""
 
 UNRELATED = 0.9
-"""A median distance from which on two models have no common ancestor; independent weights lie at 1."""
+"""Median distance from which two models have no common ancestor; independent weights have 1."""
 
 Verdict = Literal["same weights", "same base", "unrelated"]
 Sampler = Callable[[str, "npt.NDArray[np.int64]"], Block]
@@ -45,19 +45,19 @@ class WeightSamples:
         shapes: tensor name → shape.
         dtypes: tensor name → dtype.
         sample: (tensor name, numbers of rows) → these rows, in the carrier dtype.
-        kept: the rows `own`, where they were read before.
+        stored: the rows `own`, if they were read before.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
     dtypes: Mapping[str, str]
     sample: Sampler
-    kept: "Mapping[str, Block] | None" = None
+    stored: "Mapping[str, Block] | None" = None
 
     @cached_property
     def own(self) -> "Mapping[str, Block]":
-        """The rows of every tensor that it is compared by with models of its very shape; read once."""
-        if self.kept is not None:
-            return self.kept
+        """The rows of every tensor that are compared with models of equal shape; read once."""
+        if self.stored is not None:
+            return self.stored
         return {name: self.sample(name, _rows(shape[0], _width(shape))) for name, shape in self.shapes.items()}
 
     def real(self, name: str, rows: "npt.NDArray[np.int64]") -> "npt.NDArray[np.float64]":
@@ -76,14 +76,14 @@ class WeightSamples:
 
 @dataclass(frozen=True)
 class Relation:
-    """How far a checkpoint is from a registered version.
+    """Distance between a checkpoint and a registered version.
 
     Attributes:
         ref: the version.
         kind: expert or base.
         distances: tensor name → ‖a − b‖ / √(‖a‖² + ‖b‖²) of its samples a and b, from 0 (equal) to √2 (opposite);
-            1 for independent ones.
-        grown: the one has rows for tokens that the other lacks.
+            1 for independent weights.
+        grown: one of the two has rows for tokens that the other lacks.
     """
 
     ref: str
@@ -93,13 +93,13 @@ class Relation:
 
     @cached_property
     def distance(self) -> float:
-        """Median distance over all tensors that differ from equal vectors in name only: the matrices."""
+        """Median distance over the matrices; norms and biases of unrelated models may be equal."""
         matrices = [value for name, value in self.distances.items() if "norm" not in name and "bias" not in name]
         return median(matrices or self.distances.values())
 
     @property
     def verdict(self) -> Verdict:
-        """What follows from it."""
+        """The relation that the distance implies."""
         if not self.grown and not any(self.distances.values()):
             return "same weights"
         return "unrelated" if self.distance >= UNRELATED else "same base"
@@ -122,19 +122,19 @@ def weights_of_version(links: Iterable[ArrayLink], store: ArrayStore) -> WeightS
 
 
 def pack_weights(weights: WeightSamples) -> bytes:
-    """Return what stands for a model where it is compared: its rows `own`, with dtypes and shapes, as safetensors."""
+    """Return the samples that a model is compared by, with dtypes and shapes, as safetensors."""
     from safetensors.numpy import save
 
-    told = {name: [weights.dtypes[name], list(shape)] for name, shape in sorted(weights.shapes.items())}
-    return save(dict(weights.own), metadata={_TOLD: json.dumps([SAMPLE, told])})
+    tensors = {name: [weights.dtypes[name], list(shape)] for name, shape in sorted(weights.shapes.items())}
+    return save(dict(weights.own), metadata={_METADATA_KEY: json.dumps([SAMPLE, tensors])})
 
 
 def unpack_weights(data: bytes, sample: Sampler) -> WeightSamples | None:
-    """Return the weights that `pack_weights` packed, or None where it is nothing that this program packs.
+    """Return the samples from the result of `pack_weights`, or None if the data is of another form.
 
     Args:
-        data: what it returned.
-        sample: gives other rows, which a model of another vocabulary is compared by.
+        data: the packed samples.
+        sample: reads other rows, which models with another vocabulary are compared by.
     """
     from safetensors.numpy import load
 
@@ -143,12 +143,12 @@ def unpack_weights(data: bytes, sample: Sampler) -> WeightSamples | None:
         if length > HEADER_BYTES:
             return None
         header = parse_json(data[8 : 8 + length], values=HEADER_VALUES)
-        taken, told = parse_json(header["__metadata__"][_TOLD].encode(), values=HEADER_VALUES)
-        if taken != SAMPLE:
+        size, tensors = parse_json(header["__metadata__"][_METADATA_KEY].encode(), values=HEADER_VALUES)
+        if size != SAMPLE:
             return None
         blocks = load(data)
-        shapes = {name: tuple(int(size) for size in shape) for name, (_, shape) in told.items()}
-        dtypes = {name: str(dtype) for name, (dtype, _) in told.items()}
+        shapes = {name: tuple(map(int, shape)) for name, (_, shape) in tensors.items()}
+        dtypes = {name: str(dtype) for name, (dtype, _) in tensors.items()}
         for name, shape in shapes.items():
             rows = _rows(shape[0], _width(shape))
             if blocks[name].shape != (len(rows), *shape[1:]) or not _are_weights(blocks[name], dtypes[name]):
@@ -158,71 +158,77 @@ def unpack_weights(data: bytes, sample: Sampler) -> WeightSamples | None:
     return WeightSamples(shapes, dtypes, sample, blocks)
 
 
-def relation(mine: WeightSamples, version: VersionRecord, theirs: WeightSamples) -> Relation | None:
-    """Return how far `mine` is from a registered version, or None where their shapes forbid a comparison.
+def relation(samples: WeightSamples, version: VersionRecord, registered: WeightSamples) -> Relation | None:
+    """Return the distance of a checkpoint to a registered version, or None if their shapes cannot be compared.
 
     Tensors outside the layers may differ in their first axis: a vocabulary may have grown.
     """
-    if mine.shapes.keys() != theirs.shapes.keys():
+    if samples.shapes.keys() != registered.shapes.keys():
         return None
-    for name, shape in theirs.shapes.items():
+    for name, shape in registered.shapes.items():
         first = 0 if ".layers." in name else 1
-        if mine.shapes[name][first:] != shape[first:]:
+        if samples.shapes[name][first:] != shape[first:]:
             return None
-    distances = {name: _distance(name, mine, theirs) for name in mine.shapes}
-    return Relation(version.ref, version.kind, distances, grown=dict(mine.shapes) != dict(theirs.shapes))
+    distances = {name: _distance(name, samples, registered) for name in samples.shapes}
+    return Relation(version.ref, version.kind, distances, grown=dict(samples.shapes) != dict(registered.shapes))
 
 
 def relations_of(
-    mine: WeightSamples,
+    samples: WeightSamples,
     versions: Iterable[tuple[VersionRecord, Callable[[], WeightSamples]]],
     progress: Progress,
     is_gone: Callable[[VersionRecord], bool] = lambda version: False,
 ) -> tuple[Relation, ...]:
-    """Return how far `mine` is from each registered version of its shape, given with what reads its weights.
+    """Return the distance of a checkpoint to each registered version of its shape, the nearest first.
 
-    The nearest come first. One whose arrays are damaged is remarked on and left out: it must not stand in the way of
-    others, nor of its repair. One that was purged meanwhile (`is_gone`) is left out without a word.
+    A version whose arrays are damaged is skipped with a remark, so that it does not block others, nor its own repair. A
+    version purged meanwhile (`is_gone`) is skipped silently.
+
+    Args:
+        samples: samples of the checkpoint's weights.
+        versions: versions, each with a function that reads its samples.
+        progress: receives the remarks.
+        is_gone: tells whether a version was purged.
     """
-    found = []
+    relations = []
     for version, weights in versions:
         try:
-            related = relation(mine, version, weights())
+            related = relation(samples, version, weights())
         except DamagedError as error:
             if not is_gone(version):
                 remark(progress, f"{version.ref} is not compared: {error.message}")
         else:
-            found += [] if related is None else [related]
-    return tuple(sorted(found, key=lambda other: other.distance))
+            relations += [] if related is None else [related]
+    return tuple(sorted(relations, key=lambda other: other.distance))
 
 
 def check_related(label: str, relations: Iterable[Relation]) -> None:
-    """Check that a checkpoint is related to something, where there is anything to compare it with.
+    """Check that a checkpoint is related to at least one version of its shape, if there are any.
 
     Raises:
-        IncompatibleError: it is unrelated to every version of its shape.
+        IncompatibleError: the checkpoint is unrelated to every version of its shape.
     """
-    found = sorted(relations, key=lambda relation: relation.distance)
-    if found and all(relation.verdict == "unrelated" for relation in found):
+    nearest = sorted(relations, key=lambda relation: relation.distance)
+    if nearest and all(relation.verdict == "unrelated" for relation in nearest):
         raise IncompatibleError(
             f"{label} is unrelated to every registered model of its shape: it does not come from the same base model "
-            f"(nearest is {found[0].ref} at distance {found[0].distance:.2f}; 1 is chance, experts of one base model "
-            f"stay below {UNRELATED})",
+            f"(nearest is {nearest[0].ref} at distance {nearest[0].distance:.2f}; 1 is chance, experts of one base "
+            f"model stay below {UNRELATED})",
             "register the base model that it comes from (reg add-base NAME CKPT), or add --allow-unrelated",
         )
 
 
-def _distance(name: str, mine: WeightSamples, theirs: WeightSamples) -> float:
+def _distance(name: str, first: WeightSamples, second: WeightSamples) -> float:
     import numpy as np
 
-    shape = mine.shapes[name]
-    count = min(shape[0], theirs.shapes[name][0])
+    shape = first.shapes[name]
+    count = min(shape[0], second.shapes[name][0])
     rows = _rows(count, _width(shape))
-    a, b = (weights.real(name, rows).ravel() for weights in (mine, theirs))
-    with np.errstate(all="ignore"):  # weights that are not finite are refused when all are read
+    a, b = (weights.real(name, rows).ravel() for weights in (first, second))
+    with np.errstate(all="ignore"):  # weights that are not finite are refused later, when all are read
         size = float(np.sqrt(a @ a + b @ b))
-        apart = a - b
-        return float(np.sqrt(apart @ apart)) / size if size else 0.0
+        difference = a - b
+        return float(np.sqrt(difference @ difference)) / size if size else 0.0
 
 
 def _width(shape: tuple[int, ...]) -> int:
@@ -231,7 +237,7 @@ def _width(shape: tuple[int, ...]) -> int:
 
 @lru_cache(maxsize=4096)
 def _rows(count: int, width: int) -> "npt.NDArray[np.int64]":
-    """Return which rows of a tensor of `count` rows are compared: the same array each time."""
+    """Return the rows of a tensor of `count` rows that are compared; the same array object each time."""
     import numpy as np
 
     wanted = max(1, min(count, SAMPLE // width))

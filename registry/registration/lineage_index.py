@@ -1,4 +1,4 @@
-"""How a checkpoint is compared with what is registered: by summaries, and by arrays where that decides something."""
+"""Comparison of checkpoints with the registered versions: by summaries, and by arrays for a decision."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,58 +27,58 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LineageIndex:
-    """What is registered, to be compared with.
+    """The registered versions, to compare with.
 
     Attributes:
-        workspace: the registry; its progress is told of versions that cannot be compared.
+        workspace: the registry; its progress receives remarks on versions that cannot be compared.
     """
 
     workspace: Workspace
 
-    def relations(self, mine: WeightSamples, versions: Sequence[VersionRecord]) -> tuple[Relation, ...]:
-        """Return how far `mine` is from each version of its shape, the nearest first."""
-        return self._relations(mine, versions, self.weights, self.workspace.progress)
+    def relations(self, samples: WeightSamples, versions: Sequence[VersionRecord]) -> tuple[Relation, ...]:
+        """Return the distance of a checkpoint to each version of its shape, the nearest first."""
+        return self._relations(samples, versions, self.weights, self.workspace.progress)
 
     def check_related(
-        self, label: str, mine: WeightSamples, versions: Sequence[VersionRecord], relations: Sequence[Relation]
+        self, label: str, samples: WeightSamples, versions: Sequence[VersionRecord], relations: Sequence[Relation]
     ) -> None:
-        """Check that a checkpoint is related to something, where there is anything to compare it with.
+        """Check that a checkpoint is related to at least one version of its shape, if there are any.
 
-        Arrays decide: those of the nearest relative, and where it is none, those of all.
+        The arrays decide, not the summaries: first those of the nearest relatives, then those of all versions.
 
         Args:
-            label: what messages call the checkpoint.
-            mine: its weights.
-            versions: all there are.
-            relations: what `relations` said of them.
+            label: the checkpoint's name in messages.
+            samples: samples of its weights.
+            versions: all versions.
+            relations: the result of `relations` for them.
 
         Raises:
-            IncompatibleError: it is unrelated to every version of its shape.
+            IncompatibleError: the checkpoint is unrelated to every version of its shape.
         """
-        named = {version.ref: version for version in versions}
-        for told in relations:
-            if told.verdict == "unrelated":
+        by_ref = {version.ref: version for version in versions}
+        for estimate in relations:
+            if estimate.verdict == "unrelated":
                 break
-            found = self._relations(mine, [named[told.ref]], self._stored, silent)
-            if found and found[0].verdict != "unrelated":
+            confirmed = self._relations(samples, [by_ref[estimate.ref]], self._stored, silent)
+            if confirmed and confirmed[0].verdict != "unrelated":
                 return
-        check_related(label, self._relations(mine, versions, self._stored, silent))
+        check_related(label, self._relations(samples, versions, self._stored, silent))
 
     def weights(self, version: VersionRecord) -> WeightSamples:
-        """Return a version's weights: what is kept to compare it by, else its arrays, of which it is kept then."""
+        """Return samples of a version's weights: its summary, else read from its arrays, and stored."""
 
-        def sample(name: str, rows: "npt.NDArray[np.int64]") -> Block:  # for models of another vocabulary
+        def sample(name: str, rows: "npt.NDArray[np.int64]") -> Block:  # for models with another vocabulary
             return self._stored(version).sample(name, rows)
 
-        kept = summary_store(self.workspace).get(version, "weights")
-        if kept is not None and (found := unpack_weights(kept, sample)) is not None:
-            return found
-        found = self._stored(version)
-        self.keep(version, found)
-        return found
+        summary = summary_store(self.workspace).get(version, "weights")
+        if summary is not None and (samples := unpack_weights(summary, sample)) is not None:
+            return samples
+        samples = self._stored(version)
+        self.keep(version, samples)
+        return samples
 
     def keep(self, version: VersionRecord, weights: WeightSamples) -> None:
-        """Keep what a version is compared by."""
+        """Store the samples that a version is compared by."""
         summary_store(self.workspace).put(version, "weights", pack_weights(weights))
 
     def _stored(self, version: VersionRecord) -> WeightSamples:
@@ -86,13 +86,13 @@ class LineageIndex:
 
     def _relations(
         self,
-        mine: WeightSamples,
+        samples: WeightSamples,
         versions: Sequence[VersionRecord],
         weights: Callable[[VersionRecord], WeightSamples],
         progress: Progress,
     ) -> tuple[Relation, ...]:
-        described = ((version, partial(weights, version)) for version in versions)
-        return relations_of(mine, described, progress, self.workspace.is_purged)
+        readers = ((version, partial(weights, version)) for version in versions)
+        return relations_of(samples, readers, progress, self.workspace.is_purged)
 
 
 def relations_of_version(workspace: Workspace, ref: str) -> tuple[Relation, ...]:

@@ -1,7 +1,7 @@
-"""Registering: a checkpoint's weights, files and statistics become content-addressed arrays and one immutable version.
+"""Registration: a checkpoint's weights, files and statistics become content-addressed arrays and one immutable version.
 
-Order of writing, so that a crash leaves at most arrays that nobody names: everything is checked, the statistics are
-taken, the arrays are written and read back, and one transaction of the catalog makes them visible.
+The order of writing leaves at most unreferenced arrays after a crash: everything is checked, statistics are collected,
+arrays are written and read back, and one transaction of the catalog adds the version.
 """
 
 from collections.abc import Iterator
@@ -38,15 +38,15 @@ CONTENT_FORMAT = 1
 
 @dataclass(frozen=True)
 class Registration:
-    """What registering did.
+    """Result of a registration.
 
     Attributes:
         version: the version that holds the content.
-        added: False where the same content was there already.
-        self_sampled: the expert wrote its own calibration text, because nothing else was given.
+        added: False if a version with the same content was registered already.
+        self_sampled: the expert sampled its own calibration text, because there was no other.
         relations: its distance to every registered version of its shape, the nearest first.
-        overlaps: how far its statistics overlap with those of the other experts, the most alike first.
-        newest: the version that the bare name stands for.
+        overlaps: overlap of its statistics with those of the other experts, the largest first.
+        newest: the version that the bare name resolves to.
     """
 
     version: VersionRecord
@@ -84,14 +84,14 @@ def content_of(
     kept: bool = False,
     computed: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return what a version says of itself beside its arrays; both together have the content digest.
+    """Return the content document of a version; with its arrays it determines the content digest.
 
     Args:
         hashed: the checkpoint.
         kind: expert or base.
         license_id: its license.
         kept: its calibration tokens are among the arrays.
-        computed: how its statistics were (`Collected.computed`).
+        computed: settings of the pass that collected its statistics (`Collected.computed`).
     """
     checkpoint = hashed.checkpoint
     return {
@@ -113,13 +113,13 @@ def content_of(
 def write_arrays(
     store: ArrayStore, hashed: HashedCheckpoint, collected: Collected | None, progress: Progress
 ) -> tuple[ArrayLink, ...]:
-    """Write what is not there yet of a version's arrays and return what each is to it; on failure leave nothing behind.
+    """Write the arrays of a version that the store lacks, and return links to all; a failure leaves nothing behind.
 
     The caller holds the registry's lock.
 
     Raises:
         StorageError: the disk refused.
-        DamagedError: what was read back is not what was written, or the checkpoint changed meanwhile.
+        DamagedError: the bytes read back differ from those written, or the checkpoint changed meanwhile.
     """
     links, fresh = [], []
     items = list(_arrays(hashed, collected))
@@ -133,14 +133,14 @@ def write_arrays(
                 links.append(ArrayLink(role, name, digest, source.dtype, source.shape, source.nbytes))
                 advance(source.nbytes)
     except BaseException:
-        for digest in fresh:  # nobody needs them: the caller holds the registry's lock
+        for digest in fresh:  # unreferenced: the caller holds the registry's lock
             store.delete(digest)
         raise
     return tuple(links)
 
 
 def _expert(workspace: Workspace, candidate: Candidate, hashed: HashedCheckpoint) -> Registration:
-    """Register an expert, with statistics from the first source that there is; a repeat ends before its pass."""
+    """Register an expert with statistics from the first available source; a repeat ends before its forward pass."""
     catalog, request = workspace.catalog, candidate.request
     checkpoint, settings = candidate.checkpoint, candidate.settings
     calibration = text_calibration(checkpoint, candidate.files, settings)
@@ -148,14 +148,14 @@ def _expert(workspace: Workspace, candidate: Candidate, hashed: HashedCheckpoint
     self_sampled = calibration is None and collected is None
     kept = request.keep_calibration or self_sampled if collected is None else collected.calibration is not None
     computed = computed_by(checkpoint, settings) if collected is None else collected.computed
-    same = _find_same(
+    existing = _find_same(
         catalog.versions(str(request.name), states=["active"]),
         content_of(hashed, "expert", candidate.annotations.license, kept=kept, computed=computed),
         calibration.digest if calibration else collected.calibration_digest if collected else None,
         self_sampled_label(settings.tokens, window_size(checkpoint, settings)),
     )
-    if same is not None and all(workspace.arrays.is_intact(link.digest) for link in catalog.arrays_of(same)):
-        version = _annotate(catalog, same, candidate.annotations)
+    if existing is not None and all(workspace.arrays.is_intact(link.digest) for link in catalog.arrays_of(existing)):
+        version = _annotate(catalog, existing, candidate.annotations)
         return Registration(version, added=False, self_sampled=self_sampled)
     if collected is None:
         collected = collect(
@@ -167,11 +167,11 @@ def _expert(workspace: Workspace, candidate: Candidate, hashed: HashedCheckpoint
             progress=workspace.progress,
         )
     summaries = summarise(collected.sites[MLP_INPUT], workspace.progress)
-    compared = overlaps(summaries, registered_experts(workspace, but=request.name), workspace)
+    expert_overlaps = overlaps(summaries, registered_experts(workspace, but=request.name), workspace)
     registration = _register(workspace, candidate, hashed, collected)
     if summaries:
         summary_store(workspace).put(registration.version, "tokens", pack(summaries))
-    return replace(registration, overlaps=compared, self_sampled=self_sampled)
+    return replace(registration, overlaps=expert_overlaps, self_sampled=self_sampled)
 
 
 def _register(
@@ -201,7 +201,7 @@ def _register(
 
 
 def _with_relations(workspace: Workspace, candidate: Candidate, registration: Registration) -> Registration:
-    """Store what the version is compared by, and add its relations and the newest version of its name."""
+    """Store the samples that the version is compared by, and add relations and newest version to the result."""
     LineageIndex(workspace).keep(registration.version, candidate.samples)
     version = registration.version
     try:
@@ -234,15 +234,15 @@ def _find_same(
 ) -> VersionRecord | None:
     """Return the active version that already holds `content` with this calibration, if any.
 
-    It lets a repeated registration end before its forward pass. Text that the expert is still to write has no digest
-    yet (`calibration_digest` None); its label tells how it is made, which with the weights decides it.
+    A repeated registration then ends before its forward pass. Self-sampled text has no digest before it is sampled
+    (`calibration_digest` None); its label has the settings, which with the weights determine the text.
     """
     for version in candidates:
         if version.content != content:
             continue
-        for taken in version.statistics:
-            if calibration_digest in (taken.calibration_digest, None) and (
-                calibration_digest is not None or taken.calibration_label == calibration_label
+        for record in version.statistics:
+            if calibration_digest in (record.calibration_digest, None) and (
+                calibration_digest is not None or record.calibration_label == calibration_label
             ):
                 return version
     return None
@@ -251,7 +251,7 @@ def _find_same(
 def _arrays(
     hashed: HashedCheckpoint, collected: Collected | None
 ) -> Iterator[tuple[Role, str, ArraySource, str | None]]:
-    """Yield (role, name, array, its digest if known) for everything a version consists of."""
+    """Yield (role, name, array, its digest if known) for all arrays of a version."""
     checkpoint = hashed.checkpoint
     for name in checkpoint.trunk:
         yield "trunk", name, checkpoint.source(name), hashed.tensors[name]

@@ -1,12 +1,12 @@
-"""Small summaries of versions, so that a new one is compared with many without reading their arrays again.
+"""Small summaries of versions, by which a new version is compared with many others without reading their arrays.
 
-Two files a version in one folder of the home, under its content digest: samples of its weights (`ancestry`) and
-summaries of its statistics (`overlapping`). They hold something of the version, so they go when it is opted out; all
-others can be made anew from its arrays, and nothing of them is part of any content.
+Each version has two files in one folder of the home, named by its content digest: samples of its weights (`lineage`)
+and summaries of its statistics (`expert_overlap`). They reveal something of the version, so an opt-out deletes them;
+otherwise they can be recomputed from its arrays. They are not part of any content.
 
-Each file begins with the SHA-256 of the rest. One that is damaged, too large, or not what this program writes counts as
-absent and is made anew. One that somebody made up, with its own SHA-256, can change what is said of other versions, and
-nothing that is registered or composed: whether a checkpoint is taken is decided by arrays (`relating`).
+Each file begins with the SHA-256 of the rest. A file that is damaged, too large or of another form counts as absent,
+and is recomputed. A forged file with a valid SHA-256 can change reported relations and overlaps, but nothing that is
+registered or composed: a checkpoint is accepted or refused by arrays (`lineage_index`).
 """
 
 import hashlib
@@ -36,20 +36,20 @@ class SummaryStore:
     """The summaries of one registry.
 
     Attributes:
-        home: where they are.
-        catalog: tells which versions are active.
+        home: the home that contains them.
+        catalog: the catalog, which knows the active versions.
     """
 
     home: Home
     catalog: Catalog
 
     def get(self, version: VersionRecord, kind: Kind) -> bytes | None:
-        """Return what was put, or None where nothing was, or it is damaged."""
+        """Return a version's summary, or None if it is missing or damaged."""
         try:
             descriptor = os.open(self._path(version, kind), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             with os.fdopen(descriptor, "rb") as file:
-                found = os.fstat(descriptor)
-                if not stat.S_ISREG(found.st_mode) or not _LENGTH <= found.st_size <= _LENGTH + SUMMARY_BYTES:
+                status = os.fstat(descriptor)
+                if not stat.S_ISREG(status.st_mode) or not _LENGTH <= status.st_size <= _LENGTH + SUMMARY_BYTES:
                     return None
                 checksum, data = file.read(_LENGTH), file.read(SUMMARY_BYTES)
         except OSError:
@@ -57,10 +57,10 @@ class SummaryStore:
         return data if checksum == _checksum(data) else None
 
     def put(self, version: VersionRecord, kind: Kind, data: bytes) -> None:
-        """Keep a summary, if the version is active still; nothing is kept where the home cannot be written.
+        """Store a summary if the version is still active and the home can be written.
 
-        Who opts a version out says so in the catalog before it deletes summaries, and holds the same lock for that: so
-        none is put afterwards, and what a crash left half-written is deleted with it.
+        An opt-out changes the catalog first, and then deletes summaries under the same lock. So no summary is stored
+        after it, and incomplete files of a crash are deleted too.
         """
         path = self._path(version, kind)
         try:
@@ -83,7 +83,7 @@ def summary_store(workspace: Workspace) -> SummaryStore:
 
 
 def strays_in(folder: Path, digests: Collection[str]) -> list[Path]:
-    """Return what is in the folder of summaries and is none of versions with these digests."""
+    """Return the paths in the folder of summaries that do not belong to versions with these digests."""
     if not folder.is_dir() or folder.is_symlink():
         return [folder] if os.path.lexists(folder) else []
     names = {f"{digest}.{kind}" for digest in digests for kind in get_args(Kind)}

@@ -1,1 +1,1 @@
-"""Loaded transformers models: their layers and gates."""
+"""Loaded transformers models: whole, layer by layer, and their routers."""

@@ -1,4 +1,7 @@
-"""The routers of a loaded mixture: which expert each token goes to, read and decided, on every host."""
+"""The routers of a loaded mixture, on every host: routing recorded, and tokens forced to one expert.
+
+Shapes: T tokens of a batch, row by row; H hidden size, E experts, k experts per token.
+"""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -7,12 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from registry.errors import InvalidInputError
 
 GATE = re.compile(r"(?:.*\.)?layers\.(\d+)\.(?:mlp\.gate|block_sparse_moe\.(?:gate|router))")
-"""What the router of layer (group 1) is called as a module, and with `.weight` as a tensor of a composed folder."""
+"""Name of a layer's router as a module, with the layer as group 1; its tensor in a composed folder adds `.weight`."""
 
 
 @dataclass(frozen=True)
@@ -20,10 +24,11 @@ class Gate:
     """The router of one layer.
 
     Attributes:
-        layer: of the model, from 0.
-        name: the module's, in the loaded model; in the folder the tensor may be called otherwise.
-        module: gives (logits (T, E), weights (T, k), chosen experts (T, k)) in a native host, logits in `RoutedMLP`.
-        block: the mixture that it stands in.
+        layer: number of the layer, from 0.
+        name: name of the module in the loaded model; the tensor's name in the folder may differ.
+        module: in a native host it returns (logits (T, E), weights (T, k), chosen experts (T, k)), in `RoutedMLP` the
+            logits alone.
+        block: the mixture that contains it.
     """
 
     layer: int
@@ -33,19 +38,19 @@ class Gate:
 
     @property
     def weight(self) -> nn.Parameter:
-        """The router's weight, of shape (E, H)."""
+        """The router's weight, (E, H)."""
         weight = self.module.weight
         assert isinstance(weight, nn.Parameter)
         return weight
 
     @property
     def experts(self) -> int:
-        """How many experts it chooses from."""
+        """Number of experts it chooses from."""
         return int(self.weight.shape[0])
 
     @property
     def is_linear(self) -> bool:
-        """It stands in our own `RoutedMLP`, which chooses and weighs by itself."""
+        """True in our own `RoutedMLP`, which chooses and weighs experts outside the router."""
         return isinstance(self.module, nn.Linear)
 
     @property
@@ -56,11 +61,11 @@ class Gate:
 
 @dataclass
 class RoutingRecord:
-    """What the router of one layer decided, one entry for each forward pass.
+    """Routing decisions of one layer, one entry for each forward pass.
 
     Attributes:
-        layer: of the model.
-        logits: float32 of shape (T, E), before softmax; T counts the tokens of a batch, row by row.
+        layer: number of the layer.
+        logits: float32 of shape (T, E), before softmax.
         chosen: int64 of shape (T, k), the largest logit first.
         weights: float32 of shape (T, k), which sum to 1 for each token.
     """
@@ -75,26 +80,26 @@ def gates(model: Any) -> list[Gate]:
     """Return the routers of a loaded mixture, layer by layer.
 
     Raises:
-        InvalidInputError: it has none.
+        InvalidInputError: the model has no router.
     """
-    found = []
+    routers = []
     for name, module in model.named_modules():
         match = GATE.fullmatch(name)
         if match and isinstance(getattr(module, "weight", None), nn.Parameter):
-            found.append(Gate(int(match[1]), name, module, model.get_submodule(name.rpartition(".")[0])))
-    if not found:
+            routers.append(Gate(int(match[1]), name, module, model.get_submodule(name.rpartition(".")[0])))
+    if not routers:
         raise InvalidInputError(
-            f"model type {model.config.model_type} has no router: it is no mixture of experts",
+            f"model type {model.config.model_type} has no router: it is not a mixture of experts",
             "name a composed folder: reg compose --experts … --out DIR",
         )
-    return sorted(found, key=lambda gate: gate.layer)
+    return sorted(routers, key=lambda gate: gate.layer)
 
 
 @contextmanager
 def record_routing(model: Any) -> Iterator[list[RoutingRecord]]:
-    """Collect what every router decides while the context is open, one `RoutingRecord` a layer, on the CPU.
+    """Record the routing while the context is open: one `RoutingRecord` a layer, on the CPU.
 
-    Inside `force_expert` it is the forced expert that is recorded, if that context was entered first.
+    Inside `force_expert` the forced expert is recorded, if that context was entered first.
     """
     routers = gates(model)
     routings = [RoutingRecord(gate.layer) for gate in routers]
@@ -108,10 +113,10 @@ def force_expert(model: Any, expert: int) -> Iterator[None]:
 
     Args:
         model: a loaded mixture.
-        expert: its number, from 0: members stand in name order.
+        expert: number of the expert, from 0; members are in the order of their names.
 
     Raises:
-        InvalidInputError: there is no router, or no such expert.
+        InvalidInputError: the model has no router, or no expert of that number.
     """
     routers = gates(model)
     for gate in routers:
@@ -124,9 +129,9 @@ def force_expert(model: Any, expert: int) -> Iterator[None]:
         yield
 
 
-def choice(gate: Gate, logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (weights, chosen) of shape (T, k) that a router's logits (T, E) give: softmax over the k largest."""
-    largest, chosen = logits.float().topk(gate.top_k, dim=-1)
+def choice(gate: Gate, logits: Float[Tensor, "T E"]) -> tuple[Float[Tensor, "T k"], Int64[Tensor, "T k"]]:
+    """Return the weights of the chosen experts, and their numbers: softmax over the k largest logits."""
+    largest, chosen = logits.float().topk(gate.top_k, dim=-1)  # (T, E) → (T, k), largest first
     return largest.softmax(dim=-1), chosen
 
 
@@ -143,7 +148,7 @@ def _hooked(routers: Sequence[Gate], hooks: Sequence[Hook]) -> Iterator[None]:
 
 def _recorder(gate: Gate, routing: RoutingRecord) -> Hook:
     def record(_module: nn.Module, _inputs: Any, output: Any) -> None:
-        if isinstance(output, Tensor):
+        if isinstance(output, Tensor):  # RoutedMLP's router: logits (T, E) alone
             output = (output, *choice(gate, output))
         logits, weights, chosen = (part.detach().cpu() for part in output)
         routing.logits.append(logits.float())
@@ -156,10 +161,11 @@ def _recorder(gate: Gate, routing: RoutingRecord) -> Hook:
 def _forcing(expert: int) -> Hook:
     def force(_module: nn.Module, _inputs: Any, output: Any) -> Any:
         if isinstance(output, Tensor):  # RoutedMLP takes the softmax of the k largest: 1 and exact zeros
-            only = torch.full_like(output, -1e4)
-            only[:, expert] = 0
-            return only
+            forced = torch.full_like(output, -1e4)  # (T, E)
+            forced[:, expert] = 0
+            return forced
         logits, weights, chosen = output
+        # (T, k) → (T, 1): one expert for each token. Native hosts loop over the experts that were chosen.
         return logits, torch.ones_like(weights[:, :1]), torch.full_like(chosen[:, :1], expert)
 
     return force

@@ -1,4 +1,7 @@
-"""Running a dense model layer by layer, with the weights of one layer in memory at a time."""
+"""A dense model run layer by layer, with the weights of one layer in memory at a time.
+
+Shapes: B windows of a batch, S tokens of a window, H hidden size. The residual stream is (B, S, H).
+"""
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
@@ -6,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from registry.families import Family
@@ -13,19 +17,17 @@ from registry.hosts.architecture import Architecture
 from registry.runtime.loading import quiet_transformers
 
 Weights = Callable[[str], Tensor]
-"""Gives a dense tensor by its name."""
+"""Returns a tensor of the dense model by its name."""
 
 
 class Layers:
-    """A model of a family without weights, whose parts are filled as they are needed.
+    """A model of a family without weights, whose modules are loaded when they are needed, in float32.
 
     Args:
         family: the family.
-        architecture: its sizes.
+        architecture: the sizes of the model.
         config: its config.json.
-        device: where it runs.
-
-    Everything runs in float32.
+        device: the device it runs on.
     """
 
     def __init__(
@@ -35,33 +37,35 @@ class Layers:
 
         self._family, self._architecture, self._device = family, architecture, device
         with quiet_transformers(), _without_weights():
-            made: Any = AutoModelForCausalLM.from_config(
+            model: Any = AutoModelForCausalLM.from_config(
                 CONFIG_MAPPING[family.model_type].from_dict(dict(config)), dtype=torch.float32
             )
-        self._model = made.eval()
+        self._model = model.eval()
+        # The arguments of each layer beside the stream (positions, masks, ropes), equal for all batches of one shape.
         self._calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
 
     def embedded(self, weights: Weights) -> Callable[[Tensor], Tensor]:
-        """Return what gives the residual stream before the first layer, (B, S, H), for token ids (B, S).
+        """Return a function from token ids (B, S) to the residual stream before the first layer, (B, S, H).
 
-        It also learns what else the layers are given, which is the same for all batches of one shape.
+        Each call also stores the layers' other arguments, which `run` passes on.
         """
         name = self._family.embedding
         module = self._model.get_submodule(name.removesuffix(".weight"))
-        filled: Any = copy.deepcopy(module)  # with what subclasses add, as a factor
+        filled: Any = copy.deepcopy(module)  # subclasses may scale embeddings
         filled.weight = nn.Parameter(weights(name).float().to(self._device), requires_grad=False)
         filled.padding_idx = None  # a member may lack that row
         layers = self._model.get_submodule(self._family.layers)
         names = [".".join((self._family.layers, str(number))) for number in range(len(layers))]
         norm = self._family.head_input(self._architecture).norm
 
-        def embed(ids: Tensor) -> Tensor:
+        def embed(ids: Int64[Tensor, "B S"]) -> Float[Tensor, "B S H"]:
+            # Layers pass the stream through unchanged, so that the whole pass costs one look-up of embeddings.
             catchers = [_Catcher() for _ in names]
             replaced = {name.removesuffix(".weight"): filled, norm: nn.Identity()}
             with self._replaced(replaced | dict(zip(names, catchers, strict=True))), torch.no_grad():
                 self._model.base_model(input_ids=ids.to(self._device), use_cache=False)
             self._calls = [(catcher.args, catcher.kwargs) for catcher in catchers]
-            stream: Tensor = catchers[0].stream
+            stream: Tensor = catchers[0].stream  # (B, S, H)
             return stream
 
         return embed
@@ -79,12 +83,12 @@ class Layers:
         self._fill(module, f"{name}.", weights)
         return module
 
-    def run(self, number: int, module: nn.Module, stream: Tensor) -> Tensor:
-        """Return the residual stream after a layer, (B, S, H), from that before it."""
+    def run(self, number: int, module: nn.Module, stream: Float[Tensor, "B S H"]) -> Float[Tensor, "B S H"]:
+        """Return the residual stream after a layer, given the stream before it."""
         args, kwargs = self._calls[number]
         with torch.no_grad():
             out = module(stream, *args, **kwargs)
-        result: Tensor = out[0] if isinstance(out, tuple) else out
+        result: Tensor = out[0] if isinstance(out, tuple) else out  # some families return attention weights too
         return result
 
     def _fill(self, module: nn.Module, prefix: str, weights: Weights) -> None:
@@ -95,23 +99,22 @@ class Layers:
 
     @contextmanager
     def _replaced(self, modules: Mapping[str, nn.Module]) -> Iterator[None]:
-        before = {name: self._model.get_submodule(name) for name in modules}
+        originals = {name: self._model.get_submodule(name) for name in modules}
         try:
             for name, module in modules.items():
                 self._put(name, module)
             yield
         finally:
-            for name, module in before.items():
+            for name, module in originals.items():
                 self._put(name, module)
 
     def _put(self, name: str, module: nn.Module) -> None:
-        above, _, own = name.rpartition(".")
-        parent = self._model.get_submodule(above)
-        parent._modules[own] = module
+        parent, _, child = name.rpartition(".")
+        self._model.get_submodule(parent)._modules[child] = module
 
 
 class _Catcher(nn.Module):
-    """Stands in a layer's place: notes what the layer is given, and hands the stream on."""
+    """A stand-in for a layer: it stores the layer's arguments, and returns the stream unchanged."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -124,25 +127,25 @@ class _Catcher(nn.Module):
         return super().__getattr__(name)
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Return the stream."""
+        """Store the arguments, and return the stream, (B, S, H)."""
         self.stream, self.args, self.kwargs = hidden_states, args, kwargs
         return hidden_states
 
 
 @contextmanager
 def watched(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, tuple[Tensor, Tensor]]]:
-    """Note the input and the output of modules, each call over the one before: name → (input, output)."""
-    seen: dict[str, tuple[Tensor, Tensor]] = {}
+    """Record the input and the output of each module's latest call: name → (input, output)."""
+    recorded: dict[str, tuple[Tensor, Tensor]] = {}
 
-    def note(name: str) -> Callable[[Any, Any, Any], None]:
+    def recorder(name: str) -> Callable[[Any, Any, Any], None]:
         def hook(_module: Any, inputs: Any, output: Any) -> None:
-            seen[name] = (inputs[0], output)
+            recorded[name] = (inputs[0], output)  # (B, S, channels in), (B, S, channels out)
 
         return hook
 
-    handles = [module.register_forward_hook(note(name)) for name, module in modules.items()]
+    handles = [module.register_forward_hook(recorder(name)) for name, module in modules.items()]
     try:
-        yield seen
+        yield recorded
     finally:
         for handle in handles:
             handle.remove()
@@ -150,7 +153,7 @@ def watched(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, tuple[Tensor
 
 @contextmanager
 def _without_weights() -> Iterator[None]:
-    """Let modules that are made meanwhile have parameters without storage; buffers are real."""
+    """Create modules whose parameters have no storage while the context is open; their buffers have."""
     register = nn.Module.register_parameter
 
     def on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:

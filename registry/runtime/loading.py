@@ -1,4 +1,4 @@
-"""Loading with transformers: safetensors only, no code but our own, nothing printed."""
+"""Models and tokenizers loaded with transformers: safetensors only, no code but our own, nothing printed."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ def load_tokenizer(folder: Path) -> Any:
     """Return the tokenizer of a checkpoint folder.
 
     Raises:
-        CheckpointError: it has none, or one that only its author's own code can read.
+        CheckpointError: the folder has no tokenizer, or one that needs its author's own code.
     """
     from transformers import AutoTokenizer
 
@@ -41,7 +41,7 @@ def load_model(folder: Path, dtype: str, device: str | None) -> Any:
 
     Raises:
         CheckpointError: keys are missing, unexpected or mismatched.
-        InvalidInputError: there is no such device.
+        InvalidInputError: the device does not exist or cannot be used.
     """
     from transformers import AutoModelForCausalLM
 
@@ -73,7 +73,7 @@ def load_model(folder: Path, dtype: str, device: str | None) -> Any:
 
 
 def has_our_code(folder: Path) -> bool:
-    """Tell whether the code in a model folder is, byte by byte, a modelling file that this program writes."""
+    """Tell whether a model folder has code, and all of it equals a modelling file that this program writes."""
     try:
         model_type = str(read_json(folder / "config.json").get("model_type"))
         code = {path.name: read_small(path, _CODE_BYTES) for path in folder.rglob("*.py")}
@@ -92,7 +92,7 @@ def _our_code(model_type: str) -> Mapping[str, bytes]:
 
 
 def device_name(name: str | None) -> str:
-    """Return the device that is meant: the one named, else the GPU if there is one, else the CPU."""
+    """Return the named device, else the GPU if there is one, else the CPU."""
     return name or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -101,12 +101,12 @@ def quiet_transformers() -> Iterator[None]:
     """Keep the progress bars and reports of transformers off the terminal."""
     from transformers.utils import logging
 
-    shown, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    shows_bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     try:
         yield
     finally:
         logging.set_verbosity(verbosity)
-        if shown:
+        if shows_bars:
             logging.enable_progress_bar()

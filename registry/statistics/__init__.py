@@ -1,4 +1,4 @@
-"""Statistics of one expert: the forward pass that collects them, and their file."""
+"""Statistics of one expert: the forward pass that collects them, their file and their cache."""
 
 import lazy_loader
 

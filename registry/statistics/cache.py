@@ -1,8 +1,8 @@
-"""Statistics that compositions took and may want again: files under the digest of what they are a function of.
+"""A cache of statistics that compositions collected: files named after the digest of their inputs.
 
-A file's name ends with the SHA-256 of its bytes, so that a damaged one is found out and taken again. Nothing here is
-needed: every file can be made anew, and all go when a version is opted out. What a composition takes that an opt-out
-overtakes is not put there: putting and emptying exclude one another, and who puts looks first whether it still may.
+A file's name ends with the SHA-256 of its bytes, so that a damaged file is detected and its statistics are collected
+again. Every file can be recomputed, and an opt-out deletes all of them. Writing to the cache and emptying it exclude
+each other, and a writer first checks that no version it used was opted out meanwhile.
 """
 
 from collections.abc import Callable
@@ -23,8 +23,8 @@ class Cached:
     """Statistics in a file, read layer by layer.
 
     Attributes:
-        path: where it was put.
-        file: the file, open: an opt-out that empties the cache meanwhile does not matter to who reads.
+        path: its path in the cache.
+        file: the open file; it stays readable if an opt-out empties the cache meanwhile.
     """
 
     path: Path
@@ -35,7 +35,7 @@ class Cached:
         """Open a file.
 
         Raises:
-            DamagedError: it is not there.
+            DamagedError: the file does not exist.
         """
         from safetensors import safe_open
 
@@ -49,7 +49,7 @@ class Cached:
         return self._read(site, layer)[0]
 
     def folds(self, site: str, layer: int) -> tuple[Statistics, ...]:
-        """Return the statistics of one site and layer, in parts."""
+        """Return the statistics of every fold of one site and layer."""
         return complete_folds(*self._read(site, layer))
 
     def _read(self, site: str, layer: int) -> tuple[Statistics, tuple[Statistics, ...]]:
@@ -63,9 +63,9 @@ class StatisticsCache:
     """Files of statistics in one folder.
 
     Attributes:
-        folder: where they are.
-        staging: where they are written first; the folder itself by default.
-        putting: gives the context in which a file is put into the folder; it raises where it may not be.
+        folder: the folder.
+        staging: the folder that files are written to first; default the folder itself.
+        putting: returns the context in which a file is moved into the folder; it raises if that is not allowed.
     """
 
     folder: Path
@@ -73,7 +73,7 @@ class StatisticsCache:
     putting: Callable[[], AbstractContextManager[object]] = nullcontext
 
     def get(self, key: str) -> Cached | None:
-        """Return what is there under a digest, if it is whole."""
+        """Return the statistics with a digest, or None if the cache has no intact file of them."""
         for path in sorted(self.folder.glob(f"{key}.*.safetensors")):
             with suppress(FileNotFoundError, DamagedError):  # an opt-out has just emptied the cache
                 if path.name.split(".")[1] == file_digest(path):
@@ -82,11 +82,11 @@ class StatisticsCache:
         return None
 
     def put(self, key: str, collected: Collected) -> Cached:
-        """Write statistics down under a digest, and return them.
+        """Write statistics to the cache under a digest, and return them.
 
         Raises:
             StorageError: the disk is full or refuses.
-            ConflictError: what they are of was opted out meanwhile.
+            ConflictError: a version that they come from was opted out meanwhile.
         """
         staging = self.staging or self.folder
         staging.mkdir(parents=True, exist_ok=True)

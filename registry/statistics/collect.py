@@ -1,4 +1,4 @@
-"""Taking an expert's statistics: one forward pass over its calibration tokens, exact, and resumable at any batch."""
+"""Statistics of an expert, collected in one forward pass over its calibration tokens or carried by its folder."""
 
 import os
 import shutil
@@ -21,7 +21,7 @@ from registry.progress import Progress, silent
 from registry.runtime.loading import load_model, load_tokenizer
 from registry.statistics import file as statistics_file
 from registry.statistics.file import Collected
-from registry.statistics.forward_pass import take_statistics, window_size
+from registry.statistics.forward_pass import ModelRun, take_statistics, window_size
 from registry.statistics.scales import scales
 from registry.statistics.settings import PassSettings
 
@@ -29,13 +29,13 @@ SEED = 0
 
 
 def text_calibration(checkpoint: Checkpoint, data: Sequence[Path], settings: PassSettings) -> Calibration | None:
-    """Return the calibration tokens of `data`, sampled over the whole of it (`windows.random_places`).
+    """Return the calibration tokens of `data`, sampled over all of it (`windows.random_places`).
 
-    Without `data` the checkpoint's own `calibration.*` file is taken; where there is none either, None is returned.
+    Without `data` the checkpoint's own `calibration.*` file is read; without such a file, None is returned.
 
     Raises:
-        CalibrationError: there is no text; `data` cannot be read; it has tokens that the model does not know.
-        CheckpointError: there is no tokenizer.
+        CalibrationError: there is no text, `data` cannot be read, or a token is not in the model's vocabulary.
+        CheckpointError: the checkpoint has no tokenizer.
     """
     if not data:
         own = find_calibration(checkpoint.folder)
@@ -55,63 +55,63 @@ def text_calibration(checkpoint: Checkpoint, data: Sequence[Path], settings: Pas
 
 
 def carried_statistics(hashed: HashedCheckpoint) -> Collected | None:
-    """Return the statistics that a checkpoint carries in its folder, checked, or None where it carries none.
+    """Return the statistics in a checkpoint's folder, checked, or None if it has no such file.
 
     Raises:
-        CheckpointError: they are of other weights, or their layers, scales, counts or tokens cannot be this model's, or
-            contradict one another.
+        CheckpointError: they belong to other weights, their layers, scales, counts or tokens do not fit the model, or
+            they contradict each other.
     """
     checkpoint, weights = hashed.checkpoint, hashed.weights
-    where = own_file(checkpoint.folder, statistics_file.FILE_NAME)
-    if where is None:
+    path = own_file(checkpoint.folder, statistics_file.FILE_NAME)
+    if path is None:
         return None
-    collected = statistics_file.load(where)
+    collected = statistics_file.load(path)
     redo = "make them again: reg collect CKPT --data FILE --out DIR"
     if collected.weights != weights:
         raise CheckpointError(
-            f"{where} has statistics of weights {collected.weights[:12]}, the checkpoint has {weights[:12]}",
+            f"{path} has statistics of weights {collected.weights[:12]}, the checkpoint has {weights[:12]}",
             redo,
         )
     kept = collected.calibration
     if kept is not None and not 0 <= int(kept.ids.min()) <= int(kept.ids.max()) < checkpoint.architecture.vocab_size:
-        raise CheckpointError(f"{where} has calibration tokens that the model does not know", redo)
-    if strange := sorted(set(collected.sites) - set(SITES["all"])):
-        raise CheckpointError(f"{where} has statistics of {', '.join(strange)}, which is no site", redo)
-    for site in dict.fromkeys((MLP_INPUT, *collected.sites)):  # in this order: the others are held to its count
-        _check_site(checkpoint, collected, site, where, redo)
+        raise CheckpointError(f"{path} has calibration tokens that the model does not know", redo)
+    if unknown := sorted(set(collected.sites) - set(SITES["all"])):
+        raise CheckpointError(f"{path} has statistics of an unknown site: {', '.join(unknown)}", redo)
+    for site in dict.fromkeys((MLP_INPUT, *collected.sites)):  # first the one whose count the others must have
+        _check_site(checkpoint, collected, site, path, redo)
     counts, vocabulary = collected.token_counts, checkpoint.architecture.vocab_size
     if counts is not None and (
         counts.shape != (vocabulary,)
         or int(counts.min()) < 0
         or int(counts.sum()) != collected.sites[MLP_INPUT][0].count
     ):
-        raise CheckpointError(f"{where}: its token counts are not those of {vocabulary:,} tokens", redo)
+        raise CheckpointError(f"{path}: its token counts are not those of {vocabulary:,} tokens", redo)
     if kept is not None:
         count = collected.sites[MLP_INPUT][0].count
         same = counts is None or torch.equal(counts, kept.counts(vocabulary))
         if (kept.digest, kept.tokens, same) != (collected.calibration_digest, count, True):
-            raise CheckpointError(f"{where}: its statistics were not taken on the calibration tokens it holds", redo)
+            raise CheckpointError(f"{path}: its statistics were not taken on the calibration tokens it holds", redo)
     return collected
 
 
-def _check_site(checkpoint: Checkpoint, collected: Collected, site: str, where: Path, redo: str) -> None:
-    """Check one site of carried statistics against the weights: layers, scales, counts."""
+def _check_site(checkpoint: Checkpoint, collected: Collected, site: str, path: Path, redo: str) -> None:
+    """Check one site of a checkpoint's own statistics against its weights: layers, scales, counts."""
     layers, expected = collected.sites.get(site, ()), scales(checkpoint, site).exponents
     if len(layers) != len(expected):
-        raise CheckpointError(f"{where} has {len(layers)} layers of {site}, the checkpoint has {len(expected)}", redo)
+        raise CheckpointError(f"{path} has {len(layers)} layers of {site}, the checkpoint has {len(expected)}", redo)
     tokens = collected.sites[MLP_INPUT][0].count
     for number, (layer, exponents) in enumerate(zip(layers, expected, strict=True)):
         if not torch.equal(layer.exponents, exponents):
             raise CheckpointError(
-                f"{where}: the scales of {site}, layer {number}, are not those that the weights give", redo
+                f"{path}: the scales of {site}, layer {number}, are not those that the weights give", redo
             )
         try:
             folds = collected.all_folds(site, number)
         except (ValueError, LookupError) as error:
-            raise CheckpointError(f"{where}: the folds of {site}, layer {number}: {error}", redo) from error
+            raise CheckpointError(f"{path}: the folds of {site}, layer {number}: {error}", redo) from error
         parts = [layer, *folds]
         if layer.count != tokens or any(p.count < 1 or bool((p.matrix.diagonal() < 0).any()) for p in parts):
-            raise CheckpointError(f"{where}: {site}, layer {number}, holds no sum over {tokens} tokens", redo)
+            raise CheckpointError(f"{path}: {site}, layer {number}, holds no sum over {tokens} tokens", redo)
 
 
 def collect(
@@ -123,27 +123,27 @@ def collect(
     partial: Path | None = None,
     progress: Progress,
 ) -> Collected:
-    """Load the expert and return its statistics on `calibration`, or on text it writes itself where that is None.
+    """Load the expert and return its statistics on `calibration`, default text that it samples itself.
 
     Args:
         hashed: the checkpoint.
-        calibration: what `text_calibration` returned.
-        settings: how the pass runs.
-        keep_calibration: put the tokens into the result; those that the expert writes itself are always there.
+        calibration: the result of `text_calibration`.
+        settings: settings of the pass.
+        keep_calibration: include the tokens in the result; self-sampled tokens are always included.
         partial: as in `take_statistics`.
-        progress: told of tokens sampled and counted.
+        progress: receives the tokens sampled and counted.
 
     Raises:
-        CalibrationError: the expert cannot write text, or an activation is NaN or infinite.
+        CalibrationError: the expert cannot sample text, or an activation is NaN or infinite.
         CheckpointError: the model cannot be loaded.
     """
     checkpoint = hashed.checkpoint
     model = load_model(checkpoint.folder, settings.dtype or checkpoint.dtype, settings.device)
     if calibration is None:
         calibration = _sampled_calibration(checkpoint, model, settings, progress)
-        keep_calibration = True  # it reveals nothing that the weights do not
+        keep_calibration = True  # they reveal no more than the weights
     collected = take_statistics(
-        checkpoint, hashed.weights, model, calibration, settings, partial=partial, progress=progress
+        checkpoint, hashed.weights, ModelRun(model), calibration, settings, partial=partial, progress=progress
     )
     return replace(collected, calibration=calibration) if keep_calibration else collected
 
@@ -158,10 +158,10 @@ def collect_to(
     base: str | os.PathLike[str] | None = None,
     progress: Progress = silent,
 ) -> tuple[Path, Collected]:
-    """Take the statistics of a checkpoint where its data is, and write them to `out`/statistics.safetensors.
+    """Collect the statistics of a checkpoint without a registry, and write them to `out`/statistics.safetensors.
 
-    No registry takes part. The checkpoint with that file in its folder registers anywhere without data and without a
-    forward pass. An interrupted pass goes on when it is started again with the same `out`.
+    With that file in its folder, the checkpoint registers anywhere without data and without a forward pass. An
+    interrupted pass resumes when it is started again with the same `out`.
 
     Raises:
         CheckpointError, UnsupportedFamilyError: the checkpoint cannot be registered.
@@ -192,8 +192,8 @@ def collect_to(
 
 
 def _sampled_calibration(checkpoint: Checkpoint, model: Any, settings: PassSettings, progress: Progress) -> Calibration:
-    ends = checkpoint.special_tokens["eos_token_id"]
-    end = [ends] if isinstance(ends, int) else list(ends or [])
+    configured = checkpoint.special_tokens["eos_token_id"]
+    end = [configured] if isinstance(configured, int) else list(configured or [])
     start = checkpoint.special_tokens["bos_token_id"]
     if start is None and (checkpoint.folder / "tokenizer_config.json").is_file():
         start = start_token(load_tokenizer(checkpoint.folder))

@@ -1,9 +1,11 @@
-"""`statistics.safetensors`: an expert's statistics as one file, so that they travel and the data does not.
+"""`statistics.safetensors`: the file format of an expert's statistics, which travel while the data stays.
 
 Tensors: `<site>.exponents` int16 (L, H) · `<site>.gram.<layer>` int64, the packed upper triangle of G ·
 `<site>.fold.<layer>.<fold>` the same for all folds but the last · `token_counts` int64 (V,) · with kept calibration
-also `calibration.ids` int32 (N, S) and `calibration.lengths` int32 (N,). The header says which weights the statistics
-belong to, by digest.
+also `calibration.ids` int32 (N, S) and `calibration.lengths` int32 (N,). The header has the digest of the weights that
+the statistics belong to.
+
+Shapes: L layers, V vocabulary, N windows, S tokens of a window, G (H + 1, H + 1) packed to ((H + 1)(H + 2) / 2,).
 """
 
 import json
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Int16
 
 from registry.calibration import Calibration
 from registry.errors import CheckpointError, first_line
@@ -36,7 +39,7 @@ _TENSORS = {
     re.compile(r"calibration\.ids"): ("I32", 2),
     re.compile(r"calibration\.lengths"): ("I32", 1),
 }
-"""How a tensor may be called → its dtype and number of axes."""
+"""Pattern of a tensor's name → its dtype and number of axes."""
 _LISTS = Kind(
     "an object of lists of counts",
     lambda value: isinstance(value, dict) and all(map(list_of(COUNT).holds, value.values())),
@@ -51,24 +54,24 @@ _KINDS = {
     "done": maybe(_LISTS),
 }
 _ADDED = {"sites", "folds"}
-"""What a file from before these were there leaves out."""
+"""Keys that older files lack."""
 
 
 @dataclass(frozen=True)
 class Collected:
-    """Statistics of one expert, and what they were taken on.
+    """Statistics of one expert, and the calibration that they were collected on.
 
     Attributes:
-        weights: digest of the weights they were taken with.
+        weights: digest of the expert's weights.
         sites: site → one statistic a layer, in order.
         calibration_digest: digest of the calibration tokens.
-        calibration_label: what a person should know them as.
-        computed: how the forward pass ran, as far as its result depends on that: dtype, batch size, kind of device,
-            sites, folds.
-        calibration: the tokens themselves, where they are kept.
-        folds: site → for each layer, its statistics on every fold of the windows but the last; the rest is the last.
-        token_counts: how often each token came, int64 of shape (V,).
-        done: site → windows that each layer has counted, while a pass is under way; None once it is complete.
+        calibration_label: name of the calibration for people.
+        computed: settings of the forward pass that its result depends on: dtype, batch size, kind of device, sites,
+            folds.
+        calibration: the calibration tokens, if they are kept.
+        folds: site → for each layer, its statistics on every fold of the windows but the last, which is the remainder.
+        token_counts: occurrences of each token, int64 of shape (V,).
+        done: site → windows that each layer has counted, in the state of an interrupted pass; None if complete.
     """
 
     weights: str
@@ -82,21 +85,21 @@ class Collected:
     done: dict[str, tuple[int, ...]] | None = None
 
     def all_folds(self, site: str, layer: int) -> tuple[Statistics, ...]:
-        """Return the statistics of each fold; where there is one, of the whole."""
+        """Return the statistics of each fold; without folds, the total."""
         return complete_folds(self.sites[site][layer], self.folds[site][layer] if site in self.folds else ())
 
 
 Part = tuple[str, int, Statistics, Sequence[Statistics]]
-"""Of one site and layer: the statistics of the whole, and of every fold but the last."""
+"""Site, layer, the statistics of all tokens, and those of every fold but the last."""
 
 
 def save(path: Path, collected: Collected, parts: Iterable[Part] | None = None) -> None:
-    """Write `path`, which appears whole or not at all.
+    """Write statistics to `path` atomically.
 
     Args:
         path: the file.
-        collected: what is written.
-        parts: in place of its sites, layer by layer in order, so that they need not all be there at once.
+        collected: the statistics.
+        parts: written in place of its sites, layer by layer in order, so that only one is in memory at a time.
 
     Raises:
         StorageError: the disk is full or refuses.
@@ -107,11 +110,11 @@ def save(path: Path, collected: Collected, parts: Iterable[Part] | None = None) 
         streams.append(Stream.of(name, to_block(tensor), str(tensor.dtype).removeprefix("torch.")))
 
     def add_packed(name: str, item: Statistics) -> None:
-        if parts is not None:  # made for this alone: its packed half is all that stays of it
+        if parts is not None:  # a temporary: only its packed half stays in memory
             add(name, item.packed())
             return
         size = len(item.matrix)  # packed only while it is written: all layers at once would double the memory
-        shape = (size * (size + 1) // 2,)
+        shape = (size * (size + 1) // 2,)  # the upper triangle of G
         streams.append(Stream(name, "int64", shape, lambda: [to_block(item.packed())]))
 
     exponents: dict[str, list[torch.Tensor]] = {site: [] for site in collected.sites}
@@ -122,8 +125,8 @@ def save(path: Path, collected: Collected, parts: Iterable[Part] | None = None) 
         add_packed(f"{site}.gram.{number}", layer)
         for fold, part in enumerate(folds):
             add_packed(f"{site}.fold.{number}.{fold}", part)
-    for site, of in exponents.items():
-        add(f"{site}.exponents", torch.stack(of))
+    for site, layers in exponents.items():
+        add(f"{site}.exponents", torch.stack(layers))  # L tensors (H,) → (L, H)
     if collected.token_counts is not None:
         add("token_counts", collected.token_counts)
     if collected.calibration is not None:
@@ -148,10 +151,10 @@ def _parts(collected: Collected) -> Iterator[Part]:
 
 
 def load(path: Path) -> Collected:
-    """Read what `save` wrote; the file is untrusted input.
+    """Read a file that `save` wrote, as untrusted input.
 
     Raises:
-        CheckpointError: it is no such file, cannot be read, or its parts contradict one another.
+        CheckpointError: the file is not of this format, cannot be read, or contradicts itself.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -159,7 +162,7 @@ def load(path: Path) -> Collected:
     for name, tensor in header.tensors.items():
         kind = next((kind for pattern, kind in _TENSORS.items() if pattern.fullmatch(name)), None)
         if kind != (tensor.dtype, len(tensor.shape)) or min(tensor.shape) < 1:
-            raise CheckpointError(f"{path} has a tensor {name[:100]!r} that is none of statistics", _REDO)
+            raise CheckpointError(f"{path} has a tensor {name[:100]!r} that statistics do not have", _REDO)
     document = json_object(header.metadata.get("expert-registry", "{}").encode(), f"the metadata of {path}")
     if document.get("format") != _FORMAT:
         raise CheckpointError(f"{path} was not written by reg collect", _REDO)
@@ -171,14 +174,14 @@ def load(path: Path) -> Collected:
             folds = {
                 site: tuple(folds_of(file, site, number, layer.exponents) for number, layer in enumerate(layers))
                 for site, layers in sites.items()
-                if f"{site}.fold.0.0" in file.keys()  # noqa: SIM118 - it is no dict
+                if f"{site}.fold.0.0" in file.keys()  # noqa: SIM118 - not a dict
             }
             calibration = None
             label = document["calibration_label"]
-            if "calibration.ids" in file.keys():  # noqa: SIM118 - it is no dict
+            if "calibration.ids" in file.keys():  # noqa: SIM118 - not a dict
                 ids, lengths = file.get_tensor("calibration.ids"), file.get_tensor("calibration.lengths")
                 if len(lengths) != len(ids) or not 1 <= int(lengths.min()) <= int(lengths.max()) <= ids.shape[1]:
-                    raise ValueError("the lengths of its windows are not theirs")
+                    raise ValueError("its lengths do not fit its windows")
                 calibration = Calibration(ids, lengths, label)
             return Collected(
                 document["weights"],
@@ -203,9 +206,9 @@ def _layers(file: Any, site: str, saturated: Sequence[int]) -> tuple[Statistics,
     )
 
 
-def folds_of(file: Any, site: str, layer: int, exponents: torch.Tensor) -> tuple[Statistics, ...]:
-    """Return the statistics of every fold but the last that an open file holds of one site and layer."""
-    names, found = set(file.keys()), list[Statistics]()
-    while (name := f"{site}.fold.{layer}.{len(found)}") in names:
-        found.append(Statistics.unpack(file.get_tensor(name), exponents))
-    return tuple(found)
+def folds_of(file: Any, site: str, layer: int, exponents: Int16[torch.Tensor, "H"]) -> tuple[Statistics, ...]:
+    """Return the statistics of every fold but the last of one site and layer, from an open file."""
+    names, folds = set(file.keys()), list[Statistics]()
+    while (name := f"{site}.fold.{layer}.{len(folds)}") in names:
+        folds.append(Statistics.unpack(file.get_tensor(name), exponents))
+    return tuple(folds)

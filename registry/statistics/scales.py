@@ -1,9 +1,14 @@
-"""The fixed-point scales of a checkpoint's statistics: they follow from its weights alone."""
+"""Fixed-point scales of a checkpoint's statistics, computed from its weights alone.
+
+Shapes: H hidden size, C channels of a site (H, or heads times their size), K key-value heads, D their size, V the
+vocabulary. All bounds are float64, one a channel.
+"""
 
 import math
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Int16
 from torch import Tensor
 
 from registry.checkpoint import Checkpoint
@@ -22,9 +27,9 @@ from registry.maths.fixed_point import (
 
 @dataclass(frozen=True)
 class Scales:
-    """Of one site: the exponents of each layer, int16 of shape (channels,), and the bits of an integer."""
+    """Scales of one site: the exponents of each layer, and the bits of an integer."""
 
-    exponents: tuple[Tensor, ...]
+    exponents: tuple[Int16[Tensor, "C"], ...]
     bits: int
 
 
@@ -35,6 +40,7 @@ def scales(checkpoint: Checkpoint, site: str) -> Scales:
 
 
 Bounds = tuple[list[Tensor], int]
+"""The bounds of each layer, of shape (C,), and the bits of an integer."""
 
 
 def _mlp_input(checkpoint: Checkpoint) -> Bounds:
@@ -42,7 +48,7 @@ def _mlp_input(checkpoint: Checkpoint) -> Bounds:
         case NormOutput() as norm:
             return [norm_bound(*_norm(checkpoint, name, norm)) for name in _below(checkpoint, norm.norm)], NORM_BITS
         case ResidualStream() as stream:
-            # The MLP of a layer sees what the layer's attention has added, not yet what it adds itself.
+            # The odd bounds: the stream after each layer's attention, before its MLP.
             return _stream_bounds(checkpoint, stream)[1::2], RESIDUAL_BITS
 
 
@@ -51,6 +57,7 @@ def _attention_input(checkpoint: Checkpoint) -> Bounds:
         case NormOutput() as norm:
             return [norm_bound(*_norm(checkpoint, name, norm)) for name in _below(checkpoint, norm.norm)], NORM_BITS
         case ResidualStream() as stream:
+            # The even bounds without the last: the stream before each layer.
             return _stream_bounds(checkpoint, stream)[:-1:2], RESIDUAL_BITS
 
 
@@ -61,19 +68,20 @@ def _attention_output(checkpoint: Checkpoint) -> Bounds:
     stream, |v_i| ≤ Σ_j |W_ij| bound_j + |b_i|.
     """
     architecture, family = checkpoint.architecture, checkpoint.family
-    seen = family.attention_input(architecture)
-    stream = _stream_bounds(checkpoint, seen)[:-1:2] if isinstance(seen, ResidualStream) else []
+    source = family.attention_input(architecture)
+    stream = _stream_bounds(checkpoint, source)[:-1:2] if isinstance(source, ResidualStream) else []
     bounds = []
     for layer in range(architecture.num_hidden_layers):
-        weight, bias = _values(checkpoint, layer)
-        if isinstance(seen, NormOutput):
-            gain, shift = _norm(checkpoint, family.tensor_name(layer, seen.norm), seen)
+        weight, bias = _values(checkpoint, layer)  # (K D, H), (K D,)
+        if isinstance(source, NormOutput):
+            gain, shift = _norm(checkpoint, family.tensor_name(layer, source.norm), source)  # (H,) each
             constant = bias if shift is None else bias + weight @ shift.double()
             bound = math.sqrt(architecture.hidden_size) * (weight * gain).norm(dim=1) + constant.abs()
         else:
             bound = weight.abs() @ stream[layer] + bias.abs()
-        heads = bound.view(architecture.num_key_value_heads, architecture.head_dim)
+        heads = bound.view(architecture.num_key_value_heads, architecture.head_dim)  # (K D,) → (K, D)
         groups = architecture.num_attention_heads // architecture.num_key_value_heads
+        # (K, D) → (heads, D) → (C,): each key-value head serves a group of consecutive query heads.
         bounds.append(heads.repeat_interleave(groups, dim=0).flatten() * MIXED_MARGIN)
     return bounds, RESIDUAL_BITS
 
@@ -96,13 +104,13 @@ def _below(checkpoint: Checkpoint, name: str) -> list[str]:
 
 
 def _norm(checkpoint: Checkpoint, name: str, norm: NormOutput) -> tuple[Tensor, Tensor | None]:
-    """Return what a norm multiplies by, in float64, and what it adds."""
+    """Return the gain of a norm, float64 of shape (H,), and its bias (H,), if it has one."""
     bias = checkpoint.tensor(f"{name}.bias") if norm.bias else None
     return checkpoint.tensor(f"{name}.weight").double() + norm.offset, bias
 
 
 def _values(checkpoint: Checkpoint, layer: int) -> tuple[Tensor, Tensor]:
-    """Return the weight (channels, H) and the bias (channels,) that make a layer's values, in float64."""
+    """Return the weight (K D, H) and the bias (K D,) of a layer's values, in float64."""
     attention = checkpoint.family.attention(checkpoint.architecture)
     name = checkpoint.family.tensor_name(layer, attention.values)
     rows = slice(None) if attention.value_rows is None else list(attention.value_rows)
@@ -113,10 +121,10 @@ def _values(checkpoint: Checkpoint, layer: int) -> tuple[Tensor, Tensor]:
 
 
 def _stream_bounds(checkpoint: Checkpoint, stream: ResidualStream) -> list[Tensor]:
-    """Return the bounds of the residual stream before the first layer and after each output that is added to it."""
+    """Return the bounds (H,) of the residual stream before the first layer and after each output added to it."""
     source = checkpoint.source(stream.embedding)
     largest = [to_tensor(block, source.dtype).double().abs().amax(dim=0) for block in source.blocks()]
-    embedding = torch.stack(largest).amax(dim=0)
+    embedding = torch.stack(largest).amax(dim=0)  # blocks of rows of (V, H) → (H,): the largest of any token
     added = [
         norm_bound(checkpoint.tensor(checkpoint.family.tensor_name(layer, f"{norm}.weight")))
         for layer in range(checkpoint.architecture.num_hidden_layers)

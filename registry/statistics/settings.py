@@ -1,4 +1,4 @@
-"""How the forward pass that takes an expert's statistics runs."""
+"""Settings of the forward pass that collects an expert's statistics."""
 
 from dataclasses import dataclass
 
@@ -13,22 +13,21 @@ DEFAULT_SEQ_LEN = 256
 """Tokens of a window."""
 
 DEFAULT_FOLDS = 2
-"""Parts that the statistics of the MLP inputs are kept in: each takes as much room as the whole."""
+"""Folds of the statistics of the MLP inputs; each takes as much memory as the total."""
 
 
 @dataclass(frozen=True)
 class PassSettings:
-    """How the forward pass runs.
+    """Settings of a forward pass.
 
     Attributes:
         tokens: calibration tokens wanted.
         seq_len: tokens in a window.
         batch_size: windows in a batch; every batch has this many, so that all have one shape.
         device: a torch device, or None for the GPU if there is one.
-        dtype: what the model computes in, or None for the checkpoint's own.
+        dtype: the dtype of the computation, or None for the checkpoint's own.
         sites: a key of `SITES`: all, or those that routers need.
-        folds: parts that the MLP inputs' statistics are kept in, window by window in a seeded order, so that what one
-            part gives can be tried on another; 1 for none.
+        folds: folds of the MLP inputs' statistics, by window in a seeded order, for cross-validation; 1 for none.
     """
 
     tokens: int = DEFAULT_TOKENS
@@ -47,8 +46,8 @@ class PassSettings:
                     f"{name} is {getattr(self, name)}, the least is {least}", f"give {option} {least} or more"
                 )
         if self.sites not in SITES:
-            raise InvalidInputError(f"sites {self.sites!r} is none of {', '.join(SITES)}", "choose one: --sites all")
+            raise InvalidInputError(f"sites {self.sites!r} is not one of {', '.join(SITES)}", "choose one: --sites all")
         if self.dtype is not None and self.dtype not in WEIGHT_DTYPES:
             raise InvalidInputError(
-                f"dtype {self.dtype!r} is none of {', '.join(WEIGHT_DTYPES)}", "choose one of them: --dtype float32"
+                f"dtype {self.dtype!r} is not one of {', '.join(WEIGHT_DTYPES)}", "choose one of them: --dtype float32"
             )

@@ -133,7 +133,7 @@ def test_collect_says_that_it_goes_on(
     monkeypatch.setattr(RunningSums, "add", interrupted)
     run(*words, "--out", tmp_path, code=1)
     assert run(*words, "--out", tmp_path).stderr == (
-        "an interrupted pass goes on: 64 of 128 tokens were counted before\n"
+        "resuming an interrupted pass: 64 of 128 tokens are counted already\n"
     )
     assert run(*words, "--out", tmp_path).stderr == ""
 

@@ -36,7 +36,7 @@ TOLD: dict[str, tuple[tuple[str, ...], str, str]] = {
     "unknown alias": (("show", "math@old"), "math has no alias 'old'; it has none", "reg alias math@1 old"),
     "no name": (("add-expert", "../evil", "{ckpt}"), "name '../evil' is not of the form", "use lower-case letters"),
     "no folder": (("add-expert", "x", "{tmp}/absent"), "is not a folder", "name a local Hugging Face checkpoint"),
-    "no checkpoint": (("add-expert", "x", "{tmp}"), "is no checkpoint: it has no config.json", "save_pretrained"),
+    "no checkpoint": (("add-expert", "x", "{tmp}"), "is not a checkpoint: it has no config.json", "save_pretrained"),
     "no data": (
         ("add-expert", "x", "{ckpt}", "--data", "{tmp}/absent.txt"),
         "is not a file",

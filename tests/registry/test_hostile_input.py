@@ -93,39 +93,45 @@ def text(name: str, content: str) -> Change:
 BAD: dict[str, tuple[Change, str]] = {
     "header longer than the file": (
         raw(b"{}", 2**40),
-        "its header is said to have 1,099,511,627,776 bytes, the file has",
+        "its header claims 1,099,511,627,776 bytes, the file has",
     ),
-    "header of 2^64": (raw(b"{}", 2**64 - 1), "its header is said to have"),
+    "header of 2^64": (raw(b"{}", 2**64 - 1), "its header claims"),
     "header over the limit": (
         raw(b" " * (HEADER_BYTES + 1)),
         f"its header has {HEADER_BYTES + 1:,} bytes, the limit is",
     ),
-    "header no object": (raw(b"[]"), "its header is no JSON object"),
+    "header no object": (raw(b"[]"), "its header is not a JSON object"),
     "header deep": (raw(b'{"a":' * 200), f"nested deeper than {JSON_DEPTH} levels"),
     "header of empty lists": (raw(b'{"a":[' + b"[]," * JSON_VALUES), "values, the limit is"),
     "header names a tensor twice": (raw(b'{"a": 1, "a": 2}'), "it has the key 'a' twice"),
-    "header in UTF-16": (raw("{}".encode("utf-16")), "is no safetensors file"),
-    "metadata no texts": (headed(lambda h: h.update(__metadata__={"a": 1})), "its metadata is no object of texts"),
-    "entry no object": (headed(lambda h: h.update(a=[])), "tensor 'a' has not dtype, shape and data_offsets alone"),
-    "entry with more": (headed(lambda h: one(h).update(x=1)), "has not dtype, shape and data_offsets alone"),
-    "overlapping": (headed(lambda h: h.update({"lm_head.weight": one(h)})), "is no safetensors file"),
-    "gap": (headed(lambda h: h.pop("lm_head.weight")), "is no safetensors file"),
-    "negative": (headed(lambda h: one(h).update(data_offsets=[-8, 0])), "has a shape or offsets that are no sizes"),
-    "offsets no numbers": (headed(lambda h: one(h).update(data_offsets=["0", True])), "offsets that are no sizes"),
-    "backwards": (headed(lambda h: one(h)["data_offsets"].reverse()), "which is not what F32 of shape"),
-    "shape too large": (headed(lambda h: one(h).update(shape=[2**40, 2**40])), "which is not what F32 of shape"),
-    "shape overflows": (headed(lambda h: one(h).update(shape=[2**63, 4])), "has a shape or offsets that are no sizes"),
+    "header in UTF-16": (raw("{}".encode("utf-16")), "is not a safetensors file"),
+    "metadata no texts": (headed(lambda h: h.update(__metadata__={"a": 1})), "its metadata is not an object of texts"),
+    "entry no object": (
+        headed(lambda h: h.update(a=[])),
+        "tensor 'a' must have dtype, shape and data_offsets, and nothing else",
+    ),
+    "entry with more": (
+        headed(lambda h: one(h).update(x=1)),
+        "must have dtype, shape and data_offsets, and nothing else",
+    ),
+    "overlapping": (headed(lambda h: h.update({"lm_head.weight": one(h)})), "is not a safetensors file"),
+    "gap": (headed(lambda h: h.pop("lm_head.weight")), "is not a safetensors file"),
+    "negative": (headed(lambda h: one(h).update(data_offsets=[-8, 0])), "has a shape or offsets that are not sizes"),
+    "offsets no numbers": (headed(lambda h: one(h).update(data_offsets=["0", True])), "offsets that are not sizes"),
+    "backwards": (headed(lambda h: one(h)["data_offsets"].reverse()), "which does not fit F32 of shape"),
+    "shape too large": (headed(lambda h: one(h).update(shape=[2**40, 2**40])), "which does not fit F32 of shape"),
+    "shape overflows": (headed(lambda h: one(h).update(shape=[2**63, 4])), "has a shape or offsets that are not sizes"),
     "shape of many axes": (
         headed(lambda h: one(h).update(shape=[1] * 9999)),
-        "has a shape or offsets that are no sizes",
+        "has a shape or offsets that are not sizes",
     ),
-    "dtype of twice the size": (headed(lambda h: one(h).update(dtype="F64")), "which is not what F64 of shape"),
+    "dtype of twice the size": (headed(lambda h: one(h).update(dtype="F64")), "which does not fit F64 of shape"),
     "dtype that is none": (
         headed(lambda h: one(h).update(dtype="object")),
-        "has the dtype 'object', which there is not",
+        "has the unknown dtype 'object'",
     ),
     "config with a key twice": (text("config.json", '{"a": 1, "a": 2}'), "it has the key 'a' twice"),
-    "config with NaN": (text("config.json", '{"a": NaN}'), "NaN is no number of JSON"),
+    "config with NaN": (text("config.json", '{"a": NaN}'), "NaN is not a number of JSON"),
     "config with infinity": (text("config.json", '{"a": 1e999}'), "the number 1e999 is too large"),
     "config with digits": (
         text("config.json", '{"a": ' + "9" * 5000 + "}"),
@@ -258,7 +264,7 @@ DATA: dict[str, tuple[str, bytes, str]] = {
     "deep": (".jsonl", b'{"text":' * 200, "row 1 is not JSON: it is nested deeper than 100 levels"),
     "key twice": (".jsonl", b'{"text": "a", "text": "b"}', "row 1 is not JSON: it has the key 'text' twice"),
     "no UTF-8": (".jsonl", b'{"text": "\xff"}', "cannot be read"),
-    "no number": (".jsonl", b'{"text": NaN}', "row 1 is not JSON: NaN is no number"),
+    "no number": (".jsonl", b'{"text": NaN}', "row 1 is not JSON: NaN is not a number"),
     "text": (".txt", b"x" * 20_001, "has more than 20,000 bytes, and a .txt file is one document"),
 }
 
@@ -320,20 +326,23 @@ def statistics(edit: Callable[[dict[str, Any], dict[str, torch.Tensor]], object]
 LYING: dict[str, tuple[Change, str]] = {
     "tensor of floats": (
         statistics(lambda d, t: t.update({"mlp_input.gram.0": t["mlp_input.gram.0"].double()})),
-        "has a tensor 'mlp_input.gram.0' that is none of statistics",
+        "has a tensor 'mlp_input.gram.0' that statistics do not have",
     ),
-    "tensor of another name": (statistics(lambda d, t: t.update(x=torch.zeros(1))), "has a tensor 'x' that is none of"),
+    "tensor of another name": (
+        statistics(lambda d, t: t.update(x=torch.zeros(1))),
+        "has a tensor 'x' that statistics do not have",
+    ),
     "empty tensor": (
         statistics(lambda d, t: t.update(token_counts=torch.zeros(0, dtype=torch.int64))),
-        "has a tensor 'token_counts' that is none of statistics",
+        "has a tensor 'token_counts' that statistics do not have",
     ),
     "lengths too long": (
         statistics(lambda d, t: t["calibration.lengths"].fill_(33)),
-        "the lengths of its windows are not theirs",
+        "its lengths do not fit its windows",
     ),
     "lengths too few": (
         statistics(lambda d, t: t.update({"calibration.lengths": t["calibration.lengths"][:-1].clone()})),
-        "the lengths of its windows are not theirs",
+        "its lengths do not fit its windows",
     ),
     "other tokens": (
         statistics(lambda d, t: t["calibration.ids"][0, 0].add_(1)),

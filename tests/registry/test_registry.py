@@ -147,7 +147,7 @@ def test_other_settings_of_the_pass_make_another_version(tmp_path: Path, bare: P
         ({"alias": "5"}, "alias '5' is a number"),
         ({"tags": {"Bad Key": "x"}}, "tag 'Bad Key' is not of the form"),
         ({"tags": {"key": "line\nbreak"}}, "tag key has a value that is"),
-        ({"license": "a\nb"}, "license 'a\\\\nb' is no identifier"),
+        ({"license": "a\nb"}, "license 'a\\\\nb' is not an identifier"),
     ],
 )
 def test_bad_annotations_are_refused_before_anything_is_read(

@@ -89,7 +89,7 @@ def test_piece_begins_at_a_word(tokenizer: Any) -> None:
 def test_start_token_leads_documents_but_not_chats(tokenizer: Any) -> None:
     assert encode(Document("law"), tokenizer)[0] == 0
     assert encode(Document("law", is_chat=True), tokenizer) == encode(Document("law"), tokenizer)[1:]
-    assert encode(Document(" law"), tokenizer, place=1) == tokenizer("law")["input_ids"]
+    assert encode(Document(" law"), tokenizer, begin=1) == tokenizer("law")["input_ids"]
     none = type(tokenizer)(tokenizer_object=tokenizer._tokenizer)
     assert start_token(none) is None
     end = type(tokenizer)(tokenizer_object=tokenizer._tokenizer, eos_token="<eos>")

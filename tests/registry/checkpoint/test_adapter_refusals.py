@@ -35,14 +35,14 @@ def wrong(value: object, what: str, **changes: Any) -> tuple[Change, str]:
 
 
 BAD: dict[str, tuple[Change, str]] = {
-    "no config": (removed("adapter_config.json"), "is no adapter: it has no adapter_config.json"),
+    "no config": (removed("adapter_config.json"), "is not an adapter: it has no adapter_config.json"),
     "config no JSON": (lambda f: (f / "adapter_config.json").write_text("{"), "adapter_config.json is not JSON"),
     "config a list": (lambda f: (f / "adapter_config.json").write_text("[]"), "is not a JSON object"),
     "no weights": (removed("adapter_model.safetensors"), "has no weights: no adapter_model.safetensors"),
     "pickle": (pickled, "has its weights in a pickle file, which runs code when opened"),
     "no safetensors": (
         lambda f: (f / "adapter_model.safetensors").write_bytes(b"nonsense"),
-        "adapter_model.safetensors is no safetensors file",
+        "adapter_model.safetensors is not a safetensors file",
     ),
     "other method": (config(peft_type="LOHA"), "is a PEFT adapter of type LOHA, only LORA can be merged"),
     "no method": (config(peft_type=...), "is a PEFT adapter of type None"),
@@ -71,13 +71,13 @@ BAD: dict[str, tuple[Change, str]] = {
     "rank no integer": wrong(4.0, "a positive integer", r=4.0),
     "rank a boolean": wrong(True, "a positive integer", r=True),
     "no alpha": wrong("None", "a finite number", lora_alpha=...),
-    "alpha NaN": (config(lora_alpha=float("nan")), "is not JSON: NaN is no number of JSON"),
-    "alpha infinite": (config(lora_alpha=float("inf")), "is not JSON: Infinity is no number of JSON"),
+    "alpha NaN": (config(lora_alpha=float("nan")), "is not JSON: NaN is not a number of JSON"),
+    "alpha infinite": (config(lora_alpha=float("inf")), "is not JSON: Infinity is not a number of JSON"),
     "alpha too large": wrong("1e[+]300", "a finite number", lora_alpha=1e300),
     "alpha text": wrong("'6'", "a finite number", lora_alpha="6"),
     "rank pattern no object": wrong(r"\['q_proj'\]", "an object", rank_pattern=["q_proj"]),
     "rank pattern zero": wrong(0, "a positive integer", rank_pattern={"q_proj": 0}),
-    "alpha pattern NaN": (config(alpha_pattern={"q_proj": float("nan")}), "is not JSON: NaN is no number of JSON"),
+    "alpha pattern NaN": (config(alpha_pattern={"q_proj": float("nan")}), "is not JSON: NaN is not a number of JSON"),
     "pattern damaged": wrong(r"'\('", "a pattern of module names", rank_pattern={"(": 4}),
     "pattern for ever": wrong(
         r"'\(a\+\)\+b'", "a pattern of module names: it repeats too much", alpha_pattern={"(a+)+b": 4}
@@ -138,7 +138,7 @@ BAD: dict[str, tuple[Change, str]] = {
                 | {"base_model.model.model.norm.lora_magnitude_vector": torch.ones(32)}
             )
         ),
-        r"model.norm.lora_A.weight is for model.norm.weight, which is no matrix but \[32\]",
+        r"model.norm.lora_A.weight is for model.norm.weight, which is not a matrix but has shape \[32\]",
     ),
     "whole of another": (
         added(base_model__model__model__norm__weight=torch.ones(33)),

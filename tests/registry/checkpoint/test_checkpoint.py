@@ -75,7 +75,7 @@ def set_value(name: str, value: float) -> Change:
 
 
 BAD: dict[str, tuple[Change, str]] = {
-    "no config": (removed("config.json"), "is no checkpoint: it has no config.json"),
+    "no config": (removed("config.json"), "is not a checkpoint: it has no config.json"),
     "config no JSON": (written("config.json", b"{"), "is not JSON"),
     "config a list": (written("config.json", b"[]"), "is not a JSON object"),
     "config too deep": (written("config.json", b"[" * 100_000), "is not JSON"),
@@ -85,10 +85,10 @@ BAD: dict[str, tuple[Change, str]] = {
     "size no integer": (config(intermediate_size=-3), "intermediate_size is -3, not a positive integer"),
     "no weights": (removed("model.safetensors"), "has no weights: neither model.safetensors nor"),
     "pickle weights": (pickled, "has its weights in pickle files, which run code when they are opened"),
-    "no safetensors": (written("model.safetensors", b"nonsense"), "is no safetensors file"),
+    "no safetensors": (written("model.safetensors", b"nonsense"), "is not a safetensors file"),
     "cut safetensors": (
         lambda f: (f / "model.safetensors").write_bytes((f / "model.safetensors").read_bytes()[:-9]),
-        "is no safetensors file",
+        "is not a safetensors file",
     ),
     "missing tensor": (weights(lambda t: t.pop(GATE)), f"{GATE} is missing from its safetensors files"),
     "missing tensors": (
@@ -163,7 +163,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "granite MLP bias": ("granite", {"mlp_bias": True}, r"its MLPs have biases \(mlp_bias\)"),
     "smollm3 MLP bias": ("smollm3", {"mlp_bias": True}, r"its MLPs have biases \(mlp_bias\)"),
     "cohere norms": ("cohere", {"use_qk_norm": True}, "normalises queries and keys"),
-    "gemma both ways": ("gemma", {"head_dim": 8, "use_bidirectional_attention": True}, "looks both ways"),
+    "gemma both ways": (
+        "gemma",
+        {"head_dim": 8, "use_bidirectional_attention": True},
+        "its attention is bidirectional",
+    ),
     "olmo3 ropes": (
         "olmo3",
         {

@@ -104,7 +104,7 @@ def test_base_that_cannot_be_had_asks_for_a_name(
     config = json.loads((elsewhere / "adapter_config.json").read_text())
     (elsewhere / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": "nobody/nothing"}))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(CheckpointError, match="its base model 'nobody/nothing' cannot be had: ") as caught:
+    with pytest.raises(CheckpointError, match="its base model 'nobody/nothing' cannot be fetched: ") as caught:
         filled.add_expert("tuned", elsewhere)
     assert "--base NAME[@V]" in str(caught.value.hint)
     with pytest.raises(NotFoundError, match="there is no"):

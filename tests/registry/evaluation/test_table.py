@@ -121,7 +121,7 @@ def test_what_cannot_be_evaluated_is_told(
     monkeypatch.setattr("registry.evaluation.text.evenly_spaced", lambda *_, **__: one_token)
     with pytest.raises(CalibrationError, match=r"domain x \(one.txt\) is a single token"):
         registry.evaluate([zoo.base], {"x": [tmp_path / "one.txt"]})
-    with pytest.raises(CheckpointError, match=r"is no checkpoint: it has no config\.json"):
+    with pytest.raises(CheckpointError, match=r"is not a checkpoint: it has no config\.json"):
         registry.evaluate([tmp_path], {"x": [zoo.test["law"]]})
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(CheckpointError, match="has no tokenizer"):

@@ -297,7 +297,7 @@ def test_what_is_no_receipt_of_this_registry_is_refused(
         ({"deleted": {"arrays": ["../x"], "bytes": 1}}, "arrays is ['../x'], it must be a list of which each is"),
         ({"versions": [dict(made["versions"][0], ref="math")]}, "math is not of the form NAME@NUMBER"),
         ({"compositions": [{}]}, "compositions has no key 'digest'"),
-        ({"shared": [1]}, "shared is no JSON object"),
+        ({"shared": [1]}, "shared is not a JSON object"),
     ):
         rewrite(path, made | changes)
         with pytest.raises(InvalidInputError) as told:

@@ -54,7 +54,7 @@ FORGED: dict[str, tuple[Callable[[dict[str, Any], dict[str, torch.Tensor]], obje
     "other sites alone": (lambda d, t: d["saturated"].pop("mlp_input"), "has 0 layers of mlp_input"),
     "strange site": (
         lambda d, t: (d["saturated"].update(x=[]), t.update({"x.exponents": torch.zeros(1, 1, dtype=torch.int16)})),
-        "has statistics of x, which is no site",
+        "has statistics of an unknown site: x",
     ),
     "other layers of another site": (
         lambda d, t: d["saturated"].update(attention_output=[0]),
@@ -131,7 +131,7 @@ def test_write_of_a_statistics_file_takes_no_name_that_nothing_finds_again(
     def flush(path: Path) -> None:
         seen.append([entry.name for entry in tmp_path.iterdir()])
 
-    monkeypatch.setattr("registry.io.safetensors_writer.flush", flush)
+    monkeypatch.setattr("registry.io.atomic.flush", flush)
     statistics_file.save(tmp_path / "s.safetensors", collected)
     assert seen == [["s.safetensors.partial"], ["s.safetensors"]]  # on disk before it has its name
 

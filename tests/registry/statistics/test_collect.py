@@ -25,7 +25,7 @@ from registry.progress import silent
 from registry.runtime.loading import load_model
 from registry.statistics import file as statistics_file
 from registry.statistics.collect import collect, collect_to, text_calibration
-from registry.statistics.forward_pass import dense_hook_points, take_statistics
+from registry.statistics.forward_pass import ModelRun, dense_hook_points, take_statistics
 from registry.statistics.scales import scales
 from tests.conftest import SETTINGS, Zoo
 from tests.models import make_model, save_checkpoint, sentences, write_jsonl
@@ -58,7 +58,7 @@ def taken(expert: tuple[Any, Any], calibration: Calibration, batch_size: int = 4
     hashed, model = expert
     options = {"progress": silent} | options
     settings = PassSettings(batch_size=batch_size, **{k: options.pop(k) for k in ("sites", "folds") if k in options})
-    return take_statistics(hashed.checkpoint, hashed.weights, model, calibration, settings, **options)
+    return take_statistics(hashed.checkpoint, hashed.weights, ModelRun(model), calibration, settings, **options)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -318,7 +318,7 @@ def test_own_calibration_file_is_taken(bare: Path, zoo: Zoo, registry: Registry)
         ({"tokens": 0}, "tokens is 0, the least is 1"),
         ({"seq_len": 1}, "seq_len is 1, the least is 2"),
         ({"batch_size": 0}, "batch_size is 0, the least is 1"),
-        ({"dtype": "int8"}, "dtype 'int8' is none of bfloat16, float16, float32"),
+        ({"dtype": "int8"}, "dtype 'int8' is not one of bfloat16, float16, float32"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(changes: dict[str, Any], message: str) -> None:

@@ -1,4 +1,4 @@
-"""Proves: folds are parts of the whole by windows, token weights are copies, and taps may be elsewhere."""
+"""Proves: folds are parts of the whole by windows, token weights are copies, and hook points may be elsewhere."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from registry.maths.statistics import Statistics
 from registry.progress import silent
 from registry.runtime.loading import load_model
 from registry.statistics.file import Collected
-from registry.statistics.forward_pass import HookPoint, fold_of_window, take_statistics
+from registry.statistics.forward_pass import HookPoint, ModelRun, fold_of_window, take_statistics
 from registry.statistics.settings import PassSettings
 from tests.conftest import Zoo
 
@@ -27,11 +27,11 @@ def calibration() -> Calibration:
     return Calibration(ids.masked_fill(torch.arange(8) >= LENGTHS[:, None], 0), LENGTHS, "text")
 
 
-def taken(folder: Path, calibration: Calibration, *, folds: int = 1, **options: Any) -> Collected:
+def taken(folder: Path, calibration: Calibration, *, folds: int = 1, **observed: Any) -> Collected:
     # One window a batch, so that a window's activations do not depend on those beside it.
     settings = PassSettings(batch_size=1, sites="router", dtype="float32", folds=folds)
-    model = load_model(folder, "float32", "cpu")
-    return take_statistics(Checkpoint(folder), "", model, calibration, settings, progress=silent, **options)
+    run = ModelRun(load_model(folder, "float32", "cpu"), **observed)
+    return take_statistics(Checkpoint(folder), "", run, calibration, settings, progress=silent)
 
 
 @pytest.mark.parametrize("folds", [2, 3])
@@ -64,7 +64,7 @@ def test_weight_of_a_token_is_so_many_copies(zoo: Zoo, calibration: Calibration)
     assert found.sites[MLP_INPUT][0].count == int((times * LENGTHS).sum())
 
 
-def test_taps_say_where_to_look(zoo: Zoo, calibration: Calibration) -> None:
+def test_hook_points_may_be_elsewhere(zoo: Zoo, calibration: Calibration) -> None:
     """What the second layer's MLP sees, taken for the first's."""
 
     def swapped(model: Any) -> list[HookPoint]:
@@ -74,7 +74,7 @@ def test_taps_say_where_to_look(zoo: Zoo, calibration: Calibration) -> None:
         ]
 
     one = taken(zoo.base, calibration).sites[MLP_INPUT]
-    other = taken(zoo.base, calibration, taps=swapped).sites[MLP_INPUT]
+    other = taken(zoo.base, calibration, hook_points=swapped).sites[MLP_INPUT]
     for layer in range(2):
         scaled = Statistics(other[1 - layer].matrix, one[layer].exponents)
         same = (one[layer].exponents == other[1 - layer].exponents).nonzero()[:, 0]
