@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import hypothesis
 import pytest
 import torch
+import tqdm
 from filelock import FileLock
 
 from registry import PassSettings, Registry
@@ -28,6 +29,9 @@ if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > 8 * 2**30:
 # A loaded machine is slow, not wrong.
 hypothesis.settings.register_profile("tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("tests")
+
+# Its thread looks after bars that hardly move, and a warning of it would fail whatever test is running.
+tqdm.tqdm.monitor_interval = 0
 
 T = TypeVar("T")
 SETTINGS = PassSettings(tokens=512, seq_len=32, batch_size=4)

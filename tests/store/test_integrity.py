@@ -15,22 +15,30 @@ from tests.store.test_catalog import new
 from tests.store.test_schema import GOLDEN, url
 
 
+@pytest.fixture(scope="module")
+def _filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("catalog")
+    with closing(Catalog(f"sqlite:///{folder / 'catalog.sqlite'}", folder / "lock")) as opened:
+        opened.add_version(new("base", "0", "9", kind="base", statistics=()))
+        first, _ = opened.add_version(new("math", "1", "12"))
+        second, _ = opened.add_version(new("math", "2", "23"))
+        opened.set_tags(second, {"run": "7"})
+        opened.set_alias(first, "stable")
+        opened.set_alias(second, "stable")
+        opened.record_composition("d" * 64, {"recipe": {"lam": 0.01}}, [second], "moe")
+        opened.record_evaluation("d" * 64, "e" * 64, {"figures": {"average": 88.7}})
+        third, _ = opened.add_version(new("law", "4", "4"))
+        opened.withdraw([third])
+        opened.purge([third])
+        opened.forget_unreferenced(1, 24)
+    return folder
+
+
 @pytest.fixture
-def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    """A catalog with something in every table."""
+def catalog(_filled: Path, tmp_path: Path) -> Iterator[Catalog]:
+    """A catalog of its own with something in every table."""
+    shutil.copytree(_filled, tmp_path, dirs_exist_ok=True)
     opened = Catalog(f"sqlite:///{tmp_path / 'catalog.sqlite'}", tmp_path / "lock")
-    opened.add_version(new("base", "0", "9", kind="base", statistics=()))
-    first, _ = opened.add_version(new("math", "1", "12"))
-    second, _ = opened.add_version(new("math", "2", "23"))
-    opened.set_tags(second, {"run": "7"})
-    opened.set_alias(first, "stable")
-    opened.set_alias(second, "stable")
-    opened.record_composition("d" * 64, {"recipe": {"lam": 0.01}}, [second], "moe")
-    opened.record_evaluation("d" * 64, "e" * 64, {"figures": {"average": 88.7}})
-    third, _ = opened.add_version(new("law", "4", "4"))
-    opened.withdraw([third])
-    opened.purge([third])
-    opened.forget_unreferenced(1, 24)
     yield opened
     opened.close()
 
