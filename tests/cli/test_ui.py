@@ -38,8 +38,7 @@ def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
         result = CliRunner().invoke(main, ["--home", str(tmp_path / "home"), "ui", "--port", port])
     assert (result.exit_code, result.stdout) == (1, "")
     assert (
-        result.stderr
-        == f"error: port {port} is taken\n  next: choose another one, or any free one: reg ui --port 0\n"
+        result.stderr == f"error: port {port} is taken\n  next: choose another one, or any free one: reg ui --port 0\n"
     )
 
 

@@ -166,7 +166,11 @@ def test_a_gated_repository_is_told(filled: Registry, moe: Path, hub: WritableHu
     ("answer", "kind", "parts"),
     [
         ((500, "Internal Error", None), StorageError, ("fails on", "HTTP 500", "wait a minute")),
-        ((429, "Too many requests", None), StorageError, ("limits the rate of requests", "HTTP 429", "wait some minutes")),
+        (
+            (429, "Too many requests", None),
+            StorageError,
+            ("limits the rate of requests", "HTTP 429", "wait some minutes"),
+        ),
         ((403, "Private repository storage limit reached", None), StorageError, ("no room left", "quota", "HTTP 403")),
         ((402, "Payment required", None), StorageError, ("no room left", "HTTP 402")),
         ((403, "Forbidden", None), StorageError, ("may not write", "HTTP 403", "hf auth login")),
