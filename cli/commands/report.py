@@ -30,8 +30,8 @@ def report(
     """Write a page about a composition: routing by domain, confusion, overlap, load, scores, lam, lineage.
 
     It is one self-contained HTML file. With --data, routing and scores are measured now, also for the base model, the
-    experts, their average and oracle routing. Otherwise they come from the stored evaluation with the most domains; if
-    there is none, routing is predicted from statistics.
+    experts, their average and oracle routing. Otherwise they come from the stored evaluation with the most domains;
+    without one, routing is predicted from statistics.
     """
     if out is None and not as_json:
         raise click.UsageError("Missing option '--out'.")

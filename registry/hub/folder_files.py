@@ -29,7 +29,7 @@ def outgoing(workspace: Workspace, composed: ComposedFolder, name: str, license_
     Raises:
         CheckpointError: the folder was not composed by this program, or was changed since.
         ConflictError: a member was opted out.
-        InvalidInputError: the members' licenses give none for the whole, and `license_id` is None.
+        InvalidInputError: no license follows from the members' licenses, and no `license_id` is given.
     """
     folder, manifest, files = composed.path, composed.manifest, composed.files
     versions = versions_of(workspace.catalog, manifest, str(folder))

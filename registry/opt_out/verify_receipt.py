@@ -187,7 +187,7 @@ def _folder(workspace: Workspace, check: ReceiptCheck, folder: Path) -> None:
     for member in (*manifest.members, *([manifest.base] if manifest.base else [])):
         if member.digest in withdrawn:
             problem = (
-                f"{folder} contains {withdrawn[member.digest]}: its {MARKER} names {member.name} {member.digest[:12]}"
+                f"{folder} holds {withdrawn[member.digest]}: its {MARKER} names {member.name} {member.digest[:12]}"
             )
             check.add(problem, f"delete {folder}, and every copy of it")
     for problem in composed.problems(workspace.progress):

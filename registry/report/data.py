@@ -122,7 +122,7 @@ class Node:
 
 @dataclass(frozen=True)
 class ReportData:
-    """The content of a report; parts without data are None or empty, and `notes` give the reasons.
+    """The content of a report; parts without data are empty or None, and `notes` give the reasons.
 
     Attributes:
         name: the composition's folder, or its members.

@@ -247,8 +247,8 @@ def test_reader_that_leaves_is_no_fault(tmp_path: Path, monkeypatch: pytest.Monk
 OF_THE_SYSTEM = {
     "path": (PermissionError(errno.EACCES, "Permission denied", "/x"), "Permission denied: /x", "may write there"),
     "no path": (OSError(errno.ENOSPC, "No space left on device"), "No space left on device", "free some space there"),
-    "other": (OSError(errno.EIO, "Input/output error", "/x"), "Input/output error: /x", "mend that"),
-    "no number": (OSError("cannot load it"), "cannot load it", "mend that"),
+    "other": (OSError(errno.EIO, "Input/output error", "/x"), "Input/output error: /x", "correct the cause"),
+    "no number": (OSError("cannot load it"), "cannot load it", "correct the cause"),
 }
 
 

@@ -128,7 +128,7 @@ ERRORS = {
     "usage": (["list", "--limit", "x", "--json"], 2, "BadParameter", "not a valid integer", "list --help"),
     "command": (["--json", "comose"], 2, "UsageError", "did you mean 'compose'?", "--help"),
     "below": (["receipt", "verify", "absent", "--json"], 1, "NotFoundError", "is not a file", "reg opt-out --receipt"),
-    "nobody": (["opt-out", "math", "--json"], 1, "InvalidInputError", "nobody to answer", "--yes"),
+    "nobody": (["opt-out", "math", "--json"], 1, "InvalidInputError", "no terminal to confirm on", "--yes"),
 }
 
 

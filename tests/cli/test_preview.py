@@ -23,7 +23,7 @@ def test_tables_and_json_hold_the_same_figures(filled: Registry) -> None:
     accuracy = [member["accuracy"] for member in document["members"]]
     assert [row[n] for n, row in enumerate(document["confusion"])] == accuracy
     tables = [table.splitlines() for table in run(filled, *words).stdout.split("\n\n")]
-    assert tables[0][0].split() == ["expert", "tokens", "part", "in", "the", "solve", "routing", "accuracy", "load"]
+    assert tables[0][0].split() == ["expert", "tokens", "weight", "in", "the", "solve", "routing", "accuracy", "load"]
     assert tables[0][1].split()[3] == f"{accuracy[0]:.1%}"
     assert tables[1][2].split()[-1] == f"{accuracy[1]:.1%}"
     assert tables[2][0].split() == ["accuracy", "in", "layer", "0", "1"]

@@ -46,7 +46,7 @@ def test_two_demos_in_one_folder_are_kept_apart(tmp_path: Path) -> None:
         for force in (False, True):
             with pytest.raises(OutputError, match="another demo is running in") as caught:
                 run_demo(tmp_path / "demo", force=force)
-            assert caught.value.hint == "choose another --out, or wait until that has ended"
+            assert caught.value.hint == "choose another --out, or wait until it has ended"
     with run._prepared(tmp_path / "demo", force=False):  # nothing was made there
         assert [path.name for path in (tmp_path / "demo").iterdir()] == ["demo.json"]
 

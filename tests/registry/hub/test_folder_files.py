@@ -222,7 +222,7 @@ def test_a_push_is_noted_for_receipts(licensed: Registry, hub: WritableHub, tmp_
     document["not_erased"]["pushed"].pop(1)
     (tmp_path / "less.json").write_text(json.dumps(document))
     (problem,) = licensed.verify_receipt(tmp_path / "less.json").problems
-    assert problem == "org/math, main, was pushed to with what was withdrawn, and is not in the receipt"
+    assert problem == "withdrawn versions were pushed to org/math, main, which is not in the receipt"
 
 
 def test_targets_are_read() -> None:

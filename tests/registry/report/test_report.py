@@ -167,7 +167,7 @@ def test_what_is_not_here_is_left_out_and_noted(world: tuple[Registry, Path], tm
     assert (figures.routing, figures.overlap, figures.curves, figures.made) == (None, (), (), None)
     assert [member.ref for member in figures.members] == [None, None]
     assert any("not registered here" in note for note in figures.notes)
-    assert "not here" in "".join(Page(page(figures)).text)
+    assert "not registered here" in "".join(Page(page(figures)).text)
 
 
 def test_dense_models_and_one_expert_have_reports_too(world: tuple[Registry, Path], tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_refusals(world: tuple[Registry, Path], zoo: Zoo, tmp_path: Path) -> Non
     registry, _ = world
     with pytest.raises(CheckpointError, match="not composed by this program"):
         registry.report(zoo.base)
-    with pytest.raises(CheckpointError, match="is not a folder"):
+    with pytest.raises(CheckpointError, match="is no folder"):
         registry.report(tmp_path / "absent")
     with pytest.raises(NotFoundError, match="there is no composition"):
         registry.report("abcdef123")

@@ -188,7 +188,7 @@ def test_a_composition_shows_recipe_members_and_scores(filled: Registry, pages: 
         "75.0 %",
         "60.0 %",
         str(tmp_path / "moe"),
-        "not there now",
+        "missing",
     ):
         assert text in page.text, text
     assert pages.ask(f"/compositions/{digest[:8]}").headers["location"] == f"/compositions/{digest}"
