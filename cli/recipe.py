@@ -17,7 +17,6 @@ from registry.composition import recipe as recipes
 from registry.composition.recipe.recipe_fields import AUTO, FIELDS, MOE, FieldKind, RecipeField, obstacle
 from registry.errors import InvalidInputError, RegError
 from registry.names.reference import Reference
-from store.ownership import check_owner
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -171,6 +170,8 @@ def check_members(session: Session, refs: Sequence[str]) -> None:
     Raises:
         RegError: there is no such expert, it was opted out, or the catalog belongs to another registry.
     """
+    from store.ownership import check_owner
+
     with ExitStack() as stack:
         try:
             registry = stack.enter_context(session.registry())

@@ -144,7 +144,7 @@ def references(
     Raises:
         RegError: the registry does not exist or cannot be read.
     """
-    from registry.maintenance.schema import revisions
+    from registry.maintenance.catalog_schema import revisions
     from registry.names.resolve import ALL_STATES
     from registry.registry import Registry
 

@@ -4,18 +4,14 @@ A catalog treats every array that it does not know as garbage. So another catalo
 replace a lost one, must not touch the arrays.
 """
 
-from typing import TYPE_CHECKING
-
+from store.arrays import ArrayStore
+from store.catalog import Catalog
 from store.errors import ConflictError
-
-if TYPE_CHECKING:
-    from store.arrays import ArrayStore
-    from store.catalog import Catalog
 
 _HINT = "name the right catalog with --database or REG_DATABASE; if it is lost, restore it from a backup"
 
 
-def check_owner(catalog: "Catalog", store: "ArrayStore") -> None:
+def check_owner(catalog: Catalog, store: ArrayStore) -> None:
     """Check that the arrays of `store` belong to `catalog`.
 
     Arrays written by early versions carry no id: they belong to the catalog if it knows any of them.
@@ -33,7 +29,7 @@ def check_owner(catalog: "Catalog", store: "ArrayStore") -> None:
     raise _foreign(store, owner, catalog.place)
 
 
-def claim(catalog: "Catalog", store: "ArrayStore") -> None:
+def claim(catalog: Catalog, store: ArrayStore) -> None:
     """Check that the arrays of `store` belong to `catalog`, and write its id beside them.
 
     The caller holds the registry's lock.
@@ -46,7 +42,7 @@ def claim(catalog: "Catalog", store: "ArrayStore") -> None:
         store.set_owner(catalog.id)
 
 
-def check_unowned(store: "ArrayStore", url: str) -> None:
+def check_unowned(store: ArrayStore, url: str) -> None:
     """Check that a catalog may be created in the database `url`: no arrays exist yet.
 
     Raises:
@@ -56,6 +52,6 @@ def check_unowned(store: "ArrayStore", url: str) -> None:
         raise _foreign(store, store.owner(), f"{url}, which holds no catalog")
 
 
-def _foreign(store: "ArrayStore", owner: str | None, url: str) -> ConflictError:
+def _foreign(store: ArrayStore, owner: str | None, url: str) -> ConflictError:
     known = f" (its id is {owner})" if owner else " (none of them is known here)"
     return ConflictError(f"the arrays below {store.root} belong to another catalog{known}, not to {url}", _HINT)

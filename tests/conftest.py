@@ -168,8 +168,8 @@ def _make_demo(root: Path) -> DemoResult:
         patch.setattr("registry.demo.run.EXPERT_STEPS", 2)
         patch.setattr("registry.demo.run.TOKENS", 512)
         patch.setattr("registry.demo.run.new_model", lambda: make_model("llama", 0, **DEMO_SIZES))
-        patch.setattr("registry.demo.text.DOMAIN_CHARACTERS", 60_000)
-        patch.setattr("registry.demo.text._TEST_SHARE", 4)
+        patch.setattr("registry.demo.domains.DOMAIN_CHARACTERS", 60_000)
+        patch.setattr("registry.demo.domains._TEST_SHARE", 4)
         return run_demo(root / "demo")
 
 

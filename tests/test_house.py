@@ -35,7 +35,7 @@ SAME_STEM = {
 """Stems that two modules of `registry` may share, and why."""
 
 TELLING = re.compile(
-    r"\b(anew|foretold|see there)\b|\b(is|are|was|were) none\b(?! of the)|\bof which the latter\b", re.IGNORECASE
+    r"\b(anew|foretold|see there)\b|\b(is|are|was|were) none of\b|\bthat (is|are) none\b", re.IGNORECASE
 )
 """Words of this project's own where plain English will do."""
 

@@ -15,7 +15,7 @@ def db() -> None:
 @pass_session
 def current(session: Session, as_json: bool) -> None:
     """Print the catalog's revision and the revision that this program works with."""
-    from registry.maintenance.schema import revisions
+    from registry.maintenance.catalog_schema import revisions
 
     revision, head = revisions(session.home, session.database)
     if as_json:
@@ -34,7 +34,7 @@ def upgrade(session: Session, as_json: bool) -> None:
     after its revision and the time; to go back, restore that file. Do not keep it longer than needed: opting out with
     --purge deletes such copies. Other databases are not backed up.
     """
-    from registry.maintenance.schema import upgrade as upgrade_catalog
+    from registry.maintenance.catalog_schema import upgrade as upgrade_catalog
 
     upgraded = upgrade_catalog(session.home, session.database)
     if as_json:

@@ -64,7 +64,7 @@ def route(
 
 
 def _lines(routed: "Routed", layer: int | None, coloured: bool) -> Iterator[str]:
-    from registry.io.text import printable
+    from registry.io.display import printable
 
     number = {expert: index for index, expert in enumerate(routed.experts)}
     for expert, run in groupby(routed.tokens, key=lambda token: token.expert(layer)):
@@ -73,7 +73,7 @@ def _lines(routed: "Routed", layer: int | None, coloured: bool) -> Iterator[str]
 
 
 def _legend(routed: "Routed", layer: int | None, coloured: bool) -> Iterator[str]:
-    from registry.io.text import printable
+    from registry.io.display import printable
 
     for index, (expert, share) in enumerate(routed.shares(layer).items()):
         name = f"{printable(expert)} {share:.0%}"

@@ -16,12 +16,12 @@ from registry.checkpoint.adapter_config import CONFIG, SAVE, Settings
 from registry.checkpoint.model_files import TOKENIZER_FILES, read_files
 from registry.checkpoint.weights import INDEX, SINGLE, Stored, read_headers, weight_source
 from registry.errors import CheckpointError
+from registry.io.display import some
 from registry.io.dtypes import NAMES, WEIGHT_DTYPES
 from registry.io.files import own_file, read_json
 from registry.io.model_folder import fresh_folder, json_file, write_files, write_weights
 from registry.io.safetensors_writer import Stream
 from registry.io.strict_json import json_object
-from registry.io.text import some
 from registry.io.torch_blocks import to_block, to_tensor, torch_dtype
 from registry.progress import Progress
 from store.arrays import ArraySource, Block

@@ -8,8 +8,8 @@ from registry.checkpoint.model_files import read_config, read_files
 from registry.checkpoint.weights import read_headers, sample_weight, weight_files, weight_source
 from registry.errors import CheckpointError, UnsupportedFamilyError
 from registry.families import Family, family_of
+from registry.io.display import some
 from registry.io.dtypes import NAMES, SAFETENSORS, WEIGHT_DTYPES
-from registry.io.text import some
 from registry.io.torch_blocks import to_tensor
 from store.arrays import ArraySource, Block
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from registry.checkpoint.weights import INDEX, SINGLE
 from registry.errors import CheckpointError, InvalidInputError, NotFoundError, RegError, StorageError
+from registry.io.display import some
 from registry.io.files import read_small
 from registry.io.limits import JSON_BYTES, TOKENIZER_BYTES
 from registry.io.strict_json import json_object
-from registry.io.text import some
 
 HUB_PREFIX = "hf://"
 CONFIG, ADAPTER_CONFIG, ADAPTER = "config.json", "adapter_config.json", "adapter_model.safetensors"

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from registry.errors import CheckpointError
+from registry.io.display import some
 from registry.io.dtypes import NAMES
 from registry.io.files import is_plain, own_file, read_json
 from registry.io.safetensors_header import read_header
-from registry.io.text import some
 from registry.io.torch_blocks import to_block
 from store.arrays import CARRIERS, ArraySource, Block, rows_per_block
 

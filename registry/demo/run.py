@@ -10,7 +10,7 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
-from registry.demo.text import DOMAINS, domain_files, write_domains
+from registry.demo.domains import DOMAINS, domain_files, write_domains
 from registry.demo.train import encode, new_model, read_texts, save, train, train_tokenizer
 from registry.errors import OutputError
 from registry.evaluation import Row, TestSettings

@@ -5,8 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from registry.calibration.sampling import is_self_sampled
-from registry.checkpoint import manifest
-from registry.checkpoint.manifest import ExpertManifest
+from registry.checkpoint.expert_manifest import FILE_NAME, ExpertManifest
 from registry.composition.cards.pushed import CARD
 from registry.composition.dense import write_dense
 from registry.families.sites import SITES, TOKEN_COUNTS
@@ -82,7 +81,7 @@ def write_expert(member: Member, folder: Path, *, calibration: bool, progress: P
     expert_manifest = ExpertManifest(
         member.name, digest, member.content["license"], tuple(languages_of([member.version]))
     )
-    (folder / manifest.FILE_NAME).write_bytes(json_file(expert_manifest.document()))
+    (folder / FILE_NAME).write_bytes(json_file(expert_manifest.document()))
     return expert_manifest
 
 

@@ -4,7 +4,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from registry.calibration.sampling import is_self_sampled
-from registry.checkpoint import manifest
 from registry.composition import Ensemble, Plan
 from registry.composition.cards.licenses import check_spelling
 from registry.composition.cards.parts import licenses_of
@@ -74,7 +73,7 @@ def push_expert(workspace: Workspace, ref: str, target: Target | str, *, calibra
         page = expert_files.card(member, expert_manifest, target.repo_id, kept=calibration_kept)
         commit = Commit(
             expert_files.outgoing(folder, page, workspace.progress),
-            manifest.FILE_NAME,
+            FILE_NAME,
             expert_files.conflict_reason(version.name, expert_manifest.digest),
             f"Expert {version.name}, {expert_manifest.digest[:12]}",
             f"Pushed by expert-registry.\n\nexpert {expert_manifest.digest}",

@@ -17,9 +17,9 @@ from registry.composition.cards.pushed import CARD
 from registry.errors import ConflictError, DamagedError, NotFoundError, RegError, StorageError
 from registry.hub.hub_errors import AGAIN, LOGIN, bad_card, endpoint, offline, translate_error
 from registry.hub.target import Commit, Outgoing, Pushed, Target
+from registry.io.display import some
 from registry.io.limits import JSON_BYTES
 from registry.io.strict_json import json_object
-from registry.io.text import some
 from registry.progress import Progress, remark
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from registry.checkpoint import Checkpoint
 from registry.checkpoint.annotations import Annotations
-from registry.checkpoint.manifest import ExpertManifest, annotations_with, read_manifest
+from registry.checkpoint.expert_manifest import ExpertManifest, annotations_with, read_manifest
 from registry.checkpoint.open import open_checkpoint
 from registry.checkpoint.stored_weights import StoredWeights
 from registry.errors import InvalidInputError, NotFoundError

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from registry.io.text import printable
+from registry.io.display import printable
 from registry.report.data import ReportData, RoutingData
 from registry.report.theme import CONFIG, Spec
 

@@ -10,8 +10,8 @@ import torch
 from registry.errors import CheckpointError, InvalidInputError, first_line, is_foreign
 from registry.families import FAMILIES
 from registry.hosts.remote_code import ENSEMBLE, ROUTED, ensemble_code, remote_code_host
+from registry.io.display import few
 from registry.io.files import read_json, read_small
-from registry.io.text import few
 from registry.io.torch_blocks import torch_dtype
 
 _CODE_BYTES = 2**20

@@ -11,7 +11,7 @@ from cli.main import main
 from registry import Recipe, Registry
 from registry.composition.trace import route
 from registry.errors import InvalidInputError
-from registry.io.text import printable
+from registry.io.display import printable
 from registry.runtime.loading import load_model, load_tokenizer
 from tests.conftest import Zoo
 

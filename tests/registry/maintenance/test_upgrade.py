@@ -20,7 +20,7 @@ from sqlalchemy import Engine, event
 from cli.main import main
 from registry import Recipe, Registry
 from registry.errors import NotFoundError, SchemaError, StorageError
-from registry.maintenance.schema import revisions, upgrade
+from registry.maintenance.catalog_schema import revisions, upgrade
 from store.catalog import backup, schema
 from store.catalog.tables import VERSION_TABLE
 from tests.conftest import files_of

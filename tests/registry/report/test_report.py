@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from cli.main import main
 from registry import Recipe, Registry, TestSettings
 from registry.errors import CheckpointError, NotFoundError, OutputError
-from registry.io.text import printable
+from registry.io.display import printable
 from registry.report import ReportData, page
 from registry.report.charts import charts
 from registry.report.data import Evaluated, ScoreRow

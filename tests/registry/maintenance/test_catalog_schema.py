@@ -6,7 +6,7 @@ import pytest
 
 from registry import Registry
 from registry.errors import NotFoundError
-from registry.maintenance.schema import revisions, upgrade
+from registry.maintenance.catalog_schema import revisions, upgrade
 from store.catalog import schema
 
 
