@@ -4,6 +4,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from registry.calibration.sampling import is_self_sampled
+from registry.checkpoint.expert_manifest import FILE_NAME
 from registry.composition import Ensemble, Plan
 from registry.composition.cards.licenses import check_spelling
 from registry.composition.cards.parts import licenses_of
