@@ -54,7 +54,7 @@ def check_license(own: str | None, chosen: str | None, versions: Sequence[Versio
     """Check that there is a license to publish under.
 
     Args:
-        own: the license in the card, which follows from the members' licenses; None if there is none.
+        own: the license in the card, which follows from the members' licenses; None without one.
         chosen: the license that the user chose.
         versions: the members that are registered.
         subject: the name of the folder or composition in messages.
