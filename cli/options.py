@@ -8,6 +8,7 @@ import click
 
 from cli.session import pairs
 from registry.names.suggest import suggest
+from registry.statistics.settings import DEFAULT_FOLDS, DEFAULT_SEQ_LEN, DEFAULT_TOKENS
 
 if TYPE_CHECKING:
     from registry import PassSettings
@@ -119,13 +120,18 @@ def calibration(command: Command) -> Command:
             help="Windows per batch.",
         ),
         click.option(
-            "--seq-len", type=Integer(2), metavar="N", default=256, show_default=True, help="Tokens per window."
+            "--seq-len",
+            type=Integer(2),
+            metavar="N",
+            default=DEFAULT_SEQ_LEN,
+            show_default=True,
+            help="Tokens per window.",
         ),
         click.option(
             "--tokens",
             type=Integer(1),
             metavar="N",
-            default=24576,
+            default=DEFAULT_TOKENS,
             show_default=True,
             help="Total calibration tokens.",
         ),
@@ -133,7 +139,7 @@ def calibration(command: Command) -> Command:
             "--folds",
             type=Integer(1),
             metavar="N",
-            default=2,
+            default=DEFAULT_FOLDS,
             show_default=True,
             help="Number of folds of the MLP inputs' statistics, for --lam auto; each fold is as large as the whole.",
         ),

@@ -6,10 +6,11 @@ from registry.composition.cards.licenses import roll_up
 from registry.composition.cards.pushed import CARD, license_of, with_additions
 from registry.composition.integrity import ComposedFolder
 from registry.composition.manifest import CompositionManifest
-from registry.errors import ConflictError, InvalidInputError
+from registry.errors import InvalidInputError
 from registry.hub.card_additions import languages_of, metadata, page, source_of
 from registry.hub.target import ConflictReason, Outgoing
 from registry.io.model_folder import MARKER
+from registry.names.resolve import find_by_digest
 from registry.progress import remark
 from registry.workspace import Workspace
 from store.catalog import Catalog, VersionRecord
@@ -74,17 +75,9 @@ def versions_of(catalog: Catalog, manifest: CompositionManifest, holder: str) ->
     Raises:
         ConflictError: a version was opted out.
     """
-    versions = []
-    for member in (*manifest.members, *([manifest.base] if manifest.base else [])):
-        known = [version for version in catalog.versions(member.name) if version.digest == member.digest]
-        active = [version for version in known if version.state == "active"]
-        if known and not active:
-            raise ConflictError(
-                f"{holder} holds {known[-1].ref}, which was opted out at {known[-1].withdrawn_at}",
-                f"compose the others without it, and delete {holder}",
-            )
-        versions += active[-1:]
-    return versions
+    members = (*manifest.members, *([manifest.base] if manifest.base else []))
+    versions = (find_by_digest(catalog, member.name, member.digest, holder) for member in members)
+    return [version for version in versions if version is not None]
 
 
 def conflict_reason(digest: str) -> ConflictReason:

@@ -73,19 +73,29 @@ def by_digest(catalog: Catalog, name: str, digest: str, holder: str) -> VersionR
         NotFoundError: no version matches.
         ConflictError: the version was opted out.
     """
-    matches = [version for version in catalog.versions(name) if version.digest == digest]
-    if not matches:
+    version = find_by_digest(catalog, name, digest, holder)
+    if version is None:
         raise NotFoundError(
             f"{holder} was composed of {name} {digest[:12]}, which is not registered here",
             "use the registry that it was composed with: --home DIR",
         )
+    return version
+
+
+def find_by_digest(catalog: Catalog, name: str, digest: str, holder: str) -> VersionRecord | None:
+    """Return the active version of `name` with a content digest, None if it was never registered here.
+
+    Raises:
+        ConflictError: the version was opted out.
+    """
+    matches = [version for version in catalog.versions(name) if version.digest == digest]
     active = [version for version in matches if version.state == "active"]
-    if not active:
+    if matches and not active:
         raise ConflictError(
             f"{holder} holds {matches[-1].ref}, which was opted out at {matches[-1].withdrawn_at}",
             f"compose the others without it, and delete {holder}",
         )
-    return active[-1]
+    return active[-1] if active else None
 
 
 def check_name_is_free(catalog: Catalog, name: str, kind: Kind) -> None:
