@@ -22,7 +22,7 @@ fix: .venv/installed
 	$(BIN)/ruff format .
 
 reference: .venv/installed  ## write docs/cli.md and docs/json.md from the commands
-	$(BIN)/python -m cli.reference
+	$(BIN)/python -m cli.command_reference
 
 docs: .venv/installed  ## write the documentation as a site; to read it: python -m http.server -d build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict

@@ -11,7 +11,7 @@ from typing import IO, Any
 
 import click
 
-from cli.session import allows_colour
+from cli.output import allows_colour
 from registry.errors import RegError
 
 DEBUG_VARIABLE = "REG_DEBUG"

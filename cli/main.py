@@ -9,7 +9,8 @@ from typing import Any
 import click
 
 from cli.errors import translate_errors
-from cli.session import Session, allows_colour, output_options
+from cli.output import allows_colour, output_options
+from cli.session import Session
 from registry.names.suggest import suggest
 
 COMMANDS = {

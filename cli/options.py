@@ -1,12 +1,11 @@
 """Options that several commands share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from cli.session import pairs
 from registry.names.suggest import suggest
 from registry.statistics.settings import DEFAULT_FOLDS, DEFAULT_SEQ_LEN, DEFAULT_TOKENS
 
@@ -195,3 +194,23 @@ def unique_pairs(form: str) -> Callable[[click.Context, click.Parameter, tuple[s
         return values
 
     return read
+
+
+def pairs(texts: Sequence[str], form: str) -> list[tuple[str, str]]:
+    """Return (key, value) of each `key=value`; `form` describes the expected form in messages.
+
+    Raises:
+        click.BadParameter: a text has no `=`, or nothing before or after it.
+    """
+    parsed = []
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not (key and equals and value):
+            raise click.BadParameter(f"{text!r} is not of the form {form}")
+        parsed.append((key, value))
+    return parsed
+
+
+def split(texts: Sequence[str]) -> list[str]:
+    """Return the parts of comma-separated lists, in order."""
+    return [part.strip() for text in texts for part in text.split(",") if part.strip()]

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import click
 
-from cli.options import Choice, Integer, file_path, unique_pairs
-from cli.session import Session, split
+from cli.options import Choice, Integer, file_path, split, unique_pairs
+from cli.session import Session
 from registry import composition
 from registry.composition import recipe as recipes
 from registry.composition.recipe.recipe_fields import AUTO, FIELDS, MOE, FieldKind, RecipeField, obstacle

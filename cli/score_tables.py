@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
-from cli.options import DTYPES, Integer
-from cli.session import JSON_HELP, once_for_all, pairs, print_table, quiet_option
+from cli.options import DTYPES, Integer, pairs
+from cli.output import JSON_HELP, once_for_all, print_table, quiet_option
 
 if TYPE_CHECKING:
     from registry.evaluation import Row

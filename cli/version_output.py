@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from cli.session import done, print_json
+from cli.output import done, print_json
 
 if TYPE_CHECKING:
     from registry.registration.expert_overlap import ExpertOverlap

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from cli.command_reference import PAGES, commands, marks, written
 from cli.main import main
-from cli.reference import PAGES, commands, marks, written
 from registry import Registry
 from registry.io.model_folder import MARKER
 

@@ -3,7 +3,8 @@
 import click
 
 from cli.options import annotations, checkpoint, remote_code
-from cli.session import Session, as_json, pass_session
+from cli.output import as_json
+from cli.session import Session, pass_session
 from cli.version_output import print_registration
 
 

@@ -14,7 +14,8 @@ from cli.options import (
     pass_settings,
     remote_code,
 )
-from cli.session import Session, as_json, pass_session
+from cli.output import as_json
+from cli.session import Session, pass_session
 from cli.version_output import print_registration
 
 

@@ -6,7 +6,8 @@ from typing import Any
 import click
 
 from cli.options import adapter_base, allow_unrelated, calibration, checkpoint, pass_settings, remote_code
-from cli.session import Session, as_json, pass_session, print_json, print_table
+from cli.output import as_json, print_json, print_table
+from cli.session import Session, pass_session
 from cli.version_output import overlap_documents, overlap_lines, relation_documents, relation_lines
 
 

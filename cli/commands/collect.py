@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from cli.options import adapter_base, calibration, checkpoint, file_path, pass_settings
-from cli.session import as_json, done, print_json, progress
+from cli.output import as_json, done, print_json, progress
 
 
 @click.command()

@@ -3,7 +3,7 @@
 import click
 
 from cli.options import Choice
-from cli.session import as_json, print_json
+from cli.output import as_json, print_json
 from cli.shell_completion import SHELLS, script
 
 

@@ -10,8 +10,9 @@ import click
 
 from cli.commands.push import print_pushed
 from cli.options import file_path
+from cli.output import as_json, done, note, print_json, print_table, size
 from cli.recipe import asked, experts_option, recipe_options
-from cli.session import Session, as_json, done, note, pass_session, print_json, print_table, size
+from cli.session import Session, pass_session
 from registry import composition
 from registry.composition import recipe as recipes
 

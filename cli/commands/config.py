@@ -2,7 +2,8 @@
 
 import click
 
-from cli.session import Session, as_json, pass_session, print_json, print_table
+from cli.output import as_json, print_json, print_table
+from cli.session import Session, pass_session
 
 
 @click.command()

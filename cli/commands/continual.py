@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cli.output import print_json
 from cli.recipe import asked, recipe_options
 from cli.score_tables import Table, figure, forms, print_csv, print_tables, test_text
-from cli.session import Session, pass_session, print_json
+from cli.session import Session, pass_session
 
 if TYPE_CHECKING:
     from registry.evaluation import Continual

@@ -2,7 +2,8 @@
 
 import click
 
-from cli.session import Session, as_json, done, pass_session, print_json
+from cli.output import as_json, done, print_json
+from cli.session import Session, pass_session
 
 
 @click.group()

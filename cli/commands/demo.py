@@ -5,8 +5,8 @@ from pathlib import Path
 import click
 
 from cli.options import file_path
+from cli.output import as_json, print_json, print_table, progress
 from cli.score_tables import print_tables, tables_of
-from cli.session import as_json, print_json, print_table, progress
 
 
 @click.command()

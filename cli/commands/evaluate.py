@@ -5,10 +5,11 @@ from typing import Any
 
 import click
 
-from cli.options import file_path
+from cli.options import file_path, split
+from cli.output import print_json
 from cli.recipe import check_members
 from cli.score_tables import forms, print_csv, print_tables, ranking_of, tables_of, test_text, wide_table
-from cli.session import Session, pass_session, print_json, split
+from cli.session import Session, pass_session
 
 
 @click.command()

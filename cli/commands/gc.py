@@ -2,7 +2,8 @@
 
 import click
 
-from cli.session import Session, as_json, count, done, pass_session, print_json, size
+from cli.output import as_json, count, done, print_json, size
+from cli.session import Session, pass_session
 
 
 @click.command()

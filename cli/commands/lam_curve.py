@@ -4,8 +4,9 @@ from typing import Any
 
 import click
 
+from cli.output import as_json, print_json, print_table
 from cli.recipe import STATISTICS, asked, experts_option, recipe_options
-from cli.session import Session, as_json, pass_session, print_json, print_table
+from cli.session import Session, pass_session
 
 
 @click.command()

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from cli.options import Choice, Integer, unique_pairs
-from cli.session import Session, as_json, note, pass_session, print_json, print_table
+from cli.output import as_json, note, print_json, print_table
+from cli.session import Session, pass_session
 from cli.version_output import version_document
 
 if TYPE_CHECKING:

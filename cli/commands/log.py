@@ -6,7 +6,8 @@ from typing import Any
 import click
 
 from cli.options import Integer
-from cli.session import Session, as_json, pass_session, print_json, print_table
+from cli.output import as_json, print_json, print_table
+from cli.session import Session, pass_session
 
 
 @click.command()

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from cli.options import file_path
-from cli.session import Session, as_json, count, done, is_quiet, pass_session, print_json, size
+from cli.output import as_json, count, done, is_quiet, print_json, size
+from cli.session import Session, pass_session
 from registry.errors import InvalidInputError
 
 if TYPE_CHECKING:

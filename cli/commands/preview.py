@@ -4,8 +4,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cli.output import as_json, note, print_json, print_table
 from cli.recipe import asked, experts_option, recipe_options
-from cli.session import Session, as_json, note, pass_session, print_json, print_table
+from cli.session import Session, pass_session
 
 if TYPE_CHECKING:
     from registry.composition.preview import Preview

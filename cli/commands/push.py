@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 import click
 
 from cli.options import file_path, hub_target
-from cli.session import Session, as_json, done, pass_session, print_json, size
+from cli.output import as_json, done, print_json, size
+from cli.session import Session, pass_session
 
 if TYPE_CHECKING:
     from registry.hub.target import Pushed

@@ -4,7 +4,8 @@ import click
 
 from cli.commands.push import print_pushed
 from cli.options import hub_target
-from cli.session import Session, as_json, done, pass_session, print_json
+from cli.output import as_json, done, print_json
+from cli.session import Session, pass_session
 
 
 @click.command()

@@ -5,7 +5,8 @@ from pathlib import Path
 import click
 
 from cli.options import file_path
-from cli.session import Session, as_json, count, done, note, pass_session, print_json
+from cli.output import as_json, count, done, note, print_json
+from cli.session import Session, pass_session
 
 
 @click.group()

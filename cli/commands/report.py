@@ -6,8 +6,9 @@ from typing import Any
 import click
 
 from cli.options import file_path
+from cli.output import as_json, done, print_json
 from cli.score_tables import maybe_test_text
-from cli.session import Session, as_json, done, pass_session, print_json
+from cli.session import Session, pass_session
 
 
 @click.command()

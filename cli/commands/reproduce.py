@@ -5,7 +5,8 @@ from pathlib import Path
 import click
 
 from cli.options import file_path
-from cli.session import Session, as_json, done, note, pass_session, print_json, size
+from cli.output import as_json, done, note, print_json, size
+from cli.session import Session, pass_session
 
 
 @click.command()

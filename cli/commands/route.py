@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cli.options import Integer, file_path
-from cli.session import allows_colour, as_json, is_quiet, print_json
+from cli.output import allows_colour, as_json, is_quiet, print_json
 
 if TYPE_CHECKING:
     from registry.composition.trace import Routed

@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from cli.json_schema.commands import ERROR, SCHEMAS, schema_of
-from cli.session import as_json, print_json
+from cli.output import as_json, print_json
 from registry.composition import recipe as recipes
 from registry.errors import NotFoundError
 from registry.names.suggest import suggest

@@ -3,7 +3,8 @@
 import click
 
 from cli.commands.show_composition import show_composition
-from cli.session import Session, as_json, pass_session, print_json, print_table, size
+from cli.output import as_json, print_json, print_table, size
+from cli.session import Session, pass_session
 from cli.version_output import members_and_base, relation_documents, version_document
 
 

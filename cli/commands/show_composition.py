@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cli.output import print_json, print_table
 from cli.score_tables import Table, figure, print_tables
-from cli.session import print_json, print_table
 from cli.version_output import members_and_base
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ from typing import Any
 import click
 
 from cli.options import DTYPES, Integer, file_path
-from cli.session import Session, as_json, done, note, pass_session, print_json
+from cli.output import as_json, done, note, print_json
+from cli.session import Session, pass_session
 
 
 @click.command()

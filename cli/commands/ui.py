@@ -5,7 +5,8 @@ from contextlib import suppress
 
 import click
 
-from cli.session import Session, as_json, done, pass_session, print_json
+from cli.output import as_json, done, print_json
+from cli.session import Session, pass_session
 from registry.errors import StorageError
 
 _NEEDED = ("starlette", "uvicorn", "jinja2", "vl_convert")

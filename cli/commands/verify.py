@@ -2,7 +2,8 @@
 
 import click
 
-from cli.session import Session, as_json, count, done, note, pass_session, print_json, size
+from cli.output import as_json, count, done, note, print_json, size
+from cli.session import Session, pass_session
 
 
 @click.command()

@@ -12,10 +12,10 @@ import jsonschema
 import pytest
 from click.testing import CliRunner
 
+from cli.command_reference import commands
 from cli.json_schema.commands import ERROR, SCHEMAS, schema_of
 from cli.json_schema.fields import rows
 from cli.main import main
-from cli.reference import commands
 from registry import Registry
 from registry.demo import DemoResult
 from registry.evaluation import Row
@@ -159,7 +159,7 @@ def test_what_is_not_agreed_to_is_told_as_json(filled: Registry) -> None:
 
 
 def test_what_is_not_finite_is_null() -> None:
-    from cli.session import print_json
+    from cli.output import print_json
 
     @click.command()
     def command() -> None:

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from cli.main import main
-from cli.session import bar
+from cli.output import bar
 from registry import Registry
 from tests.conftest import Zoo
 

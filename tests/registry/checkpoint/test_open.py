@@ -144,7 +144,7 @@ def test_base_that_is_a_folder_elsewhere_is_told(filled: Registry, elsewhere: Pa
 def test_other_base_than_the_configured_one_is_remarked_on(
     filled: Registry, trained: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from cli.session import bar
+    from cli.output import bar
 
     filled.progress = bar
     filled.add_expert("tuned", trained[0], base="base", settings=SETTINGS)

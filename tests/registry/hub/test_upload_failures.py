@@ -261,7 +261,7 @@ def test_no_connection_is_told(filled: Registry, moe: Path, hub: WritableHub, mo
 def test_an_interruption_says_what_is_there(
     filled: Registry, moe: Path, hub: WritableHub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from cli.session import bar
+    from cli.output import bar
 
     def interrupted(*arguments: Any, **options: Any) -> None:
         raise KeyboardInterrupt

@@ -41,7 +41,7 @@ def test_adding_again_repairs(filled: Registry, zoo: Zoo, what: str, kind: str) 
 def test_damaged_expert_stands_in_no_others_way(
     filled: Registry, bare: Path, zoo: Zoo, what: str, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from cli.session import bar
+    from cli.output import bar
 
     damage(filled, "law", NAMES[what], kind)
     filled.progress = bar

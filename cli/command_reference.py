@@ -1,4 +1,4 @@
-"""Generated documentation of the commands: `python -m cli.reference [PAGE…]`.
+"""Generated documentation of the commands: `python -m cli.command_reference [PAGE…]`.
 
 The text between marks in a page is replaced: in docs/cli.md by a table of all commands and their options, in
 docs/json.md by their output with --json.

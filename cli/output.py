@@ -1,0 +1,138 @@
+"""Output of the commands: results as text or JSON, remarks, progress, and the options that choose between them."""
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, is_dataclass
+from typing import Any, TypeVar
+
+import click
+
+from registry.progress import Advance, Progress, silent
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+JSON_HELP = "Print JSON; errors too, on stderr."
+_HUB_BARS = "HF_HUB_DISABLE_PROGRESS_BARS"
+"""Environment variable of huggingface_hub, which has its own progress bars."""
+_QUIET_HELP = "Print only the result: no progress, remarks or hints."
+
+
+def once_for_all(context: click.Context, option: click.Parameter, given: bool) -> bool:
+    """Return True if a flag was given, after or before the command."""
+    key = f"{__name__}.{option.name}"
+    if given:
+        context.meta[key] = True
+        if option.name == "quiet" and os.environ.setdefault(_HUB_BARS, "1") == "1":
+            context.call_on_close(lambda: os.environ.pop(_HUB_BARS, None))
+    return bool(context.meta.get(key, False))
+
+
+def quiet_option(command: Command) -> Command:
+    """Add --quiet, which `is_quiet`, `done`, `note` and `progress` obey."""
+    return click.option("-q", "--quiet", is_flag=True, expose_value=False, callback=once_for_all, help=_QUIET_HELP)(
+        command
+    )
+
+
+def as_json(command: Command) -> Command:
+    """Add --json and --quiet, which every command has."""
+    option = click.option("--json", "as_json", is_flag=True, callback=once_for_all, help=JSON_HELP)
+    return option(quiet_option(command))
+
+
+def output_options(group: Command) -> Command:
+    """Add --json and --quiet to the group, where they apply to the command that follows."""
+    option = click.option("--json", "as_json", is_flag=True, expose_value=False, callback=once_for_all, help=JSON_HELP)
+    return option(quiet_option(group))
+
+
+def is_quiet() -> bool:
+    """Return True if only results are to be printed."""
+    context = click.get_current_context(silent=True)
+    return context is not None and bool(context.meta.get(f"{__name__}.quiet"))
+
+
+def allows_colour() -> bool | None:
+    """Return False if colours are disabled (NO_COLOR, TERM=dumb), else None: colours only on a terminal."""
+    return False if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" else None
+
+
+def progress() -> Progress:
+    """Return the progress reporter of long steps: a bar, or nothing with --quiet."""
+    return silent if is_quiet() else bar
+
+
+def note(text: str) -> None:
+    """Print a remark on stderr, unless --quiet."""
+    if not is_quiet():
+        click.echo(text, err=True)
+
+
+def done(brief: str | None, *lines: str) -> None:
+    """Print the result of a command on stdout.
+
+    Args:
+        brief: the output with --quiet: the reference of the result; None for no output.
+        lines: the output without --quiet.
+    """
+    for line in ([] if brief is None else [brief]) if is_quiet() else lines:
+        click.echo(line)
+
+
+@contextmanager
+def bar(label: str, total: int, unit: str) -> Iterator[Advance]:
+    """Show a progress bar on stderr if it is a terminal; without a unit, print the label as a remark."""
+    if not unit:
+        click.echo(label, err=True)
+    if not unit or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+        yield lambda amount: None
+        return
+    from tqdm import tqdm
+
+    scale = unit == "B"
+    with tqdm(
+        total=total, desc=label, unit=unit, unit_scale=scale, unit_divisor=1024, leave=False, disable=None
+    ) as meter:
+        yield lambda amount: (meter.update(amount), None)[1]
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON document on stdout: dataclasses as objects, paths as text, non-finite numbers as null."""
+    import json
+
+    try:
+        click.echo(json.dumps(value, indent=2, default=_plain, allow_nan=False))
+    except ValueError:
+        finite = json.loads(json.dumps(value, default=_plain), parse_constant=lambda _: None)
+        click.echo(json.dumps(finite, indent=2))
+
+
+def print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print left-aligned columns on stdout."""
+    table = [list(header), *[list(row) for row in rows]]
+    widths = [max(len(row[column]) for row in table) for column in range(len(header))]
+    for number, row in enumerate(table):
+        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        click.echo(line if number else click.style(line, bold=True))
+
+
+def size(nbytes: float) -> str:
+    """Format a size: `41.9 MB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if nbytes < 1000:
+            return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1000
+    return f"{nbytes:.1f} TB"
+
+
+def count(number: int, noun: str, plural: str | None = None) -> str:
+    """Format a count with its noun: `1 array`, `1,200 arrays`."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    return str(value)
