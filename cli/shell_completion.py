@@ -63,13 +63,11 @@ class _Bash(BashComplete):
 add_completion_class(_Bash)
 
 
-def script(shell: str) -> str:
-    """Return the completion script of a shell."""
-    from cli.main import COMPLETING, main
-
+def script(shell: str, group: click.Command, variable: str) -> str:
+    """Return the completion script of a shell for a command group, which sets `variable` when it asks."""
     completion_class = get_completion_class(shell)
     assert completion_class is not None
-    return completion_class(main, {}, "reg", COMPLETING).source().rstrip("\n")
+    return completion_class(group, {}, "reg", variable).source().rstrip("\n")
 
 
 if TYPE_CHECKING:

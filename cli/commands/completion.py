@@ -2,6 +2,7 @@
 
 import click
 
+from cli.main import COMPLETING
 from cli.options import Choice
 from cli.output import as_json, print_json
 from cli.shell_completion import SHELLS, script
@@ -10,13 +11,15 @@ from cli.shell_completion import SHELLS, script
 @click.command()
 @click.argument("shell", type=Choice(SHELLS), metavar="SHELL")
 @as_json
-def completion(shell: str, as_json: bool) -> None:
+@click.pass_context
+def completion(context: click.Context, shell: str, as_json: bool) -> None:
     """Print the script with which SHELL (bash, zsh or fish) completes commands, options and registered names.
 
     In bash or zsh, for one session or in ~/.bashrc or ~/.zshrc: source <(reg completion bash). In fish:
     reg completion fish > ~/.config/fish/completions/reg.fish
     """
+    text = script(shell, context.find_root().command, COMPLETING)
     if as_json:
-        print_json({"shell": shell, "script": script(shell)})
+        print_json({"shell": shell, "script": text})
     else:
-        click.echo(script(shell))
+        click.echo(text)
