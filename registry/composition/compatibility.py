@@ -124,7 +124,8 @@ def check_statistics(members: Sequence[Member], recipe: Recipe) -> None:
                 raise IncompatibleError(
                     f"{member.version.ref} has no statistics of {site}, which trunk method {recipe.trunk!r} needs",
                     f"register it again with all sites: reg add-expert {member.name} CKPT, and where CKPT carries "
-                    "statistics take those anew first: reg collect CKPT --data FILE --out CKPT; or choose --trunk mean",
+                    "statistics, collect them again first: reg collect CKPT --data FILE --out CKPT; "
+                    "or choose --trunk mean",
                 )
 
     if recipe.to == "moe" and (recipe.retakes or recipe.refine_mlp):
@@ -141,8 +142,8 @@ def check_statistics(members: Sequence[Member], recipe: Recipe) -> None:
             listed = ", ".join(f"{ref} {count}" for ref, count in counts.items())
             raise IncompatibleError(
                 f"lam auto needs every member's statistics in as many folds, 2 or more: {listed}",
-                "register them again with --folds 2 (where CKPT carries statistics, take those anew first: reg collect "
-                "CKPT --data FILE --folds 2 --out CKPT), or give a number: --lam 0.01",
+                "register them again with --folds 2 (where CKPT carries statistics, collect them again first: reg "
+                "collect CKPT --data FILE --folds 2 --out CKPT), or give a number: --lam 0.01",
             )
 
 

@@ -108,7 +108,7 @@ def read_composed(folder: Path) -> tuple[dict[str, object], CompositionManifest]
     """
     marker = folder / MARKER
     if not folder.is_dir():
-        raise CheckpointError(f"{folder} is no folder", "name a composed folder: reg compose --experts … --out DIR")
+        raise CheckpointError(f"{folder} is not a folder", "name a composed folder: reg compose --experts … --out DIR")
     if not marker.is_file():
         raise CheckpointError(
             f"{folder} has no {MARKER}, so it was not composed by this program",

@@ -87,7 +87,7 @@ def preview(site: Site, request: Request) -> Response:
     plan = site.registry.plan(refs, recipe, base=choices.base)
     back = url("compose", e=refs, **choices.query)
     if not isinstance(recipe, Recipe):
-        raise InvalidInputError("an ensemble has no routers that statistics foretell", "choose another output")
+        raise InvalidInputError("an ensemble has no routers to predict from statistics", "choose another output")
     members = tuple(member.version.ref for member in plan.members)
     key = "preview", plan.digest, members
     found = site.cache.get(key, lambda: site.registry.preview(members, recipe, base=choices.base))

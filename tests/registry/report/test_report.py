@@ -184,7 +184,7 @@ def test_refusals(world: tuple[Registry, Path], zoo: Zoo, tmp_path: Path) -> Non
     registry, _ = world
     with pytest.raises(CheckpointError, match="not composed by this program"):
         registry.report(zoo.base)
-    with pytest.raises(CheckpointError, match="is no folder"):
+    with pytest.raises(CheckpointError, match="is not a folder"):
         registry.report(tmp_path / "absent")
     with pytest.raises(NotFoundError, match="there is no composition"):
         registry.report("abcdef123")
