@@ -81,7 +81,7 @@ class RefitSource:
         """Solve a layer's router from its statistics, one tuple of folds a member."""
         for statistics, parts in zip(self._layer_statistics, folds, strict=True):
             statistics.layer, statistics.parts = layer, parts
-        self.routers.gate(layer)  # the solver keeps it, and with it the curve of lam; the statistics go
+        self.routers.keep_gate(layer)  # and with it the curve of lam; the statistics go
 
     def combined(self, name: str) -> Iterator[Float[Tensor, "r ..."]]:
         """Yield the rows of one tensor: the refitted one in one block, or those of the inner source."""

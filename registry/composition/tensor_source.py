@@ -84,9 +84,11 @@ class RouterSolver:
         Raises:
             InvalidInputError: the linear system cannot be solved.
         """
-        if layer not in self._gates:
-            self._gates[layer] = self._solve(layer)
-        return self._gates[layer]
+        return self._gates[layer] if layer in self._gates else self._solve(layer)
+
+    def keep_gate(self, layer: int) -> None:
+        """Solve one layer's gate and keep it, (E, H) in float64, for when its statistics are gone."""
+        self._gates[layer] = self._solve(layer)
 
     def lam(self, layer: int) -> float:
         """Return the ridge strength of one layer's router."""
