@@ -28,7 +28,7 @@ _PAGE = """\
 # {name}
 
 An expert language model with its sufficient statistics, for [expert-registry](https://pypi.org/project/expert-registry/):
-it can be composed with other experts into one model, without its data and without training.
+it can be composed with others of its kind into one model, without its data and without training.
 
 | | |
 |---|---|
@@ -43,11 +43,11 @@ it can be composed with other experts into one model, without its data and witho
 $ reg add-expert {name} hf://{repo_id}
 ```
 
-registers it without data or a forward pass, under the digest above. The weights are the whole checkpoint, including the
-trunk, as it was registered; it loads with transformers like any other model.
+registers it with no data and no forward pass, under the digest above. The weights are the whole checkpoint's, the trunk
+too, as it was registered; it loads with transformers as any other does.
 
-Statistics are sums over tokens (Gram matrices and moments of activations, and token counts); they contain no
-text{own}.
+Statistics are sums over tokens (Gram matrices and moments of activations, and how often each token came); no text is
+in them{own}.
 """
 
 
@@ -136,7 +136,7 @@ def card(member: Member, expert_manifest: ExpertManifest, repo_id: str, *, kept:
         kept="in `statistics.safetensors`" if kept else "not here",
         license=expert_manifest.license or "not given",
         repo_id=repo_id,
-        own=" except the calibration tokens" if kept else "",
+        own=" but the calibration tokens" if kept else "",
     ).encode()
 
 

@@ -88,5 +88,5 @@ def test_what_cannot_be_routed_is_told(moe: Path, zoo: Zoo) -> None:
     for text, said in (("", "no token"), ("x" * 100_001, "100,001 characters"), ("def " * 200, "the model takes 128")):
         with pytest.raises(InvalidInputError, match=said):
             route(moe, text)
-    with pytest.raises(InvalidInputError, match="no mixture"):
+    with pytest.raises(InvalidInputError, match="not a mixture"):
         route(zoo.base, "def")
