@@ -1,6 +1,5 @@
 """Digests: SHA-256 over bytes that are the same on every machine."""
 
-import hashlib
 import json
 from typing import Any
 
@@ -16,4 +15,6 @@ def canonical_json(value: Any) -> str:
 
 def json_digest(value: Any) -> str:
     """Return the SHA-256 (64 hexadecimal digits) of the canonical JSON of `value`."""
+    import hashlib  # loads OpenSSL, which commands that print help do without
+
     return hashlib.sha256(canonical_json(value).encode("ascii")).hexdigest()
