@@ -5,6 +5,7 @@ docs/json.md by their output with --json.
 """
 
 import inspect
+import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -14,6 +15,9 @@ import click
 
 PAGES = ("docs/cli.md", "docs/json.md")
 """The pages that have marks."""
+
+SUMMARIES = "cli/summaries.py"
+"""The module with the first sentence of each command's help, so that `reg --help` imports no command."""
 
 
 def summary() -> str:
@@ -52,6 +56,19 @@ def schemas() -> str:
 
 PARTS: dict[str, Callable[[], str]] = {"commands": summary, "CLI reference": reference, "fields": schemas}
 """Name of a part of a page → the function that writes it."""
+
+
+def summaries() -> str:
+    """Return the text of the module `cli.summaries`."""
+    from cli.main import COMMANDS, main
+
+    context = click.Context(main, info_name="reg")
+    lines = ['"""First sentence of each command\'s help; written by `make reference`."""', "", "SUMMARIES = {"]
+    for name in COMMANDS:
+        command = main.get_command(context, name)
+        assert command is not None
+        lines += [f"    {json.dumps(name)}: {json.dumps(_line(command))},"]
+    return "\n".join([*lines, "}", ""])
 
 
 def marks(name: str) -> tuple[str, str]:
@@ -119,5 +136,7 @@ def _options(title: str, command: click.Command, context: click.Context) -> str:
 
 
 if __name__ == "__main__":
+    if not sys.argv[1:]:
+        Path(SUMMARIES).write_text(summaries(), encoding="utf-8")
     for target in map(Path, sys.argv[1:] or PAGES):
         target.write_text(written(target.read_text(encoding="utf-8")), encoding="utf-8")

@@ -11,6 +11,7 @@ import click
 from cli.errors import translate_errors
 from cli.output import allows_colour, output_options
 from cli.session import Session
+from cli.summaries import SUMMARIES
 from registry.names.suggest import suggest
 
 COMMANDS = {
@@ -65,6 +66,13 @@ class _Group(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(COMMANDS)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands by their summaries, without importing them."""
+        limit = formatter.width - 6 - max(map(len, COMMANDS))
+        brief = {name: click.Command(name, help=SUMMARIES[name]).get_short_help_str(limit) for name in sorted(COMMANDS)}
+        with formatter.section("Commands"):
+            formatter.write_dl(list(brief.items()))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in COMMANDS and cmd_name not in self.commands:

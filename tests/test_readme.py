@@ -6,11 +6,13 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
-from cli.command_reference import PAGES, commands, marks, written
-from cli.main import main
+from cli.command_reference import PAGES, SUMMARIES, commands, marks, summaries, written
+from cli.main import COMMANDS, main
+from cli.summaries import SUMMARIES as WRITTEN
 from registry import Registry
 from registry.io.model_folder import MARKER
 
@@ -58,6 +60,18 @@ def test_code_blocks_run_in_order(small_demo: Path, tmp_path: Path, monkeypatch:
 def test_generated_pages_are_up_to_date(name: str) -> None:
     page = (ROOT / name).read_text(encoding="utf-8")
     assert written(page) == page, "run: make reference"
+
+
+def test_help_lists_commands_as_their_own_help_begins() -> None:
+    """`reg --help` reads summaries that were written from the commands, so that it imports none of them."""
+    assert (ROOT / SUMMARIES).read_text(encoding="utf-8") == summaries(), "run: make reference"
+    context = click.Context(main, info_name="reg")
+    for name in COMMANDS:
+        command = main.get_command(context, name)
+        assert command is not None
+        for limit in (45, 60, 1000):
+            brief = click.Command(name, help=WRITTEN[name]).get_short_help_str(limit)
+            assert brief == command.get_short_help_str(limit)
 
 
 def test_every_command_is_in_the_reference() -> None:

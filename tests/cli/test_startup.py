@@ -10,6 +10,7 @@ from registry import Registry
 
 HEAVY = ("torch", "transformers", "zarr", "numpy", "safetensors", "huggingface_hub", "alembic")
 DATABASE = ("sqlalchemy", "filelock", "asyncio", "registry.registry")
+COMMANDS = ("cli.commands.compose", "cli.recipe", "cli.options")
 
 
 @pytest.mark.parametrize(
@@ -29,7 +30,7 @@ DATABASE = ("sqlalchemy", "filelock", "asyncio", "registry.registry")
 )
 def test_light_commands_stay_light(tmp_path: Path, words: list[str]) -> None:
     Registry(tmp_path / "home").close()
-    unwanted = HEAVY + (DATABASE if "--help" in words else ())
+    unwanted = HEAVY + (DATABASE if "--help" in words else ()) + (COMMANDS if words == ["--help"] else ())
     assert loaded(tmp_path / "home", words, unwanted)[-1] == "loaded []"
 
 
