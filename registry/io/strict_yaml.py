@@ -69,7 +69,9 @@ def parse_yaml(data: bytes, where: str) -> Located:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = 1 if mark is None else mark.line + 1
-        raise InvalidInputError(f"{where}:{line}: it is not YAML: {error.problem or error.context}", _HINT) from error
+        raise InvalidInputError(
+            f"{where}:{line}: it is not valid YAML: {error.problem or error.context}", _HINT
+        ) from error
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise InvalidInputError(f"{where}:{line}: it has a character that YAML does not allow", _HINT) from error
@@ -113,7 +115,7 @@ def _located(node: yaml.Node, where: str, line: int) -> Located:
         if not isinstance(key, str):
             raise InvalidInputError(f"{where}:{at}: a key is not text", "put it in quotes")
         if key in items:
-            message = f"{where}:{at}: the key {key[:80]!r} stands twice, first in line {items[key].line}"
+            message = f"{where}:{at}: the key {key[:80]!r} appears twice, first in line {items[key].line}"
             raise InvalidInputError(message, "keep one of them")
         items[key] = _located(value_node, where, at)
     return Located(items, line)

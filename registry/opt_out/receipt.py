@@ -236,7 +236,7 @@ def receipt_file(path: Path, ref: str) -> Iterator[Callable[[Receipt], None]]:
     """
     path = path.absolute()
     if path.exists() or path.is_symlink():
-        raise OutputError(f"{path} exists, and a receipt replaces nothing", "choose another --receipt")
+        raise OutputError(f"{path} exists, and receipts are never overwritten", "choose another --receipt")
     if not path.parent.is_dir():
         raise OutputError(f"{path.parent} is not a folder", "create it, or choose another --receipt")
     fresh = path.with_name(f".{path.name}.partial")
@@ -260,10 +260,10 @@ def receipt_file(path: Path, ref: str) -> Iterator[Callable[[Receipt], None]]:
             descriptor, fresh
         ):  # another command may have just ended and deleted it
             raise OutputError(
-                f"another command is writing {path}, and a receipt replaces nothing", "choose another --receipt"
+                f"another command is writing {path}, and receipts are never overwritten", "choose another --receipt"
             )
         if path.exists():
-            raise OutputError(f"{path} exists, and a receipt replaces nothing", "choose another --receipt")
+            raise OutputError(f"{path} exists, and receipts are never overwritten", "choose another --receipt")
         try:
             yield write
         finally:

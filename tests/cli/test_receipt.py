@@ -34,5 +34,5 @@ def test_receipt_is_written_and_checked(filled: Registry, tmp_path: Path) -> Non
     found = json.loads(run("receipt", "verify", file, "--json").stdout)
     assert found == {"receipt": json.loads(file.read_bytes()), "problems": [], "remedies": [], "notes": []}
     refused = run("opt-out", "code", "--receipt", file, "--yes", code=1)
-    assert refused.stderr.startswith(f"error: {file} exists, and a receipt replaces nothing")
+    assert refused.stderr.startswith(f"error: {file} exists, and receipts are never overwritten")
     assert filled.resolve("code").state == "active"

@@ -228,7 +228,7 @@ class _Reader:
     def _unknown(self, key: str, line: int) -> InvalidInputError:
         one = FIELDS.get(key)
         if one is not None and one.group:
-            return self._error(line, f"{key} stands under {one.group}", f"write it as {one.group}: {{{key}: …}}")
+            return self._error(line, f"{key} belongs under {one.group}", f"write it as {one.group}: {{{key}: …}}")
         if one is not None and one.stands_for:
             return self._error(line, f"there is no field {key!r}", "write it as {}: {}".format(*one.stands_for))
         return self._error(line, f"there is no field {key[:80]!r}{suggest(key[:80], KEYS)}", _SCHEMA_HINT)

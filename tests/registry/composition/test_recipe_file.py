@@ -58,7 +58,7 @@ def test_an_empty_file_is_the_default_recipe(tmp_path: Path, text: str) -> None:
     [
         ("trunk: mean\ntopk: 1", 2, "there is no field 'topk'; did you mean 'top_k'?"),
         ("trunk: men", 1, "trunk method 'men' is not one of regmean, mean, base, ties, dare, task-arithmetic; did"),
-        ("lam: 1\n\nlam: 2", 3, "the key 'lam' stands twice, first in line 1"),
+        ("lam: 1\n\nlam: 2", 3, "the key 'lam' appears twice, first in line 1"),
         ("\nlam: no", 2, "lam is 'no', it must be a finite number, 0 or more, or auto"),
         ("lam: -1", 1, "lam is -1, it must be a finite number, 0 or more, or auto"),
         ("lam: 1e999", 1, "lam is inf, it must be"),
@@ -71,7 +71,7 @@ def test_an_empty_file_is_the_default_recipe(tmp_path: Path, text: str) -> None:
         ("trunk_options: {beta: 1}", 1, "there is no trunk option 'beta'"),
         ("trunk_options: 1", 1, "trunk_options must hold fields of its own"),
         ("trunk_options:\n  alpha: 2", 2, "alpha is 2, it must be a finite number from 0 to 1"),
-        ("alpha: 0.5", 1, "alpha stands under trunk_options"),
+        ("alpha: 0.5", 1, "alpha belongs under trunk_options"),
         ("remote_code: true", 1, "there is no field 'remote_code'"),
         ("router: random\nlam: 1", 2, "lam has no part in router method 'random'"),
         ("routing: posterior", 1, "routing has no part in output 'moe'"),
@@ -96,7 +96,7 @@ def test_an_empty_file_is_the_default_recipe(tmp_path: Path, text: str) -> None:
         ("computed:\n  threads: 3", 2, "there is no field 'threads' of computed"),
         ("{'recipe': {}, 'members': []}", 1, "there is no field 'recipe'"),
         ("trunk: &a mean", 1, "it has an anchor (&a)"),
-        ('{"trunk": "men"', 1, "it is not YAML"),
+        ('{"trunk": "men"', 1, "it is not valid YAML"),
     ],
 )
 def test_mistakes_are_reported_with_file_and_line(tmp_path: Path, text: str, line: int, message: str) -> None:
