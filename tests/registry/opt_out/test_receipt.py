@@ -166,7 +166,7 @@ def test_purge_that_was_interrupted_has_its_whole_receipt_when_repeated(
 
 def test_place_of_the_receipt_is_made_sure_of_before_anything_is_withdrawn(filled: Registry, tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("x")
-    for path, message in ((tmp_path / "taken", "replaces nothing"), (tmp_path / "no" / "x", "is not a folder")):
+    for path, message in ((tmp_path / "taken", "never overwritten"), (tmp_path / "no" / "x", "is not a folder")):
         with pytest.raises(OutputError, match=message):
             filled.opt_out("math", purge=True, receipt=path)
     assert filled.resolve("math").state == "active"
