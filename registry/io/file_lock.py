@@ -1,16 +1,24 @@
-"""Advisory locks on open files and folders, which the system releases when their process dies."""
+"""Advisory locks on open files and folders, released by the system when their process dies."""
 
 import errno
 import fcntl
 
 
-def try_lock(descriptor: int) -> bool:
-    """Lock an open file or folder without waiting; return False if another process holds the lock.
+def try_lock(descriptor: int, *, required: bool = True) -> bool:
+    """Lock an open file or folder without waiting, and tell whether no other process holds it.
 
-    On a file system without locks nothing is locked, and the result is True.
+    Args:
+        descriptor: of the open file or folder.
+        required: raise where the file system has no locks; False goes without one there, and returns True.
+
+    Raises:
+        OSError: the file system has no locks, and one is required.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        return error.errno not in (errno.EAGAIN, errno.EACCES)
+        if error.errno in (errno.EAGAIN, errno.EACCES):
+            return False
+        if required:
+            raise
     return True

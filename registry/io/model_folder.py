@@ -195,7 +195,7 @@ def _claimed(hidden: Path, out: Path) -> Iterator[None]:
         except FileNotFoundError:  # its process has just ended
             continue
         try:
-            if not try_lock(descriptor):
+            if not try_lock(descriptor, required=False):
                 raise OutputError(
                     f"{out} is being written by another process", "repeat when it has ended, or choose another --out"
                 )

@@ -256,9 +256,11 @@ def receipt_file(path: Path, ref: str) -> Iterator[Callable[[Receipt], None]]:
             ) from error
 
     try:
-        if not try_lock(descriptor) or not _is_at(
-            descriptor, fresh
-        ):  # another command may have just ended and deleted it
+        try:
+            is_held = try_lock(descriptor) and _is_at(descriptor, fresh)  # another may have just ended and deleted it
+        except OSError as error:
+            raise StorageError(f"{path} cannot be locked: {error.strerror}", "choose another --receipt") from error
+        if not is_held:
             raise OutputError(
                 f"another command is writing {path}, and receipts are never overwritten", "choose another --receipt"
             )
