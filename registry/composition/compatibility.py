@@ -8,7 +8,7 @@ from registry.composition.ensemble.recipe import EnsembleRecipe
 from registry.composition.recipe import AUTO, Recipe
 from registry.errors import IncompatibleError, InvalidInputError
 from registry.families.sites import MLP_INPUT, SITES, TOKEN_COUNTS
-from registry.maths.router import OWN, ROUTERS
+from registry.maths.router import COUNTS, OWN, ROUTERS
 from registry.maths.trunk import TRUNKS
 from registry.member import Member
 
@@ -118,6 +118,8 @@ def check_statistics(members: Sequence[Member], recipe: Recipe) -> None:
     needed = [MLP_INPUT] if features == OWN or recipe.balance != "none" else []
     if TRUNKS[recipe.trunk].needs_inputs and len(members) > 1:
         needed += [*SITES["all"], TOKEN_COUNTS]
+    if features == COUNTS and TOKEN_COUNTS not in needed:
+        needed.append(TOKEN_COUNTS)
     for member in members:
         for site in needed:
             if not member.has_statistics(site):

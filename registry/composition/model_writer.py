@@ -7,20 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from registry.checkpoint import COPIED_FILES
-from registry.composition.plan import Plan, Router
+from registry.composition.plan import Plan
 from registry.composition.provenance import origin
 from registry.composition.render import render, spans
 from registry.composition.tensor_source import TensorSource
-from registry.hosts import Experts
 from registry.io.model_folder import json_file, write_files, write_weights
 from registry.io.safetensors_writer import Stream
 from registry.io.shard_reuse import ShardReuse
 from registry.maths.threads import one_thread
 from registry.maths.trunk import TRUNKS
 from registry.progress import Progress
-
-_PARTS: dict[type, str] = {Experts: "experts", Router: "routers"}
-"""Kind of tensor → the files of a large model that hold it."""
 
 
 def write_model(
@@ -52,7 +48,7 @@ def streams_of(source: TensorSource) -> list[Stream]:
             tensor.shape,
             partial(render, source, tensor),
             partial(spans, source, tensor),
-            _PARTS.get(type(tensor.made), "trunk"),
+            tensor.part,
             origin(source.plan, tensor),
         )
         for tensor in source.plan.tensors

@@ -11,8 +11,12 @@ from registry.composition.recipe import Recipe
 from registry.errors import IncompatibleError, UnsupportedFamilyError
 from registry.families import Translation
 from registry.hosts import Constant, Experts, Host, Trunk
+from registry.hosts.context import ContextLayout, Windowed
+from registry.hosts.host import LAYERS
 from registry.hosts.remote_code import REMOTE_CODE
-from registry.maths.router import balanced
+from registry.hosts.tensors import EvidenceEmbedding, Made, Router, Widened
+from registry.maths.context.rotary import recency_amplitudes, rotary_tables
+from registry.maths.router import COUNTS, ROUTERS, balanced
 from registry.maths.trunk import TRUNKS
 from registry.maths.trunk.regmean import RUN_BYTES
 from registry.member import Member
@@ -21,22 +25,18 @@ from store.digest import json_digest
 
 DOCUMENT_FORMAT = 1
 
-
-@dataclass(frozen=True)
-class Router:
-    """The router of one layer, made by the router method from the members' statistics."""
-
-    shape: tuple[int, ...]
-    layer: int
+TRUNK, EXPERTS, ROUTER = "trunk", "experts", "routers"
+"""Parts of a model, which are files of their own where it is large."""
 
 
 @dataclass(frozen=True)
 class OutputTensor:
-    """One tensor of the folder: its host name, its dtype, and how it is made."""
+    """One tensor of the folder: its host name, its dtype, how it is made, and which part of the model it is."""
 
     name: str
     dtype: str
-    made: Experts | Trunk | Constant | Router
+    made: Made
+    part: str = TRUNK
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -111,7 +111,7 @@ class Plan:
     @property
     def active_parameters(self) -> int:
         """Weights that take part in one token: the trunk, the routers and top_k experts."""
-        experts = sum(math.prod(tensor.shape) for tensor in self.tensors if isinstance(tensor.made, Experts))
+        experts = sum(math.prod(tensor.shape) for tensor in self.tensors if tensor.part == EXPERTS)
         return (
             self.parameters - experts + experts // len(self.members) * self.recipe.experts_per_token(len(self.members))
         )
@@ -186,7 +186,61 @@ def make_plan(members: Sequence[Member], base: Member | None, recipe: Recipe) ->
     translation = lead.family.dense(lead.architecture) if recipe.to == "dense" else _translation(lead, recipe.host)
     dtype = recipe.dtype or common_dtype(subset.members)
     tensors = tuple(_tensors(subset.members, subset.base, recipe, dtype, lead, translation))
-    return Plan(subset.members, subset.base, recipe, dtype, lead, translation, tensors)
+    plan = Plan(subset.members, subset.base, recipe, dtype, lead, translation, tensors)
+    routed_by_context = recipe.to == "moe" and ROUTERS[recipe.router].features == COUNTS and len(subset.members) > 1
+    return with_context(plan) if routed_by_context else plan
+
+
+def with_context(plan: Plan) -> Plan:
+    """Return a plan with the context layer that its routers read, and the channels that it needs.
+
+    Raises:
+        UnsupportedFamilyError: the host cannot carry a context layer for so many members.
+    """
+    recipe, translation = plan.recipe, plan.translation
+    if recipe.host == REMOTE_CODE:
+        return plan  # its modelling file averages by itself
+    windows, rotary, notes = context_windows(translation, recipe.context_window)
+    try:
+        layout = ContextLayout(translation.host, translation.architecture, len(plan.members), windows, rotary)
+    except ValueError as error:
+        raise UnsupportedFamilyError(
+            f"--router context cannot be used here: {error}",
+            "choose --router ridge, or add --remote-code: the folder then carries a modelling file of its own",
+        ) from error
+    dtypes = {layout.name(tensor.name): tensor.dtype for tensor in plan.tensors if tensor.part == TRUNK}
+    trunk = layout.trunk(translation.trunk)
+    tensors = [OutputTensor(name, dtypes.get(name, plan.dtype), made) for name, made in trunk.items()]
+    for tensor in plan.tensors:
+        name, dtype, made = tensor.name, tensor.dtype, tensor.made
+        if isinstance(made, Router):
+            if made.layer == 0:
+                tensors.append(OutputTensor(name, dtype, layout.no_gate(), ROUTER))
+            tensors.append(OutputTensor(layout.name(name), dtype, layout.gate(recipe.temperature), ROUTER))
+        elif isinstance(made, Experts):
+            if name.startswith(f"{LAYERS}.0."):
+                tensors.append(OutputTensor(name, dtype, layout.no_experts(made), EXPERTS))
+            tensors.append(OutputTensor(layout.name(name), dtype, layout.experts(made), EXPERTS))
+    carried = replace(translation, architecture=layout.architecture, notes=(*translation.notes, *notes))
+    return replace(plan, translation=carried, tensors=tuple(tensors))
+
+
+def context_windows(translation: Translation, tau: float) -> tuple[list[Windowed], float, tuple[str, ...]]:
+    """Return the windows of a context layer, the factor of its rope, and remarks.
+
+    Args:
+        translation: how the host carries the members.
+        tau: τ in tokens, 0 for the whole text so far.
+    """
+    if not tau:
+        return [Windowed(1.0)], 1.0, ()
+    architecture = translation.architecture
+    rotary = rotary_tables(architecture.rope_parameters, architecture.head_dim, architecture.max_position_embeddings)
+    amplitudes = recency_amplitudes(rotary, tau)
+    if amplitudes is None:
+        note = f"its rope cannot weigh the past by a window of {tau:g} tokens: routers read the mean of the whole text"
+        return [Windowed(1.0)], 1.0, (note,)
+    return [Windowed(1.0, tuple(amplitudes.tolist()))], rotary.factor, ()
 
 
 def dense_plan(plan: Plan) -> Plan:
@@ -223,7 +277,7 @@ def _tensors(
         yield OutputTensor(name, recipe.dtype or own, made)
     for layer in range(architecture.num_hidden_layers if recipe.to == "moe" else 0):
         shape = (len(members), architecture.hidden_size)
-        yield OutputTensor(host.tensor_name(layer, host.gate), dtype, Router(shape, layer))
+        yield OutputTensor(host.tensor_name(layer, host.gate), dtype, Router(shape, layer), ROUTER)
         whole = recipe.host == REMOTE_CODE
         parts = family.mlp_tensors(layer, architecture) if whole else family.projections(layer, architecture)
         for name, experts in host.experts.tensors(len(members), parts):
@@ -231,7 +285,7 @@ def _tensors(
                 members[member].version.ref: members[member].link("mlp", rows.name).dtype
                 for member, rows in experts.parts
             }
-            yield OutputTensor(host.tensor_name(layer, name), recipe.dtype or _one(name, dtypes), experts)
+            yield OutputTensor(host.tensor_name(layer, name), recipe.dtype or _one(name, dtypes), experts, EXPERTS)
 
 
 def _trunk_dtype(members: Sequence[Member], base: Member | None, recipe: Recipe, name: str) -> str:
@@ -249,9 +303,11 @@ def _one(name: str, dtypes: dict[str, str]) -> str:
     return next(iter(dtypes.values()))
 
 
-def _workspace(made: Experts | Trunk | Constant | Router, solved: Collection[str]) -> int:
+def _workspace(made: Made, solved: Collection[str]) -> int:
     """Return how many elements of a tensor are in memory at once; `solved` are made in longer runs of rows."""
     size = math.prod(made.shape)
+    if isinstance(made, Widened | EvidenceEmbedding):
+        return min(size, 2 * _workspace(made.inner, solved))
     if isinstance(made, Trunk) and made.rows.name in solved:
         return min(size, max(RUN_BYTES // 8, CHUNK_ELEMENTS))
     reordered = isinstance(made, Trunk) and made.rows.rows is not None and not isinstance(made.rows.rows, range)

@@ -1,9 +1,11 @@
 """Provenance of a composition's tensors: the inputs that their bytes are a function of."""
 
+from dataclasses import replace
 from typing import Any
 
 from registry.composition.plan import OutputTensor, Plan
 from registry.hosts import Constant, Experts, RowSelection, Trunk
+from registry.hosts.tensors import Entries, Widened
 from registry.maths.trunk import TRUNKS
 from store.digest import json_digest
 
@@ -22,6 +24,10 @@ def origin(plan: Plan, tensor: OutputTensor) -> Any:
             return [_combined(plan, rows.name), rows.name, _numbers(rows), trunk.offset, trunk.scales]
         case Constant(value=value):
             return value
+        case Entries(entries=entries, stream_units=False):
+            return [[list(index), value] for index, value in entries]
+        case Widened(inner=inner) as widened:
+            return [origin(plan, replace(tensor, made=inner)), widened.axis, widened.scale, widened.tail]
     return plan.digest
 
 

@@ -6,12 +6,15 @@ tensor add up to (R, C). Expert tensors that are stacked have the experts E firs
 
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 from jaxtyping import Float
 
-from registry.composition.plan import OutputTensor, Router
+from registry.composition.context_routing.member_evidence import evidence_of, stream_unit
+from registry.composition.plan import OutputTensor
 from registry.composition.tensor_source import TensorSource
 from registry.hosts import Constant, Experts, RowSelection, Trunk
+from registry.hosts.tensors import Entries, EvidenceEmbedding, Router, Widened
 from registry.io.safetensors_writer import Span
 from registry.io.torch_blocks import to_block, to_tensor, torch_dtype
 from store.arrays import ArraySource, Block, rows_per_block
@@ -37,9 +40,71 @@ def render(source: TensorSource, tensor: OutputTensor) -> Iterator[Block]:
             for start in range(0, shape[0], rows_at_once):
                 count = min(rows_at_once, shape[0] - start)
                 yield to_block(torch.full((count, *shape[1:]), value, dtype=dtype))
+        case Entries() as sparse:
+            yield from _entries(sparse, stream_unit(source) if sparse.stream_units else 1.0, dtype)
+        case Widened() as widened:
+            yield from _widened(source, widened, tensor)
+        case EvidenceEmbedding() as embedding:
+            yield from _evidence(source, embedding, dtype)
         case Router(layer=layer):
             gate = source.routers.gate(layer) / source.plan.recipe.temperature  # (E, H), float64
             yield to_block(gate.to(dtype))
+
+
+def _widened(source: TensorSource, widened: Widened, tensor: OutputTensor) -> Iterator[Block]:
+    """Yield the rows of a widened tensor: those of the tensor within it, and zeros."""
+    inner, dtype = widened.inner, torch_dtype(tensor.dtype)
+    if isinstance(inner, Experts):
+        for member, rows in inner.parts:
+            array = source.mlp(member, rows.name)
+            for block in copied(array, rows, tensor.dtype):
+                yield block if widened.axis == 0 else padded(block, widened.shape[-1])
+            if widened.axis == 0:
+                more = widened.shape[-2] - inner.shape[-2]
+                yield to_block(torch.zeros((more, widened.shape[-1]), dtype=dtype))
+        return
+    for combined in _combine(source, inner):
+        scaled = combined.double() * widened.scale if widened.scale != 1.0 else combined
+        if widened.axis == -1:
+            more = widened.shape[-1] - scaled.shape[-1]
+            scaled = torch.nn.functional.pad(scaled, (0, more))
+        yield to_block(scaled.to(dtype))
+    if widened.axis == 0:
+        tail = torch.zeros((widened.shape[0] - inner.shape[0], *widened.shape[1:]), dtype=torch.float64)
+        for index, value in widened.tail:
+            tail[index - inner.shape[0]] = value
+        yield to_block(tail.to(dtype))
+
+
+def padded(block: Block, width: int) -> Block:
+    """Return a block with columns of zeros after its own; its values keep their bits."""
+    wide = np.zeros((*block.shape[:-1], width), dtype=block.dtype)
+    wide[..., : block.shape[-1]] = block
+    return wide
+
+
+def _entries(sparse: Entries, unit: float, dtype: torch.dtype) -> Iterator[Block]:
+    tensor = torch.zeros(sparse.shape, dtype=dtype)
+    for index, value in sparse.entries:
+        tensor[index] = value * unit
+    yield to_block(tensor)
+
+
+def _evidence(source: TensorSource, embedding: EvidenceEmbedding, dtype: torch.dtype) -> Iterator[Block]:
+    """Yield the rows of the embedding with each token's evidence beside them (`hosts/context.py`)."""
+    evidence, start = evidence_of(source.plan), 0
+    hidden, experts = embedding.inner.shape[-1], embedding.experts
+    for combined in _combine(source, embedding.inner):
+        rows = combined.double()  # (r, H)
+        wide = torch.zeros((len(rows), embedding.shape[-1]), dtype=torch.float64)
+        wide[:, :hidden] = rows
+        size = torch.full((len(rows), 1), embedding.size, dtype=torch.float64)
+        if embedding.epsilon is not None:
+            size *= (rows.square().sum(dim=1, keepdim=True) / hidden + embedding.epsilon).sqrt()
+        wide[:, hidden : hidden + experts] = evidence[start : start + len(rows)] * size
+        wide[:, hidden + experts] = size[:, 0]
+        start += len(rows)
+        yield to_block(wide.to(dtype))
 
 
 def spans(source: TensorSource, tensor: OutputTensor) -> list[Span] | None:

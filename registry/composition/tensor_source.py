@@ -26,7 +26,7 @@ from registry.errors import InvalidInputError
 from registry.families.sites import MLP_INPUT
 from registry.io.torch_blocks import to_tensor
 from registry.maths.lam import LamCurve, lam_curve
-from registry.maths.router import ROUTERS, RouterInputs, balanced
+from registry.maths.router import BASE, OWN, ROUTERS, RouterInputs, balanced
 from registry.maths.statistics import Statistics
 from registry.maths.trunk import TRUNKS, Combination
 from registry.maths.trunk.combination import Pass
@@ -74,7 +74,7 @@ class RouterSolver:
     def weights(self) -> list[float]:
         """The factor of each member's statistics, balanced if the recipe asks for it."""
         plan = self._plan
-        if plan.recipe.balance == "none" or not ROUTERS[plan.recipe.router].features:
+        if plan.recipe.balance == "none" or ROUTERS[plan.recipe.router].features not in (OWN, BASE):
             return plan.weights
         return balanced(plan.weights, [self.statistics(member, 0).count for member in range(len(plan.members))])
 
@@ -114,6 +114,7 @@ class RouterSolver:
     def _solve(self, layer: int) -> Float[Tensor, "E H"]:
         plan, recipe = self._plan, self._plan.recipe
         method = ROUTERS[recipe.router]
+        assert method.solve is not None, f"router method {recipe.router} has no gate of the stream"
         # A generator: a Gram is (H + 1, H + 1), and only one member's needs to be in memory.
         statistics = (self.statistics(member, layer) for member in range(len(self._members)))
         inputs = RouterInputs(

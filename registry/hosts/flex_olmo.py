@@ -3,7 +3,7 @@
 from typing import Any
 
 from registry.hosts.architecture import Architecture
-from registry.hosts.host import Host, PerExpert, decoder_config
+from registry.hosts.host import ContextAttention, Host, PerExpert, decoder_config
 
 
 def _config(architecture: Architecture, experts: int, top_k: int) -> dict[str, Any]:
@@ -21,4 +21,5 @@ FLEX_OLMO = Host(
     gate="mlp.gate.weight",
     experts=PerExpert("mlp.experts.{expert}.{projection}.weight"),
     config=_config,
+    context=ContextAttention(query_key_norm="all heads", norm_after=True),
 )

@@ -3,7 +3,7 @@
 from typing import Any
 
 from registry.hosts.architecture import Architecture
-from registry.hosts.host import Fused, Host, decoder_config
+from registry.hosts.host import ContextAttention, Fused, Host, decoder_config
 
 MULTIPLIERS = ("attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier")
 
@@ -29,4 +29,5 @@ GRANITEMOE = Host(
     gate="block_sparse_moe.router.layer.weight",
     experts=Fused("block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight"),
     config=_config,
+    context=ContextAttention(lambda architecture: multipliers(architecture)["attention_multiplier"]),
 )

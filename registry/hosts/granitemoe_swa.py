@@ -4,7 +4,7 @@ from typing import Any
 
 from registry.hosts.architecture import Architecture
 from registry.hosts.granitemoe import multipliers
-from registry.hosts.host import LAYERS, Fused, Host, decoder_config
+from registry.hosts.host import LAYERS, ContextAttention, Fused, Host, decoder_config
 from registry.hosts.tensors import Constant
 
 NO_SINK = -1e4
@@ -39,4 +39,5 @@ GRANITEMOE_SWA = Host(
     gate="block_sparse_moe.router.weight",
     experts=Fused("block_sparse_moe.experts.gate_up_proj", "block_sparse_moe.experts.down_proj"),
     config=_config,
+    context=ContextAttention(lambda architecture: multipliers(architecture)["attention_multiplier"]),
 )

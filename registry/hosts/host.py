@@ -49,6 +49,21 @@ class Fused:
 
 
 @dataclass(frozen=True)
+class ContextAttention:
+    """A host's attention, as far as a context layer depends on it (`registry.hosts.context`).
+
+    Attributes:
+        scale: what its scores are multiplied by, from the architecture.
+        query_key_norm: what a norm of queries and keys goes over: `each head`, `all heads`, or empty without one.
+        norm_after: norms follow attention and MLP, which read the residual stream itself.
+    """
+
+    scale: Callable[[Architecture], float] = lambda architecture: architecture.head_dim**-0.5
+    query_key_norm: str = ""
+    norm_after: bool = False
+
+
+@dataclass(frozen=True)
 class Host:
     """The tensor names and the config.json of a composition.
 
@@ -61,6 +76,7 @@ class Host:
         layers: prefix of its layers in tensor names.
         dense_config: selects the keys that are copied from the members' own config.json; a native host copies none.
         files: other files of its folder, by name.
+        context: its attention, where it carries a context layer; None where it does not.
     """
 
     model_type: str
@@ -71,6 +87,7 @@ class Host:
     layers: str = LAYERS
     dense_config: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda config: {}
     files: Mapping[str, bytes] = field(default_factory=dict)
+    context: ContextAttention | None = None
 
     def tensor_name(self, layer: int, name: str) -> str:
         """Return the full name of a tensor of a layer."""
@@ -97,8 +114,9 @@ def decoder_config(architecture: Architecture) -> dict[str, Any]:
         "vocab_size": architecture.vocab_size,
         **rope_config(architecture.rope_parameters),
     }
-    if "rms_norm_eps" in architecture.options:
-        config["rms_norm_eps"] = architecture.options["rms_norm_eps"]
+    for key in ("rms_norm_eps", "context_layers"):
+        if key in architecture.options:
+            config[key] = architecture.options[key]
     return config
 
 

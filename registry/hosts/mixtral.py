@@ -3,7 +3,7 @@
 from typing import Any
 
 from registry.hosts.architecture import Architecture
-from registry.hosts.host import Host, PerExpert, decoder_config
+from registry.hosts.host import ContextAttention, Host, PerExpert, decoder_config
 
 
 def _config(architecture: Architecture, experts: int, top_k: int) -> dict[str, Any]:
@@ -24,4 +24,5 @@ MIXTRAL = Host(
         {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"},
     ),
     config=_config,
+    context=ContextAttention(),
 )

@@ -3,7 +3,7 @@
 from typing import Any
 
 from registry.hosts.architecture import Architecture
-from registry.hosts.host import LAYERS, Host, PerExpert, qwen_moe_config
+from registry.hosts.host import LAYERS, ContextAttention, Host, PerExpert, qwen_moe_config
 from registry.hosts.tensors import Constant
 
 SHARED_SIZE = 8
@@ -45,4 +45,5 @@ QWEN2_MOE = Host(
     gate="mlp.gate.weight",
     experts=PerExpert("mlp.experts.{expert}.{projection}.weight"),
     config=_config,
+    context=ContextAttention(),
 )

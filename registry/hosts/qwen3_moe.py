@@ -3,7 +3,7 @@
 from typing import Any
 
 from registry.hosts.architecture import Architecture
-from registry.hosts.host import Host, PerExpert, qwen_moe_config
+from registry.hosts.host import ContextAttention, Host, PerExpert, qwen_moe_config
 
 
 def _config(architecture: Architecture, experts: int, top_k: int) -> dict[str, Any]:
@@ -20,4 +20,5 @@ QWEN3_MOE = Host(
     gate="mlp.gate.weight",
     experts=PerExpert("mlp.experts.{expert}.{projection}.weight"),
     config=_config,
+    context=ContextAttention(query_key_norm="each head"),
 )

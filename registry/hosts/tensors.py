@@ -44,3 +44,70 @@ class Experts:
 
     shape: tuple[int, ...]
     parts: tuple[tuple[int, RowSelection], ...]
+
+
+@dataclass(frozen=True)
+class Router:
+    """The router of one layer, made by the router method from the members' statistics."""
+
+    shape: tuple[int, ...]
+    layer: int
+
+
+@dataclass(frozen=True)
+class Entries:
+    """A tensor of zeros but for some entries.
+
+    Attributes:
+        shape: its shape.
+        entries: (index, value) of each.
+        stream_units: values count in the size of the embedding's rows, which depends on the members.
+    """
+
+    shape: tuple[int, ...]
+    entries: tuple[tuple[tuple[int, ...], float], ...] = ()
+    stream_units: bool = False
+
+
+@dataclass(frozen=True)
+class Widened:
+    """A tensor with zeros after it along one axis.
+
+    Attributes:
+        inner: the tensor.
+        shape: the widened shape.
+        axis: the axis, of each part where experts are stacked: 0 for rows, -1 for columns.
+        scale: what the tensor is multiplied by.
+        tail: (index along the axis, value) of what is not zero, of a vector.
+    """
+
+    inner: Trunk | Experts
+    shape: tuple[int, ...]
+    axis: int
+    scale: float = 1.0
+    tail: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class EvidenceEmbedding:
+    """The embedding with each token's evidence in reserved channels after its row (V, H).
+
+    Channel H + e holds `size` · ρ · ℓ_e, channel H + E holds `size` · ρ, the others 0; see `registry.hosts.context`.
+
+    Attributes:
+        inner: the embedding.
+        shape: the widened shape, (V, H′).
+        experts: E.
+        size: a, the size of evidence beside the row.
+        epsilon: of the norm that reads it, so that ρ = √(row's mean square + epsilon); None where none does, ρ = 1.
+    """
+
+    inner: Trunk
+    shape: tuple[int, ...]
+    experts: int
+    size: float
+    epsilon: float | None
+
+
+Made = Trunk | Constant | Experts | Router | Entries | Widened | EvidenceEmbedding
+"""How an output tensor is made."""

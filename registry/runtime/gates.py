@@ -14,6 +14,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from registry.errors import InvalidInputError
+from registry.hosts.context import CONTEXT_LAYERS
 
 GATE = re.compile(r"(?:.*\.)?layers\.(\d+)\.(?:mlp\.gate|block_sparse_moe\.(?:gate|router))")
 """Name of a layer's router as a module, with the layer as group 1; its tensor in a composed folder adds `.weight`."""
@@ -24,7 +25,7 @@ class Gate:
     """The router of one layer.
 
     Attributes:
-        layer: number of the layer, from 0.
+        layer: number of the layer in the members, from 0.
         name: name of the module in the loaded model; the tensor's name in the folder may differ.
         module: in a native host it returns (logits (T, E), weights (T, k), chosen experts (T, k)), in `RoutedMLP` the
             logits alone.
@@ -77,16 +78,18 @@ class RoutingRecord:
 
 
 def gates(model: Any) -> list[Gate]:
-    """Return the routers of a loaded mixture, layer by layer.
+    """Return the routers of a loaded mixture, layer by layer; layers that only average evidence do not count.
 
     Raises:
         InvalidInputError: the model has no router.
     """
     routers = []
+    context_layers = set(getattr(model.config, CONTEXT_LAYERS, ()))
     for name, module in model.named_modules():
         match = GATE.fullmatch(name)
-        if match and isinstance(getattr(module, "weight", None), nn.Parameter):
-            routers.append(Gate(int(match[1]), name, module, model.get_submodule(name.rpartition(".")[0])))
+        if match and int(match[1]) not in context_layers and isinstance(getattr(module, "weight", None), nn.Parameter):
+            layer = int(match[1]) - sum(number < int(match[1]) for number in context_layers)
+            routers.append(Gate(layer, name, module, model.get_submodule(name.rpartition(".")[0])))
     if not routers:
         raise InvalidInputError(
             f"model type {model.config.model_type} has no router: it is not a mixture of experts",

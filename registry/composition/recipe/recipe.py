@@ -9,6 +9,7 @@ from registry.composition.recipe.recipe_fields import AUTO as AUTO
 from registry.composition.recipe.recipe_fields import (
     DENSE,
     FIELDS,
+    FROM_COUNTS,
     MOE,
     TOP_K,
     TRUNK_OPTIONS,
@@ -50,13 +51,15 @@ class Recipe:
         normalize: router columns at unit length.
         bias: member name → what is added to its logits, as far as a router without a bias can (domain-embedding).
         seed: of a random router.
+        context_window: τ in tokens; a context router weighs the past by exp(−distance / τ), at 0 all of it alike.
         token_weight: `advantage` weighs each calibration token by what the expert gains on it over the base model;
             `none` takes all alike.
         refine: passes of the members' kept tokens through the composed model, from which the router is solved; 0 takes
             the statistics of each expert's own pass.
         refine_mlp: refit the trunk's linear maps and each expert's down projection to the composed trunk.
         device: what passes run on, None for the GPU if there is one.
-        top_k: experts per token, from 1 to the number of members; None for `TOP_K`, or for one member 1.
+        top_k: experts per token, from 1 to the number of members; None for `TOP_K`, or for one member and for a
+            context router 1.
         temperature: > 0; router logits are divided by it, which at top_k = 1 changes nothing. Those of a ridge router
             whose columns are not normalised lie about 0 for other experts' tokens and about 1 for its own.
         weights: member name → ω > 0, its weight in every sum over members; 1 where absent.
@@ -75,6 +78,7 @@ class Recipe:
     normalize: bool = default("normalize")
     bias: Mapping[str, float] = field(default_factory=partial(default, "bias"))
     seed: int = default("seed")
+    context_window: float = default("context_window")
     token_weight: str = default("token_weight")
     refine: int = default("refine")
     refine_mlp: bool = default("refine_mlp")
@@ -134,7 +138,8 @@ class Recipe:
 
     def experts_per_token(self, members: int) -> int:
         """Return k for so many members."""
-        return min(TOP_K, members) if self.top_k is None else self.top_k
+        usual = 1 if self.router in FROM_COUNTS else TOP_K
+        return min(usual, members) if self.top_k is None else self.top_k
 
     def document(self, names: Sequence[str]) -> dict[str, Any]:
         """Return the recipe as `composition.json` holds it, every default spelled out."""
@@ -144,6 +149,7 @@ class Recipe:
             "normalize": self.normalize,
             "bias": {name: float(self.bias.get(name, 0.0)) for name in names},
             "seed": self.seed,
+            "context_window": float(self.context_window),
         }
         routed = {
             "router": self.router,

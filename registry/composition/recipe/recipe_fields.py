@@ -26,6 +26,9 @@ TOP_K = 2
 *Measured* with RegMean's trunk and ridge columns as they are, at temperature 0.05: of five experts near the base model
 88.6 (one per token 88.5; unit columns, one per token, 88.6), with two far ones beside them 77.0 (76.4; 76.0).
 """
+CONTEXT_WINDOW = 48.0
+"""τ of the context router's window by default, in tokens."""
+
 MOST_PASSES = 8
 _LARGEST_WHOLE = 2**53
 _LONGEST_TEXT = 100
@@ -243,9 +246,16 @@ FIELDS: dict[str, RecipeField] = {
             default_with={"task-arithmetic": 0.3}, limits=Limits(-10.0, 10.0), group=TRUNK_OPTIONS,
         ),
         RecipeField(
-            "router", FieldKind.CHOICE, "Router method: ridge, domain-embedding or random.", "METHOD", _MIXTURES,
-            default="ridge", choices=("ridge", "domain-embedding", "random"), noun="router method",
-            label="Router", note="how each layer’s gate is solved",
+            "router", FieldKind.CHOICE, "Router method: ridge, context, domain-embedding or random.", "METHOD",
+            _MIXTURES,
+            default="ridge", choices=("ridge", "context", "domain-embedding", "random"), noun="router method",
+            label="Router", note="how each layer’s gate is made",
+        ),
+        RecipeField(
+            "context_window", FieldKind.NUMBER,
+            "Of context: how far back evidence counts, in tokens; 0 for the whole text so far.", "TOKENS", _MIXTURES,
+            only_with={"router": ("context",)}, default=CONTEXT_WINDOW, limits=Limits(0.0, 1e6), noun="context-window",
+            label="Context window", note="tokens; with the context router", advanced=True,
         ),
         RecipeField(
             "lam", FieldKind.NUMBER,
@@ -257,7 +267,8 @@ FIELDS: dict[str, RecipeField] = {
         RecipeField(
             "normalize", FieldKind.SWITCH,
             "Give router columns unit length, as the DUME paper does, or leave them as they are solved.", "",
-            _MIXTURES, default=False, label="Unit router columns", note="as in the DUME paper", advanced=True,
+            _MIXTURES, only_with={"router": ("ridge", "domain-embedding", "random")}, default=False,
+            label="Unit router columns", note="as in the DUME paper", advanced=True,
         ),
         RecipeField(
             "bias", FieldKind.BY_MEMBER,
@@ -328,7 +339,9 @@ FIELDS: dict[str, RecipeField] = {
 
 FROM_OWN_PASSES = ("ridge",)
 FROM_BASE_PASSES = ("domain-embedding",)
-"""Router methods that use statistics, by whose forward pass these were taken in: the expert's or the base model's."""
+FROM_COUNTS = ("context",)
+"""Router methods that use statistics, by where these come from: the expert's own forward pass, the base model's, or
+counts of tokens."""
 
 
 NEEDS_BASE = {

@@ -9,6 +9,7 @@ from registry.composition.recipe.recipe_fields import (
     DENSE,
     FIELDS,
     FROM_BASE_PASSES,
+    FROM_COUNTS,
     FROM_OWN_PASSES,
     MOE,
     TRUNK_OPTIONS,
@@ -137,6 +138,12 @@ def _contradiction(values: Mapping[str, Any]) -> Problem | None:
             (refined, "router"),
             f"router method {router!r} takes features of the base model, not of a refined one",
             f"drop {FIELDS[refined].option}, or choose --router ridge",
+        )
+    if values["refine"] and router in FROM_COUNTS:
+        return Problem(
+            ("refine", "router"),
+            f"router method {router!r} is made from counts of tokens, which no pass through a model changes",
+            "drop --refine, or choose --router ridge",
         )
     if values["refine_mlp"] and values["token_weight"] != "none" and not values["refine"]:
         return Problem(

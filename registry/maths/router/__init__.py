@@ -2,7 +2,7 @@
 
 from registry.maths.router.balance import balanced
 from registry.maths.router.domain_embedding import domain_embedding
-from registry.maths.router.method import BASE, OWN, RouterInputs, RouterMethod
+from registry.maths.router.method import BASE, COUNTS, OWN, RouterInputs, RouterMethod
 from registry.maths.router.random import random
 from registry.maths.router.ridge import ridge
 
@@ -12,6 +12,7 @@ ROUTERS = {
         OWN,
         frozenset({"lam", "weights", "normalize"}),
     ),
+    "context": RouterMethod(None, COUNTS, frozenset({"context_window"})),
     "domain-embedding": RouterMethod(
         lambda given: domain_embedding(given.statistics, given.lam, given.bias, given.normalize),
         BASE,
@@ -23,6 +24,6 @@ ROUTERS = {
         frozenset({"seed", "normalize"}),
     ),
 }
-"""Name in a recipe → the method that makes one layer's gate."""
+"""Name in a recipe → the method that makes the gates."""
 
-__all__ = ["BASE", "OWN", "ROUTERS", "RouterInputs", "RouterMethod", "balanced"]
+__all__ = ["BASE", "COUNTS", "OWN", "ROUTERS", "RouterInputs", "RouterMethod", "balanced"]

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from registry.maths.statistics import Statistics
 
-OWN, BASE = "own", "base"
-"""Whose forward pass statistics were taken in: the expert's own, or the base model's on the expert's text."""
+OWN, BASE, COUNTS = "own", "base", "counts"
+"""What a method is made from: statistics of the expert's own forward pass, those of the base model's on the expert's
+text, or only how often the expert's text used each token."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +47,11 @@ class RouterMethod:
 
     Attributes:
         solve: inputs → gate.weight (E, H), float64, rows in name order. Raises ValueError where there is no solution.
-        features: `OWN`, `BASE`, or None for a method that uses no statistics.
-        options: which of lam, weights, normalize, bias and seed it uses; others change nothing.
+            None for a method of `COUNTS`, whose evidence a layer of attention averages (`maths/context`).
+        features: `OWN`, `BASE`, `COUNTS`, or None for a method that uses no statistics.
+        options: which of lam, weights, normalize, bias, seed and context_window it uses; others change nothing.
     """
 
-    solve: Callable[[RouterInputs], Float[Tensor, "E H"]]
+    solve: Callable[[RouterInputs], Float[Tensor, "E H"]] | None
     features: str | None
     options: frozenset[str]

@@ -16,6 +16,7 @@ from registry.composition.recipe.recipe_fields import (
     ENSEMBLE,
     FIELDS,
     FROM_BASE_PASSES,
+    FROM_COUNTS,
     FROM_OWN_PASSES,
     MOE,
     TRUNK_OPTIONS,
@@ -29,7 +30,7 @@ from registry.composition.recipe.recipe_file import KEYS
 from registry.composition.recipe.recipe_values import make_recipe, overlay, values_of
 from registry.errors import InvalidInputError
 from registry.io.dtypes import WEIGHT_DTYPES
-from registry.maths.router import BASE, OWN, ROUTERS
+from registry.maths.router import BASE, COUNTS, OWN, ROUTERS
 from registry.maths.trunk import TRUNKS
 
 NUMBERS = [one for one in FIELDS.values() if one.kind in (FieldKind.NUMBER, FieldKind.WHOLE)]
@@ -55,6 +56,7 @@ def test_parameters_of_methods_are_those_that_the_methods_take() -> None:
         assert has_a_part == (field in router.options), (field, name)
     assert {name for name, router in ROUTERS.items() if router.features == OWN} == {*FROM_OWN_PASSES}
     assert {name for name, router in ROUTERS.items() if router.features == BASE} == {*FROM_BASE_PASSES}
+    assert {name for name, router in ROUTERS.items() if router.features == COUNTS} == {*FROM_COUNTS}
 
 
 def test_recipes_have_exactly_the_fields_of_their_outputs() -> None:

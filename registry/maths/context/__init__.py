@@ -1,0 +1,1 @@
+"""Context routing: evidence of tokens, its recent mean, and how attention computes that mean."""
