@@ -25,4 +25,7 @@ ROUTERS = {
 }
 """Name in a recipe → the method that makes one layer's gate."""
 
-__all__ = ["BASE", "OWN", "ROUTERS", "RouterInputs", "RouterMethod", "balanced"]
+NEEDS_COUNTS: frozenset[str] = frozenset()
+"""Router methods that need how often each member's calibration used each token."""
+
+__all__ = ["BASE", "NEEDS_COUNTS", "OWN", "ROUTERS", "RouterInputs", "RouterMethod", "balanced"]
