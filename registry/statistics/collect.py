@@ -105,7 +105,7 @@ def _are_counts(collected: Collected, vocabulary: int) -> bool:
     assert counts is not None
     if counts.shape != (vocabulary,) or int(counts.min()) < 0:
         return False
-    total = sum(counts.tolist())  # as Python's integers: a forged sum may not wrap around
+    total: int = sum(counts.tolist())  # as Python's integers: a forged sum may not wrap around
     return 1 <= total <= MOST_TOKENS if collected.counts_alone else total == collected.tokens
 
 
