@@ -37,15 +37,16 @@ def evidence_of(plan: Plan) -> Float[Tensor, "V E"]:
     return torch.cat([evidence, evidence.new_zeros((rows - len(evidence), len(counts)))])
 
 
-def choices_of(plan: Plan, calibration: Calibration) -> Int64[Tensor, "N S"]:
+def choices_of(plan: Plan, calibration: Calibration, evidence: Float[Tensor, "V E"]) -> Int64[Tensor, "N S"]:
     """Return the expert that each calibration token is routed to by its context: the same in every layer.
 
     Args:
         plan: a composition whose router is `context`.
         calibration: the texts; padding counts as no evidence.
+        evidence: `evidence_of(plan)`.
     """
     length = calibration.ids.shape[1]
-    means = prefix_means(calibration.ids, calibration.keep, evidence_of(plan), past_weights(plan, length))
+    means = prefix_means(calibration.ids, calibration.keep, evidence, past_weights(plan, length))
     return means.argmax(dim=-1)
 
 
