@@ -2,8 +2,13 @@
 
     m_e(t) = Σ_{s ≤ t} w(t − s) ℓ_e(v_s) / Σ_{s ≤ t} w(t − s)
 
-which is what a layer of attention with scores ln w(Δ) computes (w = 1: uniform attention is averaging). The expert of a
-token is argmax_e m_e(t): a function of the text alone, known before any layer runs.
+which is what a layer of attention with scores ln w(Δ) computes (w = 1: uniform attention is averaging). A second mean
+f, over the last few tokens alone, tells that something else has begun: what exceeds its threshold θ_e counts `ALARM`
+times. The expert of a token is
+
+    argmax_e  m_e(t) + ALARM · max(0, f_e(t) − θ_e)
+
+a function of the text alone, known before any layer runs.
 
 Shapes: N texts of S tokens, V tokens, E experts.
 """
@@ -15,6 +20,9 @@ from torch import Tensor
 
 from registry.maths.confusion import chosen, sample
 from registry.maths.threads import one_thread
+
+FAST = 6.0
+"""τ of the fast window, in tokens."""
 
 _AT_ONCE = 2**22
 """Numbers of an intermediate result that are in memory at once."""
@@ -48,6 +56,13 @@ def prefix_means(
             sums = F.conv1d(flat, kernel).view(len(here), -1, length).movedim(1, -1)  # (n, S, E + 1)
             means.append(sums[..., :-1] / sums[..., -1:].clamp(min=torch.finfo(torch.float64).tiny))
     return torch.cat(means)
+
+
+def context_scores(
+    slow: Float[Tensor, "*B E"], fast: Float[Tensor, "*B E"] | None, thresholds: Float[Tensor, "E"], alarm: float
+) -> Float[Tensor, "*B E"]:
+    """Return what routers compare: m + `alarm` · max(0, f − θ), or m where there is no fast window."""
+    return slow if fast is None else slow + alarm * (fast - thresholds).clamp(min=0.0)
 
 
 def predicted_accuracy(
