@@ -3,7 +3,7 @@
 import math
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int, Int64
 from torch import Tensor
 
 from registry.calibration import Calibration
@@ -47,20 +47,26 @@ def thresholds_of(plan: Plan) -> Float[Tensor, "E"]:
 
 
 def choices_of(plan: Plan, calibration: Calibration, evidence: Float[Tensor, "V E"]) -> Int64[Tensor, "N S"]:
-    """Return the expert that each calibration token is routed to by its context: the same in every layer.
+    """Return the expert that each calibration token is routed to by its context: the same in every layer."""
+    return scores_of(plan, calibration.ids, calibration.keep, evidence).argmax(dim=-1)
+
+
+def scores_of(
+    plan: Plan, ids: Int[Tensor, "N S"], keep: Bool[Tensor, "N S"], evidence: Float[Tensor, "V E"]
+) -> Float[Tensor, "N S E"]:
+    """Return what the routers of every layer compare, float64, in nats.
 
     Args:
         plan: a composition whose router is `context`.
-        calibration: the texts; padding counts as no evidence.
+        ids: the texts.
+        keep: which tokens count; padding is no evidence.
         evidence: `evidence_of(plan)`.
     """
-    slow, fast = past_weights(plan, calibration.ids.shape[1])
-    means = [
-        None if weights is None else prefix_means(calibration.ids, calibration.keep, evidence, weights)
-        for weights in (slow, fast)
-    ]
-    assert means[0] is not None
-    return context_scores(means[0], means[1], thresholds_of(plan), ALARM).argmax(dim=-1)
+    slow, fast = past_weights(plan, ids.shape[1])
+    means = prefix_means(ids, keep, evidence, slow)
+    if fast is None:
+        return means
+    return context_scores(means, prefix_means(ids, keep, evidence, fast), thresholds_of(plan), ALARM)
 
 
 def past_weights(plan: Plan, length: int) -> tuple[Float[Tensor, "S"], Float[Tensor, "S"] | None]:

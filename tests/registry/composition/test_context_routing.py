@@ -12,16 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from registry import Recipe, Registry
-from registry.calibration import Calibration
-from registry.composition.context_routing.member_evidence import choices_of, evidence_of, past_weights
+from registry.composition.context_routing.member_evidence import evidence_of, scores_of
 from registry.composition.plan import Plan
-from registry.maths.context.prefix import prefix_means
 from registry.runtime.gates import record_routing
-from tests.conftest import Shared
-from tests.models import sentences, train_tokenizer
+from tests.models import sentences
 from tests.registry.hosts.test_hosts import LLAMA3, LONG, YARN, Case, Variant, load, variant_of
-from tests.transformers4 import Transformers4
 
 EXPERTS = ("code", "german", "math")
 TIE, HALF_TIE = 1e-3, 0.05
@@ -91,7 +86,7 @@ def texts(tokenizer: Any, length: int = 80) -> torch.Tensor:
 def expected(plan: Plan, ids: torch.Tensor, keep: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the expert of each token, (N, S), and by how many nats it leads."""
     keep = torch.ones_like(ids, dtype=torch.bool) if keep is None else keep
-    best = prefix_means(ids, keep, evidence_of(plan), past_weights(plan, ids.shape[1])).topk(2, dim=-1)
+    best = scores_of(plan, ids, keep, evidence_of(plan)).topk(2, dim=-1)
     return best.indices[..., 0], best.values[..., 0] - best.values[..., 1]
 
 
