@@ -236,7 +236,7 @@ def context_windows(translation: Translation, tau: float) -> tuple[list[Windowed
         return [Windowed(1.0)], 1.0, ()
     architecture = translation.architecture
     rotary = rotary_tables(architecture.rope_parameters, architecture.head_dim, architecture.max_position_embeddings)
-    amplitudes = recency_amplitudes(rotary, tau)
+    amplitudes = recency_amplitudes(rotary, float(tau))
     if amplitudes is None:
         note = f"its rope cannot weigh the past by a window of {tau:g} tokens: routers read the mean of the whole text"
         return [Windowed(1.0)], 1.0, (note,)

@@ -268,6 +268,14 @@ def reserved_channels(hidden_size: int, experts: int) -> int:
     return -(-(2 * experts + 1) // step) * step
 
 
+def attention_reach(architecture: Architecture, length: int) -> int:
+    """Return how many of `length` tokens the context layer sees: fewer where every layer of a host has a window."""
+    options = architecture.options
+    everywhere = "full_attention" not in options.get("layer_types", ())
+    window = options.get("sliding_window") if everywhere else None
+    return length if window is None else min(length, window)
+
+
 def _split(name: str) -> tuple[int | None, str]:
     """Return the layer of a tensor, None where it is in none, and its name below the layer."""
     if not name.startswith(f"{LAYERS}."):

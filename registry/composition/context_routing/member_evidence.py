@@ -10,6 +10,7 @@ from registry.calibration import Calibration
 from registry.composition.plan import Plan, context_windows
 from registry.composition.tensor_source import TensorSource
 from registry.errors import InvalidInputError
+from registry.hosts.context import attention_reach
 from registry.maths.context.evidence import token_evidence
 from registry.maths.context.prefix import prefix_means
 from registry.maths.context.rotary import recency_weights, rotary_tables
@@ -54,11 +55,12 @@ def past_weights(plan: Plan, length: int) -> Float[Tensor, "S"]:
     """Return w(Δ) for Δ = 0 … length − 1: how the context layer weighs the past."""
     translation = plan.lead.hosts[plan.recipe.host or next(iter(plan.lead.hosts))]
     windows, _, _ = context_windows(translation, plan.recipe.context_window)
-    if not windows[0].amplitudes:
-        return torch.ones(length, dtype=torch.float64)
-    sizes = translation.architecture
-    rotary = rotary_tables(sizes.rope_parameters, sizes.head_dim, sizes.max_position_embeddings)
-    return recency_weights(rotary, torch.tensor(windows[0].amplitudes, dtype=torch.float64), length)
+    weights, sizes = torch.ones(length, dtype=torch.float64), translation.architecture
+    if windows[0].amplitudes:
+        rotary = rotary_tables(sizes.rope_parameters, sizes.head_dim, sizes.max_position_embeddings)
+        weights = recency_weights(rotary, torch.tensor(windows[0].amplitudes, dtype=torch.float64), length)
+    weights[attention_reach(sizes, length) :] = 0.0
+    return weights
 
 
 def neutral_tokens(plan: Plan) -> set[int]:

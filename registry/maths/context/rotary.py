@@ -27,6 +27,9 @@ from torch import Tensor
 CLOSE = 0.02
 """Total variation between the window and the exponential that is close enough."""
 
+BETTER = 0.002
+"""By how much more pairs must come closer to be used: slow ones have large amplitudes, which 16 bits round."""
+
 USABLE = 0.1
 """Total variation up to which a window is used at all."""
 
@@ -109,7 +112,7 @@ def recency_amplitudes(rotary: RotaryTables, tau: float) -> Float[Tensor, "_"] |
         apart = max(
             float((torch.softmax(stands_for.log() - scale * fall, dim=0) - wanted).abs().sum()) / 2 for fall in falls
         )
-        if best is None or apart < best[0]:
+        if best is None or apart < best[0] - BETTER:
             best = (apart, pairs, scale)
         if apart <= CLOSE:
             break
