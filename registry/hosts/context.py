@@ -371,6 +371,14 @@ def _heads(kind: ContextAttention, architecture: Architecture, windows: ContextW
     return [replace(h, queries=filled(h.queries, pairs - 1), keys=filled(h.keys, pairs - 2)) for h in heads]
 
 
+def attention_reach(architecture: Architecture, length: int) -> int:
+    """Return how many of `length` tokens the context layer sees: fewer where every layer of a host has a window."""
+    options = architecture.options
+    everywhere = "full_attention" not in options.get("layer_types", ())
+    window = options.get("sliding_window") if everywhere else None
+    return length if window is None else min(length, window)
+
+
 def _split(name: str) -> tuple[int | None, str]:
     """Return the layer of a tensor, None where it is in none, and its name below the layer."""
     if not name.startswith(f"{LAYERS}."):

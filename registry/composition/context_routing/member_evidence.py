@@ -10,7 +10,7 @@ from registry.calibration import Calibration
 from registry.composition.plan import Plan, context_windows
 from registry.composition.tensor_source import TensorSource
 from registry.errors import InvalidInputError
-from registry.hosts.context import ALARM
+from registry.hosts.context import ALARM, attention_reach
 from registry.hosts.remote_code import REMOTE_CODE
 from registry.maths.context.evidence import thresholds, token_evidence, token_shares
 from registry.maths.context.prefix import FAST, context_scores, prefix_means
@@ -79,15 +79,16 @@ def past_weights(plan: Plan, length: int) -> tuple[Float[Tensor, "S"], Float[Ten
     translation = plan.lead.hosts[plan.recipe.host or next(iter(plan.lead.hosts))]
     windows, _ = context_windows(translation, plan.recipe.context_window)
     sizes = translation.architecture
-    if not windows.slow:
-        return torch.ones(length, dtype=torch.float64), None
     rotary = rotary_tables(sizes.rope_parameters, sizes.head_dim, sizes.max_position_embeddings)
-    slow, fast = (
-        recency_weights(rotary, torch.tensor(amplitudes, dtype=torch.float64), length) if amplitudes else None
-        for amplitudes in (windows.slow, windows.fast)
-    )
-    assert slow is not None
-    return slow, fast
+
+    def weights(amplitudes: tuple[float, ...]) -> Float[Tensor, "S"]:
+        past = torch.ones(length, dtype=torch.float64)
+        if amplitudes:
+            past = recency_weights(rotary, torch.tensor(amplitudes, dtype=torch.float64), length)
+        past[attention_reach(sizes, length) :] = 0.0
+        return past
+
+    return weights(windows.slow), weights(windows.fast) if windows.fast else None
 
 
 def neutral_tokens(plan: Plan) -> set[int]:
