@@ -45,7 +45,7 @@ def choices_of(plan: Plan, calibration: Calibration) -> Int64[Tensor, "N S"]:
         calibration: the texts; padding counts as no evidence.
     """
     length = calibration.ids.shape[1]
-    means = prefix_means(calibration.ids, calibration.keep, evidence_of(plan), past_weights(plan, length))
+    means = prefix_means(calibration.ids.long(), calibration.keep, evidence_of(plan), past_weights(plan, length))
     return means.argmax(dim=-1)
 
 

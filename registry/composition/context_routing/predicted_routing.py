@@ -1,0 +1,76 @@
+"""Prediction of context routing from counts of tokens: no weight is read, no model runs."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import combinations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from registry.composition.context_routing.member_evidence import evidence_of, past_weights
+from registry.composition.plan import Plan
+from registry.maths.context.prefix import EvidenceMoments
+from registry.progress import Progress
+
+LENGTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+"""Numbers of tokens after which routing is predicted, as far as the model reads so many."""
+
+TYPICAL = 32
+"""Number of tokens whose prediction stands for a whole text."""
+
+INDISTINCT_COUNTS = 0.4
+"""Overlap after `TYPICAL` tokens from which counts hardly distinguish two experts.
+
+*Measured* on 14 experts and 91 pairs, beside the share of tokens that the other's evidence won on test text: two kinds
+of old English prose 0.45 (0.64), Spanish and Portuguese 0.42 (0.29), two kinds of headers 0.30 (0.39), every other pair
+0.26 at most (0.10 at most).
+"""
+
+
+@dataclass(frozen=True)
+class PredictedRouting:
+    """Where context routing sends the members' texts.
+
+    Attributes:
+        confusion: number of tokens read → row by row, the shares of a member's texts that go to each member.
+        overlap: pair of members, by number → share of their texts that counts cannot tell apart after `typical`
+            tokens: that one of a goes to b and that one of b goes to a have probabilities that add up to it.
+        typical: `TYPICAL`, or the longest text of the model if that is shorter.
+        tokens: tokens that each member counted.
+    """
+
+    confusion: Mapping[int, Float[Tensor, "E E"]]
+    overlap: Mapping[tuple[int, int], float]
+    typical: int
+    tokens: tuple[int, ...]
+
+
+def predict_routing(plan: Plan, progress: Progress) -> PredictedRouting:
+    """Predict the routing of a plan whose router is `context`.
+
+    Raises:
+        DamagedError: stored counts are damaged.
+        InvalidInputError: a member counted no token.
+    """
+    longest = plan.lead.architecture.max_position_embeddings
+    lengths = [length for length in LENGTHS if length <= longest] or [longest]
+    typical = TYPICAL if TYPICAL in lengths else lengths[-1]
+    evidence = evidence_of(plan)  # (V, E)
+    counts = [member.token_counts for member in plan.members]
+    shares = torch.zeros_like(evidence)
+    for number, own in enumerate(counts):
+        known = own[: len(shares)].double()
+        shares[: len(known), number] = known / own.sum()
+    moments, weights = EvidenceMoments.of(shares, evidence), past_weights(plan, lengths[-1])
+    confusion = {}
+    with progress("predicting", len(lengths), "length") as advance:
+        for length in lengths:
+            confusion[length] = moments.confusion(weights[:length])
+            advance(1)
+    read = weights[:typical]
+    overlap = {
+        (a, b): moments.mistaken(a, b, read) + moments.mistaken(b, a, read)
+        for a, b in combinations(range(len(counts)), 2)
+    }
+    return PredictedRouting(confusion, overlap, typical, tuple(int(own.sum()) for own in counts))
