@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
+from registry.families.sites import COUNTS, SITES
 from registry.names.suggest import suggest
 from registry.statistics.settings import DEFAULT_FOLDS, DEFAULT_SEQ_LEN, DEFAULT_TOKENS
 
@@ -144,11 +146,12 @@ def calibration(command: Command) -> Command:
         ),
         click.option(
             "--sites",
-            type=Choice(["all", "router"]),
+            type=Choice(list(SITES)),
             metavar="SITES",
             default="all",
             show_default=True,
-            help="all, or router: only the statistics of routers, without which --trunk regmean is impossible.",
+            help="all; or router: only the statistics of ridge routers, without those that --trunk regmean needs; or "
+            "counts: only how often each token occurs, without a forward pass.",
         ),
         click.option(
             "--data",
@@ -176,9 +179,20 @@ def hub_target(command: Command) -> Command:
 
 
 def pass_settings(**settings: Any) -> "PassSettings":
-    """Return the settings of the forward pass, as parsed by `calibration`."""
+    """Return the settings of the forward pass, as parsed by `calibration`.
+
+    Raises:
+        click.BadParameter: folds are asked for where tokens are only counted.
+    """
     from registry import PassSettings
 
+    source = click.get_current_context().get_parameter_source("folds")
+    if settings["sites"] == COUNTS and settings["folds"] > 1 and source is ParameterSource.COMMANDLINE:
+        raise click.BadParameter(
+            f"{settings['folds']} folds need statistics of the MLP inputs, which --sites {COUNTS} does not collect; "
+            "drop --folds, or choose --sites router.",
+            param_hint="'--folds'",
+        )
     return PassSettings(**settings)
 
 

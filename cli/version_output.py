@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from cli.output import done, print_json
+from registry.families.sites import TOKEN_COUNTS
 
 if TYPE_CHECKING:
     from registry.registration.expert_overlap import ExpertOverlap
@@ -59,7 +60,8 @@ def print_registration(registration: "Registration", as_json: bool, *, carried: 
         lines.append("  no data was given, so the expert generated its own calibration text")
     source = ", taken from the checkpoint's statistics.safetensors" if carried else ""
     for statistics in version.statistics[:1]:
-        lines.append(f"  statistics on {statistics.tokens:,} tokens: {statistics.calibration_label}{source}")
+        kind = "counts of" if statistics.site == TOKEN_COUNTS else "statistics on"
+        lines.append(f"  {kind} {statistics.tokens:,} tokens: {statistics.calibration_label}{source}")
     for statistics in version.statistics:
         if statistics.saturated:
             lines.append(f"  {statistics.saturated:,} activations of {statistics.site} were clipped at their bound")

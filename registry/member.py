@@ -1,6 +1,6 @@
 """Members of a composition: registered versions with their architecture, arrays and statistics."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from registry.calibration import Calibration
-from registry.errors import ConflictError, DamagedError, RegError
+from registry.errors import ConflictError, DamagedError, IncompatibleError, RegError
 from registry.families import FAMILIES, Family, Translation
 from registry.families.sites import MLP_INPUT, TOKEN_COUNTS
 from registry.hosts.architecture import Architecture
@@ -95,8 +95,10 @@ class Member:
         """Return the statistics of one site and layer.
 
         Raises:
+            IncompatibleError: the version was registered without them.
             DamagedError: the arrays do not fit each other.
         """
+        self.require_statistics([site], "this", "needs")
         exponents, saturated = self._scales(site)
         packed = self._tensor("statistics", f"{site}/gram/{layer}")
         try:
@@ -123,6 +125,28 @@ class Member:
         """Tell whether the version has statistics of a site, or with `TOKEN_COUNTS` token counts."""
         return ("statistics", site if site == TOKEN_COUNTS else f"{site}/exponents") in self._links
 
+    def require_statistics(self, sites: Sequence[str], user: str, verb: str, alternative: str = "") -> None:
+        """Check that the version has statistics of sites.
+
+        Args:
+            sites: the sites, or `TOKEN_COUNTS`.
+            user: what needs them, for the message, and its verb.
+            verb: needs, or need.
+            alternative: what to do other than to collect them.
+
+        Raises:
+            IncompatibleError: it has not; the message names the first site that is missing, and the command to run.
+        """
+        missing = next((site for site in sites if not self.has_statistics(site)), None)
+        if missing is None:
+            return
+        kind = "token counts" if missing == TOKEN_COUNTS else f"statistics of {missing}"
+        raise IncompatibleError(
+            f"{self.version.ref} has no {kind}, which {user} {verb}",
+            f"register it again with all sites: reg add-expert {self.name} CKPT --data FILE, and where CKPT carries "
+            f"statistics, collect them again first: reg collect CKPT --data FILE --out CKPT{alternative}",
+        )
+
     @property
     def token_counts(self) -> torch.Tensor:
         """Occurrences of each token in the calibration, int64 of shape (V,)."""
@@ -130,8 +154,9 @@ class Member:
 
     @property
     def tokens(self) -> int:
-        """Calibration tokens that the statistics count."""
-        return next((record.tokens for record in self.version.statistics if record.site == MLP_INPUT), 0)
+        """Calibration tokens that the statistics count, or the token counts alone."""
+        tokens = {record.site: record.tokens for record in self.version.statistics}
+        return tokens.get(MLP_INPUT, tokens.get(TOKEN_COUNTS, 0))
 
     @property
     def calibration(self) -> Calibration | None:

@@ -282,9 +282,10 @@ def composition(world: World, draw: Draw) -> Act:
 
 def statistics(world: World, draw: Draw) -> Act:
     """Return a look at a checkpoint whose statistics.safetensors was changed."""
-    folder = world.copy(world.carried)
+    given = draw.choice((world.carried, world.carried, world.counted))
+    folder = world.copy(given)
     name = "statistics.safetensors"
-    put(folder / name, changed_safetensors(draw, (world.carried / name).read_bytes()))
+    put(folder / name, changed_safetensors(draw, (given / name).read_bytes()))
     return checked(world, draw, folder)
 
 

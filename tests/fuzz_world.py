@@ -1,7 +1,7 @@
 """Valid inputs of every kind, which `tests.fuzz` makes invalid ones of."""
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from registry import PassSettings, Registry
@@ -19,7 +19,8 @@ class World:
 
     Attributes:
         home: a registry of a base model and two experts, which nothing may change.
-        bare: a checkpoint without statistics, in one file; `sharded` in several; `carried` with statistics.
+        bare: a checkpoint without statistics, in one file; `sharded` in several; `carried` with statistics; `counted`
+            with token counts alone.
         adapter: an adapter of the base model.
         composed: a composed folder.
         receipt: of an expert that was opted out.
@@ -30,6 +31,7 @@ class World:
     bare: Path
     sharded: Path
     carried: Path
+    counted: Path
     adapter: Path
     composed: Path
     receipt: Path
@@ -46,6 +48,8 @@ class World:
         carried = shutil.copytree(bare, root / "carried")
         data = write_jsonl(root / "text.jsonl", sentences("law", 20))
         collect_to(bare, carried, data=[data], settings=SETTINGS, keep_calibration=True)
+        counted = shutil.copytree(bare, root / "counted")
+        collect_to(bare, counted, data=[data], settings=replace(SETTINGS, sites="counts"), keep_calibration=True)
         adapter = train(base, root / "adapter", target_modules=LINEAR)
         home = root / "home"
         with Registry(home) as registry:
@@ -58,9 +62,8 @@ class World:
             registry.compose(EXPERTS, root / "composed")
             registry.opt_out("german", purge=True, receipt=root / "receipt.json")
         (root / "scratch").mkdir()
-        return cls(
-            home, bare, sharded, carried, adapter, root / "composed", root / "receipt.json", data, root / "scratch"
-        )
+        made = (root / "composed", root / "receipt.json")
+        return cls(home, bare, sharded, carried, counted, adapter, *made, data, root / "scratch")
 
     def copy(self, folder: Path) -> Path:
         """Return a copy of a folder that may be changed: files are linked until they are written anew."""

@@ -21,7 +21,7 @@ PACKAGES = ("cli", "registry", "store")
 MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
 SAME_STEM = {
-    "refit": "maths/refit.py is the least-squares problem, composition/refit.py the pass that poses it",
+    "refit": "maths/refit.py is the least-squares problem, composition/refit/ the pass that poses it",
     "statistics": "the package and its mathematics",
     "ensemble": "the package of ensembles and their model card",
     "recipe": "of mixtures and of ensembles",

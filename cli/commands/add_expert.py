@@ -53,7 +53,7 @@ def add_expert(
 
     Statistics are collected on --data, else on a calibration.* file in CKPT. Without both, the statistics in CKPT (from
     reg collect) are used, and the options of the pass have no effect. Without these too, the expert generates its own
-    calibration text.
+    calibration text. With --sites counts, tokens are only counted, and no model runs unless it generates the text.
     """
     with session.registry(create=True) as registry:
         registration = registry.add_expert(

@@ -9,6 +9,7 @@ from cli.options import adapter_base, allow_unrelated, calibration, checkpoint, 
 from cli.output import as_json, print_json, print_table
 from cli.session import Session, pass_session
 from cli.version_output import overlap_documents, overlap_lines, relation_documents, relation_lines
+from registry.families.sites import COUNTS
 
 
 @click.command()
@@ -55,7 +56,8 @@ def check(
         *(("weights", line) for line in relation_lines(report.relations) or ["no registered version has this shape"]),
     ]
     if report.overlaps is None:
-        rows.append(("overlap", "not known: give its text with --data"))
+        text = "it needs statistics: --sites all" if settings["sites"] == COUNTS else "give its text with --data"
+        rows.append(("overlap", f"not known: {text}"))
     elif not report.overlaps:
         rows.append(("overlap", "no registered expert to compare with"))
     else:

@@ -7,6 +7,7 @@ import click
 
 from cli.options import adapter_base, calibration, checkpoint, file_path, pass_settings
 from cli.output import as_json, done, print_json, progress
+from registry.families.sites import TOKEN_COUNTS
 
 
 @click.command()
@@ -27,7 +28,8 @@ def collect(
 ) -> None:
     """Collect the statistics of CKPT next to its data, so that the data need not move.
 
-    No registry is needed. With the resulting file, CKPT registers elsewhere without data or a forward pass.
+    No registry is needed. With the resulting file, CKPT registers elsewhere without data or a forward pass. With
+    --data and --sites counts no model runs here either.
     """
     from registry.statistics.collect import collect_to
 
@@ -40,7 +42,7 @@ def collect(
         base=base,
         progress=progress(),
     )
-    tokens = {site: layers[0].count for site, layers in collected.sites.items()}
+    tokens = dict.fromkeys(collected.sites or [TOKEN_COUNTS], collected.tokens)
     if as_json:
         print_json(
             {
@@ -52,5 +54,4 @@ def collect(
             }
         )
         return
-    count = next(iter(tokens.values()))
-    done(str(path), f"wrote {path}: {', '.join(tokens)} on {count:,} tokens: {collected.calibration_label}")
+    done(str(path), f"wrote {path}: {', '.join(tokens)} on {collected.tokens:,} tokens: {collected.calibration_label}")

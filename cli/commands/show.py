@@ -6,6 +6,7 @@ from cli.commands.show_composition import show_composition
 from cli.output import as_json, print_json, print_table, size
 from cli.session import Session, pass_session
 from cli.version_output import members_and_base, relation_documents, version_document
+from registry.families.sites import TOKEN_COUNTS
 
 
 @click.command()
@@ -53,7 +54,8 @@ def show(session: Session, ref: str, as_json: bool) -> None:
     rows += [("aliases", ", ".join(version.aliases))] if version.aliases else []
     rows += [("tag", f"{key}={value}") for key, value in version.tags.items()]
     for s in version.statistics:
-        rows += [("statistics", f"{s.site}: {s.tokens:,} tokens, {s.saturated} saturated")]
+        saturated = "" if s.site == TOKEN_COUNTS else f", {s.saturated} saturated"
+        rows += [("statistics", f"{s.site}: {s.tokens:,} tokens{saturated}")]
     calibrations = {f"{s.calibration_label}  {s.calibration_digest[:12]}" for s in version.statistics}
     rows += [("calibration", label) for label in sorted(calibrations)]
     rows += [(f"{role} arrays", size(nbytes)) for role, nbytes in sizes.items()]

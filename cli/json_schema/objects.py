@@ -20,7 +20,7 @@ TIME = text("The time, ISO 8601, UTC.")
 
 STATISTICS = record(
     "The data of one site's statistics.",
-    site=text("mlp_input, attention_input, attention_output or head_input."),
+    site=text("mlp_input, attention_input, attention_output or head_input; token_counts if only tokens were counted."),
     tokens=whole("Calibration tokens."),
     saturated=whole("Activations that were clipped at their bound."),
     calibration_digest=digest("The digest of the calibration tokens."),

@@ -6,13 +6,18 @@ A window begins there (at the next white space, so that no word is cut) and cont
 necessary, each of which begins with the tokenizer's start token. Only the text of the windows is tokenised.
 
 `evenly_spaced` samples test tokens: all documents in a seeded order, concatenated, windows at equal distances.
+
+Shapes: N windows, S tokens of a window, T tokens of a corpus.
 """
 
 import random
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+from jaxtyping import Int32
+from torch import Tensor
 
 from registry.calibration.calibration import Calibration
 from registry.calibration.corpus import Corpus, Document
@@ -38,19 +43,23 @@ def random_places(corpus: Corpus, tokenizer: Any, *, tokens: int, seq_len: int, 
     total = sum(sizes)
     if total < count * seq_len * _CHARACTERS_PER_TOKEN:
         # Perhaps too little text: tokenise it all, and use it in full if so.
-        stream = [token for document in corpus for token in encode(document, tokenizer)]
+        stream = _stream(corpus, tokenizer)
         if len(stream) <= count * seq_len:
             return _whole(stream, seq_len, corpus.label)
         draw, length = random.Random(seed), len(stream) - seq_len
         starts = [int((i + draw.random()) * length / count) for i in range(count)]
-        windows = [stream[start : start + seq_len] for start in starts]
-    else:
-        draw = random.Random(seed)
-        last = total - seq_len * _CHARACTERS_PER_TOKEN  # so that a window there does not run over the end
-        positions = [int((i + draw.random()) * last / count) for i in range(count)]
-        windows = list(_windows_at(corpus, tokenizer, sizes, positions, seq_len))
-    ids = torch.tensor([window + [0] * (seq_len - len(window)) for window in windows], dtype=torch.int32)
-    return Calibration(ids, torch.tensor([len(window) for window in windows], dtype=torch.int32), corpus.label)
+        ids = torch.stack([stream[start : start + seq_len] for start in starts])  # N windows (S,) → (N, S)
+        return Calibration(ids, torch.full((count,), seq_len, dtype=torch.int32), corpus.label)
+    draw = random.Random(seed)
+    last = total - seq_len * _CHARACTERS_PER_TOKEN  # so that a window there does not run over the end
+    positions = [int((i + draw.random()) * last / count) for i in range(count)]
+    # Filled window by window: lists of Python's integers take nine times the memory.
+    ids, lengths = torch.zeros((count, seq_len), dtype=torch.int32), torch.zeros(count, dtype=torch.int32)
+    for row, window in enumerate(_windows_at(corpus, tokenizer, sizes, positions, seq_len)):
+        ids[row, : len(window)] = torch.tensor(window, dtype=torch.int32)
+        lengths[row] = len(window)
+    filled = int((lengths > 0).sum())
+    return Calibration(ids[:filled], lengths[:filled], corpus.label)
 
 
 def evenly_spaced(corpus: Corpus, tokenizer: Any, *, windows: int, seq_len: int, seed: int = 0) -> Calibration:
@@ -61,14 +70,14 @@ def evenly_spaced(corpus: Corpus, tokenizer: Any, *, windows: int, seq_len: int,
     """
     documents = list(corpus)
     random.Random(seed).shuffle(documents)
-    stream = [token for document in documents for token in encode(document, tokenizer)]
-    if not stream:
+    stream = _stream(documents, tokenizer)
+    if not len(stream):
         raise CalibrationError(f"{corpus.label}: {_EMPTY[0]}", _EMPTY[1])
     if len(stream) <= seq_len:
         return _whole(stream, seq_len, corpus.label)
     step = max(seq_len, (len(stream) - seq_len) // windows)
     starts = [start for i in range(windows) if (start := i * step) + seq_len <= len(stream)]
-    ids = torch.tensor([stream[start : start + seq_len] for start in starts], dtype=torch.int32)
+    ids = torch.stack([stream[start : start + seq_len] for start in starts])  # N windows (S,) → (N, S)
     return Calibration(ids, torch.full((len(starts),), seq_len, dtype=torch.int32), corpus.label)
 
 
@@ -138,9 +147,16 @@ def _piece(document: Document, begin: int, count: int, tokenizer: Any) -> list[i
         characters *= 2
 
 
-def _whole(stream: list[int], seq_len: int, label: str) -> Calibration:
+def _stream(documents: Iterable[Document], tokenizer: Any) -> Int32[Tensor, "T"]:
+    """Return the tokens of all documents, in order."""
+    tokens = array("i")  # 4 bytes a token
+    for document in documents:
+        tokens.extend(encode(document, tokenizer))
+    return torch.frombuffer(tokens, dtype=torch.int32) if tokens else torch.zeros(0, dtype=torch.int32)
+
+
+def _whole(stream: Int32[Tensor, "T"], seq_len: int, label: str) -> Calibration:
     lengths = [min(seq_len, len(stream) - start) for start in range(0, len(stream), seq_len)]
     ids = torch.zeros((len(lengths), seq_len), dtype=torch.int32)
-    for row, length in enumerate(lengths):
-        ids[row, :length] = torch.tensor(stream[row * seq_len : row * seq_len + length], dtype=torch.int32)
+    ids.view(-1)[: len(stream)] = stream
     return Calibration(ids, torch.tensor(lengths, dtype=torch.int32), label)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from registry.checkpoint.tokenizer import tokenizer_conflict
 from registry.composition.ensemble.recipe import EnsembleRecipe
 from registry.composition.recipe import AUTO, Recipe
+from registry.composition.recipe.recipe_fields import FROM_COUNTS
 from registry.errors import IncompatibleError, InvalidInputError
 from registry.families.sites import MLP_INPUT, SITES, TOKEN_COUNTS
 from registry.maths.router import COUNTS, OWN, ROUTERS
@@ -114,25 +115,21 @@ def check_statistics(members: Sequence[Member], recipe: Recipe) -> None:
     Raises:
         IncompatibleError: one has not; the message says who, and of which site.
     """
-    features = ROUTERS[recipe.router].features if recipe.to == "moe" else None
-    needed = [MLP_INPUT] if features == OWN or recipe.balance != "none" else []
-    if TRUNKS[recipe.trunk].needs_inputs and len(members) > 1:
-        needed += [*SITES["all"], TOKEN_COUNTS]
-    if features == COUNTS and TOKEN_COUNTS not in needed:
-        needed.append(TOKEN_COUNTS)
+    needs = _needs(recipe, members)
     for member in members:
-        for site in needed:
-            if not member.has_statistics(site):
-                raise IncompatibleError(
-                    f"{member.version.ref} has no statistics of {site}, which trunk method {recipe.trunk!r} needs",
-                    f"register it again with all sites: reg add-expert {member.name} CKPT, and where CKPT carries "
-                    "statistics, collect them again first: reg collect CKPT --data FILE --out CKPT; "
-                    "or choose --trunk mean",
-                )
-
+        lacking = [need for need in needs if not all(map(member.has_statistics, need.sites))]
+        if not lacking:
+            continue
+        alternatives = [need.alternative for need in lacking if need.alternative]
+        member.require_statistics(
+            [site for need in lacking for site in need.sites],
+            " and ".join(need.user for need in lacking),
+            "needs" if len(lacking) == 1 else "need",
+            f"; or choose {' '.join(alternatives)}" if len(alternatives) == len(lacking) else "",
+        )
     if recipe.to == "moe" and (recipe.retakes or recipe.refine_mlp):
         for member in members:
-            if "ids" not in member.names("calibration"):
+            if not _kept_tokens(member):
                 raise IncompatibleError(
                     f"{member.version.ref} kept no calibration tokens, which this recipe runs through models",
                     f"register it again with them: reg add-expert {member.name} CKPT --data FILE --keep-calibration; "
@@ -149,9 +146,45 @@ def check_statistics(members: Sequence[Member], recipe: Recipe) -> None:
             )
 
 
+@dataclass(frozen=True)
+class _Need:
+    """Statistics that a part of a recipe needs.
+
+    Attributes:
+        user: the part of the recipe, in words.
+        sites: the sites, or `TOKEN_COUNTS`.
+        alternative: options that do without; empty if there are none.
+    """
+
+    user: str
+    sites: tuple[str, ...]
+    alternative: str
+
+
+def _needs(recipe: Recipe, members: Sequence[Member]) -> list[_Need]:
+    """Return what a recipe needs of each member's stored statistics.
+
+    Routers that passes of kept tokens solve again need none: the passes collect them.
+    """
+    needs, router = list[_Need](), f"router method {recipe.router!r}"
+    if recipe.to == "moe":
+        if ROUTERS[recipe.router].features == OWN and not (recipe.retakes or recipe.refine_mlp):
+            refined = "--refine 1" if all(map(_kept_tokens, members)) else ""
+            needs.append(_Need(router, (MLP_INPUT,), refined or f"--router {FROM_COUNTS[0]}"))
+        if ROUTERS[recipe.router].features == COUNTS and len(members) > 1:
+            needs.append(_Need(router, (TOKEN_COUNTS,), f"--router {next(iter(ROUTERS))}"))
+    if TRUNKS[recipe.trunk].needs_inputs and len(members) > 1:
+        needs.append(_Need(f"trunk method {recipe.trunk!r}", (*SITES["all"], TOKEN_COUNTS), "--trunk mean"))
+    return needs
+
+
 def leading(members: Sequence[Member]) -> Member:
     """Return the first member, in the order given, that has the most tokens, by rows and then by its tokenizer."""
     return max(members, key=lambda member: (member.architecture.vocab_size, _known_tokens(member)))
+
+
+def _kept_tokens(member: Member) -> bool:
+    return "ids" in member.names("calibration")
 
 
 def _known_tokens(member: Member) -> int:

@@ -45,7 +45,10 @@ def shares_of_documents(
 
     Raises:
         CalibrationError: a file cannot be read, or holds no text.
+        IncompatibleError: a member has no statistics of its MLP inputs.
     """
+    for member in members:
+        member.require_statistics([MLP_INPUT], "the comparison with documents", "needs")
     layers = base.architecture.num_hidden_layers
     centroids = torch.stack([_centroids(member, layers) for member in members])  # (E, L, H)
     with stored_folder(base, context) as folder:

@@ -30,12 +30,13 @@ from torch import Tensor
 
 from registry.calibration import Calibration
 from registry.checkpoint import Checkpoint
+from registry.composition.context_routing.member_evidence import choices_of, evidence_of
 from registry.composition.dense import write_dense
 from registry.composition.model_writer import host_config, write_model
 from registry.composition.plan import Plan, dense_plan
 from registry.composition.provenance import trunk_digest
 from registry.composition.recipe import Recipe
-from registry.composition.refit import refit
+from registry.composition.refit import KnownChoice, refit
 from registry.composition.render import copied, render, span
 from registry.composition.tensor_source import RecollectedSource, StoredSource, TensorSource
 from registry.errors import DamagedError, IncompatibleError
@@ -45,7 +46,7 @@ from registry.io.model_folder import json_file, write_files
 from registry.io.safetensors_writer import Span, Stream
 from registry.io.shard_writer import Shard, write_shards
 from registry.io.work_dirs import temporary
-from registry.maths.router import BASE, ROUTERS
+from registry.maths.router import BASE, COUNTS, ROUTERS
 from registry.maths.token_weights import advantage_weights
 from registry.member import Member
 from registry.progress import Progress
@@ -152,7 +153,15 @@ def _refitted(source: TensorSource, context: PassContext) -> TensorSource:
     work = Path(mkdtemp(dir=context.work))
     # Any member's dense model will do: only the composed trunk of it is used.
     with forced_folder(source, 0, work / "trunk.safetensors", context) as folder:
-        return refit(source, Checkpoint(folder, remote_code=True), work, context.progress)
+        return refit(source, Checkpoint(folder, remote_code=True), work, context.progress, _known_choice(source.plan))
+
+
+def _known_choice(plan: Plan) -> KnownChoice | None:
+    """Return the experts that context routing gives to the members' kept tokens; None for other routers."""
+    if ROUTERS[plan.recipe.router].features != COUNTS:
+        return None
+    evidence = evidence_of(plan)
+    return KnownChoice([choices_of(plan, calibration_of(member), evidence) for member in plan.members])
 
 
 def calibration_of(member: Member) -> Calibration:

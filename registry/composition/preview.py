@@ -14,6 +14,7 @@ from registry.composition.context_routing.predicted_routing import INDISTINCT_CO
 from registry.composition.plan import Plan
 from registry.composition.tensor_source import RouterSolver, StoredSource
 from registry.errors import InvalidInputError
+from registry.families.sites import MLP_INPUT
 from registry.maths.confusion import composed_confusion, predicted_confusion
 from registry.maths.overlap import TOKENS_PER_DIRECTION, overlap
 from registry.maths.router import COUNTS, OWN, ROUTERS
@@ -137,6 +138,7 @@ def preview_plan(plan: Plan, progress: Progress) -> Preview:
 
     Raises:
         InvalidInputError: the plan has no routers, or they are not solved from experts' statistics, or cannot be.
+        IncompatibleError: a member has token counts alone.
         DamagedError: a stored array is damaged.
     """
     recipe = plan.recipe
@@ -149,6 +151,8 @@ def preview_plan(plan: Plan, progress: Progress) -> Preview:
             f"{option} has no router that can be predicted from the experts' statistics",
             "preview --router ridge, or compose it and run: reg evaluate moe/ --data code=FILE",
         )
+    for member in plan.members:
+        member.require_statistics([MLP_INPUT], "a preview", "needs")
     routers, layers = StoredSource(plan).routers, compared_layers(plan.lead.architecture.num_hidden_layers)
     confusion, shared = [], dict[tuple[str, str], list[float]]()
     refs = [member.version.ref for member in plan.members]

@@ -15,8 +15,13 @@ HEAD_INPUT = "head_input"
 TOKEN_COUNTS = "token_counts"
 """Occurrences of each token in the calibration, stored beside the sites."""
 
-SITES = {
+COUNTS = "counts"
+"""The key of `SITES` that counts tokens alone, without a forward pass."""
+
+SITES: dict[str, tuple[str, ...]] = {
     "all": (MLP_INPUT, ATTENTION_INPUT, ATTENTION_OUTPUT, HEAD_INPUT),
     "router": (MLP_INPUT,),
+    COUNTS: (),
 }
-"""Sites of a pass: those that any method needs, or only those that routers need."""
+"""Sites that statistics are collected at: those that any method needs, those that routers need, or none. Tokens are
+counted in any case."""

@@ -8,7 +8,7 @@ from registry.calibration.sampling import is_self_sampled
 from registry.checkpoint.expert_manifest import FILE_NAME, ExpertManifest
 from registry.composition.cards.pushed import CARD
 from registry.composition.dense import write_dense
-from registry.families.sites import SITES, TOKEN_COUNTS
+from registry.families.sites import MLP_INPUT, SITES, TOKEN_COUNTS
 from registry.hub.card_additions import languages_of
 from registry.hub.target import ConflictReason, Outgoing
 from registry.io.hashing import file_digest
@@ -46,9 +46,13 @@ $ reg add-expert {name} hf://{repo_id}
 registers it with no data and no forward pass, under the digest above. The weights are the whole checkpoint's, the trunk
 too, as it was registered; it loads with transformers as any other does.
 
-Statistics are sums over tokens (Gram matrices and moments of activations, and how often each token came); no text is
+{contents}; no text is
 in them{own}.
 """
+
+_SUMS = """\
+Statistics are sums over tokens (Gram matrices and moments of activations, and how often each token came)"""
+_COUNTS = "The statistics are how often each token came in the calibration"
 
 
 def write_expert(member: Member, folder: Path, *, calibration: bool, progress: Progress) -> ExpertManifest:
@@ -136,6 +140,7 @@ def card(member: Member, expert_manifest: ExpertManifest, repo_id: str, *, kept:
         kept="in `statistics.safetensors`" if kept else "not here",
         license=expert_manifest.license or "not given",
         repo_id=repo_id,
+        contents=_SUMS if member.has_statistics(MLP_INPUT) else _COUNTS,
         own=" but the calibration tokens" if kept else "",
     ).encode()
 

@@ -25,7 +25,7 @@ class Check:
         tokens: number of tokens in its tokenizer's vocabulary; None without a tokenizer.json.
         relations: its distance to every registered version of its shape, the nearest first.
         overlaps: overlap of its statistics with those of registered experts, the largest first; None without text to
-            collect statistics on.
+            collect statistics on, and with token counts alone.
     """
 
     label: str
@@ -52,7 +52,8 @@ def check_candidate(workspace: Workspace, candidate: Candidate) -> Check:
     collected = carried_statistics(hashed) if calibration is None else None
     if calibration is not None:
         collected = collect(hashed, calibration, settings, progress=progress)
-    summaries = None if collected is None else summarise(collected.sites[MLP_INPUT], progress)
+    inputs = None if collected is None else collected.sites.get(MLP_INPUT)
+    summaries = None if inputs is None else summarise(inputs, progress)
     hosts = checkpoint.family.hosts(checkpoint.architecture)
     return Check(
         label=checkpoint.label,

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from registry.errors import ConflictError, DamagedError, NotFoundError
+from registry.errors import ConflictError, DamagedError, IncompatibleError, NotFoundError
 from registry.families.sites import MLP_INPUT
 from registry.io.limits import HEADER_BYTES
 from registry.maths.overlap import TOKENS_PER_DIRECTION, Overlap
@@ -84,8 +84,8 @@ def overlaps(
 ) -> tuple[ExpertOverlap, ...]:
     """Return the overlap with each sibling that has as many layers and channels, the largest first.
 
-    Siblings with too few tokens for a comparison, and those purged meanwhile, are skipped. If the expert itself has too
-    few tokens, the result is empty.
+    Siblings with too few tokens or with token counts alone, and those purged meanwhile, are skipped. If the expert
+    itself has too few tokens, the result is empty.
 
     Args:
         summaries: the expert's summaries, by layer (`summarise`).
@@ -100,6 +100,7 @@ def overlaps(
         sibling
         for sibling in siblings
         if min([tokens, *(record.tokens for record in sibling.version.statistics)]) >= TOKENS_PER_DIRECTION
+        and any(record.site == MLP_INPUT for record in sibling.version.statistics)
         and (compared_layers(_size(sibling.version, "num_hidden_layers")), _size(sibling.version, "hidden_size"))
         == (list(summaries), size)
     ]
@@ -109,7 +110,12 @@ def overlaps(
         for sibling in comparable:
             try:
                 layers = _from_store(summaries, sibling, store) or _from_statistics(summaries, sibling, store)
-            except (DamagedError, NotFoundError, ConflictError) as error:  # it must not block a registration
+            except (
+                DamagedError,
+                NotFoundError,
+                ConflictError,
+                IncompatibleError,
+            ) as error:  # it must not block a registration
                 if not workspace.is_purged(sibling.version):
                     remark(progress, f"the text of {sibling.version.ref} is not compared: {error.message}")
             except ValueError as error:  # forged or inconsistent statistics
@@ -129,8 +135,10 @@ def compared_layers(layers: int) -> list[int]:
 def summarise(layers: Sequence[Statistics], progress: Progress) -> dict[int, Summary]:
     """Return layer → summary of a model's MLP inputs, for the layers that are compared.
 
-    The result is empty, with a remark, if the statistics are forged or inconsistent.
+    The result is empty without statistics; and, with a remark, if they are forged or inconsistent.
     """
+    if not layers:
+        return {}
     try:
         return {number: Summary.of(layers[number]) for number in compared_layers(len(layers))}
     except ValueError as error:

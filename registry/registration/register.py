@@ -147,7 +147,7 @@ def _expert(workspace: Workspace, candidate: Candidate, hashed: HashedCheckpoint
     collected = carried_statistics(hashed) if calibration is None else None
     self_sampled = calibration is None and collected is None
     kept = request.keep_calibration or self_sampled if collected is None else collected.calibration is not None
-    computed = computed_by(checkpoint, settings) if collected is None else collected.computed
+    computed = computed_by(checkpoint, settings, self_sampled=self_sampled) if collected is None else collected.computed
     existing = _find_same(
         catalog.versions(str(request.name), states=["active"]),
         content_of(hashed, "expert", candidate.annotations.license, kept=kept, computed=computed),
@@ -166,7 +166,7 @@ def _expert(workspace: Workspace, candidate: Candidate, hashed: HashedCheckpoint
             partial=workspace.home.partial,
             progress=workspace.progress,
         )
-    summaries = summarise(collected.sites[MLP_INPUT], workspace.progress)
+    summaries = summarise(collected.sites.get(MLP_INPUT, ()), workspace.progress)
     expert_overlaps = overlaps(summaries, registered_experts(workspace, but=request.name), workspace)
     registration = _register(workspace, candidate, hashed, collected)
     if summaries:
@@ -220,10 +220,12 @@ def _annotate(catalog: Catalog, version: VersionRecord, annotations: Annotations
 
 
 def _statistics_records(collected: Collected) -> Iterator[StatisticsRecord]:
+    digest, label = collected.calibration_digest, collected.calibration_label
     for site, layers in collected.sites.items():
         saturated = sum(layer.saturated for layer in layers)
-        digest, label = collected.calibration_digest, collected.calibration_label
         yield StatisticsRecord(site, layers[0].count, saturated, digest, label)
+    if collected.counts_alone:
+        yield StatisticsRecord(TOKEN_COUNTS, collected.tokens, 0, digest, label)
 
 
 def _find_same(

@@ -1,4 +1,7 @@
-"""Statistics of an expert, collected in one forward pass over its calibration tokens or carried by its folder."""
+"""Statistics of an expert, collected in one forward pass over its calibration tokens or carried by its folder.
+
+`--sites counts` only counts the tokens: a text is then read by the tokenizer, and no model is loaded.
+"""
 
 import os
 import shutil
@@ -15,17 +18,20 @@ from registry.calibration.windows import start_token
 from registry.checkpoint import Checkpoint, HashedCheckpoint, hash_checkpoint
 from registry.checkpoint.open import open_checkpoint
 from registry.errors import CalibrationError, CheckpointError, StorageError
-from registry.families.sites import MLP_INPUT, SITES
+from registry.families.sites import COUNTS, MLP_INPUT, SITES
 from registry.io.files import own_file
 from registry.progress import Progress, silent
 from registry.runtime.loading import load_model, load_tokenizer
 from registry.statistics import file as statistics_file
 from registry.statistics.file import Collected
-from registry.statistics.forward_pass import ModelRun, take_statistics, window_size
+from registry.statistics.forward_pass import ModelRun, computed_by, take_statistics, window_size
 from registry.statistics.scales import scales
 from registry.statistics.settings import PassSettings
 
 SEED = 0
+
+MOST_TOKENS = 2**53
+"""Tokens that counts alone may add up to: shares of them are exact in float64."""
 
 
 def text_calibration(checkpoint: Checkpoint, data: Sequence[Path], settings: PassSettings) -> Calibration | None:
@@ -77,21 +83,30 @@ def carried_statistics(hashed: HashedCheckpoint) -> Collected | None:
         raise CheckpointError(f"{path} has calibration tokens that the model does not know", redo)
     if unknown := sorted(set(collected.sites) - set(SITES["all"])):
         raise CheckpointError(f"{path} has statistics of an unknown site: {', '.join(unknown)}", redo)
-    for site in dict.fromkeys((MLP_INPUT, *collected.sites)):  # first the one whose count the others must have
-        _check_site(checkpoint, collected, site, path, redo)
-    counts, vocabulary = collected.token_counts, checkpoint.architecture.vocab_size
-    if counts is not None and (
-        counts.shape != (vocabulary,)
-        or int(counts.min()) < 0
-        or int(counts.sum()) != collected.sites[MLP_INPUT][0].count
-    ):
+    if collected.computed.get("sites") == COUNTS:
+        if not collected.counts_alone:
+            raise CheckpointError(f"{path} must have token counts alone, as it was made with --sites {COUNTS}", redo)
+    else:
+        for site in dict.fromkeys((MLP_INPUT, *collected.sites)):  # first the one whose count the others must have
+            _check_site(checkpoint, collected, site, path, redo)
+    vocabulary = checkpoint.architecture.vocab_size
+    if collected.token_counts is not None and not _are_counts(collected, vocabulary):
         raise CheckpointError(f"{path}: its token counts are not those of {vocabulary:,} tokens", redo)
     if kept is not None:
-        count = collected.sites[MLP_INPUT][0].count
-        same = counts is None or torch.equal(counts, kept.counts(vocabulary))
-        if (kept.digest, kept.tokens, same) != (collected.calibration_digest, count, True):
+        same = collected.token_counts is None or torch.equal(collected.token_counts, kept.counts(vocabulary))
+        if (kept.digest, kept.tokens, same) != (collected.calibration_digest, collected.tokens, True):
             raise CheckpointError(f"{path}: its statistics were not taken on the calibration tokens it holds", redo)
     return collected
+
+
+def _are_counts(collected: Collected, vocabulary: int) -> bool:
+    """Tell whether token counts are one a token, none negative, and add up to the tokens of the statistics."""
+    counts = collected.token_counts
+    assert counts is not None
+    if counts.shape != (vocabulary,) or int(counts.min()) < 0:
+        return False
+    total: int = sum(counts.tolist())  # as Python's integers: a forged sum may not wrap around
+    return 1 <= total <= MOST_TOKENS if collected.counts_alone else total == collected.tokens
 
 
 def _check_site(checkpoint: Checkpoint, collected: Collected, site: str, path: Path, redo: str) -> None:
@@ -123,7 +138,9 @@ def collect(
     partial: Path | None = None,
     progress: Progress,
 ) -> Collected:
-    """Load the expert and return its statistics on `calibration`, default text that it samples itself.
+    """Return the expert's statistics on `calibration`, default text that it samples itself.
+
+    The model is loaded unless the tokens of a given text are only counted.
 
     Args:
         hashed: the checkpoint.
@@ -138,14 +155,32 @@ def collect(
         CheckpointError: the model cannot be loaded.
     """
     checkpoint = hashed.checkpoint
+    if calibration is not None and settings.sites == COUNTS:
+        collected = _counted(hashed, calibration, computed_by(checkpoint, settings))
+        return replace(collected, calibration=calibration) if keep_calibration else collected
     model = load_model(checkpoint.folder, settings.dtype or checkpoint.dtype, settings.device)
     if calibration is None:
         calibration = _sampled_calibration(checkpoint, model, settings, progress)
         keep_calibration = True  # they reveal no more than the weights
-    collected = take_statistics(
-        checkpoint, hashed.weights, ModelRun(model), calibration, settings, partial=partial, progress=progress
-    )
+    if settings.sites == COUNTS:
+        collected = _counted(hashed, calibration, computed_by(checkpoint, settings, self_sampled=True))
+    else:
+        collected = take_statistics(
+            checkpoint, hashed.weights, ModelRun(model), calibration, settings, partial=partial, progress=progress
+        )
     return replace(collected, calibration=calibration) if keep_calibration else collected
+
+
+def _counted(hashed: HashedCheckpoint, calibration: Calibration, computed: dict[str, Any]) -> Collected:
+    """Return token counts alone."""
+    return Collected(
+        hashed.weights,
+        {},
+        calibration.digest,
+        calibration.label,
+        computed,
+        token_counts=calibration.counts(hashed.checkpoint.architecture.vocab_size),
+    )
 
 
 def collect_to(

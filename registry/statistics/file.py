@@ -20,6 +20,7 @@ from jaxtyping import Int16
 
 from registry.calibration import Calibration
 from registry.errors import CheckpointError, first_line
+from registry.families.sites import COUNTS
 from registry.io.safetensors_header import read_header
 from registry.io.safetensors_writer import Stream, replace_shard
 from registry.io.schema import COUNT, DIGEST, LABEL, OBJECT, TEXT, WHOLE, Kind, fields, list_of, maybe
@@ -66,8 +67,8 @@ class Collected:
         sites: site → one statistic a layer, in order.
         calibration_digest: digest of the calibration tokens.
         calibration_label: name of the calibration for people.
-        computed: settings of the forward pass that its result depends on: dtype, batch size, kind of device, sites,
-            folds.
+        computed: settings that the result depends on: sites, and of a forward pass dtype, batch size, kind of device
+            and folds.
         calibration: the calibration tokens, if they are kept.
         folds: site → for each layer, its statistics on every fold of the windows but the last, which is the remainder.
         token_counts: occurrences of each token, int64 of shape (V,).
@@ -83,6 +84,18 @@ class Collected:
     folds: dict[str, tuple[tuple[Statistics, ...], ...]] = field(default_factory=dict)
     token_counts: torch.Tensor | None = field(default=None, compare=False)  # they follow from the calibration
     done: dict[str, tuple[int, ...]] | None = None
+
+    @property
+    def counts_alone(self) -> bool:
+        """True if it has token counts and no statistics of a site."""
+        return not self.sites and self.token_counts is not None
+
+    @property
+    def tokens(self) -> int:
+        """Calibration tokens that it counts."""
+        if self.sites:
+            return next(iter(self.sites.values()))[0].count
+        return 0 if self.token_counts is None else int(self.token_counts.sum())
 
     def all_folds(self, site: str, layer: int) -> tuple[Statistics, ...]:
         """Return the statistics of each fold; without folds, the total."""
@@ -167,7 +180,8 @@ def load(path: Path) -> Collected:
     if document.get("format") != _FORMAT:
         raise CheckpointError(f"{path} was not written by reg collect", _REDO)
     document = fields(document, _KINDS, f"the metadata of {path}", hint=_REDO)
-    fields(document["computed"], _COMPUTED, f"the metadata of {path}, computed", optional=_ADDED, hint=_REDO)
+    optional = _COMPUTED if document["computed"].get("sites") == COUNTS else _ADDED
+    fields(document["computed"], _COMPUTED, f"the metadata of {path}, computed", optional=optional, hint=_REDO)
     try:
         with safe_open(path, framework="pt") as file:
             sites = {site: _layers(file, site, saturated) for site, saturated in document["saturated"].items()}

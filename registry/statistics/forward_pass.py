@@ -7,7 +7,7 @@ H channels of a site (the hidden size, or heads times their size), V the vocabul
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from registry.calibration import Calibration
 from registry.checkpoint import Checkpoint
 from registry.errors import CalibrationError, CheckpointError, StorageError
 from registry.families import NormOutput
-from registry.families.sites import ATTENTION_INPUT, ATTENTION_OUTPUT, HEAD_INPUT, MLP_INPUT, SITES
+from registry.families.sites import ATTENTION_INPUT, ATTENTION_OUTPUT, COUNTS, HEAD_INPUT, MLP_INPUT, SITES
 from registry.io.work_dirs import resumable
 from registry.maths.limbs import Splitter
 from registry.maths.statistics import Statistics
@@ -353,8 +353,14 @@ def batch(calibration: Calibration, first: int, size: int) -> tuple[Int64[Tensor
     return ids, keep
 
 
-def computed_by(checkpoint: Checkpoint, settings: PassSettings) -> dict[str, Any]:
-    """Return the settings of a pass that its result depends on, as a document."""
+def computed_by(checkpoint: Checkpoint, settings: PassSettings, *, self_sampled: bool = False) -> dict[str, Any]:
+    """Return the settings that statistics depend on, as a document.
+
+    Counts of tokens depend on no setting of a model, unless it sampled the tokens itself (`self_sampled`).
+    """
+    if settings.sites == COUNTS:
+        model = computed_by(checkpoint, replace(settings, sites="all")) if self_sampled else {}
+        return {key: value for key, value in model.items() if key != "folds"} | {"sites": COUNTS}
     return {
         "dtype": settings.dtype or checkpoint.dtype,
         "batch_size": settings.batch_size,

@@ -26,7 +26,9 @@ class PassSettings:
         batch_size: windows in a batch; every batch has this many, so that all have one shape.
         device: a torch device, or None for the GPU if there is one.
         dtype: the dtype of the computation, or None for the checkpoint's own.
-        sites: a key of `SITES`: all, or those that routers need.
+        sites: a key of `SITES`: all, those that routers need, or `counts`, which counts the tokens of a text without a
+            model: then only `tokens` and `seq_len` matter, and if the expert samples the text itself, what that
+            depends on.
         folds: folds of the MLP inputs' statistics, by window in a seeded order, for cross-validation; 1 for none.
     """
 

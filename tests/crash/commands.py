@@ -49,6 +49,9 @@ COMMANDS = {
         "full",
         "add-expert law {given}/law-bare --data {given}/law.jsonl --keep-calibration --tag a=b --alias stable " + _PASS,
     ),
+    "add-counts": Command(
+        "full", "add-expert law {given}/law-bare --data {given}/law.jsonl --sites counts --keep-calibration " + _PASS
+    ),
     "add-sampled": Command("full", "add-expert law {given}/law-bare " + _PASS),
     "add-adapter": Command("full", "add-expert merged {given}/adapter --base base --data {given}/law.jsonl " + _PASS),
     "add-carried": Command("full", "add-expert law {given}/law"),
@@ -56,6 +59,9 @@ COMMANDS = {
     "alias": Command("full", "alias math@1 stable"),
     "unalias": Command("full", "alias code stable --delete"),
     "collect": Command("full", "collect {given}/law-bare --data {given}/law.jsonl --out {world}/out " + _PASS),
+    "collect-counts": Command(
+        "full", "collect {given}/law-bare --data {given}/law.jsonl --sites counts --out {world}/out " + _PASS
+    ),
     "compose": Command("full", "compose --experts math,code --lam 0.5 --force --out {world}/moe"),
     "dense": Command("full", "compose --experts math,code --to dense --out {world}/out"),
     "ensemble": Command("full", "compose --experts math,code --to ensemble --force --out {world}/moe"),

@@ -45,8 +45,8 @@ _SOURCES = {
     "domain-embedding": 'The routers are mean features of the experts\' text, as in "FlexOlmo", section 3.3.2.',
     "context": "The router of every layer takes the expert whose calibration text used the tokens of the text so far "
     "most, compared with the others': naive Bayes over unigrams (Maron 1961; Lewis 1998). Each token's evidence is in "
-    "the weights and is averaged over the text so far, by one layer of attention with rotary positions (RoFormer) or by "
-    "the modelling file; nothing of it is trained.",
+    "the weights and is averaged over the text so far, by one layer of attention with rotary positions (RoFormer) or "
+    "by the modelling file; nothing of it is trained.",
     "random": 'The routers are random, as in "Branch-Train-MiX" before training.',
     "regmean": 'The trunk is solved for by "Dataless Knowledge Fusion by Merging Weights of Language Models", RegMean.',
     "mean": 'The trunk is the average of the experts\', as in "Branch-Train-MiX".',
@@ -122,7 +122,7 @@ def _context(cost: ContextCost | None) -> Iterator[tuple[str, str]]:
         return
     over = f"the recent past (exp(−distance / {cost.window:g} tokens))" if cost.window else "the whole text so far"
     if cost.layers:
-        yield "context layer", f"layer 0, whose attention averages evidence over {over}; its experts are zero"
+        yield "context layer", f"layer 0, whose attention averages evidence over {over}; no member's weights are in it"
         yield "reserved channels", f"the last {cost.channels} of the hidden size, which hold evidence and its mean"
     else:
         yield "context routing", f"the modelling file averages evidence over {over}"

@@ -10,8 +10,10 @@ from registry.calibration import Calibration
 from registry.composition.plan import Plan, context_windows
 from registry.composition.tensor_source import TensorSource
 from registry.errors import InvalidInputError
-from registry.maths.context.evidence import token_evidence
-from registry.maths.context.prefix import prefix_means
+from registry.hosts.context import ALARM
+from registry.hosts.remote_code import REMOTE_CODE
+from registry.maths.context.evidence import thresholds, token_evidence, token_shares
+from registry.maths.context.prefix import FAST, context_scores, prefix_means
 from registry.maths.context.rotary import recency_weights, rotary_tables
 
 NEUTRAL = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -37,27 +39,49 @@ def evidence_of(plan: Plan) -> Float[Tensor, "V E"]:
     return torch.cat([evidence, evidence.new_zeros((rows - len(evidence), len(counts)))])
 
 
-def choices_of(plan: Plan, calibration: Calibration) -> Int64[Tensor, "N S"]:
+def thresholds_of(plan: Plan) -> Float[Tensor, "E"]:
+    """Return the evidence of the last few tokens above which each member is taken at once, float64."""
+    rows = plan.lead.architecture.vocab_size
+    shares = token_shares([member.token_counts for member in plan.members])[:rows]
+    return thresholds(shares, evidence_of(plan)[: len(shares)], FAST)
+
+
+def choices_of(plan: Plan, calibration: Calibration, evidence: Float[Tensor, "V E"]) -> Int64[Tensor, "N S"]:
     """Return the expert that each calibration token is routed to by its context: the same in every layer.
 
     Args:
         plan: a composition whose router is `context`.
         calibration: the texts; padding counts as no evidence.
+        evidence: `evidence_of(plan)`.
     """
-    length = calibration.ids.shape[1]
-    means = prefix_means(calibration.ids.long(), calibration.keep, evidence_of(plan), past_weights(plan, length))
-    return means.argmax(dim=-1)
+    slow, fast = past_weights(plan, calibration.ids.shape[1])
+    means = [
+        None if weights is None else prefix_means(calibration.ids.long(), calibration.keep, evidence, weights)
+        for weights in (slow, fast)
+    ]
+    assert means[0] is not None
+    return context_scores(means[0], means[1], thresholds_of(plan), ALARM).argmax(dim=-1)
 
 
-def past_weights(plan: Plan, length: int) -> Float[Tensor, "S"]:
-    """Return w(Δ) for Δ = 0 … length − 1: how the context layer weighs the past."""
+def past_weights(plan: Plan, length: int) -> tuple[Float[Tensor, "S"], Float[Tensor, "S"] | None]:
+    """Return w(Δ) for Δ = 0 … length − 1: how the context layer weighs the past, slow and, where it has one, fast."""
+    if plan.recipe.host == REMOTE_CODE:
+        past, tau = torch.arange(length, dtype=torch.float64), plan.recipe.context_window
+        if not tau:
+            return torch.ones(length, dtype=torch.float64), None
+        return torch.exp(-past / tau), torch.exp(-past / FAST) if tau > FAST else None
     translation = plan.lead.hosts[plan.recipe.host or next(iter(plan.lead.hosts))]
-    windows, _, _ = context_windows(translation, plan.recipe.context_window)
-    if not windows[0].amplitudes:
-        return torch.ones(length, dtype=torch.float64)
+    windows, _ = context_windows(translation, plan.recipe.context_window)
     sizes = translation.architecture
+    if not windows.slow:
+        return torch.ones(length, dtype=torch.float64), None
     rotary = rotary_tables(sizes.rope_parameters, sizes.head_dim, sizes.max_position_embeddings)
-    return recency_weights(rotary, torch.tensor(windows[0].amplitudes, dtype=torch.float64), length)
+    slow, fast = (
+        recency_weights(rotary, torch.tensor(amplitudes, dtype=torch.float64), length) if amplitudes else None
+        for amplitudes in (windows.slow, windows.fast)
+    )
+    assert slow is not None
+    return slow, fast
 
 
 def neutral_tokens(plan: Plan) -> set[int]:

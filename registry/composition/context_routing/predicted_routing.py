@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from registry.composition.context_routing.member_evidence import evidence_of, past_weights
 from registry.composition.plan import Plan
-from registry.maths.context.prefix import EvidenceMoments
+from registry.maths.context.evidence import token_shares
+from registry.maths.context.evidence_moments import EvidenceMoments
 from registry.progress import Progress
 
 LENGTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -57,20 +57,19 @@ def predict_routing(plan: Plan, progress: Progress) -> PredictedRouting:
     lengths = [length for length in LENGTHS if length <= longest] or [longest]
     typical = TYPICAL if TYPICAL in lengths else lengths[-1]
     evidence = evidence_of(plan)  # (V, E)
-    counts = [member.token_counts for member in plan.members]
-    shares = torch.zeros_like(evidence)
-    for number, own in enumerate(counts):
-        known = own[: len(shares)].double()
-        shares[: len(known), number] = known / own.sum()
-    moments, weights = EvidenceMoments.of(shares, evidence), past_weights(plan, lengths[-1])
+    shares = token_shares([member.token_counts for member in plan.members])[: len(evidence)]
+    slow, _ = past_weights(plan, lengths[-1])  # the fast window notices a change of subject, and a text has none here
+    moments = EvidenceMoments.of(shares, evidence[: len(shares)])
     confusion = {}
     with progress("predicting", len(lengths), "length") as advance:
         for length in lengths:
-            confusion[length] = moments.confusion(weights[:length])
+            confusion[length] = moments.confusion(slow[:length])
             advance(1)
-    read = weights[:typical]
+    read = slow[:typical]
     overlap = {
         (a, b): moments.mistaken(a, b, read) + moments.mistaken(b, a, read)
-        for a, b in combinations(range(len(counts)), 2)
+        for a, b in combinations(range(len(plan.members)), 2)
     }
-    return PredictedRouting(confusion, overlap, typical, tuple(int(own.sum()) for own in counts))
+    return PredictedRouting(
+        confusion, overlap, typical, tuple(int(member.token_counts.sum()) for member in plan.members)
+    )

@@ -165,7 +165,7 @@ def _yarn(
     def pair_of(turns: float) -> float:
         return (size * math.log(original / (turns * 2 * math.pi))) / (2 * math.log(theta))
 
-    low, high = pair_of(parameters.get("beta_fast") or 32), pair_of(parameters.get("beta_slow") or 1)
+    low, high = (pair_of(float(parameters.get(name) or turns)) for name, turns in (("beta_fast", 32), ("beta_slow", 1)))
     if parameters.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, size - 1)

@@ -4,6 +4,7 @@ and is a function of its members; and a model run layer by layer is the model.""
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,14 @@ from safetensors.torch import load_file
 
 from registry import PassSettings, Recipe, Registry
 from registry.checkpoint import Checkpoint
+from registry.composition import passes
+from registry.composition.passes import pass_context, tensor_source_of
+from registry.composition.refit import KnownChoice, refit
+from registry.composition.tensor_source import StoredSource, TensorSource
 from registry.hosts.remote_code import REMOTE_CODE
+from registry.io.torch_blocks import to_tensor
 from registry.maths.refit import RIDGE
+from registry.member import Member
 from registry.runtime.gates import force_expert
 from registry.runtime.layerwise import Layers
 from registry.runtime.loading import load_model
@@ -189,3 +196,32 @@ def test_members_with_tokens_of_their_own_are_refitted(filled: Registry, tmp_pat
     assert bool(torch.isfinite(head).all())
     assert not torch.allclose(head[320], own[320], atol=1e-3)
     assert torch.nn.functional.cosine_similarity(head[320], own[320], dim=0) > 0.5
+
+
+def test_known_experts_need_no_statistics(filled: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The routers stay those of the composition, and each down projection is fitted to the tokens that go to it."""
+    plan = filled.plan(PAIR, Recipe(trunk="mean", refine_mlp=True))
+    gates = [StoredSource(plan).routers.gate(layer) for layer in range(2)]
+    name = "model.layers.1.mlp.down_proj.weight"
+
+    def unavailable(*_: Any) -> Any:
+        raise AssertionError("statistics are not needed")
+
+    def refitted(experts: tuple[int, int]) -> tuple[TensorSource, list[torch.Tensor]]:
+        texts = [member.calibration for member in plan.members]
+        given = [torch.full(text.ids.shape, expert) for text, expert in zip(texts, experts, strict=True) if text]
+        with monkeypatch.context() as patch, pass_context(filled._workspace, plan.members) as context:
+            patch.setattr(passes, "refit", partial(refit, choice=KnownChoice(given)))
+            patch.setattr(Member, "statistics", unavailable)
+            patch.setattr(Member, "folds", unavailable)
+            source = tensor_source_of(plan, context)
+            blocks = [source.mlp(member, name) for member in range(2)]
+            downs = [torch.cat([to_tensor(part, block.dtype) for part in block.blocks()]) for block in blocks]
+        return source, downs
+
+    source, own = refitted((0, 1))
+    assert all(torch.equal(source.routers.gate(layer), gate) for layer, gate in enumerate(gates))
+    _, all_to_first = refitted((0, 0))
+    assert not torch.equal(own[1], all_to_first[1])  # the second text took another way in the layer below
+    _, again = refitted((0, 1))
+    assert all(torch.equal(one, other) for one, other in zip(own, again, strict=True))

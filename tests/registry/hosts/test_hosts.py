@@ -7,7 +7,7 @@ where a case says by how much they may differ, and why.
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -168,18 +168,18 @@ class Variant:
 
 
 @contextmanager
-def variant_of(case: Case, root: Path, tokenizer: Any) -> Iterator[Variant]:
+def variant_of(case: Case, root: Path, tokenizer: Any, experts: Sequence[str] = ("code", "math")) -> Iterator[Variant]:
     """Give a case's checkpoints, registered."""
     dense = {
         name: save_checkpoint(make_model(case.family, 100 + seed, **case.config), root / name, tokenizer)
-        for seed, name in enumerate(("base", "code", "math"))
+        for seed, name in enumerate(("base", *experts))
     }
-    data = write_jsonl(root / "data.jsonl", sentences("code", 20))
     settings = PassSettings(tokens=128, seq_len=32, batch_size=2)
     with Registry(root / "home") as registry, pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_MODULES_CACHE", str(root / "modules"))
         registry.add_base("base", dense["base"], remote_code=True)
-        for name in ("code", "math"):
+        for name in experts:
+            data = write_jsonl(root / f"{name}.jsonl", sentences(name, 20))
             registry.add_expert(name, dense[name], data=[data], settings=settings, remote_code=True)
         yield Variant(case, dense, registry)
 

@@ -119,6 +119,30 @@ def test_statistics_of_routers_alone_travel(
         assert other.add_expert("code", "hf://org/code").version.digest == home.digest
 
 
+@pytest.mark.parametrize("keep", [False, True])
+def test_token_counts_alone_travel(
+    registry: Registry,
+    bare: Path,
+    zoo: Zoo,
+    hub: WritableHub,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    keep: bool,
+) -> None:
+    settings = PassSettings(tokens=128, seq_len=32, sites="counts")
+    home = registry.add_expert("code", bare, data=[zoo.train["code"]], settings=settings, keep_calibration=keep).version
+    registry.push_expert("code", "org/code", calibration=keep)
+    card = hub.files("org/code")["README.md"].decode()
+    assert "| statistics | 128 tokens: token_counts |" in card
+    assert "how often each token came in the calibration" in card
+    assert "Gram" not in card
+    with elsewhere(tmp_path, monkeypatch) as other:
+        there = other.add_expert("code", "hf://org/code").version
+        assert (there.digest, there.statistics) == (home.digest, home.statistics)
+        assert links(other, "code") == links(registry, "code")
+
+
 def test_another_expert_or_version_is_not_replaced_unasked(
     filled: Registry, zoo: Zoo, hub: WritableHub, tmp_path: Path
 ) -> None:

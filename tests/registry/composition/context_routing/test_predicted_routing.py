@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from cli.main import main
 from registry import Recipe, Registry
-from registry.composition.context_routing.member_evidence import choices_of
+from registry.composition.context_routing.member_evidence import choices_of, evidence_of
 from registry.composition.context_routing.predicted_routing import INDISTINCT_COUNTS, LENGTHS
 from registry.errors import InvalidInputError
 from registry.evaluation import TestSettings, test_windows
@@ -34,7 +34,9 @@ def test_only_counts_are_read(filled: Registry, monkeypatch: pytest.MonkeyPatch)
     (typical,) = [length for length in preview.by_tokens if length.tokens == 32]
     assert (typical.confusion,) == preview.confusion
     assert preview.accuracy == typical.accuracy
-    assert [member.tokens for member in preview.members] == [filled.member(v).tokens for v in map(filled.resolve, NAMES)]
+    assert [member.tokens for member in preview.members] == [
+        filled.member(v).tokens for v in map(filled.resolve, NAMES)
+    ]
     assert [member.part for member in preview.members] == [1 / 3] * 3
     assert all(sum(row) == pytest.approx(1) for length in preview.by_tokens for row in length.confusion)
     accuracies = [length.accuracy for length in preview.by_tokens]
@@ -61,7 +63,7 @@ def test_prediction_is_near_what_is_counted(filled: Registry, zoo: Zoo) -> None:
     data = {name: [zoo.test[name]] for name in NAMES}
     windows = test_windows(data, zoo.base, TestSettings(windows=24, seq_len=32))
     for number, name in enumerate(NAMES):
-        counted = float((choices_of(plan, windows[name])[:, -1] == number).double().mean())
+        counted = float((choices_of(plan, windows[name], evidence_of(plan))[:, -1] == number).double().mean())
         assert preview.members[number].accuracy == pytest.approx(counted, abs=0.2)
 
 

@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from registry.maths.context import prefix
+from registry.maths.context import evidence_moments
 from registry.maths.context.evidence import token_evidence
-from registry.maths.context.prefix import EvidenceMoments, predicted_accuracy, prefix_means
+from registry.maths.context.evidence_moments import EvidenceMoments
+from registry.maths.context.prefix import prefix_means
 
 TOKENS, EXPERTS, TEXTS = 60, 3, 4000
 WINDOWS = {"whole": torch.ones(64), "recent": torch.exp(-torch.arange(64) / 12)}
@@ -24,10 +25,10 @@ def experts() -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize("length", [16, 64])
 def test_independent_tokens_go_where_predicted(window: str, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefix, "ALIKE", 0.0)
+    monkeypatch.setattr(evidence_moments, "ALIKE", 0.0)
     shares, evidence = experts()
     weights = WINDOWS[window][:length].double()
-    predicted = predicted_accuracy(shares, evidence, weights)
+    predicted = EvidenceMoments.of(shares, evidence).confusion(weights)
     generator = torch.Generator().manual_seed(4)
     for expert in range(EXPERTS):
         ids = torch.multinomial(shares[:, expert], TEXTS * length, replacement=True, generator=generator)
@@ -66,6 +67,6 @@ def test_equal_experts_share_their_texts() -> None:
 def test_order_of_experts_does_not_matter() -> None:
     shares, evidence = experts()
     order = [2, 0, 1]
-    confusion = predicted_accuracy(shares, evidence, torch.ones(8))
-    turned = predicted_accuracy(shares[:, order], evidence[:, order], torch.ones(8))
+    confusion = EvidenceMoments.of(shares, evidence).confusion(torch.ones(8))
+    turned = EvidenceMoments.of(shares[:, order], evidence[:, order]).confusion(torch.ones(8))
     assert torch.allclose(turned, confusion[order][:, order], atol=1e-3)

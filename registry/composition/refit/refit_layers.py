@@ -5,10 +5,10 @@ refit follows the kept tokens of all members down the layers, through each dense
 so far. In every layer it solves, in this order (`maths/refit.py` has the equations):
 
 1. the trunk's query, key and value projections, and the output projection of attention, on all members' tokens;
-2. the router, from the MLP inputs that result;
-3. each expert's down projection, on its own tokens and on those of others that the router sends to it.
+2. the router, from the MLP inputs that result, unless the expert of each token is known beforehand (`choice.py`);
+3. each expert's down projection, on its own tokens and on those of others that are routed to it.
 
-Tokens then go where the router sends them, so that later layers undo the errors of earlier routers too. The head comes
+Tokens then go where they are routed, so that later layers undo the errors of earlier routers too. The head comes
 last. One layer of a model is in memory at a time; the streams are files.
 
 Shapes: E members (experts of a layer), H hidden size, F intermediate size of the MLP, A width of attention's output
@@ -26,24 +26,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from registry.calibration import Calibration
 from registry.checkpoint import Checkpoint
-from registry.composition.refit_source import RefitSource
+from registry.composition.refit.choice import Choice, GateChoice
+from registry.composition.refit.refit_source import RefitSource
 from registry.composition.tensor_source import TensorSource
 from registry.errors import CalibrationError
-from registry.families.sites import MLP_INPUT
 from registry.io.torch_blocks import to_tensor, torch_dtype
 from registry.maths.refit import LeastSquares
-from registry.maths.statistics import Statistics
 from registry.member import Member
 from registry.progress import Progress
 from registry.runtime.layerwise import Layers, watched
 from registry.runtime.loading import device_name
-from registry.statistics.forward_pass import batch, fold_of_window
-from registry.statistics.scales import Scales, scales
+from registry.statistics.forward_pass import batch
 from registry.statistics.settings import PassSettings
 
 _QKV, _ATTENTION, _DOWN = "query, key and value", "attention output", "down projection"
@@ -66,7 +64,6 @@ class _Text:
         member: the member whose tokens these are.
         calibration: the tokens.
         keep: True for the tokens that count, (N, S).
-        folds: the fold of each window, (N,).
         dense: h°, the dense expert's residual stream before the layer.
         dense_attention: the output of the dense expert's attention, after its projection.
         dense_mlp: the output of the dense expert's MLP.
@@ -74,13 +71,12 @@ class _Text:
         composed: h, the composed model's residual stream before the layer.
         after_attention: the composed model's residual stream after the layer if its MLP gave zeros.
         mlp_input: the input of the composed model's router and MLPs.
-        mlp_output: the output of the MLP that the router chose for each token.
+        mlp_output: the output of the MLP that each token was routed to.
     """
 
     member: Member
     calibration: Calibration
     keep: Bool[Tensor, "N S"]
-    folds: Int64[Tensor, "N"]
     dense: Float[Tensor, "N S H"]
     dense_attention: Float[Tensor, "N S H"]
     dense_mlp: Float[Tensor, "N S H"]
@@ -114,9 +110,17 @@ class Refit:
         composed: a dense folder of the composed trunk, which gives its weights and scales.
         work: a folder for streams and refitted tensors.
         progress: reports the layers.
+        choice: the expert of each token; None for routers that the refit solves.
     """
 
-    def __init__(self, source: TensorSource, composed: Checkpoint, work: Path, progress: Progress) -> None:
+    def __init__(
+        self,
+        source: TensorSource,
+        composed: Checkpoint,
+        work: Path,
+        progress: Progress,
+        choice: Choice | None = None,
+    ) -> None:
         self._source, self._composed, self._work, self._progress = source, composed, work, progress
         self._plan, self._settings = source.plan, PassSettings()
         self._family, self._architecture = composed.family, composed.architecture
@@ -124,8 +128,8 @@ class Refit:
         self._residual = self._family.residual(self._architecture)
         self._device = torch.device(device_name(self._plan.recipe.device))
         self._layers = Layers(self._family, self._architecture, composed.config, self._device)
-        self._scales: Scales = scales(composed, MLP_INPUT)
-        self._result = RefitSource(source, work)
+        self._choice = choice or GateChoice(source.plan, composed)
+        self._result = RefitSource(source, work, self._choice.routers)
         self._weights = source.plan.statistics_weights  # of each member's tokens
 
     def run(self) -> RefitSource:
@@ -158,7 +162,7 @@ class Refit:
         self._refit_attention_output(number, layer, texts)
         self._solve_router(number, layer, replay, texts)
         self._refit_down_projections(number, mlp_name, texts)
-        # Both streams go on: the composed one with the outputs of the MLPs that the router chose.
+        # Both streams go on: the composed one with the outputs of the MLPs that the tokens were routed to.
         for text in texts:
             for first, rows in self._batches(text):
                 if self._residual is not None:  # (b, S, H): h_after = h_after_attention + residual · MLP
@@ -227,30 +231,27 @@ class Refit:
 
     def _solve_router(self, number: int, layer: Any, replay: _Replay, texts: Sequence[_Text]) -> None:
         """Record the input of the MLPs after the refit of attention, and solve the layer's router from it."""
-        exponents, bits = self._scales.exponents[number], self._scales.bits
         replay.output = None
-        collected = []
-        for text in texts:
-            count = int(text.folds.max()) + 1
-            folds = [Statistics.zero(exponents)] * count
+        for member, text in enumerate(texts):
             for first, rows in self._batches(text):
                 stream = self._layers.run(number, layer, self._full(text.composed, first))  # (B, S, H)
                 mlp_input = replay.input.view(stream.shape)[: len(text.keep[rows])].cpu()  # (b, S, H)
                 text.after_attention[rows] = stream[: len(mlp_input)].cpu()
                 text.mlp_input[rows] = mlp_input
-                for fold in range(count):
-                    keep = text.keep[rows] & (text.folds[rows] == fold)[:, None]  # (b, S), by whole windows
-                    added = Statistics.of(mlp_input.flatten(0, 1), exponents, keep.flatten(), bits)  # (b · S, H)
-                    folds[fold] = folds[fold] + added
-            collected.append(tuple(folds))
-        self._result.put_statistics(number, collected)
+                self._choice.count(number, member, first, mlp_input)
+        self._choice.solve(number)
 
     def _refit_down_projections(self, number: int, mlp_name: str, texts: Sequence[_Text]) -> None:
-        """Refit each expert's down projection, on its own tokens and on those that the router sends to it."""
-        # Routed as the written model will route: the gate (E, H) rounded to its dtype, and the first choice alone.
-        gate = self._result.routers.gate(number) / self._plan.recipe.temperature
-        gate = gate.to(torch_dtype(self._plan.dtype)).float()
-        chosen = [(text.mlp_input @ gate.T).argmax(dim=-1) for text in texts]  # (N, S, E) → (N, S)
+        """Refit each expert's down projection, on its own tokens and on those that are routed to it."""
+        chosen = [  # (N, S) each
+            torch.cat(
+                [
+                    self._choice.experts(number, member, first, text.mlp_input[rows])
+                    for first, rows in self._batches(text)
+                ]
+            )
+            for member, text in enumerate(texts)
+        ]
         name = self._family.tensor_name(number, self._family.down)
         for expert, text in enumerate(texts):
             mlp = self._layers.layer(number, partial(_weight, text.member)).get_submodule(mlp_name)
@@ -302,8 +303,7 @@ class Refit:
         assert calibration is not None  # checked with the plan
         shape = (*calibration.ids.shape, self._architecture.hidden_size)
         streams = {name: _stream(self._work / f"{number}-{name}.stream", shape) for name in _STREAMS}
-        folds = fold_of_window(len(calibration.ids), int((member.content["computed"] or {}).get("folds", 1)))
-        text = _Text(member, calibration, calibration.keep, folds, **streams)
+        text = _Text(member, calibration, calibration.keep, **streams)
         for weights, stream in ((partial(_weight, member), text.dense), (self._composed.tensor, text.composed)):
             embed = self._layers.embedded(weights)
             for first, rows in self._batches(text):
@@ -343,9 +343,11 @@ class Refit:
         module.weight = nn.Parameter(rounded.float().to(self._device), requires_grad=False)
 
 
-def refit(source: TensorSource, composed: Checkpoint, work: Path, progress: Progress) -> RefitSource:
+def refit(
+    source: TensorSource, composed: Checkpoint, work: Path, progress: Progress, choice: Choice | None = None
+) -> RefitSource:
     """Refit a source (arguments and errors as `Refit`)."""
-    return Refit(source, composed, work, progress).run()
+    return Refit(source, composed, work, progress, choice).run()
 
 
 def _weight(member: Member, name: str) -> Tensor:

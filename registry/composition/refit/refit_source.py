@@ -3,8 +3,7 @@
 Shapes: E members, H hidden size, V vocabulary; O and I the outputs and inputs of one linear map, weight (O, I).
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -12,36 +11,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from registry.composition.tensor_source import RouterSolver, TensorSource, pass_over
-from registry.families.sites import MLP_INPUT
 from registry.io.safetensors_writer import Stream, write_shard
 from registry.io.torch_blocks import dtype_name, to_block
 from registry.maths.refit import LeastSquares
-from registry.maths.statistics import Statistics
 from registry.maths.trunk.combination import Combination, aligned
 from store.arrays import ArraySource
 
 _KEY = "tensor"
 """The name of the only tensor in each file of a refit."""
-
-
-@dataclass
-class _LayerStatistics:
-    """A member's statistics of the layer that is being refitted; those of the layers before are not kept."""
-
-    layer: int = -1
-    parts: tuple[Statistics, ...] = ()
-
-    def folds(self, site: str, layer: int) -> tuple[Statistics, ...]:
-        """Return the statistics as folds."""
-        assert (site, layer) == (MLP_INPUT, self.layer)
-        return self.parts
-
-    def statistics(self, site: str, layer: int) -> Statistics:
-        """Return the sum of the folds."""
-        total, *others = self.folds(site, layer)
-        for other in others:
-            total = total + other
-        return total
 
 
 class RefitSource:
@@ -50,13 +27,13 @@ class RefitSource:
     Args:
         inner: the source of every other tensor.
         folder: the folder for refitted tensors, one file each.
+        routers: in place of those of the inner source; None where these stay.
     """
 
-    def __init__(self, inner: TensorSource, folder: Path) -> None:
+    def __init__(self, inner: TensorSource, folder: Path, routers: RouterSolver | None) -> None:
         self._inner, self._folder = inner, folder
         self.plan = inner.plan
-        self._layer_statistics = [_LayerStatistics() for _ in inner.plan.members]
-        self.routers = RouterSolver(inner.plan, self._layer_statistics)
+        self.routers = routers or inner.routers
         self._files: dict[tuple[int | None, str], Path] = {}
         """(number of the member, or None for the trunk; name of the tensor) → file."""
         self._head: list[LeastSquares] = []
@@ -76,12 +53,6 @@ class RefitSource:
                 head, (H, H): `mapped` by the member's head (V, H) they become the sums of a map to V outputs.
         """
         self._head = sums
-
-    def put_statistics(self, layer: int, folds: Sequence[tuple[Statistics, ...]]) -> None:
-        """Solve a layer's router from its statistics, one tuple of folds a member."""
-        for statistics, parts in zip(self._layer_statistics, folds, strict=True):
-            statistics.layer, statistics.parts = layer, parts
-        self.routers.keep_gate(layer)  # and with it the curve of lam; the statistics go
 
     def combined(self, name: str) -> Iterator[Float[Tensor, "r ..."]]:
         """Yield the rows of one tensor: the refitted one in one block, or those of the inner source."""
