@@ -7,8 +7,6 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from registry.composition.context_routing.predicted_routing import INDISTINCT_COUNTS, predict_routing
 from registry.composition.plan import Plan
@@ -173,7 +171,7 @@ def preview_plan(plan: Plan, progress: Progress) -> Preview:
 def _by_context(plan: Plan, progress: Progress) -> Preview:
     """Return the preview of context routing, from counts alone."""
     predicted, refs = predict_routing(plan, progress), [member.version.ref for member in plan.members]
-    by_tokens = tuple(PreviewedLength(tokens, _matrix(matrix)) for tokens, matrix in predicted.confusion.items())
+    by_tokens = tuple(PreviewedLength(tokens, _matrix(matrix.tolist())) for tokens, matrix in predicted.confusion.items())
     confusion = next(length.confusion for length in by_tokens if length.tokens == predicted.typical)
     overlaps = {(refs[a], refs[b]): share for (a, b), share in predicted.overlap.items()}
     parts = [1 / len(refs)] * len(refs)
@@ -202,12 +200,12 @@ def _confusion(
         raise InvalidInputError(
             f"the routing of layer {layer} cannot be predicted: {error}", "raise lam, for example --lam 0.1"
         ) from error
-    return _matrix(confusion)
+    return _matrix(confusion.tolist())
 
 
-def _matrix(confusion: Float[Tensor, "E E"]) -> Matrix:
-    rows: list[list[float]] = confusion.clamp(0, 1).tolist()
-    return tuple(tuple(row) for row in rows)
+def _matrix(rows: Sequence[Sequence[float]]) -> Matrix:
+    """Return shares, which rounding may have left a little below 0 or above 1."""
+    return tuple(tuple(min(max(share, 0.0), 1.0) for share in row) for row in rows)
 
 
 def _overlaps(layer: int, refs: Sequence[str], statistics: Sequence[Statistics]) -> list[tuple[tuple[str, str], float]]:

@@ -1,4 +1,4 @@
-"""Cost of context routing: what a plan has more than one whose routers read the stream."""
+"""Cost of context routing: layers, channels and weights beyond those of a plan whose routers read the stream."""
 
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -10,7 +10,7 @@ from registry.maths.router import COUNTS, ROUTERS
 
 @dataclass(frozen=True)
 class ContextCost:
-    """What context routing adds to a composition.
+    """Layers, channels and weights that context routing adds to a composition.
 
     Attributes:
         layers: layers of attention; 0 where a modelling file averages by itself.

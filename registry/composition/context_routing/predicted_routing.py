@@ -30,7 +30,7 @@ of old English prose 0.45 (0.64), Spanish and Portuguese 0.42 (0.29), two kinds 
 
 @dataclass(frozen=True)
 class PredictedRouting:
-    """Where context routing sends the members' texts.
+    """Shares of the members' texts that context routing sends to each member.
 
     Attributes:
         confusion: number of tokens read → row by row, the shares of a member's texts that go to each member.
