@@ -171,7 +171,9 @@ def preview_plan(plan: Plan, progress: Progress) -> Preview:
 def _by_context(plan: Plan, progress: Progress) -> Preview:
     """Return the preview of context routing, from counts alone."""
     predicted, refs = predict_routing(plan, progress), [member.version.ref for member in plan.members]
-    by_tokens = tuple(PreviewedLength(tokens, _matrix(matrix.tolist())) for tokens, matrix in predicted.confusion.items())
+    by_tokens = tuple(
+        PreviewedLength(tokens, _matrix(matrix.tolist())) for tokens, matrix in predicted.confusion.items()
+    )
     confusion = next(length.confusion for length in by_tokens if length.tokens == predicted.typical)
     overlaps = {(refs[a], refs[b]): share for (a, b), share in predicted.overlap.items()}
     parts = [1 / len(refs)] * len(refs)
