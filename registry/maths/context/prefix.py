@@ -18,7 +18,6 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from registry.maths.confusion import chosen, sample
 from registry.maths.threads import one_thread
 
 FAST = 6.0
@@ -63,29 +62,3 @@ def context_scores(
 ) -> Float[Tensor, "*B E"]:
     """Return what routers compare: m + `alarm` · max(0, f − θ)."""
     return slow + alarm * (fast - thresholds).clamp(min=0.0)
-
-
-def predicted_accuracy(
-    counts: Float[Tensor, "V E"], evidence: Float[Tensor, "V E"], weights: Float[Tensor, "S"]
-) -> Float[Tensor, "E E"]:
-    """Return, row by row, the probabilities that a text of expert e goes to each expert after S tokens, float64.
-
-    Tokens are taken as independent draws from p_e. Then m has the mean μ_e = Σ_v p_e(v) ℓ(v) and the covariance
-    Cov_e(ℓ) · Σ w² / (Σ w)², and is nearly Gaussian, so that P(m_j is the largest) is that of `confusion`. Real text
-    repeats itself: it reads fewer independent tokens than it has, so the prediction is an upper one.
-
-    Args:
-        counts: p_e, columns that sum to 1.
-        evidence: ℓ.
-        weights: w(Δ) of the S tokens that were read.
-    """
-    experts = counts.shape[1]
-    spread = float(weights.square().sum() / weights.sum().square())
-    points, rows = sample(experts), []
-    with one_thread():
-        for expert in range(experts):
-            share = counts[:, expert]
-            mean = share @ evidence
-            covariance = evidence.T @ (evidence * share[:, None]) - torch.outer(mean, mean)
-            rows.append(chosen(mean, covariance * spread, points, range(experts)))
-    return torch.stack(rows)

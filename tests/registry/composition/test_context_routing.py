@@ -123,9 +123,7 @@ def test_rope_without_such_a_window_is_noted(tmp_path: Path, tokenizer: Any) -> 
     narrow = Case("llama", "mixtral", {"head_dim": 8})  # four rotary pairs
     with variant_of(narrow, tmp_path, tokenizer, EXPERTS) as variant:
         plans = [
-            variant.registry.compose(
-                EXPERTS, tmp_path / str(tau), variant.recipe(router="context", context_window=tau)
-            )
+            variant.registry.compose(EXPERTS, tmp_path / str(tau), variant.recipe(router="context", context_window=tau))
             for tau in (0, 4)
         ]
         ids = texts(tokenizer)
@@ -188,9 +186,7 @@ def test_a_left_padded_batch_generates_what_each_text_does(variant: Variant, tmp
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("variant", ["llama", "qwen3", "granite", "gemma", "olmo2", "smollm3"], indirect=True)
-def test_folders_in_16_bits_take_the_same_experts(
-    variant: Variant, tmp_path: Path, tokenizer: Any, dtype: str
-) -> None:
+def test_folders_in_16_bits_take_the_same_experts(variant: Variant, tmp_path: Path, tokenizer: Any, dtype: str) -> None:
     recipe = variant.recipe(router="context", context_window=16.0, dtype=dtype)
     plan = variant.registry.compose(EXPERTS, tmp_path / "moe", recipe)
     ids = texts(tokenizer)
@@ -208,7 +204,9 @@ def test_transformers_4_computes_the_same(
     variant.registry.compose(EXPERTS, tmp_path / "moe", variant.recipe(router="context", context_window=16.0))
     ids, model = texts(tokenizer), load(tmp_path / "moe")
     with torch.no_grad():
-        assert torch.equal(transformers4.logits(tmp_path / "moe", ids, "float32", tmp_path), model(input_ids=ids).logits)
+        assert torch.equal(
+            transformers4.logits(tmp_path / "moe", ids, "float32", tmp_path), model(input_ids=ids).logits
+        )
 
 
 @pytest.mark.parametrize("variant", ["llama", "qwen2 in granitemoe", "qwen3", "olmo2", "smollm3"], indirect=True)
