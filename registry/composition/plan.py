@@ -277,7 +277,9 @@ def _tensors(
         yield OutputTensor(name, recipe.dtype or own, made)
     for layer in range(architecture.num_hidden_layers if recipe.to == "moe" else 0):
         shape = (len(members), architecture.hidden_size)
-        yield OutputTensor(host.tensor_name(layer, host.gate), dtype, Router(shape, layer), ROUTER)
+        solved = ROUTERS[recipe.router].solve is not None or len(members) > 1
+        gate = Router(shape, layer) if solved else Constant(shape, 0.0)  # one expert has every token
+        yield OutputTensor(host.tensor_name(layer, host.gate), dtype, gate, ROUTER)
         whole = recipe.host == REMOTE_CODE
         parts = family.mlp_tensors(layer, architecture) if whole else family.projections(layer, architecture)
         for name, experts in host.experts.tensors(len(members), parts):

@@ -44,8 +44,8 @@ def choices_of(plan: Plan, calibration: Calibration) -> Int64[Tensor, "N S"]:
         plan: a composition whose router is `context`.
         calibration: the texts; padding counts as no evidence.
     """
-    length = calibration.ids.shape[1]
-    means = prefix_means(calibration.ids, calibration.keep, evidence_of(plan), past_weights(plan, length))
+    ids = calibration.ids.long()
+    means = prefix_means(ids, calibration.keep, evidence_of(plan), past_weights(plan, ids.shape[1]))
     return means.argmax(dim=-1)
 
 
