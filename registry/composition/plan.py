@@ -11,10 +11,16 @@ from registry.composition.recipe import Recipe
 from registry.errors import IncompatibleError, UnsupportedFamilyError
 from registry.families import Translation
 from registry.hosts import Constant, Experts, Host, Trunk
-from registry.hosts.context import ContextLayout, Windowed
+from registry.hosts.context import MEAN, SHARPNESS, ContextLayout, Windowed
 from registry.hosts.host import LAYERS
-from registry.hosts.remote_code import REMOTE_CODE
-from registry.hosts.tensors import EvidenceEmbedding, Made, Router, Widened
+from registry.hosts.remote_code import (
+    CONTEXT_SHARPNESS,
+    CONTEXT_WINDOW,
+    EVIDENCE_TENSOR,
+    REMOTE_CODE,
+    context_code_host,
+)
+from registry.hosts.tensors import Evidence, EvidenceEmbedding, Made, Router, Widened
 from registry.maths.context.rotary import recency_amplitudes, rotary_tables
 from registry.maths.router import COUNTS, ROUTERS, balanced
 from registry.maths.trunk import TRUNKS
@@ -199,7 +205,7 @@ def with_context(plan: Plan) -> Plan:
     """
     recipe, translation = plan.recipe, plan.translation
     if recipe.host == REMOTE_CODE:
-        return plan  # its modelling file averages by itself
+        return _with_evidence(plan)
     windows, rotary, notes = context_windows(translation, recipe.context_window)
     try:
         layout = ContextLayout(translation.host, translation.architecture, len(plan.members), windows, rotary)
@@ -223,6 +229,24 @@ def with_context(plan: Plan) -> Plan:
             tensors.append(OutputTensor(layout.name(name), dtype, layout.experts(made), EXPERTS))
     carried = replace(translation, architecture=layout.architecture, notes=(*translation.notes, *notes))
     return replace(plan, translation=carried, tensors=tuple(tensors))
+
+
+def _with_evidence(plan: Plan) -> Plan:
+    """Return a plan for a modelling file that averages evidence by itself: one tensor of evidence, and no router."""
+    family, recipe, translation = plan.lead.family, plan.recipe, plan.translation
+    carried = replace(
+        translation,
+        host=context_code_host(family.model_type, family.class_name, family.layers),
+        architecture=translation.architecture.with_options(
+            **{CONTEXT_WINDOW: float(recipe.context_window), CONTEXT_SHARPNESS: SHARPNESS * MEAN / recipe.temperature}
+        ),
+    )
+    evidence = Evidence((translation.architecture.vocab_size, len(plan.members)))
+    tensors = (
+        *(tensor for tensor in plan.tensors if not isinstance(tensor.made, Router)),
+        OutputTensor(EVIDENCE_TENSOR, "float32", evidence, ROUTER),
+    )
+    return replace(plan, translation=carried, tensors=tensors)
 
 
 def context_windows(translation: Translation, tau: float) -> tuple[list[Windowed], float, tuple[str, ...]]:
@@ -308,6 +332,8 @@ def _one(name: str, dtypes: dict[str, str]) -> str:
 def _workspace(made: Made, solved: Collection[str]) -> int:
     """Return how many elements of a tensor are in memory at once; `solved` are made in longer runs of rows."""
     size = math.prod(made.shape)
+    if isinstance(made, Evidence):
+        return size
     if isinstance(made, Widened | EvidenceEmbedding):
         return min(size, 2 * _workspace(made.inner, solved))
     if isinstance(made, Trunk) and made.rows.name in solved:

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from registry.checkpoint.weights import Stored, read_headers
 from registry.composition.integrity import COMPOSE_AGAIN, ComposedFolder
-from registry.errors import CheckpointError
+from registry.errors import CheckpointError, InvalidInputError
+from registry.hosts.remote_code import EVIDENCE_TENSOR
 from registry.io.dtypes import NAMES, WEIGHT_DTYPES
 from registry.member import Member, load_member
 from registry.names.resolve import by_digest
@@ -43,12 +44,19 @@ def read_parent(folder: Path, progress: Progress) -> Parent:
 
     Raises:
         CheckpointError: the folder was not composed by this program, or was changed since.
+        InvalidInputError: it has no router that can be trained.
     """
     composed = ComposedFolder.read(folder)
     composed.check(progress)
     gates = {}
     weights = [folder / name for name in composed.files if name.endswith(".safetensors")]
-    for name, stored in read_headers(weights).items():
+    headers = read_headers(weights)
+    if EVIDENCE_TENSOR in headers:
+        raise InvalidInputError(
+            f"{folder} has no router that can be trained: its experts are chosen by counts of tokens",
+            "compose it with another router, for example --router ridge",
+        )
+    for name, stored in headers.items():
         if match := GATE.fullmatch(name.removesuffix(".weight")):
             gates[int(match[1])] = (name, stored)
             if NAMES.get(stored.dtype) not in WEIGHT_DTYPES or len(stored.shape) != 2:

@@ -10,6 +10,7 @@ from registry.calibration import Calibration
 from registry.composition.plan import Plan, context_windows
 from registry.composition.tensor_source import TensorSource
 from registry.errors import InvalidInputError
+from registry.hosts.remote_code import REMOTE_CODE
 from registry.maths.context.evidence import token_evidence
 from registry.maths.context.prefix import prefix_means
 from registry.maths.context.rotary import recency_weights, rotary_tables
@@ -50,9 +51,12 @@ def choices_of(plan: Plan, calibration: Calibration) -> Int64[Tensor, "N S"]:
 
 
 def past_weights(plan: Plan, length: int) -> Float[Tensor, "S"]:
-    """Return w(Δ) for Δ = 0 … length − 1: how the context layer weighs the past."""
+    """Return w(Δ) for Δ = 0 … length − 1: how the context layer, or the modelling file, weighs the past."""
+    tau = plan.recipe.context_window
+    if plan.recipe.host == REMOTE_CODE:
+        return torch.exp(-torch.arange(length, dtype=torch.float64) / tau) if tau else torch.ones(length).double()
     translation = plan.lead.hosts[plan.recipe.host or next(iter(plan.lead.hosts))]
-    windows, _, _ = context_windows(translation, plan.recipe.context_window)
+    windows, _, _ = context_windows(translation, tau)
     if not windows[0].amplitudes:
         return torch.ones(length, dtype=torch.float64)
     sizes = translation.architecture
