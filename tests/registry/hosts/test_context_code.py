@@ -1,6 +1,6 @@
 """Proves: a folder with its own modelling file routes by the text so far, alike with and without a cache.
 
-What the routers choose is compared with `prefix_means`, what experts compute with the dense experts, bit for bit.
+What the routers choose is compared with `scores_of`, what experts compute with the dense experts, bit for bit.
 """
 
 import copy
@@ -15,11 +15,10 @@ from transformers import DynamicCache, StaticCache
 
 from registry import PassSettings, Recipe
 from registry.calibration import Calibration
-from registry.composition.context_routing.member_evidence import choices_of, evidence_of, past_weights
+from registry.composition.context_routing.member_evidence import choices_of, evidence_of, scores_of
 from registry.composition.plan import Plan
 from registry.errors import InvalidInputError
 from registry.hosts.remote_code import REMOTE_CODE
-from registry.maths.context.prefix import prefix_means
 from registry.runtime.gates import force_expert, gates, record_routing
 from registry.runtime.loading import has_our_code, load_model
 from registry.training import TrainSettings
@@ -45,8 +44,7 @@ class Composed:
     @property
     def means(self) -> torch.Tensor:
         """The mean evidence at each token of `IDS`."""
-        weights = past_weights(self.plan, IDS.shape[1])
-        return prefix_means(IDS, torch.ones_like(IDS).bool(), evidence_of(self.plan), weights)
+        return scores_of(self.plan, IDS, torch.ones_like(IDS).bool(), evidence_of(self.plan))
 
 
 @pytest.fixture(scope="module", params=SEVERAL)
