@@ -84,9 +84,9 @@ def padded(block: Block, width: int) -> Block:
 
 
 def _entries(sparse: Entries, unit: float, dtype: torch.dtype) -> Iterator[Block]:
-    tensor = torch.zeros(sparse.shape, dtype=dtype)
+    tensor, largest = torch.zeros(sparse.shape, dtype=dtype), torch.finfo(dtype).max
     for index, value in sparse.entries:
-        tensor[index] = value * unit
+        tensor[index] = min(value * unit, largest)
     yield to_block(tensor)
 
 

@@ -10,7 +10,7 @@ Shapes: N texts of S tokens, V tokens, E experts.
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from registry.maths.confusion import chosen, sample
@@ -21,7 +21,7 @@ _AT_ONCE = 2**22
 
 
 def prefix_means(
-    ids: Int64[Tensor, "N S"],
+    ids: Int[Tensor, "N S"],
     keep: Bool[Tensor, "N S"],
     evidence: Float[Tensor, "V E"],
     weights: Float[Tensor, "S"],

@@ -48,7 +48,11 @@ MODELS: dict[str, tuple[dict[str, Any], int, int]] = {
     "mistral nemo": ({"rope_theta": 1e6}, 128, 131072),
     "qwen 2.5 0.5B": ({"rope_theta": 1e6}, 64, 32768),
     "qwen 2.5 yarn": (YARN, 128, 131072),
-    "yarn from 4096": ({**YARN, "rope_theta": 1e4, "factor": 32.0, "original_max_position_embeddings": 4096}, 128, 131072),
+    "yarn from 4096": (
+        {**YARN, "rope_theta": 1e4, "factor": 32.0, "original_max_position_embeddings": 4096},
+        128,
+        131072,
+    ),
     "qwen 3, 262144": ({"rope_theta": 5e6}, 128, 262144),
     "phi 3": ({"rope_theta": 10000.0}, 96, 4096),
     "gemma": ({"rope_theta": 10000.0}, 256, 8192),
@@ -81,9 +85,7 @@ def test_tables_are_those_of_transformers(name: str) -> None:
     parameters, context = SCALED[name], 131072
     size = 96 if parameters["rope_type"] == "longrope" else 128
     found = rotary_tables(parameters, size, context)
-    config = LlamaConfig(
-        head_dim=size, hidden_size=4 * size, num_attention_heads=4, max_position_embeddings=context
-    )
+    config = LlamaConfig(head_dim=size, hidden_size=4 * size, num_attention_heads=4, max_position_embeddings=context)
     config.rope_parameters = dict(parameters)
     original = parameters.get("original_max_position_embeddings", 4096)
     if parameters["rope_type"] == "longrope":
