@@ -15,6 +15,7 @@ from cli.recipe import asked, experts_option, recipe_options
 from cli.session import Session, pass_session
 from registry import composition
 from registry.composition import recipe as recipes
+from registry.composition.context_routing.context_cost import context_cost
 
 _NOT_SHOWN = ("weights", "dtype")
 
@@ -123,6 +124,7 @@ def compose(
 
 
 def _document(plan: composition.Plan | composition.Ensemble) -> dict[str, Any]:
+    cost = context_cost(plan) if isinstance(plan, composition.Plan) else None
     return plan.document | {
         "digest": plan.digest,
         "versions": [member.version.ref for member in plan.members],
@@ -130,6 +132,7 @@ def _document(plan: composition.Plan | composition.Ensemble) -> dict[str, Any]:
         "parameters": plan.parameters,
         "active_parameters": plan.active_parameters,
         "bytes": plan.nbytes,
+        "context": None if cost is None else cost.document(),
         "peak_bytes": plan.peak_bytes,
     }
 
@@ -159,11 +162,24 @@ def _print_plan(plan: composition.Plan | composition.Ensemble) -> None:
             ("host", f"{plan.model_type}, {plan.dtype}"),
             *(("note", note) for note in plan.notes),
             *shown,
+            *_context(plan),
             ("parameters", f"{plan.parameters:,}, of which {plan.active_parameters:,} active per token"),
             ("bytes", f"{plan.nbytes:,} ({size(plan.nbytes)})"),
             ("peak memory", f"about {size(plan.peak_bytes)} beyond the program itself"),
         ],
     )
+
+
+def _context(plan: composition.Plan | composition.Ensemble) -> list[tuple[str, str]]:
+    """Return the line on what context routing adds, if the plan has it."""
+    cost = context_cost(plan) if isinstance(plan, composition.Plan) else None
+    if cost is None:
+        return []
+    added = f"{cost.parameters:,} parameters, {size(cost.bytes)}"
+    if cost.layers:
+        layers = "1 layer of attention" if cost.layers == 1 else f"{cost.layers} layers of attention"
+        added = f"{layers} and {cost.channels} channels, {added}"
+    return [("context routing adds", added)]
 
 
 def _shown(value: object) -> str:

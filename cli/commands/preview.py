@@ -34,7 +34,8 @@ def preview(
 
     For each expert: its tokens and its weight in the routers' solve; the share of its text whose first choice is this
     expert (routing accuracy, as in reg evaluate) and the shares of the other experts; the overlap of its text with
-    theirs; and whether it is drowned out.
+    theirs; and whether it is drowned out. With --router context, all of it from counts of tokens, after 32 tokens of a
+    text, and the accuracy after 1, 2, 4, … tokens.
     """
     wanted = asked(context, session, experts, base, settings)
     with session.registry() as registry:
@@ -46,10 +47,14 @@ def preview(
 
 
 def _print(prediction: "Preview") -> None:
-    refs, mean = prediction.refs, prediction.mean_confusion
+    refs, mean, by_tokens = prediction.refs, prediction.mean_confusion, prediction.by_tokens
+    solved = [] if by_tokens else ["weight in the solve"]  # context routing solves nothing
     print_table(
-        ("expert", "tokens", "weight in the solve", "routing accuracy", "load"),
-        [(m.ref, f"{m.tokens:,}", f"{m.part:.1%}", f"{m.accuracy:.1%}", f"{m.share:.1%}") for m in prediction.members],
+        ("expert", "tokens", *solved, "routing accuracy", "load"),
+        [
+            (m.ref, f"{m.tokens:,}", *(f"{m.part:.1%}" for _ in solved), f"{m.accuracy:.1%}", f"{m.share:.1%}")
+            for m in prediction.members
+        ],
     )
     click.echo()
     print_table(
@@ -57,10 +62,16 @@ def _print(prediction: "Preview") -> None:
         [(ref, *(f"{share:.1%}" for share in row)) for ref, row in zip(refs, mean, strict=True)],
     )
     click.echo()
-    print_table(
-        ("accuracy in layer", *map(str, prediction.layers)),
-        [(ref, *(f"{layer[n][n]:.1%}" for layer in prediction.confusion)) for n, ref in enumerate(refs)],
-    )
+    if by_tokens:
+        print_table(
+            ("accuracy after … tokens", *(str(length.tokens) for length in by_tokens)),
+            [(ref, *(f"{length.confusion[n][n]:.1%}" for length in by_tokens)) for n, ref in enumerate(refs)],
+        )
+    else:
+        print_table(
+            ("accuracy in layer", *map(str, prediction.layers)),
+            [(ref, *(f"{layer[n][n]:.1%}" for layer in prediction.confusion)) for n, ref in enumerate(refs)],
+        )
     if prediction.overlap:
         click.echo()
         pairs = sorted(prediction.overlap.items(), key=lambda item: -item[1])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cli.options import Integer, file_path
-from cli.output import allows_colour, as_json, is_quiet, print_json
+from cli.output import allows_colour, as_json, is_quiet, note, print_json
 
 if TYPE_CHECKING:
     from registry.composition.trace import Routed
@@ -33,7 +33,8 @@ def route(
 
     Without --layer, this is the expert with the most routing weight over all layers. TEXT may be - for standard input.
     Without colours (no terminal, or NO_COLOR is set), each run of tokens is preceded by its expert's letter. --json has
-    every layer's experts and weights.
+    every layer's experts and weights. Where all layers agree on every token, as they do with --router context, this is
+    noted, and --every-layer shows one of them.
     """
     from registry.composition.trace import MOST_CHARACTERS, route
     from registry.errors import InvalidInputError
@@ -47,7 +48,7 @@ def route(
         print_json(routed.document())
         return
     shown: list[int | None] = [*layers] or [None]
-    if every_layer:
+    if every_layer and not routed.is_alike:
         shown = [*range(routed.layers)]
     for layer in shown:
         if layer is not None and layer >= routed.layers:
@@ -61,6 +62,8 @@ def route(
         click.echo("".join(_lines(routed, layer, coloured)), color=coloured)
         if not is_quiet():
             click.echo("  ".join(_legend(routed, layer, coloured)), color=coloured)
+    if routed.is_alike:
+        note(f"all {routed.layers} layers send each token to the same expert")
 
 
 def _lines(routed: "Routed", layer: int | None, coloured: bool) -> Iterator[str]:

@@ -7,6 +7,7 @@ from cli.json_schema.fields import (
     flag,
     maybe,
     number,
+    optional,
     plus,
     record,
     several,
@@ -101,6 +102,16 @@ COMPOSE = record(
     parameters=whole("Weights, tied ones once."),
     active_parameters=whole("Weights used for one token."),
     bytes=whole("The size of the weight files."),
+    context=maybe(
+        record(
+            "What --router context adds; null without it.",
+            layers=whole("Layers of attention; 0 with --remote-code, whose modelling file averages by itself."),
+            channels=whole("Channels of the hidden size."),
+            window=number("The window in tokens; 0 for the whole text so far."),
+            parameters=whole("Weights."),
+            bytes=whole("Bytes of weights."),
+        )
+    ),
     peak_bytes=whole("Estimated peak memory, beyond the program itself."),
     out=maybe(text("The folder that was written; null with --plan.")),
     pushed=maybe(PUSHED),
@@ -141,6 +152,13 @@ ROW = record(
     spread=maybe(SPREAD),
     average=maybe(number("Mean score, if every domain has one.")),
     overall_accuracy=by("domain", number("Routing accuracy, mean over the layers.")),
+    accuracy_by_tokens=optional(
+        by(
+            "domain",
+            by("tokens", number("Routing accuracy."), "32: of the tokens after the 16th up to the 32nd of a window."),
+            "Routing accuracy by number of tokens read, mean over the layers.",
+        )
+    ),
     overall_load=by("expert", number("Load, mean over the layers.")),
 )
 COMPOSITION = record(
@@ -189,7 +207,7 @@ PREVIEW = record(
             "One expert.",
             ref=REF,
             tokens=whole("Its calibration tokens."),
-            part=number("Its weight in the routers' solve, from 0 to 1."),
+            part=number("Its weight in the routers' solve, from 0 to 1; with --router context the same for all."),
             accuracy=number("Predicted share of its tokens whose first choice is it, mean over the layers."),
             share=number("Predicted share of first choices, if each expert's text has the same number of tokens."),
             drowned=maybe(text("The reason why it is drowned out by the others; null if it is not.")),
@@ -209,7 +227,7 @@ PREVIEW = record(
                 several(number("A share."), "An expert's text."), "Rows: text of each expert; columns: first choices."
             ),
         ),
-        "The predicted layers.",
+        "The predicted layers; with --router context the first stands for all, which route alike.",
     ),
     overlap=several(
         record(
@@ -218,6 +236,17 @@ PREVIEW = record(
             routing=number("Share of tokens that no linear router can separate, mean over the layers."),
         ),
         "Overlaps of experts' text.",
+    ),
+    by_tokens=several(
+        record(
+            "Texts of which so many tokens were read.",
+            tokens=whole("The number of tokens."),
+            accuracy=number("Mean accuracy of the experts."),
+            confusion=several(
+                several(number("A share."), "An expert's text."), "Rows: text of each expert; columns: first choices."
+            ),
+        ),
+        "With --router context, the prediction by number of tokens read; else empty.",
     ),
     notes=several(text("A sentence."), "Limits of the prediction."),
 )

@@ -14,6 +14,7 @@ from registry.composition.passes import pass_context, tensor_source_of
 from registry.composition.plan import Plan, make_plan
 from registry.composition.preview import Preview, preview_plan
 from registry.composition.recipe import Recipe
+from registry.composition.recipe.recipe_fields import FROM_COUNTS
 from registry.composition.write import write_composition
 from registry.errors import InvalidInputError
 from registry.io.model_folder import check_output
@@ -130,6 +131,11 @@ def lam_curves(
     workspace: Workspace, experts: Sequence[str], recipe: Recipe | None = None, *, base: str | None = None
 ) -> list[LamCurve]:
     """Return the held-out error by ridge strength of each layer's router (arguments as `Registry.lam_curve`)."""
+    if recipe is not None and recipe.router in FROM_COUNTS:
+        raise InvalidInputError(
+            f"router method {recipe.router!r} has no ridge strength: its routers are made from counts of tokens",
+            "preview it by tokens read: reg preview --router context; or choose --router ridge",
+        )
     plan = plan_composition(workspace, experts, replace(recipe or Recipe(), lam="auto"), base=base)
     layers = plan.lead.architecture.num_hidden_layers
     with (

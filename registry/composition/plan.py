@@ -11,10 +11,11 @@ from registry.composition.recipe import Recipe
 from registry.errors import IncompatibleError, UnsupportedFamilyError
 from registry.families import Translation
 from registry.hosts import Constant, Experts, Host, Trunk
-from registry.hosts.context import ContextLayout, Windowed
+from registry.hosts.context import ContextLayout, ContextWindows, notices
 from registry.hosts.host import LAYERS
 from registry.hosts.remote_code import REMOTE_CODE
 from registry.hosts.tensors import EvidenceEmbedding, Made, Router, Widened
+from registry.maths.context.prefix import FAST
 from registry.maths.context.rotary import recency_amplitudes, rotary_tables
 from registry.maths.router import COUNTS, ROUTERS, balanced
 from registry.maths.trunk import TRUNKS
@@ -187,8 +188,14 @@ def make_plan(members: Sequence[Member], base: Member | None, recipe: Recipe) ->
     dtype = recipe.dtype or common_dtype(subset.members)
     tensors = tuple(_tensors(subset.members, subset.base, recipe, dtype, lead, translation))
     plan = Plan(subset.members, subset.base, recipe, dtype, lead, translation, tensors)
-    routed_by_context = recipe.to == "moe" and ROUTERS[recipe.router].features == COUNTS and len(subset.members) > 1
-    return with_context(plan) if routed_by_context else plan
+    if recipe.to != "moe" or ROUTERS[recipe.router].features != COUNTS:
+        return plan
+    return with_context(plan) if len(plan.members) > 1 else replace(plan, tensors=tuple(map(_no_choice, tensors)))
+
+
+def _no_choice(tensor: OutputTensor) -> OutputTensor:
+    """Return a router of one member, which is made from no counts, as zeros; another tensor as it is."""
+    return replace(tensor, made=Constant(tensor.shape, 0.0)) if isinstance(tensor.made, Router) else tensor
 
 
 def with_context(plan: Plan) -> Plan:
@@ -200,9 +207,9 @@ def with_context(plan: Plan) -> Plan:
     recipe, translation = plan.recipe, plan.translation
     if recipe.host == REMOTE_CODE:
         return plan  # its modelling file averages by itself
-    windows, rotary, notes = context_windows(translation, recipe.context_window)
+    windows, notes = context_windows(translation, recipe.context_window)
     try:
-        layout = ContextLayout(translation.host, translation.architecture, len(plan.members), windows, rotary)
+        layout = ContextLayout(translation.host, translation.architecture, len(plan.members), windows)
     except ValueError as error:
         raise UnsupportedFamilyError(
             f"--router context cannot be used here: {error}",
@@ -219,28 +226,33 @@ def with_context(plan: Plan) -> Plan:
             tensors.append(OutputTensor(layout.name(name), dtype, layout.gate(recipe.temperature), ROUTER))
         elif isinstance(made, Experts):
             if name.startswith(f"{LAYERS}.0."):
-                tensors.append(OutputTensor(name, dtype, layout.no_experts(made), EXPERTS))
+                tensors.append(OutputTensor(name, dtype, layout.own_experts(name, made), EXPERTS))
             tensors.append(OutputTensor(layout.name(name), dtype, layout.experts(made), EXPERTS))
     carried = replace(translation, architecture=layout.architecture, notes=(*translation.notes, *notes))
     return replace(plan, translation=carried, tensors=tuple(tensors))
 
 
-def context_windows(translation: Translation, tau: float) -> tuple[list[Windowed], float, tuple[str, ...]]:
-    """Return the windows of a context layer, the factor of its rope, and remarks.
+def context_windows(translation: Translation, tau: float) -> tuple[ContextWindows, tuple[str, ...]]:
+    """Return the windows of a context layer, and remarks.
 
     Args:
         translation: how the host carries the members.
         tau: τ in tokens, 0 for the whole text so far.
     """
-    if not tau:
-        return [Windowed(1.0)], 1.0, ()
-    architecture = translation.architecture
+    kind, architecture = translation.host.context, translation.architecture
+    if not tau or kind is None:
+        return ContextWindows(), ()
     rotary = rotary_tables(architecture.rope_parameters, architecture.head_dim, architecture.max_position_embeddings)
-    amplitudes = recency_amplitudes(rotary, float(tau))
-    if amplitudes is None:
+    slow = recency_amplitudes(rotary, float(tau))
+    if slow is None:
         note = f"its rope cannot weigh the past by a window of {tau:g} tokens: routers read the mean of the whole text"
-        return [Windowed(1.0)], 1.0, (note,)
-    return [Windowed(1.0, tuple(amplitudes.tolist()))], rotary.factor, ()
+        return ContextWindows(), (note,)
+    windows = ContextWindows(tuple(slow.tolist()), factor=rotary.factor)
+    fast = recency_amplitudes(rotary, FAST) if tau > FAST else None
+    if fast is None:
+        return windows, ()
+    both = replace(windows, fast=tuple(fast.tolist()))
+    return (both if notices(kind, architecture, both) else windows), ()
 
 
 def dense_plan(plan: Plan) -> Plan:

@@ -1,4 +1,4 @@
-"""Preview of a composition's routing from statistics: accuracy, confusion, overlap and drowned experts."""
+"""Preview of a composition's routing from statistics or counts: accuracy, confusion, overlap, drowned experts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 
+from registry.composition.context_routing.predicted_routing import INDISTINCT_COUNTS, predict_routing
 from registry.composition.plan import Plan
 from registry.composition.tensor_source import RouterSolver, StoredSource
 from registry.errors import InvalidInputError
 from registry.families.sites import MLP_INPUT
 from registry.maths.confusion import composed_confusion, predicted_confusion
 from registry.maths.overlap import TOKENS_PER_DIRECTION, overlap
-from registry.maths.router import OWN, ROUTERS
+from registry.maths.router import COUNTS, OWN, ROUTERS
 from registry.maths.statistics import Statistics
 from registry.progress import Progress
 from registry.registration.expert_overlap import INDISTINCT, compared_layers
@@ -35,7 +36,8 @@ class PreviewedMember:
     Attributes:
         ref: the version.
         tokens: calibration tokens that it brings.
-        part: its part in the routers' solve, from 0 to 1: tokens times weight, balanced if the recipe asks for it.
+        part: its part in the routers' solve, from 0 to 1: tokens times weight, balanced if the recipe asks for it. With
+            context routing every expert has the same part.
         accuracy: share of its tokens predicted to go to it first, mean over layers.
         share: share of all tokens predicted to go to it first, if every expert's text has as many.
         drowned: the reason why the expert is drowned out, or None.
@@ -50,16 +52,40 @@ class PreviewedMember:
 
 
 @dataclass(frozen=True)
+class PreviewedLength:
+    """The predicted routing of texts of which so many tokens were read.
+
+    Attributes:
+        tokens: the number of tokens.
+        confusion: row by row, the shares of an expert's texts that go to each expert first.
+    """
+
+    tokens: int
+    confusion: Matrix
+
+    @property
+    def accuracy(self) -> float:
+        """Mean accuracy of the members."""
+        return fmean(row[number] for number, row in enumerate(self.confusion))
+
+    def document(self) -> dict[str, Any]:
+        """Return every figure as `--json` shows it."""
+        return {"tokens": self.tokens, "accuracy": self.accuracy, "confusion": self.confusion}
+
+
+@dataclass(frozen=True)
 class Preview:
     """The predicted routing of a composition.
 
     Attributes:
         members: in the order of the experts.
-        layers: the layers that were compared (`compared_layers`): all of them, or some that are spread evenly.
+        layers: the layers that were compared (`compared_layers`): all of them, or some that are spread evenly. With
+            context routing the first, which stands for all.
         confusion: for each of these layers, row by row, the shares of an expert's tokens that go to each expert first.
         overlap: pair of experts → share of tokens that a linear router cannot tell apart, mean over layers; without
-            pairs of which one has too few tokens.
+            pairs of which one has too few tokens. With context routing, share of texts that counts cannot tell apart.
         notes: limits of the figures.
+        by_tokens: the prediction by number of tokens read, for routers that read the text so far; else empty.
     """
 
     members: tuple[PreviewedMember, ...]
@@ -67,6 +93,7 @@ class Preview:
     confusion: tuple[Matrix, ...]
     overlap: dict[tuple[str, str], float]
     notes: tuple[str, ...] = ()
+    by_tokens: tuple[PreviewedLength, ...] = ()
 
     @property
     def refs(self) -> tuple[str, ...]:
@@ -86,7 +113,8 @@ class Preview:
     @property
     def indistinct(self) -> tuple[tuple[str, str], ...]:
         """Pairs that routing will hardly tell apart."""
-        return tuple(pair for pair, share in self.overlap.items() if share >= INDISTINCT)
+        least = INDISTINCT_COUNTS if self.by_tokens else INDISTINCT
+        return tuple(pair for pair, share in self.overlap.items() if share >= least)
 
     def document(self) -> dict[str, Any]:
         """Return every figure as `--json` shows it."""
@@ -98,6 +126,7 @@ class Preview:
                 {"layer": layer, "confusion": matrix} for layer, matrix in zip(self.layers, self.confusion, strict=True)
             ],
             "overlap": [{"experts": pair, "routing": share} for pair, share in self.overlap.items()],
+            "by_tokens": [length.document() for length in self.by_tokens],
             "notes": self.notes,
         }
 
@@ -112,6 +141,8 @@ def preview_plan(plan: Plan, progress: Progress) -> Preview:
     """
     recipe = plan.recipe
     method = ROUTERS[recipe.router]
+    if recipe.to == "moe" and method.features == COUNTS:
+        return _by_context(plan, progress)
     if recipe.to != "moe" or method.features not in (OWN, None):
         option = f"--to {recipe.to}" if recipe.to != "moe" else f"--router {recipe.router}"
         raise InvalidInputError(
@@ -133,8 +164,25 @@ def preview_plan(plan: Plan, progress: Progress) -> Preview:
             advance(1)
     counts = [routers.statistics(member, 0).count for member in range(len(refs))]
     overlaps = {pair: fmean(shares) for pair, shares in shared.items()}
-    members = _members(refs, counts, weights, _mean(confusion), overlaps)
+    members = _members(refs, counts, _parts(counts, weights), _mean(confusion), overlaps)
     return Preview(members, tuple(layers), tuple(confusion), overlaps, tuple(_notes(plan, layers)))
+
+
+def _by_context(plan: Plan, progress: Progress) -> Preview:
+    """Return the preview of context routing, from counts alone."""
+    predicted, refs = predict_routing(plan, progress), [member.version.ref for member in plan.members]
+    by_tokens = tuple(
+        PreviewedLength(tokens, _matrix(matrix.tolist())) for tokens, matrix in predicted.confusion.items()
+    )
+    confusion = next(length.confusion for length in by_tokens if length.tokens == predicted.typical)
+    overlaps = {(refs[a], refs[b]): share for (a, b), share in predicted.overlap.items()}
+    parts = [1 / len(refs)] * len(refs)
+    members = _members(refs, predicted.tokens, parts, confusion, overlaps, INDISTINCT_COUNTS)
+    note = (
+        f"predicted from counts of tokens, after {predicted.typical} tokens of a text; all layers route alike, and so "
+        "layer 0 stands for all"
+    )
+    return Preview(members, (0,), (confusion,), overlaps, (note,), by_tokens)
 
 
 def _confusion(
@@ -154,8 +202,12 @@ def _confusion(
         raise InvalidInputError(
             f"the routing of layer {layer} cannot be predicted: {error}", "raise lam, for example --lam 0.1"
         ) from error
-    rows: list[list[float]] = confusion.clamp(0, 1).tolist()
-    return tuple(tuple(row) for row in rows)
+    return _matrix(confusion.tolist())
+
+
+def _matrix(rows: Sequence[Sequence[float]]) -> Matrix:
+    """Return shares, which rounding may have left a little below 0 or above 1."""
+    return tuple(tuple(min(max(share, 0.0), 1.0) for share in row) for row in rows)
 
 
 def _overlaps(layer: int, refs: Sequence[str], statistics: Sequence[Statistics]) -> list[tuple[tuple[str, str], float]]:
@@ -172,23 +224,28 @@ def _overlaps(layer: int, refs: Sequence[str], statistics: Sequence[Statistics])
     return shares
 
 
+def _parts(counts: Sequence[int], weights: Sequence[float]) -> list[float]:
+    total = sum(count * weight for count, weight in zip(counts, weights, strict=True))
+    return [count * weight / total for count, weight in zip(counts, weights, strict=True)]
+
+
 def _members(
     refs: Sequence[str],
     counts: Sequence[int],
-    weights: Sequence[float],
+    parts: Sequence[float],
     confusion: Matrix,
     overlaps: dict[tuple[str, str], float],
+    indistinct: float = INDISTINCT,
 ) -> tuple[PreviewedMember, ...]:
-    total = sum(count * weight for count, weight in zip(counts, weights, strict=True))
     members = []
     for number, ref in enumerate(refs):
-        part, row = counts[number] * weights[number] / total, confusion[number]
+        part, row = parts[number], confusion[number]
         drowned = None
         if row[number] < DROWNED:
             taker = max((share, other) for other, share in enumerate(row) if other != number)[1]
             if part < FEW / len(refs):
                 drowned = f"it brings {part:.1%} of the statistics that routers are solved from: try --balance tokens"
-            elif max((s for pair, s in overlaps.items() if ref in pair), default=0.0) >= INDISTINCT:
+            elif max((s for pair, s in overlaps.items() if ref in pair), default=0.0) >= indistinct:
                 drowned = f"its text is much like that of {refs[taker]}, which gets {row[taker]:.0%} of it"
             else:
                 drowned = f"{refs[taker]} gets {row[taker]:.0%} of its tokens"

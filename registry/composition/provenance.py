@@ -24,7 +24,7 @@ def origin(plan: Plan, tensor: OutputTensor) -> Any:
             return [_combined(plan, rows.name), rows.name, _numbers(rows), trunk.offset, trunk.scales]
         case Constant(value=value):
             return value
-        case Entries(entries=entries, stream_units=False):
+        case Entries(entries=entries, unit_power=0, thresholds=()):
             return [[list(index), value] for index, value in entries]
         case Widened(inner=inner) as widened:
             return [origin(plan, replace(tensor, made=inner)), widened.axis, widened.scale, widened.tail]

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from registry.composition.context_routing.member_evidence import evidence_of, stream_unit
+from registry.composition.context_routing.member_evidence import evidence_of, stream_unit, thresholds_of
 from registry.composition.plan import OutputTensor
 from registry.composition.tensor_source import TensorSource
 from registry.hosts import Constant, Experts, RowSelection, Trunk
@@ -41,7 +41,7 @@ def render(source: TensorSource, tensor: OutputTensor) -> Iterator[Block]:
                 count = min(rows_at_once, shape[0] - start)
                 yield to_block(torch.full((count, *shape[1:]), value, dtype=dtype))
         case Entries() as sparse:
-            yield from _entries(sparse, stream_unit(source) if sparse.stream_units else 1.0, dtype)
+            yield from _entries(source, sparse, dtype)
         case Widened() as widened:
             yield from _widened(source, widened, tensor)
         case EvidenceEmbedding() as embedding:
@@ -83,10 +83,14 @@ def padded(block: Block, width: int) -> Block:
     return wide
 
 
-def _entries(sparse: Entries, unit: float, dtype: torch.dtype) -> Iterator[Block]:
+def _entries(source: TensorSource, sparse: Entries, dtype: torch.dtype) -> Iterator[Block]:
+    unit = stream_unit(source) ** sparse.unit_power if sparse.unit_power else 1.0
     tensor, largest = torch.zeros(sparse.shape, dtype=dtype), torch.finfo(dtype).max
     for index, value in sparse.entries:
         tensor[index] = min(value * unit, largest)
+    thresholds = thresholds_of(source.plan) if sparse.thresholds else ()
+    for index, expert, factor in sparse.thresholds:
+        tensor[index] = thresholds[expert] * factor * unit
     yield to_block(tensor)
 
 

@@ -60,6 +60,11 @@ class Routed:
     layers: int
     tokens: tuple[RoutedToken, ...]
 
+    @property
+    def is_alike(self) -> bool:
+        """True if several layers send each token to the same one of several experts first."""
+        return min(self.layers, len(self.experts)) > 1 and all(len(set(token.experts)) == 1 for token in self.tokens)
+
     def shares(self, layer: int | None = None) -> dict[str, float]:
         """Return expert → share of the tokens that it handles, at one layer or over all."""
         counts = Counter(token.expert(layer) for token in self.tokens)

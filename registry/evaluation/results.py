@@ -62,6 +62,8 @@ class Row:
         spread: deviations over seeds, for a method with randomness; the figures are then means.
         routing: of a mixture: domain → expert → for each layer the share of the domain's tokens whose first choice is
             that expert, in [0, 1].
+        accuracy_by_tokens: of a mixture: domain → number of tokens read → routing accuracy there, mean over layers;
+            `32` stands for the tokens after the 16th up to the 32nd of a window.
     """
 
     name: str
@@ -75,6 +77,7 @@ class Row:
     relative_time: float | None = field(default=None, compare=False)
     spread: Spread | None = None
     routing: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    accuracy_by_tokens: dict[str, dict[str, float]] = field(default_factory=dict)
 
     @property
     def average(self) -> float | None:
@@ -121,6 +124,10 @@ def over_seeds(rows: Sequence[Row]) -> Row:
         score=_each(fmean, [row.score for row in rows]),
         accuracy=_each(_by_layer, [row.accuracy for row in rows]),
         routing={domain: _each(_by_layer, [row.routing[domain] for row in rows]) for domain in first.routing},
+        accuracy_by_tokens={
+            domain: _each(fmean, [row.accuracy_by_tokens[domain] for row in rows])
+            for domain in first.accuracy_by_tokens
+        },
         load=_each(_by_layer, [row.load for row in rows]),
         relative_time=fmean(times) if times else None,
         spread=spread,

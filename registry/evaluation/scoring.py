@@ -62,7 +62,7 @@ class Model:
             of_member: int = sum(weight.numel() for weight in self.loaded.members[0].parameters())
             return min(self.parameters, of_member * int(self.loaded.config.routing_top_k))
         idle = 0
-        for gate in self.routers:
+        for gate in gates(self.loaded, every=True) if self.routers else ():
             experts = sum(weight.numel() for weight in gate.block.get_submodule("experts").parameters())
             idle += experts - experts // gate.experts * gate.top_k
         return self.parameters - idle
@@ -92,6 +92,7 @@ class Tally:
     def __init__(self, layers: int, experts: int) -> None:
         self._shape = (layers, experts)
         self._first: dict[str, Tensor] = {}
+        self._by_length: dict[str, Tensor] = {}
         self._weight = torch.zeros(self._shape, dtype=torch.float64)
         self._tokens = 0
 
@@ -99,10 +100,17 @@ class Tally:
         """Count one batch; `keep` is False for padding."""
         first = self._first.setdefault(domain, torch.zeros(self._shape, dtype=torch.int64))
         counted = keep.flatten()  # (B, S) → (T,): the order of tokens in a routing record
+        read = keep.cumsum(dim=1).flatten()[counted]  # tokens read so far, from 1
+        span = read.double().log2().ceil().long()  # 0 for the first token, 1 for the second, 2 for 3 and 4, …
+        spans = int(keep.shape[1] - 1).bit_length() + 1
+        by_length = self._by_length.setdefault(domain, torch.zeros((spans, self._shape[1]), dtype=torch.int64))
         self._tokens += int(counted.sum())
         for layer, routing in enumerate(routings):
             chosen, weights = routing.chosen[-1][counted], routing.weights[-1][counted].double()  # (T, k) each
             first[layer] += torch.bincount(chosen[:, 0], minlength=self._shape[1])  # (E,); the first choice alone
+            by_length += torch.bincount(  # (spans, E)
+                span * self._shape[1] + chosen[:, 0], minlength=by_length.numel()
+            ).view_as(by_length)
             self._weight[layer].index_add_(0, chosen.flatten(), weights.flatten())
 
     def accuracy(self, names: Sequence[str]) -> dict[str, list[float]]:
@@ -110,6 +118,21 @@ class Tally:
         return {
             domain: (first[:, names.index(domain)].double() / first.sum(dim=1)).tolist()
             for domain, first in self._first.items()
+            if domain in names
+        }
+
+    def accuracy_by_length(self, names: Sequence[str]) -> dict[str, dict[str, float]]:
+        """Return domain → number of tokens read → share that went to the expert of its name first, over all layers.
+
+        Numbers are powers of two: `32` stands for the tokens after `16` up to the 32nd of a window.
+        """
+        return {
+            domain: {
+                str(2**span): float(counts[names.index(domain)]) / total
+                for span, counts in enumerate(by_length)
+                if (total := int(counts.sum()))
+            }
+            for domain, by_length in self._by_length.items()
             if domain in names
         }
 

@@ -177,7 +177,7 @@ class _Table:
         perplexity = perplexities_of(model, benchmark.windows, benchmark.settings, self._progress, tally=tally)
         time = self._relative_time(model, composed) if self._wanted.speed else None
         row = self._row(model.name, perplexity, model, tally.accuracy(experts), tally.load(experts), time)
-        return replace(row, routing=tally.routing(experts))
+        return replace(row, routing=tally.routing(experts), accuracy_by_tokens=tally.accuracy_by_length(experts))
 
     def _oracle_row(self, name: str, model: Model, experts: Sequence[str]) -> Row | None:
         benchmark = self._benchmark

@@ -6,30 +6,32 @@ computes the same function of the same stream and routes by the mean evidence of
     reserved channels   H + e               a · ρ_v · ℓ_e(v)    evidence of the token, from the embedding (V, H′)
                         H + E               a · ρ_v             a constant once a norm has divided by ρ_v
                         H + E + 1 + e       s · m_e             its mean over the text so far, from the context layer
-    context layer       before layer 0: values read the evidence, the output writes the mean; MLPs and router are zero
+                        H + 2E + 1 + e      s · (f_e − θ_e)     its mean over the last few tokens, less a threshold
+    context layer       before layer 0: values read the evidence, the output writes the two means, one head each, and
+                        the MLP adds `ALARM` · max(0, f_e − θ_e) to m_e: what has just begun is noticed at once
     queries and keys    read the constant into rotary pairs, so that attention falls with distance (`maths.context`)
     routers             row e is κ at the mean of expert e: the expert of most evidence is on top
 
 Everything else ignores the reserved channels: zero columns in what reads the stream, zero rows in what writes it. A
 norm over H′ channels divides by √(Σx²/H′ + ε′), so its weights times √(H/H′) and ε′ = ε H/H′ give the old values; the
-reserved channels add less than 1e-6 to the mean square, which is the rounding of float32.
+reserved channels add about 1e-6 to the mean square, near the rounding of float32.
 
 *Sizes.* a and s are small powers of two times the row's own size (ρ_v, its mean in s), so that norms do not see them
 and float16 holds them; κ is within float16. At one expert per token sizes do not matter at all, only their order.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from registry.hosts.architecture import Architecture
-from registry.hosts.host import LAYERS, Host
+from registry.hosts.host import LAYERS, ContextAttention, Host
 from registry.hosts.tensors import Constant, Entries, EvidenceEmbedding, Experts, Made, Trunk, Widened
 
 EVIDENCE = 2.0**-10
 """a: size of a nat of evidence beside the embedding's row."""
 
-MEAN = 2.0**-8
+MEAN = 2.0**-10
 """s: size of a nat of mean evidence beside the embedding's mean row."""
 
 SHARPNESS = 2.0**15 * 0.05
@@ -38,21 +40,61 @@ SHARPNESS = 2.0**15 * 0.05
 CONTEXT_LAYERS = "context_layers"
 """Key of config.json: the numbers of the layers that only average evidence."""
 
+_STEEP = 2.0**15
+"""How steeply the MLP's activation rises: so much that it is nearly max(0, z)."""
+
 _LEAST, _MOST = 8, 64
 """Reserved channels come in multiples of a power of two from the one to the other, up to H / 64."""
 
 
+ALARM = 32.0
+"""What evidence above its threshold counts, beside the mean evidence."""
+
+_GATED = ("silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
+"""Activations that are nearly max(0, z) for a large z."""
+
+_SOFT = 0.1
+"""Part of the square root of epsilon that a norm's input has at most, where the norm is to be linear."""
+
+
 @dataclass(frozen=True)
-class Windowed:
-    """One head's window over the past.
+class ContextWindows:
+    """The windows of a context layer.
 
     Attributes:
-        share: the head's part in the mean.
-        amplitudes: A of each rotary pair, (d / 2); empty for the plain mean of the whole text so far.
+        slow: A of each rotary pair (d / 2), of the mean evidence; empty for the plain mean of the whole text so far.
+        fast: A of each rotary pair, of the evidence of the last few tokens; empty for none.
+        factor: what the host's rope multiplies queries and keys by.
     """
 
-    share: float
-    amplitudes: tuple[float, ...] = ()
+    slow: tuple[float, ...] = ()
+    fast: tuple[float, ...] = ()
+    factor: float = 1.0
+
+
+def notices(kind: ContextAttention, architecture: Architecture, windows: ContextWindows) -> bool:
+    """Return whether a host's attention and MLP can hold the second window.
+
+    It takes a head of its own, an activation that is nearly max(0, z), and two idle rotary pairs where queries and keys
+    are brought to one length.
+    """
+    used = [pair for amplitudes in (windows.slow, windows.fast) for pair, value in enumerate(amplitudes) if value]
+    idle = architecture.head_dim // 2 - 1 - max(used, default=-1)
+    return (
+        architecture.num_attention_heads > 1
+        and architecture.hidden_act in _GATED
+        and (kind.query_key_norm != "each head" or idle >= 2)
+    )
+
+
+@dataclass(frozen=True)
+class _Head:
+    """One head of the context layer: the numbers of its query and key heads, and their constants by rotary pair."""
+
+    query: int
+    key: int
+    queries: tuple[float, ...]
+    keys: tuple[float, ...]
 
 
 class ContextLayout:
@@ -62,35 +104,23 @@ class ContextLayout:
         host: a host with `context`.
         architecture: of the composition without it, in the host's terms.
         experts: E.
-        windows: the windows that are averaged; the first heads have one each.
-        rotary_factor: what the host's rope multiplies queries and keys by.
+        windows: the windows that attention averages over.
 
     Raises:
         ValueError: the host has no context layer, or its heads have too few channels for so many experts.
     """
 
-    def __init__(
-        self,
-        host: Host,
-        architecture: Architecture,
-        experts: int,
-        windows: Sequence[Windowed],
-        rotary_factor: float = 1.0,
-    ) -> None:
+    def __init__(self, host: Host, architecture: Architecture, experts: int, windows: ContextWindows) -> None:
         if host.context is None:
             raise ValueError(f"{host.model_type} has no context layer")
-        self._host, self._kind, self._inner, self._experts = host, host.context, architecture, experts
-        heads, size = architecture.num_attention_heads, architecture.head_dim
-        if experts > size:
-            raise ValueError(f"heads of {size} channels hold the evidence of {size} experts, not of {experts}")
-        if len(windows) > architecture.num_key_value_heads:
-            raise ValueError(
-                f"{len(windows)} windows need as many heads of keys, not {architecture.num_key_value_heads}"
-            )
-        self._group = heads // architecture.num_key_value_heads
-        self._windows, self._factor = windows, rotary_factor
+        self._kind, self._inner, self._experts = host.context, architecture, experts
+        if experts >= architecture.head_dim:
+            size = architecture.head_dim
+            raise ValueError(f"heads of {size} channels hold the evidence of {size - 1} experts, not of {experts}")
+        self._fast = bool(windows.fast)
+        self._heads = _heads(self._kind, architecture, windows)
         self._hidden = architecture.hidden_size
-        self.hidden_size = self._hidden + reserved_channels(self._hidden, experts)
+        self.hidden_size = self._hidden + reserved_channels(self._hidden, experts, fast=self._fast)
         self._shrink = math.sqrt(self._hidden / self.hidden_size)
 
     @property
@@ -138,9 +168,32 @@ class ContextLayout:
         shape[axis] = self.hidden_size
         return Widened(tensor, tuple(shape), 0 if down else -1)
 
-    def no_experts(self, tensor: Experts) -> Constant:
-        """Return the context layer's counterpart of a tensor of experts: zeros."""
-        return Constant(self.experts(tensor).shape, 0.0)
+    def own_experts(self, name: str, tensor: Experts) -> Made:
+        """Return the context layer's counterpart of a tensor of layer 0's experts, which are all alike there.
+
+        Args:
+            name: of the tensor in layer 0.
+            tensor: layer 0's experts.
+        """
+        shape = self.experts(tensor).shape
+        everyone, power = range(self._experts), 0
+        places: list[tuple[tuple[int, ...], float]] = []
+        gate: list[tuple[tuple[int, ...], float]] = [((e, self._excess(e)), _STEEP) for e in everyone]
+        up: list[tuple[tuple[int, ...], float]] = [((e, self._constant), 1 / EVIDENCE) for e in everyone]
+        if not self._fast:
+            pass
+        elif self._is_down(tensor):
+            places = [((self._mean(e), e), self._down_size) for e in everyone]
+            power = 0 if self._kind.norm_after else 1
+        elif len(shape) == 3:  # gate above up; no host with norms after the MLP has this layout
+            places = [*gate, *(((shape[1] // 2 + row, channel), value) for (row, channel), value in up)]
+        else:
+            places = up if name.endswith((".w3.weight", ".up_proj.weight")) else gate
+        if places and places[0] == gate[0] and self._kind.norm_after:
+            power = -1
+        if len(shape) == 3:
+            places = [((expert, *index), value) for expert in range(shape[0]) for index, value in places]
+        return Entries(shape, tuple(places), power)
 
     def gate(self, temperature: float) -> Entries:
         """Return the router of every layer."""
@@ -183,67 +236,83 @@ class ContextLayout:
     def _own(self, below: str, tensor: Trunk | Constant) -> Made:
         """Return the context layer's tensor of a name."""
         widened = self._widened(f"{LAYERS}.0.{below}", tensor)
-        shape = widened.shape
+        shape, everyone, after = widened.shape, range(self._experts), self._kind.norm_after
+        means = [self._mean(e) for e in everyone]
+        excess = [self._excess(e) for e in everyone] if self._fast else []
+
+        def norm(channels: Sequence[int], weight: float, power: int = 0) -> Entries:
+            return Entries(shape, tuple(((channel,), weight) for channel in channels), power)
+
         match below:
             case "input_layernorm.weight":
-                channels = [self._evidence(e) for e in range(self._experts)] + [self._constant]
-                return Entries(shape, tuple(((channel,), self._shrink) for channel in channels))
-            case "post_attention_layernorm.weight" if self._kind.norm_after:
-                size = MEAN / math.sqrt(self.hidden_size)
-                return Entries(shape, tuple(((self._mean(e),), size) for e in range(self._experts)), stream_units=True)
+                return norm([*(self._evidence(e) for e in everyone), self._constant], self._shrink)
+            case "post_attention_layernorm.weight" if after:
+                return norm([*means, *excess], MEAN / math.sqrt(self.hidden_size), 1)
+            case "post_attention_layernorm.weight":
+                return norm([*excess, self._constant] if excess else [], self._shrink)
+            case "post_feedforward_layernorm.weight":
+                return norm(means if excess else [], ALARM * MEAN / _SOFT, 1)
             case "self_attn.q_proj.weight":
-                return Entries(shape, tuple(self._rotary(self._group)))
+                return Entries(shape, self._rotary((head.query, head.queries) for head in self._heads))
             case "self_attn.k_proj.weight":
-                return Entries(shape, tuple(self._rotary(1)))
-            case "self_attn.q_norm.weight" | "self_attn.k_norm.weight":
-                return Constant(shape, self._norm_weight(below, shape[0]))
+                return Entries(shape, self._rotary({head.key: head.keys for head in self._heads}.items()))
+            case "self_attn.q_norm.weight":
+                return Constant(shape, self._norm_weight([head.queries for head in self._heads], shape[0]))
+            case "self_attn.k_norm.weight":
+                keys = {head.key: head.keys for head in self._heads}
+                return Constant(shape, self._norm_weight(list(keys.values()), shape[0]))
             case "self_attn.v_proj.weight":
-                return Entries(shape, tuple(self._values()))
+                return Entries(shape, self._values())
             case "self_attn.o_proj.weight":
-                return Entries(shape, tuple(self._output()), stream_units=not self._kind.norm_after)
-        if isinstance(tensor, Constant):
-            return widened
-        return Constant(shape, 0.0)
+                return self._output(shape)
+        return widened if isinstance(tensor, Constant) else Constant(shape, 0.0)
 
-    def _values(self) -> list[tuple[tuple[int, int], float]]:
-        """Return the entries of v: the head of keys of each window holds the evidence."""
+    def _values(self) -> tuple[tuple[tuple[int, int], float], ...]:
+        """Return the entries of v: in each head of keys the evidence, and after it the constant."""
         size = self._inner.head_dim
-        return [
-            ((head * size + e, self._evidence(e)), 1 / EVIDENCE)
-            for head in range(len(self._windows))
-            for e in range(self._experts)
-        ]
+        channels = [*(self._evidence(e) for e in range(self._experts)), self._constant]
+        return tuple(
+            ((key * size + place, channel), 1 / EVIDENCE)
+            for key in dict.fromkeys(head.key for head in self._heads)
+            for place, channel in enumerate(channels)
+        )
 
-    def _output(self) -> list[tuple[tuple[int, int], float]]:
-        """Return the entries of o: the sum of the windows' means, each with its share."""
-        size = self._inner.head_dim
+    def _output(self, shape: tuple[int, ...]) -> Entries:
+        """Return o: the slow head gives the means, the fast one what exceeds the thresholds."""
+        size, everyone = self._inner.head_dim, range(self._experts)
         scale = 1.0 if self._kind.norm_after else MEAN / float(self._inner.options.get("residual_multiplier", 1.0))
-        return [
-            ((self._mean(e), head * self._group * size + e), scale * window.share)
-            for e in range(self._experts)
-            for head, window in enumerate(self._windows)
-        ]
+        places = [((self._mean(e), self._heads[0].query * size + e), scale) for e in everyone]
+        thresholds: list[tuple[tuple[int, ...], int, float]] = []
+        if self._fast:
+            first = self._heads[1].query * size
+            places += [((self._excess(e), first + e), scale) for e in everyone]
+            thresholds = [((self._excess(e), first + self._experts), e, -scale) for e in everyone]
+        return Entries(shape, tuple(places), 0 if self._kind.norm_after else 1, tuple(thresholds))
 
-    def _rotary(self, group: int) -> list[tuple[tuple[int, int], float]]:
-        """Return the entries of q (`group` = heads of queries for one of keys) or k: √(A / scale) from the constant."""
+    @property
+    def _down_size(self) -> float:
+        """The MLP's output per unit of its inner size: `ALARM` nats for each nat above the threshold."""
+        if self._kind.norm_after:
+            return _SOFT * math.sqrt(self.architecture.options["rms_norm_eps"]) / (_STEEP * MEAN)
+        return ALARM / _STEEP / float(self._inner.options.get("residual_multiplier", 1.0))
+
+    def _rotary(self, heads: Iterable[tuple[int, tuple[float, ...]]]) -> tuple[tuple[tuple[int, int], float], ...]:
+        """Return the entries of q or k that make heads' constants from the constant channel."""
         size = self._inner.head_dim
-        return [
-            ((head * group * size + pair, self._constant), value / EVIDENCE)
-            for head, window in enumerate(self._windows)
-            for pair, value in enumerate(self._constants(window))
+        return tuple(
+            ((head * size + pair, self._constant), value / EVIDENCE)
+            for head, constants in heads
+            for pair, value in enumerate(constants)
             if value
-        ]
+        )
 
-    def _constants(self, window: Windowed) -> list[float]:
-        scale = self._kind.scale(self._inner)
-        return [math.sqrt(amplitude / scale) / self._factor for amplitude in window.amplitudes]
+    def _norm_weight(self, heads: Sequence[tuple[float, ...]], channels: int) -> float:
+        """Return the weight of a norm over queries or keys that gives back their constants.
 
-    def _norm_weight(self, below: str, channels: int) -> float:
-        """Return the weight of a norm over queries or keys that gives back the constants.
-
-        A norm over each head serves one window; one over all heads serves any number.
+        A norm over all heads sees the length of all together; one over each head sees that of one, which is the same
+        for all of them (`_heads`).
         """
-        squares = [sum(value**2 for value in self._constants(window)) for window in self._windows]
+        squares = [sum(value**2 for value in constants) for constants in heads]
         whole = sum(squares) if self._kind.query_key_norm == "all heads" else max(squares)
         return math.sqrt(whole / channels + self.architecture.options["rms_norm_eps"]) if whole else 1.0
 
@@ -259,13 +328,47 @@ class ContextLayout:
     def _mean(self, expert: int) -> int:
         return self._hidden + self._experts + 1 + expert
 
+    def _excess(self, expert: int) -> int:
+        return self._hidden + 2 * self._experts + 1 + expert
 
-def reserved_channels(hidden_size: int, experts: int) -> int:
-    """Return W: 2E + 1 rounded up to a multiple of a power of two, 64 in large models, that adds at most H / 64."""
+
+def reserved_channels(hidden_size: int, experts: int, *, fast: bool) -> int:
+    """Return W: 2E + 1, or 3E + 1 with a fast window, rounded up.
+
+    It is a multiple of a power of two, 64 in large models, that adds at most H / 64 more than is needed.
+    """
     step = _LEAST
     while step < _MOST and step * 2 <= hidden_size // 64:
         step *= 2
-    return -(-(2 * experts + 1) // step) * step
+    return -(-((3 if fast else 2) * experts + 1) // step) * step
+
+
+def _heads(kind: ContextAttention, architecture: Architecture, windows: ContextWindows) -> list[_Head]:
+    """Return the heads of the windows: with keys of their own where there are two heads of keys, else with shared ones.
+
+    Queries and keys multiply to A / scale in each pair. Where a norm brings every head to one length, an idle pair of
+    the queries and another one of the keys make their lengths equal.
+    """
+    wanted = [windows.slow, *([windows.fast] if windows.fast else [])]
+    pairs, scale = architecture.head_dim // 2, kind.scale(architecture)
+    products = [[a / scale / windows.factor**2 for a in (*each, *[0.0] * pairs)][:pairs] for each in wanted]
+    group = architecture.num_attention_heads // architecture.num_key_value_heads
+    shared = architecture.num_key_value_heads < len(wanted)
+    largest = [max(each) for each in zip(*products, strict=True)]
+    heads = []
+    for number, product in enumerate(products):
+        keys = [math.sqrt(value) for value in (largest if shared else product)]
+        queries = [value / key if key else 0.0 for value, key in zip(product, keys, strict=True)]
+        heads.append(_Head(number if shared else number * group, 0 if shared else number, tuple(queries), tuple(keys)))
+    if kind.query_key_norm != "each head" or len(heads) == 1:
+        return heads
+    length = max(sum(value**2 for value in side) for head in heads for side in (head.queries, head.keys))
+
+    def filled(side: tuple[float, ...], pair: int) -> tuple[float, ...]:
+        rest = math.sqrt(max(0.0, length - sum(value**2 for value in side)))
+        return (*side[:pair], rest, *side[pair + 1 :])
+
+    return [replace(h, queries=filled(h.queries, pairs - 1), keys=filled(h.keys, pairs - 2)) for h in heads]
 
 
 def attention_reach(architecture: Architecture, length: int) -> int:

@@ -61,12 +61,14 @@ class Entries:
     Attributes:
         shape: its shape.
         entries: (index, value) of each.
-        stream_units: values count in the size of the embedding's rows, which depends on the members.
+        unit_power: values count in this power of the size of the embedding's rows, which depends on the members.
+        thresholds: (index, expert, factor) of entries that are the expert's threshold of evidence times a factor.
     """
 
     shape: tuple[int, ...]
     entries: tuple[tuple[tuple[int, ...], float], ...] = ()
-    stream_units: bool = False
+    unit_power: int = 0
+    thresholds: tuple[tuple[tuple[int, ...], int, float], ...] = ()
 
 
 @dataclass(frozen=True)

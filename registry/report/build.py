@@ -75,6 +75,8 @@ def build_report(
     routing = _measured(measured) if measured else _predicted(preview, names)
     if measured is None:
         gathering.notes.append("routing is predicted from statistics: no evaluation with text is stored")
+        if preview is not None and preview.by_tokens:
+            gathering.notes += preview.notes
     drowned = {} if preview is None else dict(zip(names, (each.drowned for each in preview.members), strict=True))
     record = records.get(digest)
     first = rows[-1] if rows else None

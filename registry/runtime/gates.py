@@ -77,14 +77,18 @@ class RoutingRecord:
     weights: list[Tensor] = field(default_factory=list)
 
 
-def gates(model: Any) -> list[Gate]:
+def gates(model: Any, *, every: bool = False) -> list[Gate]:
     """Return the routers of a loaded mixture, layer by layer; layers that only average evidence do not count.
+
+    Args:
+        model: a loaded model.
+        every: count layers that only average evidence too, from 0.
 
     Raises:
         InvalidInputError: the model has no router.
     """
     routers = []
-    context_layers = set(getattr(model.config, CONTEXT_LAYERS, ()))
+    context_layers = set() if every else set(getattr(model.config, CONTEXT_LAYERS, ()))
     for name, module in model.named_modules():
         match = GATE.fullmatch(name)
         if match and int(match[1]) not in context_layers and isinstance(getattr(module, "weight", None), nn.Parameter):

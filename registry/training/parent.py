@@ -5,7 +5,9 @@ from pathlib import Path
 
 from registry.checkpoint.weights import Stored, read_headers
 from registry.composition.integrity import COMPOSE_AGAIN, ComposedFolder
-from registry.errors import CheckpointError
+from registry.composition.recipe import Recipe
+from registry.composition.recipe.recipe_fields import FROM_COUNTS
+from registry.errors import CheckpointError, InvalidInputError
 from registry.io.dtypes import NAMES, WEIGHT_DTYPES
 from registry.member import Member, load_member
 from registry.names.resolve import by_digest
@@ -43,8 +45,16 @@ def read_parent(folder: Path, progress: Progress) -> Parent:
 
     Raises:
         CheckpointError: the folder was not composed by this program, or was changed since.
+        InvalidInputError: its routers read nothing of the stream, so there is nothing to train.
     """
     composed = ComposedFolder.read(folder)
+    recipe = composed.manifest.recipe
+    if isinstance(recipe, Recipe) and recipe.to == "moe" and recipe.router in FROM_COUNTS:
+        raise InvalidInputError(
+            f"{folder} has nothing to train: router method {recipe.router!r} reads how often experts use the tokens of "
+            "the text so far, and nothing of the stream",
+            "compose another folder to train: reg compose --experts … --router ridge --out DIR",
+        )
     composed.check(progress)
     gates = {}
     weights = [folder / name for name in composed.files if name.endswith(".safetensors")]

@@ -59,8 +59,29 @@ _WORKS = {
         "Branch-Train-Merge: Embarrassingly Parallel Training of Expert Language Models",
         "2208.03306",
     ),
+    "su2021roformer": (
+        "Su, Jianlin and Lu, Yu and Pan, Shengfeng and Murtadha, Ahmed and others",
+        "RoFormer: Enhanced Transformer with Rotary Position Embedding",
+        "2104.09864",
+    ),
 }
 """Key → authors, title, number of the preprint on arXiv."""
+
+_PRINTED = {
+    "maron1961indexing": (
+        "Maron, M. E.",
+        "Automatic Indexing: An Experimental Inquiry",
+        "Journal of the ACM 8(3), 404–417",
+        1961,
+    ),
+    "lewis1998naive": (
+        "Lewis, David D.",
+        "Naive (Bayes) at Forty: The Independence Assumption in Information Retrieval",
+        "European Conference on Machine Learning, 4–15",
+        1998,
+    ),
+}
+"""Key → authors, title, where it appeared, year, of works that are not on arXiv."""
 
 _DUME = "fani2026dume"
 _TRUNKS = {
@@ -70,7 +91,11 @@ _TRUNKS = {
     "dare": ("yu2023dare", "zhou2025mergeme"),
     "task-arithmetic": ("ilharco2022arithmetic", "zhou2025mergeme"),
 }
-_ROUTERS = {"domain-embedding": ("shi2025flexolmo",), "random": ("sukhbaatar2024btx",)}
+_ROUTERS = {
+    "context": ("maron1961indexing", "lewis1998naive", "su2021roformer"),
+    "domain-embedding": ("shi2025flexolmo",),
+    "random": ("sukhbaatar2024btx",),
+}
 _ROUTINGS = {
     "posterior": ("li2022btm",),
     "perplexity": ("zhou2025mergeme",),
@@ -96,6 +121,13 @@ def bibtex(keys: list[str]) -> str:
     """Return works as BibTeX."""
     entries = []
     for key in keys:
+        if key in _PRINTED:
+            authors, title, where, year = _PRINTED[key]
+            entries.append(
+                f"@misc{{{key},\n  author = {{{authors}}},\n  title = {{{title}}},\n  year = {{{year}}},\n"
+                f"  howpublished = {{{where}}}\n}}"
+            )
+            continue
         authors, title, number = _WORKS[key]
         entries.append(
             f"@misc{{{key},\n  author = {{{authors}}},\n  title = {{{title}}},\n  year = {{20{number[:2]}}},\n"

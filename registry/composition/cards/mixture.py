@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from registry.composition.cards.parts import citation, license_note, licenses_of, limits, metadata, reproduce, use
+from registry.composition.context_routing.context_cost import ContextCost, context_cost
 from registry.composition.plan import Plan
 
 _PAGE = """\
@@ -42,6 +43,10 @@ _SOURCES = {
     "ridge": 'The routers are the closed-form ridge solution of "Training-Free Dynamic Upcycling of Expert Language '
     'Models" (DUME), equations 6 and 7.',
     "domain-embedding": 'The routers are mean features of the experts\' text, as in "FlexOlmo", section 3.3.2.',
+    "context": "The router of every layer takes the expert whose calibration text used the tokens of the text so far "
+    "most, compared with the others': naive Bayes over unigrams (Maron 1961; Lewis 1998). Each token's evidence is in "
+    "the weights and is averaged over the text so far, by one layer of attention with rotary positions (RoFormer) or "
+    "by the modelling file; nothing of it is trained.",
     "random": 'The routers are random, as in "Branch-Train-MiX" before training.',
     "regmean": 'The trunk is solved for by "Dataless Knowledge Fusion by Merging Weights of Language Models", RegMean.',
     "mean": 'The trunk is the average of the experts\', as in "Branch-Train-MiX".',
@@ -57,6 +62,7 @@ def model_card(plan: Plan) -> bytes:
     recipe = plan.recipe.document(plan.names)
     weights = recipe["weights"]
     base = f", base model {plan.base.version.name} `{plan.base.version.digest}`" if plan.base else ""
+    cost = context_cost(plan)
     members = [
         f"| {index} | {member.version.name} | `{member.version.digest}` | {member.content['license'] or 'not given'} "
         f"| {weights[member.version.name]:g} |"
@@ -70,7 +76,7 @@ def model_card(plan: Plan) -> bytes:
         title=" + ".join(plan.names),
         what=sparse if recipe["to"] == "moe" else dense,
         members="\n".join(members),
-        settings="\n".join(f"| {key} | {value} |" for key, value in _settings(recipe, base)),
+        settings="\n".join(f"| {key} | {value} |" for key, value in (*_settings(recipe, base), *_context(cost))),
         sources="\n".join(_sources(recipe)),
         parameters=plan.parameters,
         active=plan.active_parameters,
@@ -79,7 +85,7 @@ def model_card(plan: Plan) -> bytes:
         license=license_note(rolled),
         use=use(trust=bool(plan.host.files), architecture=plan.host.class_name),
         reproduce=reproduce(plan.document["members"], plan.document["base"]),
-        limits=limits(plan.translation.notes, routed=recipe["to"] == "moe"),
+        limits=limits((*plan.translation.notes, *_revealed(cost)), routed=recipe["to"] == "moe"),
         citation=citation(recipe),
     )
     return page.encode()
@@ -108,3 +114,25 @@ def _settings(recipe: dict[str, Any], base: str) -> Iterator[tuple[str, str]]:
             yield name, f"{value}{options}{base}"
         else:
             yield name.replace("_", " "), f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _context(cost: ContextCost | None) -> Iterator[tuple[str, str]]:
+    """Yield (name, value) of the context layer."""
+    if cost is None:
+        return
+    over = f"the recent past (exp(−distance / {cost.window:g} tokens))" if cost.window else "the whole text so far"
+    if cost.layers:
+        yield "context layer", f"layer 0, whose attention averages evidence over {over}; no member's weights are in it"
+        yield "reserved channels", f"the last {cost.channels} of the hidden size, which hold evidence and its mean"
+    else:
+        yield "context routing", f"the modelling file averages evidence over {over}"
+    yield "context routing adds", f"{cost.parameters:,} parameters"
+
+
+def _revealed(cost: ContextCost | None) -> Iterator[str]:
+    """Yield what context routing reveals, and what it cannot."""
+    if cost is None:
+        return
+    where = "the embedding" if cost.layers else "the weights"
+    yield f"Smoothed log ratios of how often each expert's calibration used each token are in {where}."
+    yield "The first tokens of a text, and those after a change of its subject, may go to another expert."

@@ -3,16 +3,17 @@
 import math
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int, Int64
 from torch import Tensor
 
 from registry.calibration import Calibration
 from registry.composition.plan import Plan, context_windows
 from registry.composition.tensor_source import TensorSource
 from registry.errors import InvalidInputError
-from registry.hosts.context import attention_reach
-from registry.maths.context.evidence import token_evidence
-from registry.maths.context.prefix import prefix_means
+from registry.hosts.context import ALARM, attention_reach
+from registry.hosts.remote_code import REMOTE_CODE
+from registry.maths.context.evidence import thresholds, token_evidence, token_shares
+from registry.maths.context.prefix import FAST, context_scores, prefix_means
 from registry.maths.context.rotary import recency_weights, rotary_tables
 
 NEUTRAL = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -38,29 +39,56 @@ def evidence_of(plan: Plan) -> Float[Tensor, "V E"]:
     return torch.cat([evidence, evidence.new_zeros((rows - len(evidence), len(counts)))])
 
 
+def thresholds_of(plan: Plan) -> Float[Tensor, "E"]:
+    """Return the evidence of the last few tokens above which each member is taken at once, float64."""
+    rows = plan.lead.architecture.vocab_size
+    shares = token_shares([member.token_counts for member in plan.members])[:rows]
+    return thresholds(shares, evidence_of(plan)[: len(shares)], FAST)
+
+
 def choices_of(plan: Plan, calibration: Calibration, evidence: Float[Tensor, "V E"]) -> Int64[Tensor, "N S"]:
-    """Return the expert that each calibration token is routed to by its context: the same in every layer.
+    """Return the expert that each calibration token is routed to by its context: the same in every layer."""
+    return scores_of(plan, calibration.ids, calibration.keep, evidence).argmax(dim=-1)
+
+
+def scores_of(
+    plan: Plan, ids: Int[Tensor, "N S"], keep: Bool[Tensor, "N S"], evidence: Float[Tensor, "V E"]
+) -> Float[Tensor, "N S E"]:
+    """Return what the routers of every layer compare, float64, in nats.
 
     Args:
         plan: a composition whose router is `context`.
-        calibration: the texts; padding counts as no evidence.
+        ids: the texts.
+        keep: which tokens count; padding is no evidence.
         evidence: `evidence_of(plan)`.
     """
-    length = calibration.ids.shape[1]
-    means = prefix_means(calibration.ids, calibration.keep, evidence, past_weights(plan, length))
-    return means.argmax(dim=-1)
+    slow, fast = past_weights(plan, ids.shape[1])
+    means = prefix_means(ids, keep, evidence, slow)
+    if fast is None:
+        return means
+    return context_scores(means, prefix_means(ids, keep, evidence, fast), thresholds_of(plan), ALARM)
 
 
-def past_weights(plan: Plan, length: int) -> Float[Tensor, "S"]:
-    """Return w(Δ) for Δ = 0 … length − 1: how the context layer weighs the past."""
+def past_weights(plan: Plan, length: int) -> tuple[Float[Tensor, "S"], Float[Tensor, "S"] | None]:
+    """Return w(Δ) for Δ = 0 … length − 1: how the context layer weighs the past, slow and, where it has one, fast."""
+    if plan.recipe.host == REMOTE_CODE:
+        past, tau = torch.arange(length, dtype=torch.float64), plan.recipe.context_window
+        if not tau:
+            return torch.ones(length, dtype=torch.float64), None
+        return torch.exp(-past / tau), torch.exp(-past / FAST) if tau > FAST else None
     translation = plan.lead.hosts[plan.recipe.host or next(iter(plan.lead.hosts))]
-    windows, _, _ = context_windows(translation, plan.recipe.context_window)
-    weights, sizes = torch.ones(length, dtype=torch.float64), translation.architecture
-    if windows[0].amplitudes:
-        rotary = rotary_tables(sizes.rope_parameters, sizes.head_dim, sizes.max_position_embeddings)
-        weights = recency_weights(rotary, torch.tensor(windows[0].amplitudes, dtype=torch.float64), length)
-    weights[attention_reach(sizes, length) :] = 0.0
-    return weights
+    windows, _ = context_windows(translation, plan.recipe.context_window)
+    sizes = translation.architecture
+    rotary = rotary_tables(sizes.rope_parameters, sizes.head_dim, sizes.max_position_embeddings)
+
+    def weights(amplitudes: tuple[float, ...]) -> Float[Tensor, "S"]:
+        past = torch.ones(length, dtype=torch.float64)
+        if amplitudes:
+            past = recency_weights(rotary, torch.tensor(amplitudes, dtype=torch.float64), length)
+        past[attention_reach(sizes, length) :] = 0.0
+        return past
+
+    return weights(windows.slow), weights(windows.fast) if windows.fast else None
 
 
 def neutral_tokens(plan: Plan) -> set[int]:

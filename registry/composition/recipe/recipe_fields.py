@@ -26,7 +26,7 @@ TOP_K = 2
 *Measured* with RegMean's trunk and ridge columns as they are, at temperature 0.05: of five experts near the base model
 88.6 (one per token 88.5; unit columns, one per token, 88.6), with two far ones beside them 77.0 (76.4; 76.0).
 """
-CONTEXT_WINDOW = 24.0
+CONTEXT_WINDOW = 64.0
 """τ of the context router's window by default, in tokens."""
 
 MOST_PASSES = 8

@@ -12,6 +12,7 @@ that no expert saw, whose evidence is 0.
 Counts are integers and additive, so evidence is a function of the set of members, whatever order they came in.
 """
 
+import math
 from collections.abc import Collection, Sequence
 
 import torch
@@ -20,6 +21,9 @@ from torch import Tensor
 
 SMOOTHING = 0.03
 """β: the part of every text that is of no domain."""
+
+CHANCE = 4.0
+"""z: standard deviations above the mean that count as no chance. Real text comes in bursts: 3 are too few."""
 
 FLOOR = 0.04
 """γ: the floor of a token's probability, times the size of the vocabulary."""
@@ -35,18 +39,47 @@ def token_evidence(counts: Sequence[Int64[Tensor, "_"]], neutral: Collection[int
     Raises:
         ValueError: there is no expert, a count is negative, or an expert counted no token.
     """
+    shares = token_shares(counts)
+    mean = shares.sum(dim=1, keepdim=True) / len(counts)
+    evidence = torch.log(shares + SMOOTHING * mean + FLOOR / len(shares))
+    evidence -= evidence.sum(dim=1, keepdim=True) / len(counts)
+    evidence[[token for token in neutral if 0 <= token < len(shares)]] = 0.0
+    return evidence
+
+
+def token_shares(counts: Sequence[Int64[Tensor, "_"]]) -> Float[Tensor, "V E"]:
+    """Return p, float64: columns sum to 1 (arguments and errors as `token_evidence`)."""
     if not counts:
         raise ValueError("evidence needs at least one expert")
-    size = max(len(each) for each in counts)
-    shares = torch.zeros((size, len(counts)), dtype=torch.float64)
+    shares = torch.zeros((max(len(each) for each in counts), len(counts)), dtype=torch.float64)
     for number, each in enumerate(counts):
         total = int(each.sum())
         if total < 1 or int(each.min()) < 0:
-            what = "a negative count" if int(each.min()) < 0 else "no token"
-            raise ValueError(f"expert {number} counted {what}")
+            raise ValueError(f"expert {number} counted {'a negative count' if int(each.min()) < 0 else 'no token'}")
         shares[: len(each), number] = each.double() / total
-    mean = shares.sum(dim=1, keepdim=True) / len(counts)
-    evidence = torch.log(shares + SMOOTHING * mean + FLOOR / size)
-    evidence -= evidence.sum(dim=1, keepdim=True) / len(counts)
-    evidence[[token for token in neutral if 0 <= token < size]] = 0.0
-    return evidence
+    return shares
+
+
+def thresholds(shares: Float[Tensor, "V E"], evidence: Float[Tensor, "V E"], tau: float) -> Float[Tensor, "E"]:
+    """Return θ_e, float64: mean evidence of expert e that the text of no other expert reaches by chance.
+
+    Over independent tokens of expert j the mean of a window exp(−Δ/τ) has the mean μ_je = Σ_v p_j(v) ℓ_e(v) and the
+    variance Var_j(ℓ_e) / n, where n = (1 + ε) / (1 − ε), ε = exp(−1/τ), is how many tokens the window is worth; with
+    z of `CHANCE`
+
+        θ_e = max over j ≠ e of (μ_je + z · √(Var_j(ℓ_e) / n))
+
+    which is the level of a chart of exponentially weighted means (Roberts 1959, *Technometrics* 1, 239–250).
+
+    Args:
+        shares: p.
+        evidence: ℓ.
+        tau: τ of the fast window.
+    """
+    mean = shares.T @ evidence  # (E, E): of expert j's text, for expert e
+    variance = (shares.T @ evidence.square() - mean.square()).clamp(min=0.0)
+    decay = math.exp(-1 / tau)
+    reach = mean + CHANCE * (variance * (1 - decay) / (1 + decay)).sqrt()
+    if len(mean) == 1:
+        return reach[0]
+    return reach.fill_diagonal_(-torch.inf).amax(dim=0)

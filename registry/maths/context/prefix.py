@@ -2,8 +2,13 @@
 
     m_e(t) = Σ_{s ≤ t} w(t − s) ℓ_e(v_s) / Σ_{s ≤ t} w(t − s)
 
-which is what a layer of attention with scores ln w(Δ) computes (w = 1: uniform attention is averaging). The expert of a
-token is argmax_e m_e(t): a function of the text alone, known before any layer runs.
+which is what a layer of attention with scores ln w(Δ) computes (w = 1: uniform attention is averaging). A second mean
+f, over the last few tokens alone, tells that something else has begun: what exceeds its threshold θ_e counts `ALARM`
+times. The expert of a token is
+
+    argmax_e  m_e(t) + ALARM · max(0, f_e(t) − θ_e)
+
+a function of the text alone, known before any layer runs.
 
 Shapes: N texts of S tokens, V tokens, E experts.
 """
@@ -13,8 +18,10 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from registry.maths.confusion import chosen, sample
 from registry.maths.threads import one_thread
+
+FAST = 6.0
+"""τ of the fast window, in tokens."""
 
 _AT_ONCE = 2**22
 """Numbers of an intermediate result that are in memory at once."""
@@ -50,27 +57,8 @@ def prefix_means(
     return torch.cat(means)
 
 
-def predicted_accuracy(
-    counts: Float[Tensor, "V E"], evidence: Float[Tensor, "V E"], weights: Float[Tensor, "S"]
-) -> Float[Tensor, "E E"]:
-    """Return, row by row, the probabilities that a text of expert e goes to each expert after S tokens, float64.
-
-    Tokens are taken as independent draws from p_e. Then m has the mean μ_e = Σ_v p_e(v) ℓ(v) and the covariance
-    Cov_e(ℓ) · Σ w² / (Σ w)², and is nearly Gaussian, so that P(m_j is the largest) is that of `confusion`. Real text
-    repeats itself: it reads fewer independent tokens than it has, so the prediction is an upper one.
-
-    Args:
-        counts: p_e, columns that sum to 1.
-        evidence: ℓ.
-        weights: w(Δ) of the S tokens that were read.
-    """
-    experts = counts.shape[1]
-    spread = float(weights.square().sum() / weights.sum().square())
-    points, rows = sample(experts), []
-    with one_thread():
-        for expert in range(experts):
-            share = counts[:, expert]
-            mean = share @ evidence
-            covariance = evidence.T @ (evidence * share[:, None]) - torch.outer(mean, mean)
-            rows.append(chosen(mean, covariance * spread, points, range(experts)))
-    return torch.stack(rows)
+def context_scores(
+    slow: Float[Tensor, "*B E"], fast: Float[Tensor, "*B E"], thresholds: Float[Tensor, "E"], alarm: float
+) -> Float[Tensor, "*B E"]:
+    """Return what routers compare: m + `alarm` · max(0, f − θ)."""
+    return slow + alarm * (fast - thresholds).clamp(min=0.0)

@@ -111,9 +111,8 @@ def recency_amplitudes(rotary: RotaryTables, tau: float) -> Float[Tensor, "_"] |
         for number, table in enumerate(rotary.tables):
             falls[number] += amplitude * (1 - torch.cos(table[pairs - 1] * distance))
             slopes[number] += amplitude * (1 - math.cos(float(table[pairs - 1]) * 2 * tau))
-        scale = 2 / math.prod(slopes) ** (
-            1 / len(slopes)
-        )  # so that s has fallen by 2 at Δ = 2 τ, in the middle of both
+        # So that s has fallen by 2 at Δ = 2 τ; of two tables, in the middle of both.
+        scale = 2 / math.prod(slopes) ** (1 / len(slopes))
         apart = max(
             float((torch.softmax(stands_for.log() - scale * fall, dim=0) - wanted).abs().sum()) / 2 for fall in falls
         )

@@ -18,17 +18,15 @@ from safetensors.torch import load_file
 from cli.main import main as reg
 from registry import PassSettings, Recipe, Registry
 from registry.calibration import Calibration
-from registry.composition.context_routing.member_evidence import choices_of, evidence_of, past_weights
+from registry.composition.context_routing.member_evidence import choices_of, evidence_of, scores_of
 from registry.composition.plan import Plan
 from registry.errors import InvalidInputError
-from registry.maths.context.prefix import prefix_means
 from registry.member import Member
 from registry.runtime.gates import record_routing
 from tests.conftest import files_of
 from tests.models import sentences, write_jsonl
 from tests.registry.composition.test_vocabulary import grown
 from tests.registry.hosts.test_hosts import LLAMA3, LONG, YARN, Case, Variant, load, variant_of
-from tests.transformers4 import Transformers4
 
 EXPERTS = ("code", "german", "math")
 TIE, HALF_TIE = 1e-3, 0.05
@@ -100,7 +98,7 @@ def texts(tokenizer: Any, length: int = 80) -> torch.Tensor:
 def expected(plan: Plan, ids: torch.Tensor, keep: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the expert of each token, (N, S), and by how many nats it leads."""
     keep = torch.ones_like(ids, dtype=torch.bool) if keep is None else keep
-    best = prefix_means(ids, keep, evidence_of(plan), past_weights(plan, ids.shape[1])).topk(2, dim=-1)
+    best = scores_of(plan, ids, keep, evidence_of(plan)).topk(2, dim=-1)
     return best.indices[..., 0], best.values[..., 0] - best.values[..., 1]
 
 

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from cli.main import main
-from registry import Registry
+from registry import Recipe, Registry
 from registry.composition.compose import used_versions
 from registry.ui.choices import Choices
 from registry.ui.site import url
@@ -297,6 +297,17 @@ def test_the_preview_is_what_the_registry_foretells(filled: Registry, pages: Pag
         assert f"{100 * member.accuracy:.1f} %" in page.text
     assert f"{100 * found.accuracy:.1f} %" in page.text
     assert "no router" in pages.read("compose", "preview", e=["math", "law"], to="dense", status=400).text
+
+
+def test_preview_of_context_routing_is_by_tokens_read(filled: Registry, pages: Pages, tmp_path: Path) -> None:
+    found = filled.preview(["math", "code", "law"], Recipe(router="context"))
+    page = pages.read("compose", "preview", e=["math", "law", "code"], router="context")
+    assert f"{100 * found.accuracy:.1f} %" in page.text
+    assert "Accuracy by tokens read" in page.text
+    assert "Weight in the solve" not in page.text
+    assert found.notes[0] in page.text
+    plan = filled.compose(["math", "code"], tmp_path / "moe", Recipe(router="context"))
+    assert "context window" in pages.read("compositions", plan.digest).text
 
 
 @pytest.mark.parametrize(

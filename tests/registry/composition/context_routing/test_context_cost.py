@@ -1,0 +1,87 @@
+"""Proves: what context routing adds is counted, shown by `--plan`, and named in the card."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from safetensors.torch import load_file
+
+from cli.main import main
+from registry import Recipe, Registry
+from registry.composition.context_routing.context_cost import context_cost
+from registry.composition.plan import Plan
+
+CONTEXT = Recipe(router="context")
+
+
+def run(registry: Registry, *words: str) -> str:
+    result = CliRunner().invoke(main, ["--home", str(registry.home.path), *words])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.mark.parametrize("trunk", ["regmean", "base"])
+def test_cost_is_the_difference_of_the_folders(filled: Registry, tmp_path: Path, trunk: str) -> None:
+    sizes = {}
+    for router in ("ridge", "context"):
+        plan = filled.compose(["code", "math"], tmp_path / router, Recipe(router=router, trunk=trunk))
+        tensors = load_file(tmp_path / router / "model.safetensors").values()
+        sizes[router] = [sum(each.numel() for each in tensors), sum(each.nbytes for each in tensors)]
+    assert isinstance(plan, Plan)
+    cost = context_cost(plan)
+    assert cost is not None
+    assert [cost.parameters, cost.bytes] == [sizes["context"][n] - sizes["ridge"][n] for n in range(2)]
+    configs = [json.loads((tmp_path / router / "config.json").read_text()) for router in ("context", "ridge")]
+    assert cost.layers == configs[0]["num_hidden_layers"] - configs[1]["num_hidden_layers"] == 1
+    assert cost.channels == configs[0]["hidden_size"] - configs[1]["hidden_size"] > 0
+    assert cost.window == plan.recipe.context_window
+    document = json.loads((tmp_path / "context" / "composition.json").read_text())
+    assert document["recipe"]["context_window"] == cost.window
+
+
+@pytest.mark.parametrize(
+    ("experts", "recipe"),
+    [(["code", "math"], Recipe()), (["code"], CONTEXT), (["code", "math"], Recipe(to="dense"))],
+    ids=["ridge", "one member", "dense"],
+)
+def test_other_compositions_have_none(filled: Registry, experts: list[str], recipe: Recipe) -> None:
+    plan = filled.plan(experts, recipe)
+    assert isinstance(plan, Plan)
+    assert context_cost(plan) is None
+
+
+def test_plan_shows_it(filled: Registry) -> None:
+    plan = filled.plan(["code", "math"], CONTEXT)
+    assert isinstance(plan, Plan)
+    cost = context_cost(plan)
+    assert cost is not None
+    words = ("compose", "--experts", "code,math", "--plan")
+    lines = [line for line in run(filled, *words, "--router", "context").splitlines() if "context" in line]
+    assert lines[-1].split("  ")[0] == "context routing adds"
+    assert f"1 layer of attention and {cost.channels} channels, {cost.parameters:,} parameters" in lines[-1]
+    document = json.loads(run(filled, *words, "--router", "context", "--json"))
+    assert document["context"] == cost.document()
+    assert "context routing adds" not in run(filled, *words)
+    assert json.loads(run(filled, *words, "--json"))["context"] is None
+    assert json.loads(run(filled, *words, "--to", "ensemble", "--json"))["context"] is None
+
+
+def test_card_explains_the_router_and_says_what_it_reveals(filled: Registry, tmp_path: Path) -> None:
+    filled.compose(["code", "math"], tmp_path / "moe", CONTEXT)
+    card = (tmp_path / "moe" / "README.md").read_text(encoding="utf-8")
+    for part in (
+        "| router | context |",
+        "| context layer | layer 0, whose attention averages evidence over the ",
+        "| reserved channels | the last ",
+        "naive Bayes over unigrams",
+        "- Smoothed log ratios of how often each expert's calibration used each token are in the embedding.",
+        "@misc{maron1961indexing,",
+        "@misc{lewis1998naive,",
+        "eprint = {2104.09864},",
+    ):
+        assert part in card
+    filled.compose(["code", "math"], tmp_path / "whole", Recipe(router="context", context_window=0.0))
+    assert "over the whole text so far; no member" in (tmp_path / "whole" / "README.md").read_text(encoding="utf-8")
+    filled.compose(["code", "math"], tmp_path / "plain")
+    assert "context" not in (tmp_path / "plain" / "README.md").read_text(encoding="utf-8")

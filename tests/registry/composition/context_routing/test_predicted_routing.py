@@ -1,0 +1,111 @@
+"""Proves: context routing is predicted from counts alone, by tokens read, and look-alikes are named."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from cli.main import main
+from registry import Recipe, Registry
+from registry.composition.context_routing.member_evidence import choices_of, evidence_of
+from registry.composition.context_routing.predicted_routing import INDISTINCT_COUNTS, LENGTHS
+from registry.errors import InvalidInputError
+from registry.evaluation import TestSettings, test_windows
+from registry.member import Member
+from tests.conftest import Zoo
+from tests.models import sentences, write_jsonl
+
+CONTEXT = Recipe(router="context")
+NAMES = ["code", "german", "math"]
+
+
+def test_only_counts_are_read(filled: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Member, *names: object) -> None:
+        raise AssertionError(names)
+
+    monkeypatch.setattr(Member, "open_weight", refuse)
+    monkeypatch.setattr(Member, "statistics", refuse)
+    preview = filled.preview(NAMES, CONTEXT)
+    assert preview.refs == ("code@1", "german@1", "math@1")
+    assert (preview.layers, len(preview.confusion)) == ((0,), 1)
+    assert [length.tokens for length in preview.by_tokens] == [n for n in LENGTHS if n <= 128]  # the models' context
+    (typical,) = [length for length in preview.by_tokens if length.tokens == 32]
+    assert (typical.confusion,) == preview.confusion
+    assert preview.accuracy == typical.accuracy
+    assert [member.tokens for member in preview.members] == [
+        filled.member(v).tokens for v in map(filled.resolve, NAMES)
+    ]
+    assert [member.part for member in preview.members] == [1 / 3] * 3
+    assert all(sum(row) == pytest.approx(1) for length in preview.by_tokens for row in length.confusion)
+    accuracies = [length.accuracy for length in preview.by_tokens]
+    assert accuracies == sorted(accuracies)
+    assert "after 32 tokens" in preview.notes[0]
+    document = preview.document()["by_tokens"]
+    assert [length["accuracy"] for length in document] == accuracies
+
+
+def test_order_host_and_refits_do_not_matter(filled: Registry) -> None:
+    preview = filled.preview(NAMES, CONTEXT)
+    assert filled.preview(NAMES[::-1], CONTEXT) == preview
+    assert filled.preview(NAMES, Recipe(router="context", trunk="mean", refine_mlp=True)) == preview
+    whole = filled.preview(NAMES, Recipe(router="context", context_window=0.0))
+    assert whole.by_tokens[0] == preview.by_tokens[0]  # one token has no past to weigh
+
+
+def test_routers_of_the_stream_read_no_text_so_far(filled: Registry) -> None:
+    assert filled.preview(NAMES).document()["by_tokens"] == []
+
+
+def test_prediction_is_near_what_is_counted(filled: Registry, zoo: Zoo) -> None:
+    plan, preview = filled.plan(NAMES, CONTEXT), filled.preview(NAMES, CONTEXT)
+    data = {name: [zoo.test[name]] for name in NAMES}
+    windows = test_windows(data, zoo.base, TestSettings(windows=24, seq_len=32))
+    for number, name in enumerate(NAMES):
+        counted = float((choices_of(plan, windows[name], evidence_of(plan))[:, -1] == number).double().mean())
+        assert preview.members[number].accuracy == pytest.approx(counted, abs=0.2)
+
+
+def test_one_expert_takes_all(filled: Registry) -> None:
+    preview = filled.preview(["code"], CONTEXT)
+    assert [length.confusion for length in preview.by_tokens] == [((1.0,),)] * len(preview.by_tokens)
+    assert preview.overlap == {}
+
+
+def test_short_context_ends_the_prediction(filled: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("registry.composition.context_routing.predicted_routing.LENGTHS", (1, 16, 256))
+    preview = filled.preview(NAMES, CONTEXT)
+    assert [length.tokens for length in preview.by_tokens] == [1, 16]
+    assert "after 16 tokens" in preview.notes[0]
+
+
+def test_experts_of_one_text_are_named(registry: Registry, zoo: Zoo, tmp_path: Path) -> None:
+    registry.add_expert("code", zoo.experts["code"])
+    registry.add_expert("math", zoo.experts["math"])
+    again = shutil.copytree(zoo.experts["math"], tmp_path / "again")
+    (again / "statistics.safetensors").unlink()
+    for path in again.glob("calibration*"):
+        path.unlink()
+    text = write_jsonl(tmp_path / "code.jsonl", sentences("code", 200, seed=6))
+    registry.add_expert("coder", again, data=[text])
+    preview = registry.preview(["code", "coder", "math"], CONTEXT)
+    assert preview.indistinct == (("code@1", "coder@1"),)
+    assert preview.overlap["code@1", "coder@1"] >= INDISTINCT_COUNTS
+    drowned = [member.drowned for member in preview.members if member.drowned]
+    assert all("--balance" not in reason for reason in drowned)
+    words = ["--home", str(registry.home.path), "preview", "--experts", "code,coder,math", "--router", "context"]
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 0, result.output
+    tables = [table.splitlines() for table in result.stdout.split("\n\n")]
+    assert tables[0][0].split() == ["expert", "tokens", "routing", "accuracy", "load"]
+    assert tables[2][0].split()[:5] == ["accuracy", "after", "…", "tokens", "1"]
+    assert tables[2][1].split()[1:] == [f"{length.confusion[0][0]:.1%}" for length in preview.by_tokens]
+    assert "code@1 and coder@1: routers can hardly separate their tokens" in result.stdout
+    assert "after 32 tokens of a text" in result.stderr
+
+
+def test_expert_that_counted_nothing_is_refused(filled: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Member, "token_counts", property(lambda self: torch.zeros(8, dtype=torch.int64)))
+    with pytest.raises(InvalidInputError, match="code@1 counted no token"):
+        filled.preview(NAMES, CONTEXT)
