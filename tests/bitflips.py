@@ -44,7 +44,11 @@ AREAS = ("arrays", "arrays", "database", "database", "folders")
 """Where a flip falls, as often as it is named here."""
 
 Job = tuple[tuple[str, ...], str]
-RECIPES = {"default": Recipe(), "base": Recipe(trunk="base", router="domain-embedding")}
+RECIPES = {
+    "default": Recipe(),
+    "base": Recipe(trunk="base", router="domain-embedding"),
+    "context": Recipe(trunk="mean", router="context"),
+}
 JOBS: list[Job] = [
     *((subset, "default") for size in (1, 2, 3) for subset in combinations(EXPERTS, size)),
     (EXPERTS, "base"),

@@ -237,7 +237,7 @@ def context_windows(translation: Translation, tau: float) -> tuple[ContextWindow
     if not tau or kind is None:
         return ContextWindows(), ()
     rotary = rotary_tables(architecture.rope_parameters, architecture.head_dim, architecture.max_position_embeddings)
-    slow = recency_amplitudes(rotary, tau)
+    slow = recency_amplitudes(rotary, float(tau))
     if slow is None:
         note = f"its rope cannot weigh the past by a window of {tau:g} tokens: routers read the mean of the whole text"
         return ContextWindows(), (note,)

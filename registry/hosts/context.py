@@ -14,7 +14,7 @@ computes the same function of the same stream and routes by the mean evidence of
 
 Everything else ignores the reserved channels: zero columns in what reads the stream, zero rows in what writes it. A
 norm over H′ channels divides by √(Σx²/H′ + ε′), so its weights times √(H/H′) and ε′ = ε H/H′ give the old values; the
-reserved channels add less than 1e-6 to the mean square, which is the rounding of float32.
+reserved channels add about 1e-6 to the mean square, near the rounding of float32.
 
 *Sizes.* a and s are small powers of two times the row's own size (ρ_v, its mean in s), so that norms do not see them
 and float16 holds them; κ is within float16. At one expert per token sizes do not matter at all, only their order.
@@ -31,7 +31,7 @@ from registry.hosts.tensors import Constant, Entries, EvidenceEmbedding, Experts
 EVIDENCE = 2.0**-10
 """a: size of a nat of evidence beside the embedding's row."""
 
-MEAN = 2.0**-8
+MEAN = 2.0**-10
 """s: size of a nat of mean evidence beside the embedding's mean row."""
 
 SHARPNESS = 2.0**15 * 0.05
@@ -47,7 +47,7 @@ _LEAST, _MOST = 8, 64
 """Reserved channels come in multiples of a power of two from the one to the other, up to H / 64."""
 
 
-ALARM = 10.0
+ALARM = 32.0
 """What evidence above its threshold counts, beside the mean evidence."""
 
 _GATED = ("silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
@@ -369,6 +369,14 @@ def _heads(kind: ContextAttention, architecture: Architecture, windows: ContextW
         return (*side[:pair], rest, *side[pair + 1 :])
 
     return [replace(h, queries=filled(h.queries, pairs - 1), keys=filled(h.keys, pairs - 2)) for h in heads]
+
+
+def attention_reach(architecture: Architecture, length: int) -> int:
+    """Return how many of `length` tokens the context layer sees: fewer where every layer of a host has a window."""
+    options = architecture.options
+    everywhere = "full_attention" not in options.get("layer_types", ())
+    window = options.get("sliding_window") if everywhere else None
+    return length if window is None else min(length, window)
 
 
 def _split(name: str) -> tuple[int | None, str]:

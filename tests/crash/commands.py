@@ -63,6 +63,7 @@ COMMANDS = {
         "full", "collect {given}/law-bare --data {given}/law.jsonl --sites counts --out {world}/out " + _PASS
     ),
     "compose": Command("full", "compose --experts math,code --lam 0.5 --force --out {world}/moe"),
+    "context": Command("full", "compose --experts math,code --router context --force --out {world}/moe"),
     "dense": Command("full", "compose --experts math,code --to dense --out {world}/out"),
     "ensemble": Command("full", "compose --experts math,code --to ensemble --force --out {world}/moe"),
     "refine": Command("full", "compose --experts math,code --refine 2 --out {world}/out"),

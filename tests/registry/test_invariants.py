@@ -113,6 +113,7 @@ SAMPLE: dict[str, dict[str, Any]] = {
     "ties": {"trunk": "ties", "normalize": True, "balance": "tokens"},
     "dare dense": {"trunk": "dare", "to": "dense"},
     "task-arithmetic dense": {"trunk": "task-arithmetic", "to": "dense"},
+    "context": {"trunk": "mean", "router": "context", "context_window": 16.0, "lam": 0.0},
     "refitted, then refined": {"refine_mlp": True, "refine": 1, "lam": "auto"},
     "refined twice": {"refine": 2, "trunk": "mean", "lam": "auto", "token_weight": "advantage"},
 }

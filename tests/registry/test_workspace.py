@@ -61,6 +61,7 @@ def purge(registry: Registry) -> None:
 RECIPES: dict[str, Any] = {
     "default": Recipe(),
     "mean": Recipe(trunk="mean"),
+    "context": Recipe(router="context"),
     "dense": Recipe(to="dense"),
     "base": Recipe(trunk="base"),
     "ensemble": EnsembleRecipe(),

@@ -3,14 +3,14 @@
 import math
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int, Int64
 from torch import Tensor
 
 from registry.calibration import Calibration
 from registry.composition.plan import Plan, context_windows
 from registry.composition.tensor_source import TensorSource
 from registry.errors import InvalidInputError
-from registry.hosts.context import ALARM
+from registry.hosts.context import ALARM, attention_reach
 from registry.hosts.remote_code import REMOTE_CODE
 from registry.maths.context.evidence import thresholds, token_evidence, token_shares
 from registry.maths.context.prefix import FAST, context_scores, prefix_means
@@ -47,20 +47,26 @@ def thresholds_of(plan: Plan) -> Float[Tensor, "E"]:
 
 
 def choices_of(plan: Plan, calibration: Calibration, evidence: Float[Tensor, "V E"]) -> Int64[Tensor, "N S"]:
-    """Return the expert that each calibration token is routed to by its context: the same in every layer.
+    """Return the expert that each calibration token is routed to by its context: the same in every layer."""
+    return scores_of(plan, calibration.ids, calibration.keep, evidence).argmax(dim=-1)
+
+
+def scores_of(
+    plan: Plan, ids: Int[Tensor, "N S"], keep: Bool[Tensor, "N S"], evidence: Float[Tensor, "V E"]
+) -> Float[Tensor, "N S E"]:
+    """Return what the routers of every layer compare, float64, in nats.
 
     Args:
         plan: a composition whose router is `context`.
-        calibration: the texts; padding counts as no evidence.
+        ids: the texts.
+        keep: which tokens count; padding is no evidence.
         evidence: `evidence_of(plan)`.
     """
-    slow, fast = past_weights(plan, calibration.ids.shape[1])
-    means = [
-        None if weights is None else prefix_means(calibration.ids.long(), calibration.keep, evidence, weights)
-        for weights in (slow, fast)
-    ]
-    assert means[0] is not None
-    return context_scores(means[0], means[1], thresholds_of(plan), ALARM).argmax(dim=-1)
+    slow, fast = past_weights(plan, ids.shape[1])
+    means = prefix_means(ids, keep, evidence, slow)
+    if fast is None:
+        return means
+    return context_scores(means, prefix_means(ids, keep, evidence, fast), thresholds_of(plan), ALARM)
 
 
 def past_weights(plan: Plan, length: int) -> tuple[Float[Tensor, "S"], Float[Tensor, "S"] | None]:
@@ -73,15 +79,16 @@ def past_weights(plan: Plan, length: int) -> tuple[Float[Tensor, "S"], Float[Ten
     translation = plan.lead.hosts[plan.recipe.host or next(iter(plan.lead.hosts))]
     windows, _ = context_windows(translation, plan.recipe.context_window)
     sizes = translation.architecture
-    if not windows.slow:
-        return torch.ones(length, dtype=torch.float64), None
     rotary = rotary_tables(sizes.rope_parameters, sizes.head_dim, sizes.max_position_embeddings)
-    slow, fast = (
-        recency_weights(rotary, torch.tensor(amplitudes, dtype=torch.float64), length) if amplitudes else None
-        for amplitudes in (windows.slow, windows.fast)
-    )
-    assert slow is not None
-    return slow, fast
+
+    def weights(amplitudes: tuple[float, ...]) -> Float[Tensor, "S"]:
+        past = torch.ones(length, dtype=torch.float64)
+        if amplitudes:
+            past = recency_weights(rotary, torch.tensor(amplitudes, dtype=torch.float64), length)
+        past[attention_reach(sizes, length) :] = 0.0
+        return past
+
+    return weights(windows.slow), weights(windows.fast) if windows.fast else None
 
 
 def neutral_tokens(plan: Plan) -> set[int]:

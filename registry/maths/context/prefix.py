@@ -15,7 +15,7 @@ Shapes: N texts of S tokens, V tokens, E experts.
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from registry.maths.threads import one_thread
@@ -28,7 +28,7 @@ _AT_ONCE = 2**22
 
 
 def prefix_means(
-    ids: Int64[Tensor, "N S"],
+    ids: Int[Tensor, "N S"],
     keep: Bool[Tensor, "N S"],
     evidence: Float[Tensor, "V E"],
     weights: Float[Tensor, "S"],
@@ -58,7 +58,7 @@ def prefix_means(
 
 
 def context_scores(
-    slow: Float[Tensor, "*B E"], fast: Float[Tensor, "*B E"] | None, thresholds: Float[Tensor, "E"], alarm: float
+    slow: Float[Tensor, "*B E"], fast: Float[Tensor, "*B E"], thresholds: Float[Tensor, "E"], alarm: float
 ) -> Float[Tensor, "*B E"]:
-    """Return what routers compare: m + `alarm` · max(0, f − θ), or m where there is no fast window."""
-    return slow if fast is None else slow + alarm * (fast - thresholds).clamp(min=0.0)
+    """Return what routers compare: m + `alarm` · max(0, f − θ)."""
+    return slow + alarm * (fast - thresholds).clamp(min=0.0)

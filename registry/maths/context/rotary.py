@@ -27,6 +27,12 @@ from torch import Tensor
 CLOSE = 0.02
 """Total variation between the window and the exponential that is close enough."""
 
+BETTER = 0.002
+"""By how much more pairs must come closer to be used."""
+
+LARGEST = 6.0
+"""The largest amplitude: 16 bits round the score of a pair to 1 in 256 of it."""
+
 USABLE = 0.1
 """Total variation up to which a window is used at all."""
 
@@ -97,19 +103,20 @@ def recency_amplitudes(rotary: RotaryTables, tau: float) -> Float[Tensor, "_"] |
     """
     distance, stands_for = _distances(rotary.context)
     wanted = torch.softmax(stands_for.log() - distance / tau, dim=0)
-    shape = _spectrum(rotary.tables[0])
+    shape = _spectrum(rotary.tables[0]).clamp(max=LARGEST * math.pi * tau / 2)  # of a straight line: times 2 / (π τ)
     falls = [torch.zeros_like(distance) for _ in rotary.tables]
-    slope = 0.0
+    slopes = [0.0 for _ in rotary.tables]
     best: tuple[float, int, float] | None = None
     for pairs, amplitude in enumerate(shape.tolist(), start=1):
-        for fall, table in zip(falls, rotary.tables, strict=True):
-            fall += amplitude * (1 - torch.cos(table[pairs - 1] * distance))
-        slope += amplitude * (1 - math.cos(float(rotary.tables[0][pairs - 1]) * 2 * tau))
-        scale = 2 / slope  # so that s has fallen by 2 at Δ = 2 τ
+        for number, table in enumerate(rotary.tables):
+            falls[number] += amplitude * (1 - torch.cos(table[pairs - 1] * distance))
+            slopes[number] += amplitude * (1 - math.cos(float(table[pairs - 1]) * 2 * tau))
+        # So that s has fallen by 2 at Δ = 2 τ; of two tables, in the middle of both.
+        scale = 2 / math.prod(slopes) ** (1 / len(slopes))
         apart = max(
             float((torch.softmax(stands_for.log() - scale * fall, dim=0) - wanted).abs().sum()) / 2 for fall in falls
         )
-        if best is None or apart < best[0]:
+        if best is None or apart < best[0] - BETTER:
             best = (apart, pairs, scale)
         if apart <= CLOSE:
             break

@@ -7,18 +7,14 @@ which is the tolerance; in float32, sums of another width are rounded otherwise,
 whose norms are not scaled for the width fails it a thousandfold.
 """
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
-from registry.errors import UnsupportedFamilyError
-from registry.hosts.context import CONTEXT_LAYERS, reserved_channels
-from registry.runtime.gates import force_expert, gates
+from registry.runtime.gates import force_expert
 from tests.conftest import Shared
 from tests.registry.hosts.test_hosts import CASES, IDS, Case, Variant, load, shared_variant, variant_of
 

@@ -168,9 +168,7 @@ class Variant:
 
 
 @contextmanager
-def variant_of(
-    case: Case, root: Path, tokenizer: Any, experts: Sequence[str] = ("code", "math")
-) -> Iterator[Variant]:
+def variant_of(case: Case, root: Path, tokenizer: Any, experts: Sequence[str] = ("code", "math")) -> Iterator[Variant]:
     """Give a case's checkpoints, registered."""
     dense = {
         name: save_checkpoint(make_model(case.family, 100 + seed, **case.config), root / name, tokenizer)

@@ -236,6 +236,7 @@ RECIPES: list[dict[str, Any]] = [
     {"router": "random", "balance": "tokens", "base": "base@1", "trunk": "dare"},
     {"refine": "1", "refine_mlp": "1"},
     {"router": "domain-embedding", "lam": "1"},
+    {"router": "context", "context_window": "16"},
     {"router": "random", "lam": "1"},  # lam has no part in it
     {"remote_code": "1"},
     {"to": "dense", "trunk": "mean", "router": "random", "top_k": "7"},  # fields without a part in it
