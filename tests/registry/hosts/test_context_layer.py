@@ -31,7 +31,7 @@ EPSILON = {
 """Cases in which the epsilon of norms matters, or, where norms of queries share it, does not."""
 
 EXACT, SHARED, ROUNDED = 1e-5, 1e-4, 4e-5
-"""Largest difference of a logit over the largest logit, in float64, in float64 with a shared epsilon, and in float32."""
+"""Largest difference of a logit over the largest one: in float64, in float64 with a shared epsilon, in float32."""
 
 
 @pytest.fixture(scope="module", params=CARRIED)
