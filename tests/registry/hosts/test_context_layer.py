@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from registry.errors import UnsupportedFamilyError
 from registry.hosts.context import CONTEXT_LAYERS, reserved_channels
