@@ -27,6 +27,7 @@ from tests.conftest import files_of
 from tests.models import sentences, write_jsonl
 from tests.registry.composition.test_vocabulary import grown
 from tests.registry.hosts.test_hosts import LLAMA3, LONG, YARN, Case, Variant, load, variant_of
+from tests.transformers4 import Transformers4
 
 EXPERTS = ("code", "german", "math")
 TIE, HALF_TIE = 1e-3, 0.05
