@@ -18,17 +18,9 @@ from safetensors.torch import load_file
 from cli.main import main as reg
 from registry import PassSettings, Recipe, Registry
 from registry.calibration import Calibration
-from registry.composition.context_routing.member_evidence import (
-    choices_of,
-    evidence_of,
-    past_weights,
-    scores_of,
-    thresholds_of,
-)
+from registry.composition.context_routing.member_evidence import choices_of, evidence_of, scores_of
 from registry.composition.plan import Plan
 from registry.errors import InvalidInputError
-from registry.hosts.context import ALARM
-from registry.maths.context.prefix import context_scores, prefix_means
 from registry.member import Member
 from registry.runtime.gates import record_routing
 from tests.conftest import files_of
@@ -108,23 +100,10 @@ def texts(tokenizer: Any, length: int = 80) -> torch.Tensor:
 
 
 def expected(plan: Plan, ids: torch.Tensor, keep: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the expert of each token, (N, S), and by how many nats it leads.
-
-    What exceeds a threshold is weighed by `ALARM` times the size of the token's embedding row over that of the mean
-    row: where another weight within `ROWS` would choose another expert, the lead is 0.
-    """
+    """Return the expert of each token, (N, S), and by how many nats it leads."""
     keep = torch.ones_like(ids, dtype=torch.bool) if keep is None else keep
-    slow, fast = past_weights(plan, ids.shape[1])
-    means, evidence = prefix_means(ids, keep, evidence_of(plan), slow), evidence_of(plan)
-    if fast is None:
-        best = means.topk(2, dim=-1)
-        return best.indices[..., 0], best.values[..., 0] - best.values[..., 1]
-    recent, limits = prefix_means(ids, keep, evidence, fast), thresholds_of(plan)
-    every = [context_scores(means, recent, limits, ALARM * size).topk(2, dim=-1) for size in ROWS]
-    experts = torch.stack([best.indices[..., 0] for best in every])
-    lead = torch.stack([best.values[..., 0] - best.values[..., 1] for best in every]).amin(dim=0)
-    near = ((recent - limits).abs() < NEAR).any(dim=-1)
-    return experts[1], lead.where((experts == experts[1]).all(dim=0) & ~near, 0.0)
+    best = scores_of(plan, ids, keep, evidence_of(plan)).topk(2, dim=-1)
+    return best.indices[..., 0], best.values[..., 0] - best.values[..., 1]
 
 
 def chosen(model: Any, ids: torch.Tensor, **options: Any) -> list[torch.Tensor]:
@@ -140,7 +119,7 @@ def assert_same(found: list[torch.Tensor], plan: Plan, ids: torch.Tensor, tie: f
     experts, lead = expected(plan, ids, **keep)
     tie = max(tie, AFTER_TIE) if plan.host.model_type == "flex_olmo" else tie
     clear = (lead > tie) & keep.get("keep", torch.ones_like(ids, dtype=torch.bool))
-    assert clear.float().mean() > 0.5
+    assert clear.sum() > 0.2 * clear.numel()
     for layer, choices in enumerate(found):
         assert torch.equal(choices[clear], experts[clear]), (layer, int((choices != experts)[clear].sum()))
 
@@ -252,10 +231,9 @@ def test_two_experts_a_token_are_those_of_most_evidence(variant: Variant, tmp_pa
     model, ids = load(tmp_path / "moe"), texts(tokenizer)
     with torch.no_grad(), record_routing(model) as routings:
         model(input_ids=ids)
-    _, lead = expected(plan, ids)
     means = scores_of(plan, ids, torch.ones_like(ids, dtype=torch.bool), evidence_of(plan))
     order = means.flatten(0, 1).topk(3, dim=-1)
-    clear = ((order.values[:, :2] - order.values[:, 1:]).amin(dim=1) > TIE) & (lead.flatten() > TIE)
+    clear = (order.values[:, :2] - order.values[:, 1:]).amin(dim=1) > TIE
     for routing in routings:
         weights = routing.weights[0]
         assert torch.equal(routing.chosen[0][clear], order.indices[clear, :2])
@@ -295,11 +273,11 @@ COUNTS: dict[str, tuple[list[int], str | None]] = {
 @pytest.mark.parametrize("name", COUNTS)
 def test_hostile_counts(filled: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     counts, message = COUNTS[name]
-    own = Member.token_counts.fget
-    assert own is not None
+    own = vars(Member)["token_counts"].fget
 
     def given(member: Member) -> torch.Tensor:
-        return torch.tensor(counts, dtype=torch.int64) if member.name == "math" else own(member)
+        found: torch.Tensor = own(member)
+        return torch.tensor(counts, dtype=torch.int64) if member.name == "math" else found
 
     monkeypatch.setattr(Member, "token_counts", property(given))
     recipe = Recipe(router="context", trunk="mean", dtype="float16")
