@@ -119,7 +119,7 @@ def assert_same(found: list[torch.Tensor], plan: Plan, ids: torch.Tensor, tie: f
     experts, lead = expected(plan, ids, **keep)
     tie = max(tie, AFTER_TIE) if plan.host.model_type == "flex_olmo" else tie
     clear = (lead > tie) & keep.get("keep", torch.ones_like(ids, dtype=torch.bool))
-    assert clear.float().mean() > 0.5
+    assert clear.sum() > 0.2 * clear.numel()
     for layer, choices in enumerate(found):
         assert torch.equal(choices[clear], experts[clear]), (layer, int((choices != experts)[clear].sum()))
 
@@ -231,7 +231,7 @@ def test_two_experts_a_token_are_those_of_most_evidence(variant: Variant, tmp_pa
     model, ids = load(tmp_path / "moe"), texts(tokenizer)
     with torch.no_grad(), record_routing(model) as routings:
         model(input_ids=ids)
-    means = prefix_means(ids, torch.ones_like(ids, dtype=torch.bool), evidence_of(plan), past_weights(plan, 80))
+    means = scores_of(plan, ids, torch.ones_like(ids, dtype=torch.bool), evidence_of(plan))
     order = means.flatten(0, 1).topk(3, dim=-1)
     clear = (order.values[:, :2] - order.values[:, 1:]).amin(dim=1) > TIE
     for routing in routings:
@@ -273,11 +273,11 @@ COUNTS: dict[str, tuple[list[int], str | None]] = {
 @pytest.mark.parametrize("name", COUNTS)
 def test_hostile_counts(filled: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     counts, message = COUNTS[name]
-    own = Member.token_counts.fget
-    assert own is not None
+    own = vars(Member)["token_counts"].fget
 
     def given(member: Member) -> torch.Tensor:
-        return torch.tensor(counts, dtype=torch.int64) if member.name == "math" else own(member)
+        found: torch.Tensor = own(member)
+        return torch.tensor(counts, dtype=torch.int64) if member.name == "math" else found
 
     monkeypatch.setattr(Member, "token_counts", property(given))
     recipe = Recipe(router="context", trunk="mean", dtype="float16")
