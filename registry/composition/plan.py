@@ -11,10 +11,19 @@ from registry.composition.recipe import Recipe
 from registry.errors import IncompatibleError, UnsupportedFamilyError
 from registry.families import Translation
 from registry.hosts import Constant, Experts, Host, Trunk
-from registry.hosts.context import ContextLayout, ContextWindows, notices
+from registry.hosts.context import ALARM, MEAN, SHARPNESS, ContextLayout, ContextWindows, notices
 from registry.hosts.host import LAYERS
-from registry.hosts.remote_code import REMOTE_CODE
-from registry.hosts.tensors import EvidenceEmbedding, Made, Router, Widened
+from registry.hosts.remote_code import (
+    CONTEXT_ALARM,
+    CONTEXT_FAST,
+    CONTEXT_SHARPNESS,
+    CONTEXT_WINDOW,
+    EVIDENCE_TENSOR,
+    REMOTE_CODE,
+    THRESHOLDS_TENSOR,
+    context_code_host,
+)
+from registry.hosts.tensors import Entries, Evidence, EvidenceEmbedding, Made, Router, Widened
 from registry.maths.context.prefix import FAST
 from registry.maths.context.rotary import recency_amplitudes, rotary_tables
 from registry.maths.router import COUNTS, ROUTERS, balanced
@@ -206,7 +215,7 @@ def with_context(plan: Plan) -> Plan:
     """
     recipe, translation = plan.recipe, plan.translation
     if recipe.host == REMOTE_CODE:
-        return plan  # its modelling file averages by itself
+        return _with_evidence(plan)
     windows, notes = context_windows(translation, recipe.context_window)
     try:
         layout = ContextLayout(translation.host, translation.architecture, len(plan.members), windows)
@@ -230,6 +239,31 @@ def with_context(plan: Plan) -> Plan:
             tensors.append(OutputTensor(layout.name(name), dtype, layout.experts(made), EXPERTS))
     carried = replace(translation, architecture=layout.architecture, notes=(*translation.notes, *notes))
     return replace(plan, translation=carried, tensors=tuple(tensors))
+
+
+def _with_evidence(plan: Plan) -> Plan:
+    """Return a plan for a modelling file that averages evidence by itself: one tensor of evidence, and no router."""
+    family, recipe, translation = plan.lead.family, plan.recipe, plan.translation
+    fast = FAST if recipe.context_window > FAST else 0.0
+    settings = {
+        CONTEXT_WINDOW: float(recipe.context_window),
+        CONTEXT_FAST: fast,
+        CONTEXT_ALARM: ALARM,
+        CONTEXT_SHARPNESS: SHARPNESS * MEAN / recipe.temperature,
+    }
+    carried = replace(
+        translation,
+        host=context_code_host(family.model_type, family.class_name, family.layers),
+        architecture=translation.architecture.with_options(**settings),
+    )
+    experts = len(plan.members)
+    thresholds = tuple(((expert,), expert, 1.0) for expert in range(experts))
+    tensors = (
+        *(tensor for tensor in plan.tensors if not isinstance(tensor.made, Router)),
+        OutputTensor(EVIDENCE_TENSOR, "float32", Evidence((translation.architecture.vocab_size, experts)), ROUTER),
+        OutputTensor(THRESHOLDS_TENSOR, "float32", Entries((experts,), thresholds=thresholds), ROUTER),
+    )
+    return replace(plan, translation=carried, tensors=tensors)
 
 
 def context_windows(translation: Translation, tau: float) -> tuple[ContextWindows, tuple[str, ...]]:
@@ -289,7 +323,9 @@ def _tensors(
         yield OutputTensor(name, recipe.dtype or own, made)
     for layer in range(architecture.num_hidden_layers if recipe.to == "moe" else 0):
         shape = (len(members), architecture.hidden_size)
-        yield OutputTensor(host.tensor_name(layer, host.gate), dtype, Router(shape, layer), ROUTER)
+        solved = ROUTERS[recipe.router].solve is not None or len(members) > 1
+        gate = Router(shape, layer) if solved else Constant(shape, 0.0)  # one expert has every token
+        yield OutputTensor(host.tensor_name(layer, host.gate), dtype, gate, ROUTER)
         whole = recipe.host == REMOTE_CODE
         parts = family.mlp_tensors(layer, architecture) if whole else family.projections(layer, architecture)
         for name, experts in host.experts.tensors(len(members), parts):
@@ -318,6 +354,8 @@ def _one(name: str, dtypes: dict[str, str]) -> str:
 def _workspace(made: Made, solved: Collection[str]) -> int:
     """Return how many elements of a tensor are in memory at once; `solved` are made in longer runs of rows."""
     size = math.prod(made.shape)
+    if isinstance(made, Evidence):
+        return size
     if isinstance(made, Widened | EvidenceEmbedding):
         return min(size, 2 * _workspace(made.inner, solved))
     if isinstance(made, Trunk) and made.rows.name in solved:

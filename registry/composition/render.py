@@ -14,7 +14,7 @@ from registry.composition.context_routing.member_evidence import evidence_of, st
 from registry.composition.plan import OutputTensor
 from registry.composition.tensor_source import TensorSource
 from registry.hosts import Constant, Experts, RowSelection, Trunk
-from registry.hosts.tensors import Entries, EvidenceEmbedding, Router, Widened
+from registry.hosts.tensors import Entries, Evidence, EvidenceEmbedding, Router, Widened
 from registry.io.safetensors_writer import Span
 from registry.io.torch_blocks import to_block, to_tensor, torch_dtype
 from store.arrays import ArraySource, Block, rows_per_block
@@ -46,6 +46,8 @@ def render(source: TensorSource, tensor: OutputTensor) -> Iterator[Block]:
             yield from _widened(source, widened, tensor)
         case EvidenceEmbedding() as embedding:
             yield from _evidence(source, embedding, dtype)
+        case Evidence():
+            yield to_block(evidence_of(source.plan).to(dtype))
         case Router(layer=layer):
             gate = source.routers.gate(layer) / source.plan.recipe.temperature  # (E, H), float64
             yield to_block(gate.to(dtype))

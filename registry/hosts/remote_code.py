@@ -1,10 +1,12 @@
 """Hosts with their own modelling file beside the weights; they load with `trust_remote_code=True`.
 
 `modeling_routed.py` subclasses the dense class and routes its MLPs: the host for families that no native architecture
-carries. `modeling_ensemble.py` holds complete dense models and mixes their predictions.
+carries. `modeling_context.py` subclasses that in turn and routes by the text so far. `modeling_ensemble.py` holds
+complete dense models and mixes their predictions.
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,20 @@ ENSEMBLE = "ensemble_"
 """Prefix of an ensemble's `model_type`, before that of the dense model."""
 
 ENSEMBLE_MODULE = "modeling_ensemble"
-_MODULE = "modeling_routed"
+
+EVIDENCE_TENSOR = "evidence"
+"""The tensor of evidence in a model that is routed by the text so far."""
+
+THRESHOLDS_TENSOR = "thresholds"
+"""The tensor of the thresholds of its fast window."""
+
+CONTEXT_WINDOW, CONTEXT_SHARPNESS = "context_window", "context_sharpness"
+CONTEXT_FAST, CONTEXT_ALARM = "context_fast", "context_alarm"
+"""Keys of config.json, and options of the architecture, of a model that is routed by the text so far."""
+
+_CONTEXT_KEYS = (CONTEXT_WINDOW, CONTEXT_FAST, CONTEXT_ALARM, CONTEXT_SHARPNESS)
+_MODULE, _CONTEXT_MODULE = "modeling_routed", "modeling_context"
+_IMPORT = b"from .modeling_routed import LAYERS, RoutedConfig, RoutedForCausalLM\n"
 
 
 def remote_code_host(model_type: str, class_name: str, layers: str) -> Host:
@@ -55,6 +70,29 @@ def remote_code_host(model_type: str, class_name: str, layers: str) -> Host:
         dense_config=dense_config,
         files={f"{_MODULE}.py": source.encode()},
     )
+
+
+def context_code_host(model_type: str, class_name: str, layers: str) -> Host:
+    """Return the host of a dense class that routes by the text so far (arguments as `remote_code_host`).
+
+    Its config.json holds the architecture's options of `_CONTEXT_KEYS`.
+    """
+    routed = remote_code_host(model_type, class_name, layers)
+
+    def config(architecture: Architecture, experts: int, top_k: int) -> dict[str, Any]:
+        return routed.config(architecture, experts, top_k) | {
+            "auto_map": {
+                "AutoConfig": f"{_CONTEXT_MODULE}.ContextConfig",
+                "AutoModelForCausalLM": f"{_CONTEXT_MODULE}.ContextRoutedForCausalLM",
+            },
+            **{key: architecture.options[key] for key in _CONTEXT_KEYS},
+        }
+
+    # The file holds the other one in place of its import. Were they two, transformers 4 would give folders of one name
+    # the other file of whichever it loaded first, although its dense class is another.
+    source = Path(__file__).with_name(f"{_CONTEXT_MODULE}.py").read_bytes()
+    whole = source.replace(_IMPORT, routed.files[f"{_MODULE}.py"])
+    return replace(routed, class_name="ContextRoutedForCausalLM", config=config, files={f"{_CONTEXT_MODULE}.py": whole})
 
 
 def ensemble_code(class_name: str) -> dict[str, bytes]:

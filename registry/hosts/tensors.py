@@ -111,5 +111,12 @@ class EvidenceEmbedding:
     epsilon: float | None
 
 
-Made = Trunk | Constant | Experts | Router | Entries | Widened | EvidenceEmbedding
+@dataclass(frozen=True)
+class Evidence:
+    """Each token's evidence of the experts, ℓ, (V, E)."""
+
+    shape: tuple[int, ...]
+
+
+Made = Trunk | Constant | Experts | Router | Entries | Widened | EvidenceEmbedding | Evidence
 """How an output tensor is made."""

@@ -28,7 +28,7 @@ class Gate:
         layer: number of the layer in the members, from 0.
         name: name of the module in the loaded model; the tensor's name in the folder may differ.
         module: in a native host it returns (logits (T, E), weights (T, k), chosen experts (T, k)), in `RoutedMLP` the
-            logits alone.
+            logits alone; there it is linear, or a `ContextGate` without a weight.
         block: the mixture that contains it.
     """
 
@@ -47,17 +47,18 @@ class Gate:
     @property
     def experts(self) -> int:
         """Number of experts it chooses from."""
-        return int(self.weight.shape[0])
+        return int(getattr(self.module, "out_features", None) or self.weight.shape[0])
 
     @property
     def is_linear(self) -> bool:
-        """True in our own `RoutedMLP`, which chooses and weighs experts outside the router."""
+        """True in our own `RoutedMLP` with routers of the stream."""
         return isinstance(self.module, nn.Linear)
 
     @property
     def top_k(self) -> int:
         """Experts per token."""
-        return int(getattr(self.block if self.is_linear else self.module, "top_k"))  # noqa: B009 - modules are untyped
+        holder = self.module if hasattr(self.module, "top_k") else self.block
+        return int(getattr(holder, "top_k"))  # noqa: B009 - modules are untyped
 
 
 @dataclass
@@ -91,7 +92,8 @@ def gates(model: Any, *, every: bool = False) -> list[Gate]:
     context_layers = set() if every else set(getattr(model.config, CONTEXT_LAYERS, ()))
     for name, module in model.named_modules():
         match = GATE.fullmatch(name)
-        if match and int(match[1]) not in context_layers and isinstance(getattr(module, "weight", None), nn.Parameter):
+        is_router = isinstance(getattr(module, "weight", None), nn.Parameter) or hasattr(module, "out_features")
+        if match and is_router and int(match[1]) not in context_layers:
             layer = int(match[1]) - sum(number < int(match[1]) for number in context_layers)
             routers.append(Gate(layer, name, module, model.get_submodule(name.rpartition(".")[0])))
     if not routers:

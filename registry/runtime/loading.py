@@ -9,7 +9,7 @@ import torch
 
 from registry.errors import CheckpointError, InvalidInputError, first_line, is_foreign
 from registry.families import FAMILIES
-from registry.hosts.remote_code import ENSEMBLE, ROUTED, ensemble_code, remote_code_host
+from registry.hosts.remote_code import ENSEMBLE, ROUTED, context_code_host, ensemble_code, remote_code_host
 from registry.io.display import few
 from registry.io.files import read_json, read_small
 from registry.io.torch_blocks import torch_dtype
@@ -77,18 +77,22 @@ def has_our_code(folder: Path) -> bool:
     try:
         model_type = str(read_json(folder / "config.json").get("model_type"))
         code = {path.name: read_small(path, _CODE_BYTES) for path in folder.rglob("*.py")}
-        return bool(code) and code == _our_code(model_type)
+        return bool(code) and code in _our_code(model_type)
     except (OSError, ValueError, KeyError):
         return False
 
 
-def _our_code(model_type: str) -> Mapping[str, bytes]:
+def _our_code(model_type: str) -> list[Mapping[str, bytes]]:
+    """Return the modelling files, by their names, of each kind of folder of a `model_type`."""
     if model_type.startswith(ENSEMBLE):
-        return ensemble_code(FAMILIES[model_type.removeprefix(ENSEMBLE)].class_name)
+        return [ensemble_code(FAMILIES[model_type.removeprefix(ENSEMBLE)].class_name)]
     if model_type.startswith(ROUTED):
         family = FAMILIES[model_type.removeprefix(ROUTED)]
-        return remote_code_host(family.model_type, family.class_name, family.layers).files
-    return {}
+        hosts = [
+            host(family.model_type, family.class_name, family.layers) for host in (remote_code_host, context_code_host)
+        ]
+        return [host.files for host in hosts]
+    return []
 
 
 def device_name(name: str | None) -> str:

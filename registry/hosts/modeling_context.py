@@ -1,0 +1,121 @@
+"""The routed model, routed by the text so far instead of the stream. Written by expert-registry; Apache-2.0.
+
+`evidence` says of each token how much likelier each expert's text is to have it. The logits of a token's routers, the
+same in every layer, are `context_sharpness` times the mean evidence of the tokens up to it, the one D tokens back with
+weight exp(-D / context_window), or all alike where `context_window` is 0. Where `context_fast` is not 0, a second mean
+with that window notices what has just begun: what exceeds `thresholds` counts `context_alarm` times. Nothing of it is
+trained.
+
+Masked tokens are no evidence, and distances leave them out. What a cache holds beside keys and values is one layer more
+(`RunningEvidence`), which the cache reorders, crops and repeats as it does the others.
+"""
+
+import inspect
+
+import torch
+from torch import nn
+from transformers import DynamicCache
+from transformers.cache_utils import Cache, DynamicLayer
+
+from .modeling_routed import LAYERS, RoutedConfig, RoutedForCausalLM
+
+CHUNK = 256  # tokens that are weighed against one another at once
+
+
+class ContextConfig(RoutedConfig):
+    """The routed configuration with `context_window`, `context_fast`, `context_alarm` and `context_sharpness`."""
+
+
+class ContextGate(nn.Module):
+    """A router whose `logits`, of shape (tokens, experts), are known before the layers run."""
+
+    def __init__(self, experts):
+        super().__init__()
+        self.out_features = experts
+        self.logits = None
+
+    def forward(self, tokens):
+        return self.logits.to(tokens.device)
+
+
+class RunningEvidence(DynamicLayer):
+    """Weighed sums of the text up to each token for W windows: of evidence as keys, of ones as values, (B, W, S, _)."""
+
+
+class ContextRoutedForCausalLM(RoutedForCausalLM):
+    """The dense model with MLPs that are routed by the text so far."""
+
+    config_class = ContextConfig
+    supports_gradient_checkpointing = False  # layers that run again would find the logits of a later text
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.register_buffer("evidence", torch.zeros(config.vocab_size, config.num_local_experts))
+        self.register_buffer("thresholds", torch.zeros(config.num_local_experts))
+        self._keep_in_fp32_modules_strict = {"evidence", "thresholds"}
+        for layer in self.get_submodule(LAYERS):
+            layer.mlp.gate = ContextGate(config.num_local_experts)
+        self.base_model.register_forward_pre_hook(self._route, with_kwargs=True)
+
+    @torch.no_grad()
+    def _route(self, decoder, args, kwargs):
+        """Give every router its logits, from the ids that the decoder is called with, and the decoder a cache."""
+        kwargs = dict(zip(inspect.signature(decoder.forward).parameters, args, strict=False)) | kwargs
+        ids, mask, cache = (kwargs.get(name) for name in ("input_ids", "attention_mask", "past_key_values"))
+        if ids is None:
+            raise ValueError("this model takes input_ids, not inputs_embeds: it is routed by its tokens")
+        if cache is not None and (not isinstance(cache, Cache) or cache.is_compileable):
+            raise ValueError("this model takes a cache that grows, such as DynamicCache(), and no static one")
+        if mask is not None and getattr(mask, "ndim", None) != 2:
+            raise ValueError("this model takes an attention mask of (batch, tokens)")
+        use_cache = kwargs.get("use_cache")
+        if cache is None and (self.config.use_cache if use_cache is None else use_cache):
+            cache = kwargs["past_key_values"] = DynamicCache(config=self.config)
+        real = torch.ones_like(ids) if mask is None else mask[:, -ids.shape[1] :].to(ids.device) != 0
+        sums = self._sums(ids, real, None if cache is None else self._state(cache))
+        means = sums[..., :-1] / sums[..., -1:].clamp(min=torch.finfo(sums.dtype).tiny)
+        scores = means[:, 0]  # of (B, W, S, E)
+        if self.config.context_fast:
+            excess = means[:, 1] - self.thresholds.to(means)
+            scores = scores + self.config.context_alarm * excess.clamp(min=0)
+        logits = (scores * self.config.context_sharpness).float().flatten(0, 1)
+        for layer in self.get_submodule(LAYERS):
+            layer.mlp.gate.logits = logits
+        return (), kwargs
+
+    def _state(self, cache):
+        """Return the layer of a cache that holds running evidence; one that is still empty gets it."""
+        state = next((layer for layer in cache.layers if isinstance(layer, RunningEvidence)), None)
+        if state is None:
+            if cache.get_seq_length():
+                raise ValueError("this cache is of another model: start with an empty one")
+            while len(cache.layers) < self.config.num_hidden_layers:  # a cache that adds layers when they are used
+                cache.layers.append(cache.layer_class_to_replicate())
+            state = RunningEvidence()
+            cache.layers.append(state)
+        return state
+
+    def _sums(self, ids, real, state):
+        """Return the weighed sums up to each token, of evidence and then of ones (B, W, S, E + 1), and keep them."""
+        exact = torch.float32 if ids.device.type == "mps" else torch.float64
+        real = real.to(exact)
+        added = torch.cat(
+            [self.evidence[ids.to(self.evidence.device)].to(real) * real[..., None], real[..., None]], dim=-1
+        )
+        windows = [self.config.context_window, *([self.config.context_fast] if self.config.context_fast else [])]
+        pasts = torch.zeros_like(added[:, :1]).expand(-1, len(windows), -1)
+        if state is not None and state.get_seq_length():
+            pasts = torch.cat([state.keys[:, :, -1], state.values[:, :, -1]], dim=-1)
+        every = []
+        for number, window in enumerate(windows):
+            past, rate, sums = pasts[:, number], 1 / window if window else 0.0, []
+            for new, counted in zip(added.split(CHUNK, dim=1), real.split(CHUNK, dim=1), strict=True):
+                age = rate * counted.cumsum(dim=1)
+                weights = (age[:, None, :] - age[:, :, None]).clamp(max=0).exp().tril()
+                sums.append(weights @ new + (-age).exp()[..., None] * past[:, None])
+                past = sums[-1][:, -1]
+            every.append(torch.cat(sums, dim=1))
+        sums = torch.stack(every, dim=1)
+        if state is not None:
+            state.update(sums[..., :-1], sums[..., -1:])
+        return sums
