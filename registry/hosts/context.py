@@ -250,7 +250,8 @@ class ContextLayout:
             case "input_layernorm.weight":
                 return norm([*(self._evidence(e) for e in everyone), self._constant], self._shrink)
             case "post_attention_layernorm.weight" if after:
-                return norm([*means, *excess], MEAN / math.sqrt(self.hidden_size), 1)
+                size = MEAN / math.sqrt(self.hidden_size)
+                return Entries(shape, (*norm(means, size).entries, *norm(excess, size * _GAIN).entries), 1)
             case "post_attention_layernorm.weight":
                 if not excess:
                     return norm([], 1.0)
@@ -299,7 +300,7 @@ class ContextLayout:
     def _down_size(self) -> float:
         """The MLP's output per unit of its inner size: `ALARM` nats for each nat above the threshold."""
         if self._kind.norm_after:
-            return _SOFT * math.sqrt(self.architecture.options["rms_norm_eps"]) / (_STEEP * MEAN)
+            return _SOFT * math.sqrt(self.architecture.options["rms_norm_eps"]) / (_STEEP * _GAIN * MEAN)
         return ALARM / (_STEEP * _GAIN) / float(self._inner.options.get("residual_multiplier", 1.0))
 
     def _rotary(self, heads: Iterable[tuple[int, tuple[float, ...]]]) -> tuple[tuple[tuple[int, int], float], ...]:
