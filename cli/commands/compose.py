@@ -15,7 +15,6 @@ from cli.recipe import asked, experts_option, recipe_options
 from cli.session import Session, pass_session
 from registry import composition
 from registry.composition import recipe as recipes
-from registry.composition.context_routing.context_cost import context_cost
 
 _NOT_SHOWN = ("weights", "dtype")
 
@@ -124,7 +123,7 @@ def compose(
 
 
 def _document(plan: composition.Plan | composition.Ensemble) -> dict[str, Any]:
-    cost = context_cost(plan) if isinstance(plan, composition.Plan) else None
+    cost = composition.context_cost(plan) if isinstance(plan, composition.Plan) else None
     return plan.document | {
         "digest": plan.digest,
         "versions": [member.version.ref for member in plan.members],
@@ -172,7 +171,7 @@ def _print_plan(plan: composition.Plan | composition.Ensemble) -> None:
 
 def _context(plan: composition.Plan | composition.Ensemble) -> list[tuple[str, str]]:
     """Return the line on what context routing adds, if the plan has it."""
-    cost = context_cost(plan) if isinstance(plan, composition.Plan) else None
+    cost = composition.context_cost(plan) if isinstance(plan, composition.Plan) else None
     if cost is None:
         return []
     added = f"{cost.parameters:,} parameters, {size(cost.bytes)}"

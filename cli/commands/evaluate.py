@@ -56,7 +56,8 @@ def evaluate(
 
     If a domain's own expert (the expert of the same name) is registered, the normalised score is printed too: 100 is
     that expert. For mixtures, routing accuracy is the share of a domain's tokens that go to its own expert, and load is
-    each expert's share of all tokens; both are means over the layers, and --json has every layer.
+    each expert's share of all tokens; both are means over the layers. --json has every layer, and routing accuracy by
+    number of tokens read.
 
     With --experts and --methods there is one row per method, and a ranking by average score; methods with several seeds
     show mean ± standard deviation.

@@ -107,7 +107,7 @@ COMPOSE = record(
             "What --router context adds; null without it.",
             layers=whole("Layers of attention; 0 with --remote-code, whose modelling file averages by itself."),
             channels=whole("Channels of the hidden size."),
-            window=number("The window in tokens; 0 for the whole text so far."),
+            window=number("The window in tokens; 0 for the whole text so far, as where the rope has no window."),
             parameters=whole("Weights."),
             bytes=whole("Bytes of weights."),
         )

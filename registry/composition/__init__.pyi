@@ -9,6 +9,7 @@ from .compose import plan_composition as plan_composition
 from .compose import preview_composition as preview_composition
 from .compose import used_versions as used_versions
 from .compose import write_plan as write_plan
+from .context_routing.context_cost import context_cost as context_cost
 from .ensemble.plan import Ensemble as Ensemble
 from .ensemble.recipe import EnsembleRecipe as EnsembleRecipe
 from .manifest import CompositionManifest as CompositionManifest

@@ -197,8 +197,14 @@ def make_plan(members: Sequence[Member], base: Member | None, recipe: Recipe) ->
     dtype = recipe.dtype or common_dtype(subset.members)
     tensors = tuple(_tensors(subset.members, subset.base, recipe, dtype, lead, translation))
     plan = Plan(subset.members, subset.base, recipe, dtype, lead, translation, tensors)
-    routed_by_context = recipe.to == "moe" and ROUTERS[recipe.router].features == COUNTS and len(subset.members) > 1
-    return with_context(plan) if routed_by_context else plan
+    if recipe.to != "moe" or ROUTERS[recipe.router].features != COUNTS:
+        return plan
+    return with_context(plan) if len(plan.members) > 1 else replace(plan, tensors=tuple(map(_no_choice, tensors)))
+
+
+def _no_choice(tensor: OutputTensor) -> OutputTensor:
+    """Return a router of one member, which is made from no counts, as zeros; another tensor as it is."""
+    return replace(tensor, made=Constant(tensor.shape, 0.0)) if isinstance(tensor.made, Router) else tensor
 
 
 def with_context(plan: Plan) -> Plan:

@@ -87,9 +87,9 @@ def padded(block: Block, width: int) -> Block:
 
 def _entries(source: TensorSource, sparse: Entries, dtype: torch.dtype) -> Iterator[Block]:
     unit = stream_unit(source) ** sparse.unit_power if sparse.unit_power else 1.0
-    tensor = torch.zeros(sparse.shape, dtype=dtype)
+    tensor, largest = torch.zeros(sparse.shape, dtype=dtype), torch.finfo(dtype).max
     for index, value in sparse.entries:
-        tensor[index] = value * unit
+        tensor[index] = min(value * unit, largest)
     thresholds = thresholds_of(source.plan) if sparse.thresholds else ()
     for index, expert, factor in sparse.thresholds:
         tensor[index] = thresholds[expert] * factor * unit

@@ -47,6 +47,9 @@ _LEAST, _MOST = 8, 64
 """Reserved channels come in multiples of a power of two from the one to the other, up to H / 64."""
 
 
+_GAIN = 2.0**5
+"""What a norm before the MLP multiplies what exceeds a threshold by, so that the activation bends within 1e-3 nats."""
+
 ALARM = 32.0
 """What evidence above its threshold counts, beside the mean evidence."""
 
@@ -249,7 +252,10 @@ class ContextLayout:
             case "post_attention_layernorm.weight" if after:
                 return norm([*means, *excess], MEAN / math.sqrt(self.hidden_size), 1)
             case "post_attention_layernorm.weight":
-                return norm([*excess, self._constant] if excess else [], self._shrink)
+                if not excess:
+                    return norm([], 1.0)
+                gained = norm(excess, self._shrink * _GAIN).entries
+                return Entries(shape, (*gained, ((self._constant,), self._shrink)))
             case "post_feedforward_layernorm.weight":
                 return norm(means if excess else [], ALARM * MEAN / _SOFT, 1)
             case "self_attn.q_proj.weight":
@@ -294,7 +300,7 @@ class ContextLayout:
         """The MLP's output per unit of its inner size: `ALARM` nats for each nat above the threshold."""
         if self._kind.norm_after:
             return _SOFT * math.sqrt(self.architecture.options["rms_norm_eps"]) / (_STEEP * MEAN)
-        return ALARM / _STEEP / float(self._inner.options.get("residual_multiplier", 1.0))
+        return ALARM / (_STEEP * _GAIN) / float(self._inner.options.get("residual_multiplier", 1.0))
 
     def _rotary(self, heads: Iterable[tuple[int, tuple[float, ...]]]) -> tuple[tuple[tuple[int, int], float], ...]:
         """Return the entries of q or k that make heads' constants from the constant channel."""

@@ -4,6 +4,7 @@ Shapes: B windows of a batch, S tokens of a window, H hidden size. The residual 
 """
 
 import copy
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from registry.families import Family
 from registry.hosts.architecture import Architecture
+from registry.maths.products import linear
 from registry.runtime.loading import quiet_transformers
 
 Weights = Callable[[str], Tensor]
@@ -42,17 +44,20 @@ class Layers:
             )
         self._model = model.eval()
         # The arguments of each layer beside the stream (positions, masks, ropes), equal for all batches of one shape.
-        self._calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+        self._calls: dict[tuple[int, ...], list[tuple[tuple[Any, ...], dict[str, Any]]]] = {}
 
-    def embedded(self, weights: Weights) -> Callable[[Tensor], Tensor]:
+    def embedded(self, rows: Float[Tensor, "V H"]) -> Callable[[Tensor], Tensor]:
         """Return a function from token ids (B, S) to the residual stream before the first layer, (B, S, H).
 
-        Each call also stores the layers' other arguments, which `run` passes on.
+        Each call also stores the layers' other arguments, which `run` passes on for streams of this shape.
+
+        Args:
+            rows: of the embedding, where ids may be numbers of these rows alone.
         """
         name = self._family.embedding
         module = self._model.get_submodule(name.removesuffix(".weight"))
         filled: Any = copy.deepcopy(module)  # subclasses may scale embeddings
-        filled.weight = nn.Parameter(weights(name).float().to(self._device), requires_grad=False)
+        filled.weight = nn.Parameter(rows.float().to(self._device), requires_grad=False)
         filled.padding_idx = None  # a member may lack that row
         layers = self._model.get_submodule(self._family.layers)
         names = [".".join((self._family.layers, str(number))) for number in range(len(layers))]
@@ -64,7 +69,7 @@ class Layers:
             replaced = {name.removesuffix(".weight"): filled, norm: nn.Identity()}
             with self._replaced(replaced | dict(zip(names, catchers, strict=True))), torch.no_grad():
                 self._model.base_model(input_ids=ids.to(self._device), use_cache=False)
-            self._calls = [(catcher.args, catcher.kwargs) for catcher in catchers]
+            self._calls[tuple(ids.shape)] = [(catcher.args, catcher.kwargs) for catcher in catchers]
             stream: Tensor = catchers[0].stream  # (B, S, H)
             return stream
 
@@ -74,6 +79,9 @@ class Layers:
         """Return one layer with its weights."""
         module = copy.deepcopy(self._model.get_submodule(f"{self._family.layers}.{number}"))
         self._fill(module, f"{self._family.layers}.{number}.", weights)
+        for part in module.modules():
+            if type(part) is nn.Linear:
+                part.__class__ = _Linear
         return module
 
     def last_norm(self, weights: Weights) -> Any:
@@ -85,7 +93,7 @@ class Layers:
 
     def run(self, number: int, module: nn.Module, stream: Float[Tensor, "B S H"]) -> Float[Tensor, "B S H"]:
         """Return the residual stream after a layer, given the stream before it."""
-        args, kwargs = self._calls[number]
+        args, kwargs = self._calls[tuple(stream.shape[:2])][number]
         with torch.no_grad():
             out = module(stream, *args, **kwargs)
         result: Tensor = out[0] if isinstance(out, tuple) else out  # some families return attention weights too
@@ -111,6 +119,14 @@ class Layers:
     def _put(self, name: str, module: nn.Module) -> None:
         parent, _, child = name.rpartition(".")
         self._model.get_submodule(parent)._modules[child] = module
+
+
+class _Linear(nn.Linear):
+    """A linear map by the faster product."""
+
+    def forward(self, x: Float[Tensor, "*T I"]) -> Float[Tensor, "*T O"]:
+        """Return x Wᵀ + b."""
+        return linear(x, self.weight, self.bias)
 
 
 class _Catcher(nn.Module):
@@ -149,6 +165,37 @@ def watched(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, tuple[Tensor
     finally:
         for handle in handles:
             handle.remove()
+
+
+class _ReachedError(Exception):
+    """A module was reached, with this input."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        super().__init__()
+        self.tensor = tensor
+
+
+def input_of(module: nn.Module, run: Callable[[], object]) -> Tensor:
+    """Return the input that a module is given in a computation, which is then left.
+
+    Args:
+        module: the module.
+        run: the computation.
+    """
+
+    def leave(_module: Any, inputs: tuple[Any, ...]) -> None:
+        raise _ReachedError(inputs[0])
+
+    handle = module.register_forward_pre_hook(leave)
+    try:
+        with torch.no_grad():
+            run()
+    except _ReachedError as reached:
+        traceback.clear_frames(reached.__traceback__)  # they hold the computation's tensors
+        return reached.tensor
+    finally:
+        handle.remove()
+    raise AssertionError("the module was not called")
 
 
 @contextmanager

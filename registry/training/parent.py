@@ -8,7 +8,6 @@ from registry.composition.integrity import COMPOSE_AGAIN, ComposedFolder
 from registry.composition.recipe import Recipe
 from registry.composition.recipe.recipe_fields import FROM_COUNTS
 from registry.errors import CheckpointError, InvalidInputError
-from registry.hosts.remote_code import EVIDENCE_TENSOR
 from registry.io.dtypes import NAMES, WEIGHT_DTYPES
 from registry.member import Member, load_member
 from registry.names.resolve import by_digest
@@ -59,13 +58,7 @@ def read_parent(folder: Path, progress: Progress) -> Parent:
     composed.check(progress)
     gates = {}
     weights = [folder / name for name in composed.files if name.endswith(".safetensors")]
-    headers = read_headers(weights)
-    if EVIDENCE_TENSOR in headers:
-        raise InvalidInputError(
-            f"{folder} has no router that can be trained: its experts are chosen by counts of tokens",
-            "compose it with another router, for example --router ridge",
-        )
-    for name, stored in headers.items():
+    for name, stored in read_headers(weights).items():
         if match := GATE.fullmatch(name.removesuffix(".weight")):
             gates[int(match[1])] = (name, stored)
             if NAMES.get(stored.dtype) not in WEIGHT_DTYPES or len(stored.shape) != 2:

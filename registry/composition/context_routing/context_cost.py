@@ -3,8 +3,9 @@
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from registry.composition.plan import Plan, make_plan
+from registry.composition.plan import Plan, context_windows, make_plan
 from registry.composition.recipe.recipe_fields import FIELDS
+from registry.hosts.remote_code import REMOTE_CODE
 from registry.maths.router import COUNTS, ROUTERS
 
 
@@ -15,7 +16,7 @@ class ContextCost:
     Attributes:
         layers: layers of attention; 0 where a modelling file averages by itself.
         channels: channels of the residual stream.
-        window: τ in tokens, 0 for the whole text so far.
+        window: τ in tokens, 0 for the whole text so far: where the recipe asks for it, or the rope has no window.
         parameters: weights.
         bytes: bytes of weights.
     """
@@ -46,10 +47,11 @@ def context_cost(plan: Plan) -> ContextCost | None:
     )
     without = make_plan(plan.members, plan.base, plain)
     mine, other = plan.translation.architecture, without.translation.architecture
+    has_window = recipe.host == REMOTE_CODE or bool(context_windows(without.translation, recipe.context_window)[0].slow)
     return ContextCost(
         mine.num_hidden_layers - other.num_hidden_layers,
         mine.hidden_size - other.hidden_size,
-        float(recipe.context_window),
+        float(recipe.context_window) if has_window else 0.0,
         plan.parameters - without.parameters,
         plan.nbytes - without.nbytes,
     )

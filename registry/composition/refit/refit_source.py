@@ -21,6 +21,10 @@ _KEY = "tensor"
 """The name of the only tensor in each file of a refit."""
 
 
+_HEAD_ROWS = 2048
+"""Rows of the head that are solved for at once."""
+
+
 class RefitSource:
     """Tensors of another source, some of them replaced by those of a refit, and the routers that the refit solved.
 
@@ -80,13 +84,34 @@ class RefitSource:
     def _refitted_head(self, name: str) -> Iterator[Float[Tensor, "r H"]]:
         """Solve the head (V, H) in blocks of rows: a row of a linear map depends on no other row of it."""
         members = self.plan.members
-        towards = torch.cat(list(self._inner.combined(name)))  # W₀, (V, H)
+        towards = _Blocks(self._inner.combined(name))  # W₀, (V, H)
         heads = Combination(name, [pass_over(member, name) for member in members], self.plan.weights)
-        for rows in aligned(heads):  # the same r rows of every head, (r, H); None past a smaller vocabulary
-            mapped = [
-                sums.mapped(own) for sums, own in zip(self._head, rows.parts, strict=True) if own is not None
-            ]  # gram (H, H), cross (r, H)
-            total = mapped[0]
-            for part in mapped[1:]:
-                total = total + part
-            yield total.solve(towards[rows.start : rows.start + len(total.cross)])
+        for rows in aligned(heads):  # the same rows of every head; None past a smaller vocabulary
+            longest = max(len(part) for part in rows.parts if part is not None)
+            for start in range(0, longest, _HEAD_ROWS):
+                parts = [None if part is None else part[start : start + _HEAD_ROWS] for part in rows.parts]
+                total: LeastSquares | None = None
+                for sums, own in zip(self._head, parts, strict=True):
+                    if own is not None:  # (r, H)
+                        mapped = sums.mapped(own)  # gram (H, H), cross (r, H)
+                        total = mapped if total is None else total + mapped
+                assert total is not None
+                yield total.solve(towards.take(len(total.cross)))
+
+
+class _Blocks:
+    """Rows that come in blocks, taken in other blocks."""
+
+    def __init__(self, blocks: Iterator[Tensor]) -> None:
+        self._blocks, self._held = blocks, torch.empty(0)
+
+    def take(self, count: int) -> Float[Tensor, "r H"]:
+        """Return the next rows."""
+        parts = []
+        while count:
+            if not len(self._held):
+                self._held = next(self._blocks)
+            parts.append(self._held[:count])
+            self._held = self._held[count:]
+            count -= len(parts[-1])
+        return torch.cat(parts)

@@ -55,7 +55,7 @@ def test_layer_by_layer_is_the_model(name: str, tmp_path: Path, tokenizer: Any) 
         expected = model(input_ids=IDS, output_hidden_states=True).hidden_states
     checkpoint = Checkpoint(save_checkpoint(model, tmp_path / "model", tokenizer), remote_code=True)
     layers = Layers(checkpoint.family, checkpoint.architecture, checkpoint.config, torch.device("cpu"))
-    found = [layers.embedded(checkpoint.tensor)(IDS)]
+    found = [layers.embedded(checkpoint.tensor(checkpoint.family.embedding))(IDS)]
     for number in range(checkpoint.architecture.num_hidden_layers):
         found.append(layers.run(number, layers.layer(number, checkpoint.tensor), found[-1]))
     found[-1] = layers.last_norm(checkpoint.tensor)(found[-1])
@@ -174,7 +174,7 @@ def test_queries_are_least_squares_over_what_both_members_show(filled: Registry,
         cross += own[name].double() @ wanted.T @ x
     ridge = RIDGE * gram.diagonal().mean()
     expected = torch.linalg.solve(gram + ridge * torch.eye(size), (cross + ridge * trunk[name]).T).T
-    assert torch.allclose(weights_of(tmp_path / "moe")[name].double(), expected, rtol=0, atol=1e-5)
+    assert torch.allclose(weights_of(tmp_path / "moe")[name].double(), expected, rtol=0, atol=1e-4)
     assert not torch.allclose(trunk[name].double(), expected, rtol=0, atol=1e-2)
 
 
@@ -225,3 +225,22 @@ def test_known_experts_need_no_statistics(filled: Registry, monkeypatch: pytest.
     assert not torch.equal(own[1], all_to_first[1])  # the second text took another way in the layer below
     _, again = refitted((0, 1))
     assert all(torch.equal(one, other) for one, other in zip(own, again, strict=True))
+
+
+def test_the_number_of_threads_leaves_no_trace(filled: Registry, tmp_path: Path) -> None:
+    threads = torch.get_num_threads()
+    try:
+        for number in (1, 2):
+            torch.set_num_threads(number)
+            filled.compose(PAIR, tmp_path / str(number), Recipe(refine_mlp=True))
+    finally:
+        torch.set_num_threads(threads)
+    assert files_of(tmp_path / "2") == files_of(tmp_path / "1")
+
+
+def test_members_whose_windows_differ_in_length(filled: Registry, tmp_path: Path, zoo: Zoo) -> None:
+    settings = PassSettings(tokens=200, seq_len=24, batch_size=4)
+    data = write_jsonl(tmp_path / "short.jsonl", sentences("math", 30))
+    filled.add_expert("short", zoo.experts["math"], data=[data], settings=settings, keep_calibration=True)
+    filled.compose(("code", "short"), tmp_path / "moe", Recipe(refine_mlp=True))
+    assert all(bool(torch.isfinite(weight).all()) for weight in weights_of(tmp_path / "moe").values())

@@ -1,6 +1,6 @@
 """Proves: a folder with its own modelling file routes by the text so far, alike with and without a cache.
 
-What the routers choose is compared with `prefix_means`, what experts compute with the dense experts, bit for bit.
+What the routers choose is compared with `scores_of`, what experts compute with the dense experts, bit for bit.
 """
 
 import copy
@@ -15,11 +15,11 @@ from transformers import DynamicCache, StaticCache
 
 from registry import PassSettings, Recipe
 from registry.calibration import Calibration
-from registry.composition.context_routing.member_evidence import choices_of, evidence_of, past_weights
+from registry.composition.context_routing.member_evidence import choices_of, evidence_of, scores_of
 from registry.composition.plan import Plan
 from registry.errors import InvalidInputError
+from registry.hosts.context import MEAN, SHARPNESS
 from registry.hosts.remote_code import REMOTE_CODE
-from registry.maths.context.prefix import prefix_means
 from registry.runtime.gates import force_expert, gates, record_routing
 from registry.runtime.loading import has_our_code, load_model
 from registry.training import TrainSettings
@@ -45,8 +45,7 @@ class Composed:
     @property
     def means(self) -> torch.Tensor:
         """The mean evidence at each token of `IDS`."""
-        weights = past_weights(self.plan, IDS.shape[1])
-        return prefix_means(IDS, torch.ones_like(IDS).bool(), evidence_of(self.plan), weights)
+        return scores_of(self.plan, IDS, torch.ones_like(IDS).bool(), evidence_of(self.plan))
 
 
 @pytest.fixture(scope="module", params=SEVERAL)
@@ -106,7 +105,9 @@ def test_the_expert_of_a_token_is_that_of_most_evidence(composed: Composed, tmp_
         assert torch.equal(routing.chosen[0].view_as(IDS)[clear], means.argmax(-1)[clear])
         assert torch.equal(routing.weights[0], torch.ones(IDS.numel(), 1))
     calibration = Calibration(IDS.int(), torch.full((2,), IDS.shape[1], dtype=torch.int32), "")
-    assert torch.equal(choices_of(composed.plan, calibration)[clear], means.argmax(-1)[clear])
+    assert torch.equal(
+        choices_of(composed.plan, calibration, evidence_of(composed.plan))[clear], means.argmax(-1)[clear]
+    )
 
 
 def test_several_experts_are_mixed_by_softmax(composed: Composed, tmp_path: Path) -> None:
@@ -115,8 +116,8 @@ def test_several_experts_are_mixed_by_softmax(composed: Composed, tmp_path: Path
     with torch.no_grad(), record_routing(moe) as routings:
         moe(input_ids=IDS)
     weights = routings[0].weights[0].gather(1, routings[0].chosen[0].argsort(dim=1)).view(*IDS.shape, 2)
-    assert moe.config.context_sharpness == 3.2
-    assert torch.allclose(weights, (made.means * 3.2).softmax(-1).float(), atol=1e-5)
+    assert moe.config.context_sharpness == SHARPNESS * MEAN / 2.0
+    assert torch.allclose(weights, (made.means * moe.config.context_sharpness).softmax(-1).float(), atol=1e-5)
     assert 0.1 < float(weights.min(-1).values.max()) < 0.9  # neither equal nor one alone
 
 
@@ -253,7 +254,7 @@ def test_the_folder_is_ours_and_has_no_router_to_train(composed: Composed, tmp_p
     loaded = load_model(folder, "float32", "cpu")
     assert [gate.experts for gate in gates(loaded)] == [2] * loaded.config.num_hidden_layers
     assert [gate.top_k for gate in gates(loaded)] == [1] * loaded.config.num_hidden_layers
-    with pytest.raises(InvalidInputError, match="no router that can be trained"):
+    with pytest.raises(InvalidInputError, match="nothing to train"):
         registry.train_router(folder, tmp_path / "trained", ["code"], TrainSettings())
     assert not (tmp_path / "trained").exists()
     assert not registry.reproduce(folder).differing

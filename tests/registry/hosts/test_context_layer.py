@@ -7,14 +7,21 @@ which is the tolerance; in float32, sums of another width are rounded otherwise,
 whose norms are not scaled for the width fails it a thousandfold.
 """
 
+import itertools
+import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from registry.runtime.gates import force_expert
+from registry.errors import UnsupportedFamilyError
+from registry.hosts.context import CONTEXT_LAYERS, reserved_channels
+from registry.runtime.gates import force_expert, gates
+from registry.runtime.loading import quiet_transformers
 from tests.conftest import Shared
 from tests.registry.hosts.test_hosts import CASES, IDS, Case, Variant, load, shared_variant, variant_of
 
@@ -31,7 +38,7 @@ EPSILON = {
 """Cases in which the epsilon of norms matters, or, where norms of queries share it, does not."""
 
 EXACT, SHARED, ROUNDED = 1e-5, 1e-4, 4e-5
-"""Largest difference of a logit over the largest logit, in float64, in float64 with a shared epsilon, and in float32."""
+"""Largest difference of a logit over the largest logit: in float64, with a shared epsilon, and in float32."""
 
 
 @pytest.fixture(scope="module", params=CARRIED)
@@ -89,5 +96,134 @@ def test_each_expert_computes_what_it_computes_without_the_layer(variant: Varian
 def test_epsilon_is_scaled_for_the_width(name: str, tmp_path: Path, tokenizer: Any) -> None:
     with variant_of(EPSILON[name], tmp_path, tokenizer) as variant:
         plain, context = map(double, pair(variant, tmp_path))
-    print("FIG", name, apart(plain, context))
     assert apart(plain, context) < EXACT
+
+
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    return {name: weight for file in sorted(folder.glob("*.safetensors")) for name, weight in load_file(file).items()}
+
+
+def width(folder: Path) -> int:
+    """Return the hidden size."""
+    return int(json.loads((folder / "config.json").read_text())["hidden_size"])
+
+
+def test_weights_are_those_of_the_members_and_zeros(variant: Variant, tmp_path: Path) -> None:
+    """Bit for bit, one layer later; norms of the stream are scaled, and routers and reserved channels are our own."""
+    plain, context = map(tensors, pair(variant, tmp_path))
+    hidden, wide = (width(tmp_path / name) for name in ("plain", "context"))
+    assert wide - hidden in [reserved_channels(hidden, 2, fast=fast) for fast in (False, True)]
+    compared = set()
+    for name, own in plain.items():
+        later = re.sub(r"(?<=layers\.)\d+", lambda found: str(int(found[0]) + 1), name)
+        if (router := ".gate.weight" in name or ".router." in name) or name == "model.embed_tokens.weight":
+            assert router or torch.equal(context[later][:, :hidden], own)
+            compared.add(later)
+            continue
+        found, compared = context[later], compared | {later}
+        inner = found[tuple(slice(size) for size in own.shape)]
+        shrink = (hidden / wide) ** 0.5
+        if "layernorm" in name or name == "model.norm.weight":
+            assert torch.allclose(inner, own * shrink, rtol=2e-7, atol=0), (
+                name
+            )  # which the mean, unrounded, is scaled by
+            assert not found[hidden:].any() or name.endswith("post_attention_layernorm.weight"), name
+        else:
+            assert torch.equal(inner, own), name
+            if "shared_expert_gate" in name:  # of an expert that is zero
+                continue
+            rest = found.clone()
+            rest[tuple(slice(size) for size in own.shape)] = 0
+            assert not rest.any(), name
+        assert all(a == b or (a, b) == (hidden, wide) for a, b in zip(own.shape, found.shape, strict=True)), name
+    new = {name for name in context if name not in compared}
+    assert all(name.startswith("model.layers.0.") or name == "lm_head.weight" for name in new)
+    if "lm_head.weight" in new:  # tied without the layer
+        assert torch.equal(context["lm_head.weight"][:, :hidden], plain["model.embed_tokens.weight"])
+        assert not context["lm_head.weight"][:, hidden:].any()
+    gates = [weight for name, weight in context.items() if re.search(r"\.gate\.weight|\.router\.", name)]
+    assert sum(bool(gate.any()) for gate in gates) == len(gates) - 1
+    for gate in gates:
+        assert not gate[:, :hidden].any()
+        assert int(gate.count_nonzero()) in (0, 2)
+
+
+def test_config_names_the_layer(variant: Variant, tmp_path: Path) -> None:
+    plain, context = (json.loads((folder / "config.json").read_text()) for folder in pair(variant, tmp_path))
+    changed = {key: (plain.get(key), value) for key, value in context.items() if value != plain.get(key)}
+    hidden, layers = plain["hidden_size"], plain["num_hidden_layers"]
+    wide = context["hidden_size"]
+    assert changed.pop(CONTEXT_LAYERS) == (None, [0])
+    assert changed.pop("hidden_size") == (hidden, wide)
+    assert changed.pop("num_hidden_layers") == (layers, layers + 1)
+    assert changed.pop("rms_norm_eps")[1] == pytest.approx(plain["rms_norm_eps"] * hidden / wide, rel=1e-12)
+    changed.pop("tie_word_embeddings", None)
+    assert context["tie_word_embeddings"] is False
+    for key in ("layer_types", "layer_rope_theta", "mlp_layer_types"):
+        if key in changed:
+            before, after = changed.pop(key)
+            assert after[1:] == before
+            assert after[0] in before
+    full = changed.pop("max_window_layers", (0, 1))
+    assert full[1] == full[0] + 1
+    assert changed == {}
+
+
+def test_names_are_those_that_save_pretrained_writes(variant: Variant, tmp_path: Path) -> None:
+    _, folder = pair(variant, tmp_path)
+    with quiet_transformers():
+        load(folder).save_pretrained(tmp_path / "again")
+    shapes = [{name: weight.shape for name, weight in tensors(made).items()} for made in (folder, tmp_path / "again")]
+    assert shapes[0] == shapes[1]
+
+
+def test_layers_count_as_those_of_the_members(variant: Variant, tmp_path: Path) -> None:
+    plain, context = map(load, pair(variant, tmp_path))
+    assert [gate.layer for gate in gates(context)] == [gate.layer for gate in gates(plain)]
+    assert all(gate.weight.any() for gate in gates(context))
+
+
+@pytest.mark.parametrize("name", NO_CONTEXT)
+def test_hosts_without_a_context_layer_say_so(name: str, tmp_path: Path, shared: Shared) -> None:
+    with (
+        shared_variant(name, tmp_path, shared) as variant,
+        pytest.raises(
+            UnsupportedFamilyError, match="context cannot be used here: cohere2_moe has no context"
+        ) as raised,
+    ):
+        variant.registry.compose(["code", "math"], tmp_path / "moe", variant.recipe(router="context"))
+    assert "--remote-code" in str(raised.value.hint)
+    assert not (tmp_path / "moe").exists()
+
+
+def test_more_experts_than_a_head_has_channels_are_refused(tmp_path: Path, tokenizer: Any) -> None:
+    narrow = Case("llama", "mixtral", {"num_attention_heads": 16, "num_key_value_heads": 8})
+    message = "heads of 2 channels hold the evidence of 1 experts, not of 2"
+    with variant_of(narrow, tmp_path, tokenizer) as variant:
+        with pytest.raises(UnsupportedFamilyError, match=message):
+            variant.registry.compose(["code", "math"], tmp_path / "moe", variant.recipe(router="context", trunk="mean"))
+        assert not (tmp_path / "moe").exists()
+
+
+def test_reserved_channels_are_multiples_that_suit_the_size() -> None:
+    assert [reserved_channels(size, 2, fast=True) for size in (32, 512, 1024, 2048, 4096, 16384)] == [
+        8,
+        8,
+        16,
+        32,
+        64,
+        64,
+    ]
+    assert [reserved_channels(4096, count, fast=False) for count in (2, 31, 32, 64)] == [64, 64, 128, 192]
+    for size, fast, count in itertools.product((16, 640, 896, 2560, 5120), (False, True), range(2, 70)):
+        assert reserved_channels(size, count, fast=fast) >= (3 if fast else 2) * count + 1
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [("float16", 0.02), ("bfloat16", 0.2)])
+@pytest.mark.parametrize("variant", ["llama", "qwen2", "olmo2", "granite"], indirect=True)
+def test_in_16_bits_norm_weights_are_rounded_once_more(
+    variant: Variant, tmp_path: Path, dtype: str, limit: float
+) -> None:
+    """Evaluated in float64, so that the difference is that of the weights: 2^-9 of them in bfloat16."""
+    found = apart(*map(double, pair(variant, tmp_path, dtype=dtype)))
+    assert found < limit

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from registry.maths.refit import LeastSquares
+from registry.maths.refit import RUN, LeastSquares
 
 INPUTS, OUTPUTS = 12, 7
 
@@ -11,7 +11,7 @@ INPUTS, OUTPUTS = 12, 7
 def activations(seed: int, tokens: int, inputs: int = INPUTS, outputs: int = OUTPUTS) -> tuple[torch.Tensor, ...]:
     draw = torch.Generator().manual_seed(seed)
     x = torch.empty(tokens, inputs).normal_(generator=draw) + torch.empty(inputs).normal_(generator=draw)
-    return x, torch.empty(tokens, outputs).normal_(generator=draw)
+    return x.double(), torch.empty(tokens, outputs).normal_(generator=draw).double()
 
 
 def a_map(seed: int, outputs: int = OUTPUTS, inputs: int = INPUTS) -> torch.Tensor:
@@ -110,3 +110,24 @@ def test_what_cannot_be_solved_or_counted_is_refused() -> None:
         total.add(x, y, 0.0)
     with pytest.raises(ValueError, match=r"Gram of shape \[12, 12\] does not go with \[7, 11\]"):
         LeastSquares(total.gram, total.cross[:, 1:])
+
+
+def test_products_of_runs_are_near_enough_to_those_in_float64() -> None:
+    """Relative to √(G_ii G_jj), which bounds an entry: over many runs, with inputs far from zero."""
+    tokens = 3 * RUN + 100
+    x, y = activations(1, tokens)
+    found, wide = LeastSquares.zero(INPUTS, OUTPUTS), LeastSquares.zero(INPUTS, OUTPUTS)
+    found.add(x.float(), y.float(), 0.7)
+    wide.add(x, y, 0.7)
+    inputs, outputs = wide.gram.diagonal().sqrt(), (0.7 * y.double().square().sum(dim=0)).sqrt()
+    assert float(((found.gram - wide.gram) / inputs[:, None] / inputs).abs().max()) < 1e-5
+    assert float(((found.cross - wide.cross) / outputs[:, None] / inputs).abs().max()) < 1e-5
+    towards = a_map(3)
+    assert torch.allclose(found.solve(towards), wide.solve(towards), rtol=0, atol=1e-5)
+
+
+def test_the_gram_is_whole_however_many_tiles_it_has() -> None:
+    x, y = activations(1, 50, 900)
+    total = LeastSquares.zero(900, OUTPUTS)
+    total.add(x.double(), y.double())
+    assert torch.allclose(total.gram, x.double().T @ x.double(), rtol=0, atol=1e-9)

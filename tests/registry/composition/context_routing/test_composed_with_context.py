@@ -13,7 +13,7 @@ from registry import Recipe, Registry, TestSettings, TrainSettings
 from registry.composition.context_routing.member_evidence import choices_of, evidence_of
 from registry.composition.trace import route
 from registry.errors import InvalidInputError
-from registry.evaluation import test_windows
+from registry.evaluation import METHODS, test_windows
 from registry.report import page
 from tests.conftest import Zoo, files_of
 
@@ -86,6 +86,14 @@ def test_nothing_is_trained_or_written(filled: Registry, zoo: Zoo, moe: Path, tm
     refused = run(filled, "lam-curve", "--experts", "code,math", "--router", "context", code=1).stderr
     assert "router method 'context' has no ridge strength" in refused
     assert _files(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if "context" in name])
+def test_every_row_with_context_is_scored(filled: Registry, zoo: Zoo, name: str) -> None:
+    data = {name: [zoo.test[name]] for name in ("code", "math")}
+    (row,) = filled.evaluate([], data, SETTINGS, experts=["code", "math"], methods=[name])
+    assert row.name == name
+    assert [len(set(layers)) for layers in row.accuracy.values()] == [1, 1]  # all layers route alike
 
 
 def test_folder_is_reproduced(filled: Registry, moe: Path) -> None:

@@ -11,6 +11,7 @@ from cli.main import main
 from registry import Recipe, Registry
 from registry.composition.context_routing.context_cost import context_cost
 from registry.composition.plan import Plan
+from registry.hosts.context import ContextWindows
 
 CONTEXT = Recipe(router="context")
 
@@ -35,9 +36,19 @@ def test_cost_is_the_difference_of_the_folders(filled: Registry, tmp_path: Path,
     configs = [json.loads((tmp_path / router / "config.json").read_text()) for router in ("context", "ridge")]
     assert cost.layers == configs[0]["num_hidden_layers"] - configs[1]["num_hidden_layers"] == 1
     assert cost.channels == configs[0]["hidden_size"] - configs[1]["hidden_size"] > 0
-    assert cost.window == plan.recipe.context_window
     document = json.loads((tmp_path / "context" / "composition.json").read_text())
-    assert document["recipe"]["context_window"] == cost.window
+    assert document["recipe"]["context_window"] == plan.recipe.context_window
+    assert cost.window == (0.0 if any("its rope cannot" in note for note in plan.notes) else plan.recipe.context_window)
+
+
+def test_window_is_that_of_the_layer(filled: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    windows = ContextWindows((1.0, 0.5))
+    monkeypatch.setattr("registry.composition.context_routing.context_cost.context_windows", lambda *_: (windows, ()))
+    plan = filled.plan(["code", "math"], Recipe(router="context", context_window=24.0))
+    assert isinstance(plan, Plan)
+    cost = context_cost(plan)
+    assert cost is not None
+    assert cost.window == 24.0
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import torch
 from click.testing import CliRunner
 
 from cli.main import main
-from registry import Recipe, Registry
+from registry import PassSettings, Recipe, Registry
 from registry.composition.context_routing.member_evidence import choices_of, evidence_of
 from registry.composition.context_routing.predicted_routing import INDISTINCT_COUNTS, LENGTHS
 from registry.errors import InvalidInputError
@@ -109,3 +109,11 @@ def test_expert_that_counted_nothing_is_refused(filled: Registry, monkeypatch: p
     monkeypatch.setattr(Member, "token_counts", property(lambda self: torch.zeros(8, dtype=torch.int64)))
     with pytest.raises(InvalidInputError, match="code@1 counted no token"):
         filled.preview(NAMES, CONTEXT)
+
+
+def test_counting_alone_is_enough(filled: Registry, bare: Path, zoo: Zoo) -> None:
+    settings = PassSettings(tokens=512, seq_len=32, batch_size=4, sites="counts")
+    filled.add_expert("counted", bare, data=[zoo.train["code"]], settings=settings)
+    preview = filled.preview(["counted", "math"], Recipe(router="context", trunk="mean"))
+    assert preview.members[0].tokens == 512
+    assert preview.accuracy > 0.9
