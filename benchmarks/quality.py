@@ -18,6 +18,7 @@ measure anew. Sections:
     lam        lam auto against a grid
     tokens     one expert with ten times the tokens
     continual  three schedules, each in a registry of its own
+    context    context routing against ridge, on five sets (four of them need --far)
 """
 
 import argparse
@@ -32,10 +33,13 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from benchmarks.context_parts import CONTEXT_PARTS, SETS
 from benchmarks.quality_page import page, with_scores
-from benchmarks.quality_parts import PARTS, REGISTERING, REGISTERS_ITSELF, Figures, Place
+from benchmarks.quality_parts import PARTS as TABLES
+from benchmarks.quality_parts import REGISTERING, REGISTERS_ITSELF, Figures, Place
 from registry import TestSettings
 
+PARTS = TABLES | CONTEXT_PARTS
 SECTIONS = tuple(dict.fromkeys(name.partition("-")[0] for name in PARTS))
 USUAL = tuple(section for section in SECTIONS if section != "reference")
 PAGE = Path(__file__).with_name("QUALITY.md")
@@ -75,7 +79,7 @@ def main() -> None:
     only = USUAL if arguments.only is None else tuple(arguments.only.split(","))
     if strangers := set(only) - set(SECTIONS):
         parser.error(f"{', '.join(sorted(strangers))} is no section: {', '.join(SECTIONS)}")
-    names = [name for name in PARTS if name.partition("-")[0] in only and (name != "far" or place.distant)]
+    names = [name for name in PARTS if name.partition("-")[0] in only and _has_experts(place, name)]
     apart = [name for name in names if name in REGISTERS_ITSELF]  # beside the registering that all others wait for
     order = [*REGISTERING, *apart, *(name for name in names if name not in apart)]
     _together([name for name in order if not _result(work, name).exists()], arguments.jobs)
@@ -92,6 +96,14 @@ def main() -> None:
         print(f"wrote its scores into {METHODS_PAGE}")
     if arguments.json:
         arguments.json.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+
+
+def _has_experts(place: Place, name: str) -> bool:
+    """Tell whether the experts of a part are there."""
+    if name == "far":
+        return bool(place.distant)
+    experts = SETS[name.removeprefix("context-")] if name in CONTEXT_PARTS else ()
+    return all((place.checkpoint(expert) / "config.json").is_file() for expert in experts)
 
 
 def _together(names: Sequence[str], jobs: int) -> None:

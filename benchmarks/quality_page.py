@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.context_parts import OFFSETS, READ, SPANS, WINDOWS
 from benchmarks.quality_parts import FIVE, LAMS, REFERENCE, SAMPLED_REFERENCE, Figures
 
 WIDE = 0.5
@@ -42,6 +43,7 @@ def page(found: Mapping[str, Figures], reference: Mapping[str, float], windows: 
         ("Experts registered without any text", _sampled(found, reference)),
         ("Six experts, the sixth close to `literature`", _rows(found, "six")),
         ("Near and far experts", _rows(found, "far")),
+        ("Context routing", _context(found)),
         ("`lam auto` against a grid", _lam(found)),
         ("One expert with ten times the tokens", _tokens(found)),
         ("Continual learning", _continual(found)),
@@ -150,6 +152,41 @@ def _rows(found: Mapping[str, Figures], part: str) -> Iterator[str]:
         yield "Share of each domain's tokens that go to its own expert first:"
         yield ""
         yield from _routing(rows, list(rows[0]["tokens"]))
+
+
+def _context(found: Mapping[str, Figures]) -> Iterator[str]:
+    parts = {name.removeprefix("context-"): part for name, part in found.items() if name.startswith("context-")}
+    if not parts:
+        return
+    offsets = ", ".join(map(str, OFFSETS))
+    yield (
+        f"Scores are means over {len(OFFSETS)} sets of {WINDOWS} windows a domain, at {offsets} tokens into the test "
+        "text, ± their standard deviation. *After a change* is text whose second half is of another domain: scores of "
+        f"the tokens from the first to before the last after it, against the new domain's own expert. Routing accuracy "
+        "is the share of tokens that go to the expert of their domain. One window is `--context-window 24`, whose fast "
+        "window does most of its work; whole prefix is `--context-window 0`."
+    )
+    for name, part in parts.items():
+        yield ""
+        yield f"### {name}: {', '.join(part['experts'])}"
+        yield ""
+        spans = [f"{first}–{end}" for first, end in SPANS]
+        lines = []
+        for row in part["rows"]:
+            size = f"{row['active']:,}" if "active" in row else ""
+            after = [f"{value:.1f}" for value in row["switching"]]
+            lines.append([row["name"], f"{row['average']:.2f} ± {row['spread']:.2f}", *after, size])
+        yield from _table(["", "whole text", *(f"after a change: {span}" for span in spans), "active"], lines)
+        yield ""
+        layers = len(part["rows"][0]["by_layer"])
+        yield "Routing accuracy by tokens read, and by layer:"
+        yield ""
+        lines = [
+            [row["name"], *(f"{value:.0%}" for value in (*row["by_tokens"], *row["by_layer"]))]
+            for row in part["rows"]
+            if "by_layer" in row
+        ]
+        yield from _table(["", *map(str, READ), *(f"layer {layer}" for layer in range(layers))], lines)
 
 
 def _lam(found: Mapping[str, Figures]) -> Iterator[str]:

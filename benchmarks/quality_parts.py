@@ -81,9 +81,24 @@ MORE_ORACLES = {
 
 SAMPLED_REFERENCE = {"regmean-paper": "regmean: self-generated", "mean-own": "mean: self-generated"}
 
-_FAR = ("dume", "mean-own", "regmean-paper", "regmean-paper-top-2", "regmean-top-1", "regmean", "refine-2", "btm")
+FAR = ("c_headers", "chinese")
+"""Experts that are far from the five."""
+
+_FAR = (
+    "dume",
+    "mean-own",
+    "regmean-paper",
+    "regmean-paper-top-2",
+    "regmean-top-1",
+    "regmean",
+    "refine-2",
+    "btm",
+    "context",
+    "context-whole",
+)
+_REFITTED = ("refine-mlp", "refine-mlp-context", "oracle-refine-mlp")
 _APART: dict[str, tuple[str, ...]] = {
-    "refit": ("refine-mlp", "refine-mlp-top-1", "oracle-refine-mlp"),
+    "refit": ("refine-mlp", "refine-mlp-top-1", "refine-mlp-context", "oracle-refine-mlp"),
     "refined": ("dume", "refine-1", "refine-2", "advantage", "domain-embedding"),
     "dume+": ("dume+",),
     "btx": ("btx",),
@@ -213,16 +228,17 @@ def six(place: Place) -> Figures:
     """Return the rows of six experts, the sixth close to another."""
     with Registry(place.home) as registry:
         add(registry, place, [SIXTH])
-    names = ("oracle", "regmean-paper", "regmean", "refine-2", "refine-mlp", "oracle-refine-mlp")
+    names = ("oracle", "regmean-paper", "regmean", "context", "context-whole", "refine-2", *_REFITTED)
     return methods(place, place.home, (*FIVE, SIXTH), names)
 
 
 def far(place: Place) -> Figures:
     """Return the rows of the five with experts that are far from them."""
+    distant = [name for name in FAR if name in place.distant]
     with Registry(place.home) as registry:
-        add(registry, place, place.distant)
-    names = ("base", "average", "oracle-mean", "oracle", *_FAR, "refine-mlp", "oracle-refine-mlp")
-    return methods(place, place.home, (*FIVE, *place.distant), names)
+        add(registry, place, distant)
+    names = ("base", "average", "oracle-mean", "oracle", *_FAR, *_REFITTED)
+    return methods(place, place.home, (*FIVE, *distant), names)
 
 
 def _halved(place: Place) -> Place:
