@@ -4,7 +4,6 @@ and is a function of its members; and a model run layer by layer is the model.""
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from registry import PassSettings, Recipe, Registry
 from registry.checkpoint import Checkpoint
 from registry.composition import passes
 from registry.composition.passes import pass_context, tensor_source_of
-from registry.composition.refit import KnownChoice, refit
+from registry.composition.refit import KnownChoice
 from registry.composition.tensor_source import StoredSource, TensorSource
 from registry.hosts.remote_code import REMOTE_CODE
 from registry.io.torch_blocks import to_tensor
@@ -211,7 +210,7 @@ def test_known_experts_need_no_statistics(filled: Registry, monkeypatch: pytest.
         texts = [member.calibration for member in plan.members]
         given = [torch.full(text.ids.shape, expert) for text, expert in zip(texts, experts, strict=True) if text]
         with monkeypatch.context() as patch, pass_context(filled._workspace, plan.members) as context:
-            patch.setattr(passes, "refit", partial(refit, choice=KnownChoice(given)))
+            patch.setattr(passes, "_known_choice", lambda plan: KnownChoice(given))
             patch.setattr(Member, "statistics", unavailable)
             patch.setattr(Member, "folds", unavailable)
             source = tensor_source_of(plan, context)

@@ -216,7 +216,8 @@ def test_recipe_that_needs_a_site_is_refused(counted: Registry, tmp_path: Path, 
         counted.compose(["counted", "math"], tmp_path / "moe", recipe)
     assert caught.value.message == f"counted@1 has no statistics of {message}"
     assert "reg add-expert counted CKPT --data FILE" in str(caught.value.hint)
-    assert ("--trunk mean" in str(caught.value.hint)) == (recipe.trunk == "regmean" and "ridge" not in message)
+    assert ("--trunk mean" in str(caught.value.hint)) == (recipe.trunk == "regmean")
+    assert ("--router context" in str(caught.value.hint)) == ("ridge" in message)
     assert not (tmp_path / "moe").exists()
 
 
@@ -269,21 +270,18 @@ def test_predictions_say_what_they_need(counted: Registry, zoo: Zoo) -> None:
         counted.lam_curve(["counted", "math"], Recipe(trunk="mean"))
 
 
-def test_router_of_counts_needs_them_and_no_site(
-    counted: Registry, bare: Path, zoo: Zoo, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`random` stands for a router method that reads token counts."""
-    monkeypatch.setattr("registry.composition.compatibility.NEEDS_COUNTS", {"random"})
+def test_router_of_counts_needs_them_and_no_site(counted: Registry, bare: Path, zoo: Zoo) -> None:
+    routed = Recipe(trunk="mean", router="context")
     path, _ = collect_to(bare, bare, data=[zoo.train["code"]], settings=SETTINGS)
     rewritten(path, lambda d, t: t.pop("token_counts"))
     counted.add_expert("old", bare)
-    counted.plan(["counted", "math"], MEAN)
-    counted.plan(["old"], MEAN)  # one expert has no router to solve
-    with pytest.raises(IncompatibleError, match="old@1 has no token counts, which router method 'random' needs"):
-        counted.plan(["old", "math"], MEAN)
+    counted.plan(["counted", "math"], routed)
+    counted.plan(["old"], routed)  # one expert has no router to make
+    with pytest.raises(IncompatibleError, match="old@1 has no token counts, which router method 'context' needs"):
+        counted.plan(["old", "math"], routed)
     with pytest.raises(IncompatibleError) as caught:
         counted.plan(["counted", "math"])
-    assert str(caught.value.hint).endswith("; or choose --router random --trunk mean")
+    assert str(caught.value.hint).endswith("; or choose --router context --trunk mean")
 
 
 def test_overlaps_leave_it_out_without_a_remark(
