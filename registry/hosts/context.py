@@ -119,7 +119,7 @@ class ContextLayout:
         self._kind, self._inner, self._experts = host.context, architecture, experts
         if experts >= architecture.head_dim:
             size = architecture.head_dim
-            raise ValueError(f"heads of {size} channels hold the evidence of {size - 1} experts, not of {experts}")
+            raise ValueError(f"heads of {size} channels hold the evidence of at most {size - 1} experts, not of {experts}")
         self._fast = bool(windows.fast)
         self._heads = _heads(self._kind, architecture, windows)
         self._hidden = architecture.hidden_size

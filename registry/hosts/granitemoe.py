@@ -29,5 +29,5 @@ GRANITEMOE = Host(
     gate="block_sparse_moe.router.layer.weight",
     experts=Fused("block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight"),
     config=_config,
-    context=ContextAttention(lambda architecture: multipliers(architecture)["attention_multiplier"]),
+    context=ContextAttention(lambda architecture: multipliers(architecture)["attention_multiplier"], fixed_heads=True),
 )

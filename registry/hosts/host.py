@@ -56,11 +56,13 @@ class ContextAttention:
         scale: what its scores are multiplied by, from the architecture.
         query_key_norm: what a norm of queries and keys goes over: `each head`, `all heads`, or empty without one.
         norm_after: norms follow attention and MLP, which read the residual stream itself.
+        fixed_heads: older programs derive the size of its heads from the hidden size, which the layer changes.
     """
 
     scale: Callable[[Architecture], float] = lambda architecture: architecture.head_dim**-0.5
     query_key_norm: str = ""
     norm_after: bool = False
+    fixed_heads: bool = False
 
 
 @dataclass(frozen=True)

@@ -45,5 +45,5 @@ QWEN2_MOE = Host(
     gate="mlp.gate.weight",
     experts=PerExpert("mlp.experts.{expert}.{projection}.weight"),
     config=_config,
-    context=ContextAttention(),
+    context=ContextAttention(fixed_heads=True),
 )

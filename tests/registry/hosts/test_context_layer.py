@@ -198,7 +198,7 @@ def test_hosts_without_a_context_layer_say_so(name: str, tmp_path: Path, shared:
 
 def test_more_experts_than_a_head_has_channels_are_refused(tmp_path: Path, tokenizer: Any) -> None:
     narrow = Case("llama", "mixtral", {"num_attention_heads": 16, "num_key_value_heads": 8})
-    message = "heads of 2 channels hold the evidence of 1 experts, not of 2"
+    message = "heads of 2 channels hold the evidence of at most 1 experts, not of 2"
     with variant_of(narrow, tmp_path, tokenizer) as variant:
         with pytest.raises(UnsupportedFamilyError, match=message):
             variant.registry.compose(["code", "math"], tmp_path / "moe", variant.recipe(router="context", trunk="mean"))
