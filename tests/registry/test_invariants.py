@@ -192,14 +192,19 @@ def test_opt_out_equals_never_registered(
     with fresh(tmp_path / "never", zoo, rest) as registry:
         registry.compose(rest, tmp_path / "expected")
         registry.compose(rest[:2], tmp_path / "pair")
+        registry.compose(rest, tmp_path / "expected-context", Recipe(router="context"))
     filled.compose(EXPERTS, tmp_path / "before")
+    filled.compose(EXPERTS, tmp_path / "before-context", Recipe(router="context"))
     filled.opt_out(withdrawn, purge=purge)
     filled.compose(rest, tmp_path / "found")
     filled.compose(rest[:2], tmp_path / "found-pair")
+    filled.compose(rest, tmp_path / "found-context", Recipe(router="context"))
     with pytest.raises(ConflictError, match=f"every version of {withdrawn} was opted out"):
         filled.compose(EXPERTS, tmp_path / "again")
     assert filled.verify().problems == ()
     assert files_of(tmp_path / "found") == files_of(tmp_path / "expected")
+    assert files_of(tmp_path / "found-context") == files_of(tmp_path / "expected-context")
+    assert files_of(tmp_path / "before-context") != files_of(tmp_path / "expected-context")
     assert files_of(tmp_path / "found-pair") == files_of(tmp_path / "pair")
     assert files_of(tmp_path / "before") != files_of(tmp_path / "expected")
 
