@@ -33,7 +33,7 @@ SETS: dict[str, tuple[str, ...]] = {
 RECIPES: dict[str, Recipe] = {
     "ridge": Recipe(),
     "context": Recipe(router="context"),
-    "context, one window": Recipe(router="context", context_window=24.0),
+    "context, window 24": Recipe(router="context", context_window=24.0),
     "context, whole prefix": Recipe(router="context", context_window=0.0),
 }
 REFITTED: dict[str, Recipe] = {

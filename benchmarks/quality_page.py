@@ -163,8 +163,8 @@ def _context(found: Mapping[str, Figures]) -> Iterator[str]:
         f"Scores are means over {len(OFFSETS)} sets of {WINDOWS} windows a domain, at {offsets} tokens into the test "
         "text, ± their standard deviation. *After a change* is text whose second half is of another domain: scores of "
         f"the tokens from the first to before the last after it, against the new domain's own expert. Routing accuracy "
-        "is the share of tokens that go to the expert of their domain. One window is `--context-window 24`, whose fast "
-        "window does most of its work; whole prefix is `--context-window 0`."
+        "is the share of tokens that go to the expert of their domain. Window 24 is `--context-window 24`; whole "
+        "prefix is `--context-window 0`, which has no fast window."
     )
     for name, part in parts.items():
         yield ""

@@ -238,11 +238,8 @@ def with_context(plan: Plan) -> Plan:
                 tensors.append(OutputTensor(name, dtype, layout.own_experts(name, made), EXPERTS))
             tensors.append(OutputTensor(layout.name(name), dtype, layout.experts(made), EXPERTS))
     if translation.host.context and translation.host.context.fixed_heads:
-        notes = (
-            *notes,
-            f"transformers 4 derives the size of {translation.host.model_type}'s heads from its hidden size, and cannot "
-            "load a context layer: use transformers 5",
-        )
+        limit = f"transformers 4 derives the size of {translation.host.model_type}'s heads from its hidden size"
+        notes = (*notes, f"{limit}, and cannot load a context layer: use transformers 5")
     carried = replace(translation, architecture=layout.architecture, notes=(*translation.notes, *notes))
     return replace(plan, translation=carried, tensors=tuple(tensors))
 

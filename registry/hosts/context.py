@@ -119,7 +119,8 @@ class ContextLayout:
         self._kind, self._inner, self._experts = host.context, architecture, experts
         if experts >= architecture.head_dim:
             size = architecture.head_dim
-            raise ValueError(f"heads of {size} channels hold the evidence of at most {size - 1} experts, not of {experts}")
+            most = f"at most {size - 1} experts, not of {experts}"
+            raise ValueError(f"heads of {size} channels hold the evidence of {most}")
         self._fast = bool(windows.fast)
         self._heads = _heads(self._kind, architecture, windows)
         self._hidden = architecture.hidden_size
