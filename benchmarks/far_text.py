@@ -7,6 +7,10 @@ The text of `quality.py`'s far experts, on a Debian system:
     apt-get download manpages-zh && dpkg-deb -x manpages-zh_*.deb zh
     python benchmarks/far_text.py zh/usr/share/man/zh_CN far/corpora/chinese --kind man --least-foreign 0.15
     python benchmarks/far_text.py /usr/include far/corpora/c_headers --name '*.h'
+    python benchmarks/far_text.py /usr/include/c++ far/corpora/cpp_headers
+    python benchmarks/far_text.py es/usr/share/man/es far/corpora/spanish --kind man          # manpages-es
+    python benchmarks/far_text.py pt/usr/share/man/pt_BR far/corpora/portuguese --kind man    # manpages-pt-br
+    python benchmarks/far_text.py ja/usr/share/man/ja far/corpora/japanese --kind man --least-foreign 0.15
 
 A file is a document, cut at blank lines into parts of at most 12,000 characters; parts below 200 characters and parts
 that stood there before are left out. One file in ten, by the digest of its path, is test text: no file is in both.

@@ -27,7 +27,12 @@ TOP_K = 2
 88.6 (one per token 88.5; unit columns, one per token, 88.6), with two far ones beside them 77.0 (76.4; 76.0).
 """
 CONTEXT_WINDOW = 64.0
-"""τ of the context router's window by default, in tokens."""
+"""τ of the context router's window by default, in tokens.
+
+*Measured*, whole text and the first 32 tokens after a change of subject: near experts 89.6 and 45.5 (at 24 tokens 89.3
+and 50.4, over the whole text so far 89.7 and 35.9), far ones 83.4 and 36.7 (82.8 and 40.4; 83.3 and 27.2), experts with
+look-alikes 78.2 and 26.5 (77.6 and 38.9; 78.0 and 23.4).
+"""
 
 MOST_PASSES = 8
 _LARGEST_WHOLE = 2**53
