@@ -49,12 +49,12 @@ class KnownChoice:
     """Experts that are a function of the text alone, and the same in all layers: no router is solved.
 
     Args:
-        experts: of each member's text, the number of each token's expert.
+        experts: of each member's text, the number of each token's expert, (N, S); members may differ in both.
     """
 
     routers: RouterSolver | None = None
 
-    def __init__(self, experts: Sequence[Int64[Tensor, "N S"]]) -> None:
+    def __init__(self, experts: Sequence[Int64[Tensor, "_ _"]]) -> None:
         self._experts = list(experts)
 
     def count(self, layer: int, member: int, first: int, mlp_input: Float[Tensor, "b S H"]) -> None:
