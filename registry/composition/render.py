@@ -4,6 +4,7 @@ Shapes: R and C the rows and columns of an output tensor; a block holds some row
 tensor add up to (R, C). Expert tensors that are stacked have the experts E first, (E, R, C). A gate is (E, H).
 """
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -86,14 +87,25 @@ def padded(block: Block, width: int) -> Block:
 
 
 def _entries(source: TensorSource, sparse: Entries, dtype: torch.dtype) -> Iterator[Block]:
+    """Yield a tensor of few entries by blocks of its rows; the axes before the last count as one, (R, C)."""
     unit = stream_unit(source) ** sparse.unit_power if sparse.unit_power else 1.0
-    tensor, largest = torch.zeros(sparse.shape, dtype=dtype), torch.finfo(dtype).max
-    for index, value in sparse.entries:
-        tensor[index] = min(value * unit, largest)
+    *above, width = sparse.shape
+    flat, largest = (math.prod(above), width) if above else (width,), torch.finfo(dtype).max
     thresholds = thresholds_of(source.plan) if sparse.thresholds else ()
-    for index, expert, factor in sparse.thresholds:
-        tensor[index] = thresholds[expert] * factor * unit
-    yield to_block(tensor)
+    values = [(index, min(value * unit, largest)) for index, value in sparse.entries]
+    values += [(index, float(thresholds[expert]) * factor * unit) for index, expert, factor in sparse.thresholds]
+    rows_at_once = rows_per_block(flat)
+    by_block: dict[int, list[tuple[int, tuple[int, ...], float]]] = {}
+    for index, value in values:
+        row = index[0]
+        for size, place in zip(sparse.shape[1:-1], index[1:-1], strict=True):
+            row = row * size + place
+        by_block.setdefault(row // rows_at_once, []).append((row % rows_at_once, index[-1:] if above else (), value))
+    for number, start in enumerate(range(0, flat[0], rows_at_once)):
+        block = torch.zeros((min(rows_at_once, flat[0] - start), *flat[1:]), dtype=dtype)
+        for row, column, value in by_block.get(number, []):
+            block[(row, *column)] = value
+        yield to_block(block)
 
 
 def _evidence(source: TensorSource, embedding: EvidenceEmbedding, dtype: torch.dtype) -> Iterator[Block]:

@@ -207,7 +207,7 @@ class ContextLayout:
         )
 
     def no_gate(self) -> Constant:
-        """Return the router of the context layer, whose experts are zero whichever it chooses."""
+        """Return the router of the context layer, whose experts are all alike."""
         return Constant((self._experts, self.hidden_size), 0.0)
 
     # -- widening ----------------------------------------------------------------------------------------------------

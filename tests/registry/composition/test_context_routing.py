@@ -364,3 +364,22 @@ def test_options_without_a_part_in_it_are_refused(
     assert result.exit_code != 0
     assert re.search(message, " ".join(result.output.split())), result.output
     assert not (tmp_path / "moe").exists()
+
+
+@pytest.mark.parametrize("variant", ["llama", "granite"], indirect=True)
+def test_blocks_of_rows_add_up_to_the_same_bytes(
+    variant: Variant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Entries of one tensor for each expert, and of a stacked one, land in the same places however it is cut."""
+    recipe = variant.recipe(router="context", context_window=48.0)
+    variant.registry.compose(EXPERTS, tmp_path / "whole", recipe)
+    cut: list[tuple[int, ...]] = []
+
+    def few(shape: tuple[int, ...]) -> int:
+        cut.append(shape)
+        return 3
+
+    monkeypatch.setattr("registry.composition.render.rows_per_block", few)
+    variant.registry.compose(EXPERTS, tmp_path / "cut", recipe)
+    assert cut
+    assert files_of(tmp_path / "cut") == files_of(tmp_path / "whole")
