@@ -176,8 +176,8 @@ def _context(plan: composition.Plan | composition.Ensemble) -> list[tuple[str, s
         return []
     added = f"{cost.parameters:,} parameters, {size(cost.bytes)}"
     if cost.layers:
-        layers = "1 layer of attention" if cost.layers == 1 else f"{cost.layers} layers of attention"
-        added = f"{layers} and {cost.channels} channels, {added}"
+        maps = ", head maps" if cost.maps else ""
+        added = f"a context layer{maps} and {cost.channels} channels, {added}"
     return [("context routing adds", added)]
 
 

@@ -8,10 +8,12 @@ from typing import Any
 
 from registry.composition.compatibility import check_statistics, common_dtype, make_subset
 from registry.composition.recipe import Recipe
+from registry.composition.recipe.recipe_fields import SHARED
 from registry.errors import IncompatibleError, UnsupportedFamilyError
 from registry.families import Translation
 from registry.hosts import Constant, Experts, Host, Trunk
 from registry.hosts.context import ALARM, MEAN, SHARPNESS, ContextLayout, ContextWindows, notices
+from registry.hosts.head_map import holds_maps
 from registry.hosts.host import LAYERS
 from registry.hosts.remote_code import (
     CONTEXT_ALARM,
@@ -23,7 +25,7 @@ from registry.hosts.remote_code import (
     THRESHOLDS_TENSOR,
     context_code_host,
 )
-from registry.hosts.tensors import Entries, Evidence, EvidenceEmbedding, Made, Router, Widened
+from registry.hosts.tensors import Entries, Evidence, EvidenceEmbedding, HeadMap, Made, Router, Widened
 from registry.maths.context.prefix import FAST
 from registry.maths.context.rotary import recency_amplitudes, rotary_tables
 from registry.maths.router import COUNTS, ROUTERS, balanced
@@ -217,8 +219,9 @@ def with_context(plan: Plan) -> Plan:
     if recipe.host == REMOTE_CODE:
         return _with_evidence(plan)
     windows, notes = context_windows(translation, recipe.context_window)
+    maps, more = _head_maps(translation, recipe)
     try:
-        layout = ContextLayout(translation.host, translation.architecture, len(plan.members), windows)
+        layout = ContextLayout(translation.host, translation.architecture, len(plan.members), windows, maps=maps)
     except ValueError as error:
         raise UnsupportedFamilyError(
             f"--router context cannot be used here: {error}",
@@ -227,21 +230,35 @@ def with_context(plan: Plan) -> Plan:
     dtypes = {layout.name(tensor.name): tensor.dtype for tensor in plan.tensors if tensor.part == TRUNK}
     trunk = layout.trunk(translation.trunk)
     tensors = [OutputTensor(name, dtypes.get(name, plan.dtype), made) for name, made in trunk.items()]
+    last: list[OutputTensor] = []
     for tensor in plan.tensors:
         name, dtype, made = tensor.name, tensor.dtype, tensor.made
         if isinstance(made, Router):
             if made.layer == 0:
                 tensors.append(OutputTensor(name, dtype, layout.no_gate(), ROUTER))
             tensors.append(OutputTensor(layout.name(name), dtype, layout.gate(recipe.temperature), ROUTER))
+            if layout.is_copied_last(name):
+                last.append(OutputTensor(layout.last_name(name), dtype, layout.gate(recipe.temperature), ROUTER))
         elif isinstance(made, Experts):
             if name.startswith(f"{LAYERS}.0."):
                 tensors.append(OutputTensor(name, dtype, layout.own_experts(name, made), EXPERTS))
             tensors.append(OutputTensor(layout.name(name), dtype, layout.experts(made), EXPERTS))
+            if layout.is_copied_last(name):
+                last.append(OutputTensor(layout.last_name(name), dtype, layout.last_experts(name, made), EXPERTS))
     if translation.host.context and translation.host.context.fixed_heads:
         limit = f"transformers 4 derives the size of {translation.host.model_type}'s heads from its hidden size"
         notes = (*notes, f"{limit}, and cannot load a context layer: use transformers 5")
-    carried = replace(translation, architecture=layout.architecture, notes=(*translation.notes, *notes))
-    return replace(plan, translation=carried, tensors=tuple(tensors))
+    carried = replace(translation, architecture=layout.architecture, notes=(*translation.notes, *notes, *more))
+    return replace(plan, translation=carried, tensors=(*tensors, *last))
+
+
+def _head_maps(translation: Translation, recipe: Recipe) -> tuple[bool, tuple[str, ...]]:
+    """Return whether a composition has head maps, and remarks."""
+    if recipe.vocabulary == SHARED or translation.host.context is None:
+        return False, ()
+    if holds_maps(translation.host.context, translation.architecture):
+        return True, ()
+    return False, ("its MLPs are too narrow for head maps, or their activation is of another kind: the head is shared",)
 
 
 def _with_evidence(plan: Plan) -> Plan:
@@ -359,6 +376,8 @@ def _workspace(made: Made, solved: Collection[str]) -> int:
     size = math.prod(made.shape)
     if isinstance(made, Evidence):
         return size
+    if isinstance(made, HeadMap):  # sums, their factors and a singular value decomposition
+        return 8 * made.hidden_size**2 + min(CHUNK_ELEMENTS, size)
     if isinstance(made, Widened | EvidenceEmbedding):
         return min(size, 2 * _workspace(made.inner, solved))
     if isinstance(made, Trunk) and made.rows.name in solved:

@@ -15,7 +15,7 @@ from registry.composition.context_routing.member_evidence import evidence_of, st
 from registry.composition.plan import OutputTensor
 from registry.composition.tensor_source import TensorSource
 from registry.hosts import Constant, Experts, RowSelection, Trunk
-from registry.hosts.tensors import Entries, Evidence, EvidenceEmbedding, Router, Widened
+from registry.hosts.tensors import Entries, Evidence, EvidenceEmbedding, HeadMap, Router, Widened
 from registry.io.safetensors_writer import Span
 from registry.io.torch_blocks import to_block, to_tensor, torch_dtype
 from store.arrays import ArraySource, Block, rows_per_block
@@ -49,6 +49,8 @@ def render(source: TensorSource, tensor: OutputTensor) -> Iterator[Block]:
             yield from _evidence(source, embedding, dtype)
         case Evidence():
             yield to_block(evidence_of(source.plan).to(dtype))
+        case HeadMap() as maps:
+            yield from _head_map(source, maps, dtype)
         case Router(layer=layer):
             gate = source.routers.gate(layer) / source.plan.recipe.temperature  # (E, H), float64
             yield to_block(gate.to(dtype))
@@ -123,6 +125,33 @@ def _evidence(source: TensorSource, embedding: EvidenceEmbedding, dtype: torch.d
         wide[:, hidden + experts] = size[:, 0]
         start += len(rows)
         yield to_block(wide.to(dtype))
+
+
+def _head_map(source: TensorSource, maps: HeadMap, dtype: torch.dtype) -> Iterator[Block]:
+    """Yield a projection of experts that add their head maps, expert by expert in blocks of rows."""
+    height, width = maps.shape[-2:]
+    rank, levels, hidden = maps.rank, maps.levels, maps.hidden_size
+    inner = height // 2 if maps.projection == "gate_up" else width if maps.projection == "down" else height  # I
+    used = rank * len(levels)
+    unit = stream_unit(source) ** maps.unit_power if maps.projection == "down" and maps.unit_power else 1.0
+    gates = torch.tensor([gate for gate, _ in levels], dtype=torch.float64).repeat_interleave(rank)
+    factors = torch.tensor([factor for _, factor in levels], dtype=torch.float64).repeat_interleave(rank) * unit
+    rows_at_once = rows_per_block((height, width))
+    for expert in maps.experts:
+        left, right = source.head_maps.factors(expert, rank)  # (H, k), (k, H)
+        for start in range(0, height, rows_at_once):
+            rows = torch.arange(start, min(start + rows_at_once, height))
+            block = torch.zeros((len(rows), width), dtype=torch.float64)
+            if maps.projection == "down":
+                here = rows < hidden
+                block[here, :used] = left[rows[here]].repeat(1, len(levels)) * factors
+            else:
+                is_gate = rows < inner if maps.projection != "up" else torch.zeros_like(rows, dtype=torch.bool)
+                places = torch.where(is_gate, rows, rows - (inner if maps.projection == "gate_up" else 0))
+                gate, up = is_gate & (places < used), ~is_gate & (places < used)
+                block[gate, maps.channel] = gates[places[gate]]
+                block[up, :hidden] = right[places[up] % rank]
+            yield to_block(block.to(dtype))
 
 
 def spans(source: TensorSource, tensor: OutputTensor) -> list[Span] | None:

@@ -21,6 +21,7 @@ from typing import Protocol, runtime_checkable
 from jaxtyping import Float
 from torch import Tensor
 
+from registry.composition.context_routing.head_maps import HeadMaps
 from registry.composition.plan import Plan
 from registry.errors import InvalidInputError
 from registry.families.sites import MLP_INPUT
@@ -148,6 +149,10 @@ class TensorSource(Protocol):
     def routers(self) -> RouterSolver:
         """The routers, and the statistics that they are solved from."""
 
+    @property
+    def head_maps(self) -> HeadMaps:
+        """The head map of each expert."""
+
     def combined(self, name: str) -> Iterator[Float[Tensor, "r ..."]]:
         """Yield the rows of one tensor that all members share, under its name in the dense model.
 
@@ -170,6 +175,7 @@ class StoredSource:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.routers = RouterSolver(plan, plan.members)
+        self.head_maps = HeadMaps(self)
         self._pending: dict[tuple[str, int], tuple[list[str], Iterator[tuple[int, Iterator[_NumberedBlock]]]]] = {}
         """Input → the maps of it that are still to come, and their rows."""
 
@@ -256,6 +262,7 @@ class RecollectedSource:
         self._inner = inner
         self.plan = inner.plan
         self.routers = RouterSolver(inner.plan, statistics)
+        self.head_maps = inner.head_maps
 
     def combined(self, name: str) -> Iterator[Float[Tensor, "r ..."]]:
         """Yield the rows of one tensor of the inner source."""

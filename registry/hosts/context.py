@@ -7,6 +7,7 @@ computes the same function of the same stream and routes by the mean evidence of
                         H + E               a · ρ_v             a constant once a norm has divided by ρ_v
                         H + E + 1 + e       s · m_e             its mean over the text so far, from the context layer
                         H + 2E + 1 + e      s · (f_e − θ_e)     its mean over the last few tokens, less a threshold
+        H + 3E + 1          ρ̄ / 32              a constant, where there are head maps (`hosts/head_map.py`)
     context layer       before layer 0: values read the evidence, the output writes the two means, one head each, and
                         the MLP adds `ALARM` · max(0, f_e − θ_e) to m_e: what has just begun is noticed at once
     queries and keys    read the constant into rotary pairs, so that attention falls with distance (`maths.context`)
@@ -25,6 +26,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from registry.hosts.architecture import Architecture
+from registry.hosts.head_map import STEADY, HeadMapLayer, MapChannels
 from registry.hosts.host import LAYERS, ContextAttention, Host
 from registry.hosts.tensors import Constant, Entries, EvidenceEmbedding, Experts, Made, Trunk, Widened
 
@@ -108,12 +110,15 @@ class ContextLayout:
         architecture: of the composition without it, in the host's terms.
         experts: E.
         windows: the windows that attention averages over.
+        maps: add a last layer with head maps.
 
     Raises:
         ValueError: the host has no context layer, or its heads have too few channels for so many experts.
     """
 
-    def __init__(self, host: Host, architecture: Architecture, experts: int, windows: ContextWindows) -> None:
+    def __init__(
+        self, host: Host, architecture: Architecture, experts: int, windows: ContextWindows, *, maps: bool = False
+    ) -> None:
         if host.context is None:
             raise ValueError(f"{host.model_type} has no context layer")
         self._kind, self._inner, self._experts = host.context, architecture, experts
@@ -124,22 +129,26 @@ class ContextLayout:
         self._fast = bool(windows.fast)
         self._heads = _heads(self._kind, architecture, windows)
         self._hidden = architecture.hidden_size
-        self.hidden_size = self._hidden + reserved_channels(self._hidden, experts, fast=self._fast)
+        self.hidden_size = self._hidden + reserved_channels(self._hidden, experts, fast=self._fast, maps=maps)
         self._shrink = math.sqrt(self._hidden / self.hidden_size)
+        self._has_steady = maps and not self._kind.norm_after
+        self._last = HeadMapLayer(self._kind, architecture, self._map_channels) if maps else None
 
     @property
     def architecture(self) -> Architecture:
         """The sizes of the composition with its context layer."""
-        options = dict(self._inner.options)
+        options, layers = dict(self._inner.options), self._inner.num_hidden_layers
+        added = [0] if self._last is None else [0, layers + 1]
         for key, first in (("layer_types", "full_attention"), ("no_rope_layers", 1)):
             if key in options:
-                options[key] = [first if first in options[key] else options[key][0], *options[key]]
+                given = options[key]
+                options[key] = [first if first in given else given[0], *given, *given[-1:] * (len(added) - 1)]
         options["rms_norm_eps"] *= self._hidden / self.hidden_size
-        options[CONTEXT_LAYERS] = [0]
+        options[CONTEXT_LAYERS] = added
         return replace(
             self._inner,
             hidden_size=self.hidden_size,
-            num_hidden_layers=self._inner.num_hidden_layers + 1,
+            num_hidden_layers=layers + len(added),
             tie_word_embeddings=False,
             options=options,
         )
@@ -149,15 +158,25 @@ class ContextLayout:
         layer, below = _split(name)
         return name if layer is None else f"{LAYERS}.{layer + 1}.{below}"
 
+    def last_name(self, name: str) -> str:
+        """Return the name of the last layer's counterpart of a tensor of a layer."""
+        return f"{LAYERS}.{self._inner.num_hidden_layers + 1}.{_split(name)[1]}"
+
+    def is_copied_last(self, name: str) -> bool:
+        """Return whether a tensor is of the layer whose shapes an added last layer has."""
+        return self._last is not None and _split(name)[0] == self._inner.num_hidden_layers - 1
+
     def trunk(self, trunk: Mapping[str, Trunk | Constant]) -> dict[str, Made]:
         """Return the trunk, widened, with the context layer's part of it, name by name."""
         made: dict[str, Made] = {}
         layer: dict[str, Made] = {}
         for name, tensor in trunk.items():
             number, below = _split(name)
-            made[self.name(name)] = self._widened(name, tensor)
+            widened = made[self.name(name)] = self._widened(name, tensor)
             if number == 0:
                 layer[f"{LAYERS}.0.{below}"] = self._own(below, tensor)
+            if number == self._inner.num_hidden_layers - 1 and self._last is not None:
+                made[self.last_name(name)] = self._last.trunk(below, widened)
         if self._inner.tie_word_embeddings:
             head = trunk["model.embed_tokens.weight"]
             assert isinstance(head, Trunk)
@@ -198,6 +217,11 @@ class ContextLayout:
         if len(shape) == 3:
             places = [((expert, *index), value) for expert in range(shape[0]) for index, value in places]
         return Entries(shape, tuple(places), power)
+
+    def last_experts(self, name: str, tensor: Experts) -> Made:
+        """Return the last layer's counterpart of a tensor of experts: their head maps."""
+        assert self._last is not None
+        return self._last.experts(name, tensor, self.experts(tensor).shape)
 
     def gate(self, temperature: float) -> Entries:
         """Return the router of every layer."""
@@ -295,6 +319,8 @@ class ContextLayout:
             first = self._heads[1].query * size
             places += [((self._excess(e), first + e), scale) for e in everyone]
             thresholds = [((self._excess(e), first + self._experts), e, -scale) for e in everyone]
+        if self._has_steady:  # the mean of a constant
+            places.append(((self._steady, self._heads[0].query * size + self._experts), scale * STEADY / MEAN))
         return Entries(shape, tuple(places), 0 if self._kind.norm_after else 1, tuple(thresholds))
 
     @property
@@ -339,16 +365,25 @@ class ContextLayout:
     def _excess(self, expert: int) -> int:
         return self._hidden + 2 * self._experts + 1 + expert
 
+    @property
+    def _steady(self) -> int:
+        return self._hidden + (3 if self._fast else 2) * self._experts + 1
 
-def reserved_channels(hidden_size: int, experts: int, *, fast: bool) -> int:
-    """Return W: 2E + 1, or 3E + 1 with a fast window, rounded up.
+    @property
+    def _map_channels(self) -> MapChannels:
+        steady = self._constant if self._kind.norm_after else self._steady
+        return MapChannels(self.hidden_size, steady, EVIDENCE, tuple(self._mean(e) for e in range(self._experts)))
+
+
+def reserved_channels(hidden_size: int, experts: int, *, fast: bool, maps: bool = False) -> int:
+    """Return W: 2E + 1, or 3E + 1 with a fast window, and one more with head maps, rounded up.
 
     It is a multiple of a power of two, 64 in large models, that adds at most H / 64 more than is needed.
     """
     step = _LEAST
     while step < _MOST and step * 2 <= hidden_size // 64:
         step *= 2
-    return -(-((3 if fast else 2) * experts + 1) // step) * step
+    return -(-((3 if fast else 2) * experts + 1 + maps) // step) * step
 
 
 def _heads(kind: ContextAttention, architecture: Architecture, windows: ContextWindows) -> list[_Head]:

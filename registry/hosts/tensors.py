@@ -118,5 +118,30 @@ class Evidence:
     shape: tuple[int, ...]
 
 
-Made = Trunk | Constant | Experts | Router | Entries | Widened | EvidenceEmbedding | Evidence
+@dataclass(frozen=True)
+class HeadMap:
+    """A projection of the experts of the last layer, which add their head maps to the stream.
+
+    Attributes:
+        shape: (I, H′) of gate and up, (H′, I) of down, or with E first and gate above up where experts are stacked.
+        experts: the experts that it holds.
+        projection: `gate`, `up`, `down`, or `gate_up`.
+        hidden_size: H, the channels that maps read and write.
+        rank: of the maps.
+        levels: (the gate's entry, the factor of the map) of each group of `rank` inner channels; the others are idle.
+        channel: the channel that gates read.
+        unit_power: the map counts in this power of the size of the embedding's rows.
+    """
+
+    shape: tuple[int, ...]
+    experts: tuple[int, ...]
+    projection: str
+    hidden_size: int
+    rank: int
+    levels: tuple[tuple[float, float], ...]
+    channel: int
+    unit_power: int
+
+
+Made = Trunk | Constant | Experts | Router | Entries | Widened | EvidenceEmbedding | Evidence | HeadMap
 """How an output tensor is made."""

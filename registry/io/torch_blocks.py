@@ -3,6 +3,7 @@
 torch is imported in the functions that need it, so that reading headers does not load it.
 """
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from store.arrays import Block
@@ -44,3 +45,36 @@ def to_tensor(block: Block, dtype: str) -> "torch.Tensor":
     if dtype == "bfloat16":
         return torch.from_numpy(block.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(block)
+
+
+class RowReader:
+    """Rows of a tensor that come in blocks, taken in other blocks.
+
+    Args:
+        blocks: consecutive rows of the tensor.
+    """
+
+    def __init__(self, blocks: "Iterator[torch.Tensor]") -> None:
+        self._blocks, self._held = blocks, next(blocks)
+
+    def take(self, count: int) -> "torch.Tensor":
+        """Return the next rows.
+
+        Raises:
+            StopIteration: there are fewer.
+        """
+        import torch
+
+        parts = []
+        while count:
+            if not len(self._held):
+                self._held = next(self._blocks)
+            parts.append(self._held[:count])
+            self._held = self._held[count:]
+            count -= len(parts[-1])
+        return torch.cat(parts)
+
+    def finish(self) -> None:
+        """Read the rest, which checks the digest of a stored array."""
+        for _ in self._blocks:
+            pass

@@ -127,7 +127,7 @@ def force_expert(model: Any, expert: int) -> Iterator[None]:
     Raises:
         InvalidInputError: the model has no router, or no expert of that number.
     """
-    routers = gates(model)
+    routers = gates(model, every=True)  # added layers too: head maps are a part of the expert
     for gate in routers:
         if not 0 <= expert < gate.experts:
             raise InvalidInputError(

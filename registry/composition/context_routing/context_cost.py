@@ -14,7 +14,9 @@ class ContextCost:
     """Layers, channels and weights that context routing adds to a composition.
 
     Attributes:
-        layers: layers of attention; 0 where a modelling file averages by itself.
+        layers: layers, of evidence and of head maps; 0 where a modelling file does by itself what they do.
+        maps: a last layer holds head maps.
+        last: number of the last layer.
         channels: channels of the residual stream.
         window: τ in tokens, 0 for the whole text so far: where the recipe asks for it, or the rope has no window.
         parameters: weights.
@@ -22,6 +24,8 @@ class ContextCost:
     """
 
     layers: int
+    maps: bool
+    last: int
     channels: int
     window: float
     parameters: int
@@ -42,6 +46,7 @@ def context_cost(plan: Plan) -> ContextCost | None:
         recipe,
         router="random",
         context_window=FIELDS["context_window"].default,
+        vocabulary=FIELDS["vocabulary"].default,
         top_k=recipe.experts_per_token(len(plan.members)),
         refine_mlp=False,
     )
@@ -50,6 +55,8 @@ def context_cost(plan: Plan) -> ContextCost | None:
     has_window = recipe.host == REMOTE_CODE or bool(context_windows(without.translation, recipe.context_window)[0].slow)
     return ContextCost(
         mine.num_hidden_layers - other.num_hidden_layers,
+        mine.num_hidden_layers - other.num_hidden_layers > 1,
+        mine.num_hidden_layers - 1,
         mine.hidden_size - other.hidden_size,
         float(recipe.context_window) if has_window else 0.0,
         plan.parameters - without.parameters,

@@ -52,6 +52,8 @@ class Recipe:
         bias: member name → what is added to its logits, as far as a router without a bias can (domain-embedding).
         seed: of a random router.
         context_window: τ in tokens; a context router weighs the past by exp(−distance / τ), at 0 all of it alike.
+        vocabulary: of a context router: `shared` leaves one head to all experts, `mapped` adds a last layer whose maps
+            bring it near the head of each token's expert.
         token_weight: `advantage` weighs each calibration token by what the expert gains on it over the base model;
             `none` takes all alike.
         refine: passes of the members' kept tokens through the composed model, from which the router is solved; 0 takes
@@ -79,6 +81,7 @@ class Recipe:
     bias: Mapping[str, float] = field(default_factory=partial(default, "bias"))
     seed: int = default("seed")
     context_window: float = default("context_window")
+    vocabulary: str = default("vocabulary")
     token_weight: str = default("token_weight")
     refine: int = default("refine")
     refine_mlp: bool = default("refine_mlp")
@@ -150,6 +153,7 @@ class Recipe:
             "bias": {name: float(self.bias.get(name, 0.0)) for name in names},
             "seed": self.seed,
             "context_window": float(self.context_window),
+            "vocabulary": self.vocabulary,
         }
         routed = {
             "router": self.router,

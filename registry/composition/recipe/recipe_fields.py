@@ -34,6 +34,9 @@ and 50.4, over the whole text so far 89.7 and 35.9), far ones 83.4 and 36.7 (82.
 look-alikes 78.2 and 26.5 (77.6 and 38.9; 78.0 and 23.4).
 """
 
+SHARED, MAPPED = "shared", "mapped"
+"""Vocabularies of a mixture: one embedding and head for all experts, or a map in front of the head for each."""
+
 MOST_PASSES = 8
 _LARGEST_WHOLE = 2**53
 _LONGEST_TEXT = 100
@@ -261,6 +264,12 @@ FIELDS: dict[str, RecipeField] = {
             "Of context: how far back evidence counts, in tokens; 0 for the whole text so far.", "TOKENS", _MIXTURES,
             only_with={"router": ("context",)}, default=CONTEXT_WINDOW, limits=Limits(0.0, 1e6), noun="context-window",
             label="Context window", note="tokens; with the context router", advanced=True,
+        ),
+        RecipeField(
+            "vocabulary", FieldKind.CHOICE,
+            "Of context: shared, one head for all experts; mapped, a layer more that brings it near the expert's own.",
+            "HOW", _MIXTURES, only_with={"router": ("context",)}, default=MAPPED, choices=(SHARED, MAPPED),
+            label="Vocabulary", note="mapped: near each expert’s own head; with the context router", advanced=True,
         ),
         RecipeField(
             "lam", FieldKind.NUMBER,

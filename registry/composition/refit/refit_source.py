@@ -6,13 +6,13 @@ Shapes: E members, H hidden size, V vocabulary; O and I the outputs and inputs o
 from collections.abc import Iterator
 from pathlib import Path
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from registry.composition.context_routing.head_maps import HeadMaps
 from registry.composition.tensor_source import RouterSolver, TensorSource, pass_over
 from registry.io.safetensors_writer import Stream, write_shard
-from registry.io.torch_blocks import dtype_name, to_block
+from registry.io.torch_blocks import RowReader, dtype_name, to_block
 from registry.maths.refit import LeastSquares
 from registry.maths.trunk.combination import Combination, aligned
 from store.arrays import ArraySource
@@ -38,6 +38,7 @@ class RefitSource:
         self._inner, self._folder = inner, folder
         self.plan = inner.plan
         self.routers = routers or inner.routers
+        self.head_maps = HeadMaps(self)
         self._files: dict[tuple[int | None, str], Path] = {}
         """(number of the member, or None for the trunk; name of the tensor) → file."""
         self._head: list[LeastSquares] = []
@@ -84,7 +85,7 @@ class RefitSource:
     def _refitted_head(self, name: str) -> Iterator[Float[Tensor, "r H"]]:
         """Solve the head (V, H) in blocks of rows: a row of a linear map depends on no other row of it."""
         members = self.plan.members
-        towards = _Blocks(self._inner.combined(name))  # W₀, (V, H)
+        towards = RowReader(self._inner.combined(name))  # W₀, (V, H)
         heads = Combination(name, [pass_over(member, name) for member in members], self.plan.weights)
         for rows in aligned(heads):  # the same rows of every head; None past a smaller vocabulary
             longest = max(len(part) for part in rows.parts if part is not None)
@@ -97,21 +98,3 @@ class RefitSource:
                         total = mapped if total is None else total + mapped
                 assert total is not None
                 yield total.solve(towards.take(len(total.cross)))
-
-
-class _Blocks:
-    """Rows that come in blocks, taken in other blocks."""
-
-    def __init__(self, blocks: Iterator[Tensor]) -> None:
-        self._blocks, self._held = blocks, torch.empty(0)
-
-    def take(self, count: int) -> Float[Tensor, "r H"]:
-        """Return the next rows."""
-        parts = []
-        while count:
-            if not len(self._held):
-                self._held = next(self._blocks)
-            parts.append(self._held[:count])
-            self._held = self._held[count:]
-            count -= len(parts[-1])
-        return torch.cat(parts)

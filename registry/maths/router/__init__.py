@@ -12,7 +12,7 @@ ROUTERS = {
         OWN,
         frozenset({"lam", "weights", "normalize"}),
     ),
-    "context": RouterMethod(None, COUNTS, frozenset({"context_window"})),
+    "context": RouterMethod(None, COUNTS, frozenset({"context_window", "vocabulary"})),
     "domain-embedding": RouterMethod(
         lambda given: domain_embedding(given.statistics, given.lam, given.bias, given.normalize),
         BASE,

@@ -49,7 +49,8 @@ class RouterMethod:
         solve: inputs → gate.weight (E, H), float64, rows in name order. Raises ValueError where there is no solution.
             None for a method of `COUNTS`, whose evidence a layer of attention averages (`maths/context`).
         features: `OWN`, `BASE`, `COUNTS`, or None for a method that uses no statistics.
-        options: which of lam, weights, normalize, bias, seed and context_window it uses; others change nothing.
+        options: which of lam, weights, normalize, bias, seed, context_window and vocabulary it uses; others change
+            nothing.
     """
 
     solve: Callable[[RouterInputs], Float[Tensor, "E H"]] | None

@@ -51,7 +51,7 @@ def variant(
 
 def pair(variant: Variant, folder: Path, **settings: Any) -> tuple[Path, Path]:
     """Compose both experts without a context layer and with it, on one trunk; return the folders."""
-    recipe = {"trunk": "mean"} | settings
+    recipe = {"trunk": "mean", "vocabulary": "shared"} | settings
     variant.registry.compose(["code", "math"], folder / "plain", variant.recipe(**recipe))
     variant.registry.compose(["code", "math"], folder / "context", variant.recipe(router="context", **recipe))
     return folder / "plain", folder / "context"

@@ -39,7 +39,7 @@ def inputs(members: Sequence[Statistics]) -> RouterInputs:
 def test_table_says_what_each_method_takes() -> None:
     assert {name: (method.features, sorted(method.options)) for name, method in ROUTERS.items()} == {
         "ridge": (OWN, ["lam", "normalize", "weights"]),
-        "context": (COUNTS, ["context_window"]),
+        "context": (COUNTS, ["context_window", "vocabulary"]),
         "domain-embedding": (BASE, ["bias", "lam", "normalize"]),
         "random": (None, ["normalize", "seed"]),
     }

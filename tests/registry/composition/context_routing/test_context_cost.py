@@ -22,11 +22,16 @@ def run(registry: Registry, *words: str) -> str:
     return result.stdout
 
 
-@pytest.mark.parametrize("trunk", ["regmean", "base"])
-def test_cost_is_the_difference_of_the_folders(filled: Registry, tmp_path: Path, trunk: str) -> None:
+@pytest.mark.parametrize(
+    ("trunk", "vocabulary", "layers"), [("regmean", "mapped", 2), ("regmean", "shared", 1), ("base", "mapped", 2)]
+)
+def test_cost_is_the_difference_of_the_folders(
+    filled: Registry, tmp_path: Path, trunk: str, vocabulary: str, layers: int
+) -> None:
     sizes = {}
     for router in ("ridge", "context"):
-        plan = filled.compose(["code", "math"], tmp_path / router, Recipe(router=router, trunk=trunk))
+        recipe = Recipe(router=router, trunk=trunk, vocabulary=vocabulary)
+        plan = filled.compose(["code", "math"], tmp_path / router, recipe)
         tensors = load_file(tmp_path / router / "model.safetensors").values()
         sizes[router] = [sum(each.numel() for each in tensors), sum(each.nbytes for each in tensors)]
     assert isinstance(plan, Plan)
@@ -34,7 +39,7 @@ def test_cost_is_the_difference_of_the_folders(filled: Registry, tmp_path: Path,
     assert cost is not None
     assert [cost.parameters, cost.bytes] == [sizes["context"][n] - sizes["ridge"][n] for n in range(2)]
     configs = [json.loads((tmp_path / router / "config.json").read_text()) for router in ("context", "ridge")]
-    assert cost.layers == configs[0]["num_hidden_layers"] - configs[1]["num_hidden_layers"] == 1
+    assert cost.layers == configs[0]["num_hidden_layers"] - configs[1]["num_hidden_layers"] == layers
     assert cost.channels == configs[0]["hidden_size"] - configs[1]["hidden_size"] > 0
     document = json.loads((tmp_path / "context" / "composition.json").read_text())
     assert document["recipe"]["context_window"] == plan.recipe.context_window
@@ -70,7 +75,7 @@ def test_plan_shows_it(filled: Registry) -> None:
     words = ("compose", "--experts", "code,math", "--plan")
     lines = [line for line in run(filled, *words, "--router", "context").splitlines() if "context" in line]
     assert lines[-1].split("  ")[0] == "context routing adds"
-    assert f"1 layer of attention and {cost.channels} channels, {cost.parameters:,} parameters" in lines[-1]
+    assert f"a context layer, head maps and {cost.channels} channels, {cost.parameters:,} parameters" in lines[-1]
     document = json.loads(run(filled, *words, "--router", "context", "--json"))
     assert document["context"] == cost.document()
     assert "context routing adds" not in run(filled, *words)
@@ -84,6 +89,7 @@ def test_card_explains_the_router_and_says_what_it_reveals(filled: Registry, tmp
     for part in (
         "| router | context |",
         "| context layer | layer 0, whose attention averages evidence over the ",
+        "| head maps | layer 3, whose experts bring the shared head near the expert's own; ",
         "| reserved channels | the last ",
         "naive Bayes over unigrams",
         "- Smoothed log ratios of how often each expert's calibration used each token are in the embedding.",

@@ -1,0 +1,86 @@
+"""Head maps of a composition: each expert's own head as a map in front of the shared one, from weights and counts."""
+
+from collections.abc import Iterator
+from threading import Lock
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from registry.composition.plan import Plan
+from registry.io.torch_blocks import RowReader, to_tensor
+from registry.maths.context.head_map import HeadSums
+from registry.member import Member
+
+_ROWS = 1024
+"""Rows of the heads that are summed at once."""
+
+
+@runtime_checkable
+class SharedTensors(Protocol):
+    """A source of the tensors that all experts share."""
+
+    @property
+    def plan(self) -> Plan:
+        """The composition."""
+
+    def combined(self, name: str) -> Iterator[Float[Tensor, "r ..."]]:
+        """Yield the rows of one tensor, under its name in the dense model."""
+
+
+class HeadMaps:
+    """The head map of each expert (`registry.maths.context.head_map`), computed when it is first used.
+
+    Those of one expert are in memory at a time: its tensors follow one another in a folder, or each takes all experts.
+
+    Args:
+        source: the shared head and norm.
+    """
+
+    def __init__(self, source: SharedTensors) -> None:
+        self._source, self._lock = source, Lock()
+        self._kept: tuple[int, int, tuple[Tensor, Tensor]] | None = None
+
+    def factors(self, expert: int, rank: int) -> tuple[Float[Tensor, "H k"], Float[Tensor, "k H"]]:
+        """Return M_e of one expert as two factors, float64.
+
+        Args:
+            expert: its number among the members.
+            rank: k.
+        """
+        with self._lock:
+            if self._kept is None or self._kept[:2] != (expert, rank):
+                self._kept = None
+                self._kept = (expert, rank, self._sums(expert).solve(rank))
+            return self._kept[2]
+
+    def _sums(self, expert: int) -> HeadSums:
+        plan = self._source.plan
+        member, family, architecture = plan.members[expert], plan.lead.family, plan.lead.architecture
+        norm = family.head_input(architecture)
+        head = family.embedding if architecture.tie_word_embeddings else family.head
+        shared_norm, own_norm = (
+            torch.cat(list(blocks)).double() + norm.offset  # (H,)
+            for blocks in (self._source.combined(f"{norm.norm}.weight"), _blocks(member, f"{norm.norm}.weight"))
+        )
+        counts = member.token_counts.double()
+        share = counts / counts.sum()
+        sums = HeadSums(len(shared_norm))
+        shared = RowReader(self._source.combined(head))
+        own = RowReader(_blocks(member, head))
+        rows = min(member.weight(head).shape[0], len(share))  # of a smaller vocabulary, the shared head has more
+        for start in range(0, rows, _ROWS):
+            count = min(_ROWS, rows - start)
+            mine, theirs = own.take(count), shared.take(count)
+            used = share[start : start + count].nonzero()[:, 0]
+            if len(used):
+                part = share[start : start + count][used]
+                sums.add(theirs[used].double() * shared_norm, mine[used].double() * own_norm, part)
+        shared.finish()
+        return sums
+
+
+def _blocks(member: Member, name: str) -> Iterator[Float[Tensor, "r ..."]]:
+    source = member.open_weight(name)
+    return (to_tensor(block, source.dtype) for block in source.blocks())

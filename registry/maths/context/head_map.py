@@ -1,0 +1,80 @@
+"""Head maps: what a linear map of the last stream does for an expert whose head is shared with others.
+
+With n the stream that the last norm gives before its weights g, the shared head gives the logits W diag(g) n, that of
+expert e W_e diag(g_e) n. A map M_e, (H, H), brings the shared head near the expert's own,
+
+    W diag(g) (n + M_e n)  ≈  W_e diag(g_e) n,     M_e = (Xᵀ P X + r I)⁻¹ Xᵀ P D
+
+with X = W diag(g), D = W_e diag(g_e) − X, both less their mean row under p_e, as softmax takes no notice of what all
+logits have in common, and P = diag(p_e): tokens count as often as the expert's calibration used them. This is weighted
+least squares over the vocabulary, from weights and counts alone; the activations take no part.
+
+Of rank k, the map is cut in the measure of its effect on logits: with Xᵀ P X + r I = L Lᵀ and L⁻¹ Xᵀ P D = U S Vᵀ, it
+is (L⁻ᵀ U_k S_k) V_kᵀ (Eckart & Young 1936, for a weighted norm).
+
+Shapes: V vocabulary, H hidden size, k rank.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from registry.maths.threads import one_thread
+
+RIDGE = 1e-2
+"""r, times the mean of the diagonal of Xᵀ P X.
+
+*Measured*, five near and seven experts with two far ones: 1e-4 to 3e-2 give the same score within 0.03.
+"""
+
+
+class HeadSums:
+    """Sums over the vocabulary, float64: Xᵀ P X, Xᵀ P D and the means, rows added block by block.
+
+    Args:
+        size: H.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._gram = torch.zeros((size, size), dtype=torch.float64)
+        self._cross = torch.zeros((size, size), dtype=torch.float64)
+        self._mean = torch.zeros(size, dtype=torch.float64)
+        self._target = torch.zeros(size, dtype=torch.float64)
+        self._total = 0.0
+
+    def add(self, shared: Float[Tensor, "V H"], own: Float[Tensor, "V H"], share: Float[Tensor, "V"]) -> None:
+        """Add rows of W diag(g) and of W_e diag(g_e), each with p_e of its token; all in float64."""
+        with one_thread():
+            difference, weighted = own - shared, shared * share[:, None]
+            self._gram.addmm_(weighted.T, shared)
+            self._cross.addmm_(weighted.T, difference)
+            self._mean += weighted.sum(dim=0)
+            self._target += share @ difference
+            self._total += float(share.sum())
+
+    def solve(self, rank: int) -> tuple[Float[Tensor, "H k"], Float[Tensor, "k H"]]:
+        """Return M_e as two factors, float64; of full rank as M_e and the identity.
+
+        They are zero where counts show no difference between tokens. Each row of the second one has its largest entry
+        positive.
+
+        Args:
+            rank: k, from 1 to H.
+        """
+        size = len(self._mean)
+        gram, cross = self._gram, self._cross
+        if self._total > 0:
+            gram = gram - torch.outer(self._mean, self._mean) / self._total
+            cross = cross - torch.outer(self._mean, self._target) / self._total
+        with one_thread():
+            gram.diagonal().add_(RIDGE * float(gram.diagonal().mean()))
+            factor, info = torch.linalg.cholesky_ex(gram)
+            if int(info) != 0:
+                return torch.zeros((size, rank), dtype=torch.float64), torch.eye(rank, size, dtype=torch.float64)
+            if rank == size:
+                return torch.cholesky_solve(cross, factor), torch.eye(size, dtype=torch.float64)
+            left, values, right = torch.linalg.svd(torch.linalg.solve_triangular(factor, cross, upper=False))
+            left, right = left[:, :rank] * values[:rank], right[:rank]
+            places = right.abs().argmax(dim=1, keepdim=True)
+            signs = torch.where(right.gather(1, places) < 0, -1.0, 1.0)
+            return torch.linalg.solve_triangular(factor.T, left * signs.T, upper=True), right * signs
