@@ -1,8 +1,8 @@
 """Proves, for every host with a context layer: the last layer adds ρ M_e n to the stream of an expert's tokens.
 
 Compared are two compositions, one with the shared head alone: its stream before the last norm gives what the other's
-last norm should see. M_e comes from `HeadMaps`; where a norm comes before the MLP, ρ comes back with a ripple, which the
-test computes from the closed form of `registry.hosts.head_map`, so that the tolerance is that of float32 weights.
+last norm should see. M_e comes from `HeadMaps`; where a norm comes before the MLP, ρ comes back with a ripple, which
+the test computes from the closed form of `registry.hosts.head_map`, so that the tolerance is that of float32 weights.
 """
 
 import json
@@ -24,7 +24,7 @@ from registry.hosts.tensors import HeadMap
 from registry.runtime.gates import force_expert
 from tests.conftest import Shared
 from tests.registry.hosts.test_context_layer import CARRIED
-from tests.registry.hosts.test_hosts import CASES, IDS, Case, Variant, load, shared_variant, variant_of
+from tests.registry.hosts.test_hosts import IDS, Case, Variant, load, shared_variant, variant_of
 
 EXPERTS = ["code", "math"]
 EXACT = 2e-3
@@ -72,7 +72,8 @@ def ripple(plan: Plan, stream: Float[Tensor, "T H"], steady: float) -> Float[Ten
         act = lambda z: torch.nn.functional.gelu(z, approximate=approximate)  # noqa: E731
     size = stream.square().mean(dim=1).sqrt()
     multiplier = float(plan.translation.architecture.options.get("residual_multiplier", 1.0))
-    return sum(factor * multiplier * act(gate * steady / size) for gate, factor in tensor.levels) * steady / size
+    bumps = [factor * multiplier * act(gate * steady / size) for gate, factor in tensor.levels]
+    return torch.stack(bumps).sum(dim=0) * steady / size
 
 
 def test_the_last_norm_sees_the_mapped_stream(variant: Variant, tmp_path: Path) -> None:
