@@ -49,7 +49,7 @@ def measure(scratch: Path) -> list[Comparison]:
     with Registry(home) as registry:
 
         def compose(trunk: str) -> None:
-            registry.compose(names, out, Recipe(trunk=trunk))
+            registry.compose(names, out, Recipe(trunk=trunk, router="ridge"))
 
         def against(claim: str, trunk: str, other: partial[None], rounds: int, target: float | None = None) -> None:
             fresh, gone = partial(shutil.rmtree, out, True), partial(shutil.rmtree, to, True)
@@ -67,7 +67,7 @@ def measure(scratch: Path) -> list[Comparison]:
                 )
             )
 
-        registry.compose(names, whole, Recipe(trunk="mean"))
+        registry.compose(names, whole, Recipe(trunk="mean", router="ridge"))
         nbytes = sum(path.stat().st_size for path in whole.iterdir())
         against("compose against `cp -r`", "mean", partial(copy, whole, to), 5, 1.25)
         against("compose against two SHA-256 a byte", "mean", partial(hash_twice, nbytes), 2)

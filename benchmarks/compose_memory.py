@@ -58,7 +58,7 @@ def composing(home: Path, names: list[str], out: Path, trunk: str) -> str:
     return (
         "from registry import Recipe, Registry\n"
         f"with Registry({str(home)!r}) as registry:\n"
-        f"    registry.compose({names!r}, {str(out)!r}, Recipe(trunk={trunk!r}), force=True)"
+        f"    registry.compose({names!r}, {str(out)!r}, Recipe(trunk={trunk!r}, router='ridge'), force=True)"
     )
 
 

@@ -31,13 +31,14 @@ SETS: dict[str, tuple[str, ...]] = {
 """Name of a set → its experts. In `pairs` every expert has a look-alike."""
 
 RECIPES: dict[str, Recipe] = {
-    "ridge": Recipe(),
+    "ridge": Recipe(router="ridge"),
     "context": Recipe(router="context"),
     "context, window 24": Recipe(router="context", context_window=24.0),
+    "context, shared head": Recipe(router="context", vocabulary="shared"),
     "context, whole prefix": Recipe(router="context", context_window=0.0),
 }
 REFITTED: dict[str, Recipe] = {
-    "ridge, --refine-mlp": Recipe(refine_mlp=True),
+    "ridge, --refine-mlp": Recipe(router="ridge", refine_mlp=True),
     "context, --refine-mlp": Recipe(router="context", refine_mlp=True),
 }
 """Refitted recipes take minutes: only of the sets in `REFITTED_SETS`."""

@@ -70,7 +70,7 @@ def measure(scratch: Path) -> list[Comparison]:
 
     def compose(home: Path, out: Path) -> None:
         with Registry(home) as registry:
-            registry.compose(names, out, Recipe())
+            registry.compose(names, out, Recipe(router="ridge"))
 
     make_checkpoint(scratch / "base", 0)
     of = f"{SETTINGS.tokens:,} tokens, 102M weights"

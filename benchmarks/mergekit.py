@@ -122,7 +122,19 @@ def speed(scratch: Path, mergekit: Path) -> list[Comparison]:
     three = configuration(scratch / "three.yml", folders["base"], dict(list(prompts.items())[:3]), 2)
     four = configuration(scratch / "four.yml", folders["base"], prompts, 2)
     gone = partial(shutil.rmtree, other, True)
-    compose = [REG, "--home", str(home), "compose", "--top-k", "2", "--out", str(ours), "--experts"]
+    compose = [
+        REG,
+        "--home",
+        str(home),
+        "compose",
+        "--router",
+        "ridge",
+        "--top-k",
+        "2",
+        "--out",
+        str(ours),
+        "--experts",
+    ]
     one = alternate(
         CLAIMS[0],
         [*compose, ",".join(EXPERTS)],

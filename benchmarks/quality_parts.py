@@ -252,7 +252,9 @@ def lam(place: Place) -> Figures:
     with Registry(place.home) as registry:
         for subset in SUBSETS:
             refs = [f"{name}@1" for name in subset]
-            wanted = {f"{value:g}": (refs, Recipe(lam=value)) for value in LAMS} | {"auto": (refs, Recipe(lam="auto"))}
+            wanted = {f"{value:g}": (refs, Recipe(router="ridge", lam=value)) for value in LAMS} | {
+                "auto": (refs, Recipe(router="ridge", lam="auto"))
+            }
             rows = recipes(registry, _halved(place), subset, wanted)
             chosen = [curve.best for curve in registry.lam_curve(refs)]
             found.append({"experts": subset, "rows": rows, "chosen": chosen})
@@ -270,8 +272,11 @@ def tokens(place: Place) -> Figures:
             data = place.text(UNBALANCED, "train")
             registry.add_expert(UNBALANCED, place.checkpoint(UNBALANCED), data=data, settings=settings)
         count = registry.member(registry.resolve(ref)).tokens
-        rows = recipes(registry, place, FIVE, {"reference": (equal, Recipe())})
-        wanted = {"unbalanced": (unequal, Recipe()), "balanced": (unequal, Recipe(balance="tokens"))}
+        rows = recipes(registry, place, FIVE, {"reference": (equal, Recipe(router="ridge"))})
+        wanted = {
+            "unbalanced": (unequal, Recipe(router="ridge")),
+            "balanced": (unequal, Recipe(router="ridge", balance="tokens")),
+        }
         rows += recipes(registry, place, FIVE, wanted)
     return {"rows": rows, "expert": UNBALANCED, "tokens": count, "others": TOKENS}
 

@@ -23,15 +23,17 @@ def measure(scratch: Path) -> list[Comparison]:
 
         def ours(trunk: str, what: str) -> None:
             recipe = (
-                Recipe(trunk=trunk, lam=next(lams)) if what == "lam" else Recipe(trunk=trunk, weights=next(weights))
+                Recipe(trunk=trunk, router="ridge", lam=next(lams))
+                if what == "lam"
+                else Recipe(trunk=trunk, router="ridge", weights=next(weights))
             )
             registry.compose(names, same, recipe, force=True)
 
         def other(trunk: str) -> None:
-            registry.compose(names, fresh, Recipe(trunk=trunk))
+            registry.compose(names, fresh, Recipe(trunk=trunk, router="ridge"))
 
         for trunk, what in (("mean", "lam"), ("base", "weights")):
-            registry.compose(names, same, Recipe(trunk=trunk), force=True)
+            registry.compose(names, same, Recipe(trunk=trunk, router="ridge"), force=True)
             sides = (partial(ours, trunk, what), partial(other, trunk))
             claim = f"recompose with another {what} against compose, trunk {trunk}"
             gone = partial(shutil.rmtree, fresh, True)

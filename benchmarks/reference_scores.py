@@ -36,7 +36,7 @@ def main() -> None:
             print(f"{registered.version.ref} in {time.monotonic() - start:.1f} s", flush=True)
         folders = []
         for trunk in ("mean", "base"):
-            registry.compose(domains, out / trunk, Recipe(trunk=trunk), force=True)
+            registry.compose(domains, out / trunk, Recipe(trunk=trunk, router="ridge"), force=True)
             folders.append(out / trunk)
         test = {name: [arguments.corpora / name / "test.jsonl.gz"] for name in domains}
         rows = registry.evaluate(folders, test, baselines=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -118,7 +118,12 @@ def recipe_options(*without: str) -> Callable[[Command], Command]:
 
 
 def asked(
-    context: click.Context, session: Session, experts: Sequence[str], base: str | None, settings: dict[str, Any]
+    context: click.Context,
+    session: Session,
+    experts: Sequence[str],
+    base: str | None,
+    settings: dict[str, Any],
+    defaults: Mapping[str, Any] | None = None,
 ) -> Asked:
     """Return what the options and the file of `--recipe` ask for.
 
@@ -130,6 +135,7 @@ def asked(
         experts: the values of --experts.
         base: the value of --base.
         settings: the values of `recipe_options`.
+        defaults: fields that this command has other defaults of.
 
     Raises:
         click.UsageError: an option has no part in what is made, or no expert is named.
@@ -138,7 +144,7 @@ def asked(
     path: Path | None = settings.pop("recipe_path")
     given = {name: value for name, value in settings.items() if _is_given(context, name)}
     file = None if path is None else recipes.read_recipe(path)
-    _check_options(given, {} if file is None else file.values)
+    _check_options(given, dict(defaults or {}) if file is None else file.values)
     if file is not None:  # what the options name is not looked up in the file
         file = replace(file, members=() if experts else file.members, base_member=None if base else file.base_member)
         if file.members or file.base_member:
@@ -149,7 +155,7 @@ def asked(
         raise click.UsageError("Missing option '--experts' (or a '--recipe' that names them).")
     check_members(session, refs)
     if file is None:
-        return Asked(refs, recipes.make_recipe(given), base)
+        return Asked(refs, recipes.make_recipe({**(defaults or {}), **given}), base)
     if experts:
         given = _of_members(file, refs) | given
     values = recipes.overlay(file.values, given)
@@ -189,7 +195,9 @@ def _check_options(given: dict[str, Any], file_values: Any) -> None:
         if found := obstacle(FIELDS[name], merged):
             other, method = found
             made = f"what --to {method} makes" if other == "to" else f"{FIELDS[other].option} {method}"
-            raise click.UsageError(f"{FIELDS[name].option} has no part in {made}.")
+            fitting = () if other == "to" else FIELDS[name].only_with[other]
+            hint = f" It goes with {FIELDS[other].option} {' or '.join(fitting)}." if fitting else ""
+            raise click.UsageError(f"{FIELDS[name].option} has no part in {made}.{hint}")
     if (merged.get("to"), merged.get("trunk")) == ("dense", "base"):
         raise click.UsageError("--to dense --trunk base is the base model itself: choose another --trunk.")
     if given.get("host") and given.get("remote_code"):

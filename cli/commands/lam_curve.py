@@ -31,7 +31,7 @@ def lam_curve(
     statistics alone. Held-out error: squared error per token; 0 is perfect, 1 is a router of zeros. Accuracy: the share
     of tokens predicted to go to their own expert. A star marks the choice of --lam auto.
     """
-    wanted = asked(context, session, experts, base, settings)
+    wanted = asked(context, session, experts, base, settings, {"router": "ridge"})
     with session.registry() as registry:
         curves = registry.lam_curve(wanted.experts, wanted.mixture, base=wanted.base)
     if as_json:

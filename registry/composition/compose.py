@@ -136,7 +136,7 @@ def lam_curves(
             f"router method {recipe.router!r} has no ridge strength: its routers are made from counts of tokens",
             "preview it by tokens read: reg preview --router context; or choose --router ridge",
         )
-    plan = plan_composition(workspace, experts, replace(recipe or Recipe(), lam="auto"), base=base)
+    plan = plan_composition(workspace, experts, replace(recipe or Recipe(router="ridge"), lam="auto"), base=base)
     layers = plan.lead.architecture.num_hidden_layers
     with (
         workspace.reading(*used_versions(plan)),

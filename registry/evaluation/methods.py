@@ -50,15 +50,16 @@ class Method:
 TRAIN_STEPS = 200
 """Steps of training for rows whose routers are trained on the members' kept calibration tokens."""
 
-PAPER = {"top_k": 1, "normalize": True}
+RIDGE = {"router": "ridge"}
+PAPER = {"router": "ridge", "top_k": 1, "normalize": True}
 """Routers as in the DUME paper."""
 
 METHODS: dict[str, Method] = {
-    "oracle-mean": Method({"trunk": "mean"}, oracle=True),
-    "oracle-base": Method({"trunk": "base"}, oracle=True),
-    "oracle": Method(oracle=True),
-    "random": Method({"trunk": "mean", "router": "random", **PAPER}, SEEDS),
-    "btx": Method({"trunk": "mean", "router": "random", "train_steps": TRAIN_STEPS, **PAPER}),
+    "oracle-mean": Method({"trunk": "mean", **RIDGE}, oracle=True),
+    "oracle-base": Method({"trunk": "base", **RIDGE}, oracle=True),
+    "oracle": Method(RIDGE, oracle=True),
+    "random": Method({**PAPER, "trunk": "mean", "router": "random"}, SEEDS),
+    "btx": Method({**PAPER, "trunk": "mean", "router": "random", "train_steps": TRAIN_STEPS}),
     "dume": Method({"trunk": "mean", "refine": 1, **PAPER}),
     "dume+": Method({"trunk": "mean", "refine": 1, "train_steps": TRAIN_STEPS, **PAPER}),
     "mean-own": Method({"trunk": "mean", **PAPER}),
@@ -66,22 +67,24 @@ METHODS: dict[str, Method] = {
     "ties": Method({"trunk": "ties", **PAPER}),
     "dare": Method({"trunk": "dare", **PAPER}),
     "task-arithmetic": Method({"trunk": "task-arithmetic", **PAPER}),
-    "domain-embedding": Method({"router": "domain-embedding", **PAPER}),
+    "domain-embedding": Method({**PAPER, "router": "domain-embedding"}),
     "regmean-alpha-0.9": Method({"trunk_options": {"alpha": 0.9}, **PAPER}),
     "regmean-paper": Method(PAPER),
-    "regmean-paper-top-2": Method({"top_k": 2, "normalize": True, "temperature": 0.1}),
-    "regmean-top-1": Method({"top_k": 1}),
-    "regmean": Method(),
-    "advantage": Method({"token_weight": "advantage"}),
-    "lam-auto": Method({"lam": "auto"}),
-    "refine-1": Method({"refine": 1}),
-    "refine-2": Method({"refine": 2}),
-    "context": Method({"router": "context"}),
-    "context-whole": Method({"router": "context", "context_window": 0.0}),
-    "refine-mlp": Method({"refine_mlp": True}),
-    "refine-mlp-top-1": Method({"refine_mlp": True, "top_k": 1}),
-    "refine-mlp-context": Method({"refine_mlp": True, "router": "context"}),
-    "oracle-refine-mlp": Method({"refine_mlp": True}, oracle=True),
+    "regmean-paper-top-2": Method({**PAPER, "top_k": 2, "temperature": 0.1}),
+    "regmean-top-1": Method({**RIDGE, "top_k": 1}),
+    "regmean": Method(RIDGE),
+    "advantage": Method({**RIDGE, "token_weight": "advantage"}),
+    "lam-auto": Method({**RIDGE, "lam": "auto"}),
+    "refine-1": Method({**RIDGE, "refine": 1}),
+    "refine-2": Method({**RIDGE, "refine": 2}),
+    "context": Method(),
+    "context-whole": Method({"context_window": 0.0}),
+    "context-shared": Method({"vocabulary": "shared"}),
+    "refine-mlp": Method({**RIDGE, "refine_mlp": True}),
+    "refine-mlp-top-1": Method({**RIDGE, "refine_mlp": True, "top_k": 1}),
+    "refine-mlp-context": Method({"refine_mlp": True}),
+    "oracle-context": Method(oracle=True),
+    "oracle-refine-mlp": Method({**RIDGE, "refine_mlp": True}, oracle=True),
     "soup": Method({"to": "dense", "trunk": "mean"}),
     "soup-ties": Method({"to": "dense", "trunk": "ties"}),
     "soup-dare": Method({"to": "dense", "trunk": "dare"}),
@@ -91,7 +94,7 @@ METHODS: dict[str, Method] = {
     "perplexity": Method({"to": "ensemble", "routing": "perplexity", "top_k": 1}),
     "task-vector": Method({"to": "ensemble", "routing": "task-vector", "top_k": 1}),
 }
-"""Name of a row → its method, in the order of the table. `regmean` is the default recipe of `reg compose`."""
+"""Name of a row → its method, in the order of the table. `context` is the default recipe of `reg compose`."""
 
 
 def named_methods(names: Sequence[str]) -> list[str]:

@@ -50,7 +50,7 @@ def evaluate_registered(
     composed = None
     if experts:
         composed = (
-            TokenizerSource.of_plan(plan_composition(workspace, experts, Recipe(trunk="mean"))),
+            TokenizerSource.of_plan(plan_composition(workspace, experts, Recipe(trunk="mean", router="random"))),
             composer_of(workspace, experts, base),
         )
     return evaluate(

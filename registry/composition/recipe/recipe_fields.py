@@ -254,9 +254,9 @@ FIELDS: dict[str, RecipeField] = {
             default_with={"task-arithmetic": 0.3}, limits=Limits(-10.0, 10.0), group=TRUNK_OPTIONS,
         ),
         RecipeField(
-            "router", FieldKind.CHOICE, "Router method: ridge, context, domain-embedding or random.", "METHOD",
+            "router", FieldKind.CHOICE, "Router method: context, ridge, domain-embedding or random.", "METHOD",
             _MIXTURES,
-            default="ridge", choices=("ridge", "context", "domain-embedding", "random"), noun="router method",
+            default="context", choices=("context", "ridge", "domain-embedding", "random"), noun="router method",
             label="Router", note="how each layer’s gate is made",
         ),
         RecipeField(
