@@ -34,11 +34,14 @@ def read(tmp_path: Path, text: str) -> RecipeFile:
 def test_a_file_has_experts_base_model_and_recipe(tmp_path: Path) -> None:
     file = read(
         tmp_path,
-        "experts: [code, math@2]\nbase: zero@good\ntrunk: ties\ntrunk_options:\n  density: 1e-1\nlam: auto\n"
+        "experts: [code, math@2]\nbase: zero@good\ntrunk: ties\ntrunk_options:\n  density: 1e-1\nrouter: ridge\nlam: auto\n"
         "top_k: 1\nnormalize: true\nweights: {math: 2}\ndtype: null\nseed:\n",
     )
     assert (file.experts, file.base) == (("code", "math@2"), "zero@good")
-    assert file.recipe == Recipe("ties", {"density": 0.1}, lam="auto", top_k=1, normalize=True, weights={"math": 2.0})
+    expected = Recipe(
+        "ties", {"density": 0.1}, router="ridge", lam="auto", top_k=1, normalize=True, weights={"math": 2.0}
+    )
+    assert file.recipe == expected
 
 
 def test_experts_can_have_weights(tmp_path: Path) -> None:
@@ -143,7 +146,7 @@ TRUNK_NUMBERS = [one.name for one in FIELDS.values() if one.group]
 def some_recipe(values: dict[str, Any]) -> Recipe | EnsembleRecipe:
     """Return the recipe of some fields, less those that have no part in it or contradict others."""
     values = {name: value for name, value in values.items() if obstacle(FIELDS[name], values) is None}
-    for contradicting in ((), ("refine", "refine_mlp"), ("lam", "token_weight"), ("trunk", *TRUNK_NUMBERS)):
+    for contradicting in ((), ("refine", "refine_mlp"), ("lam", "token_weight"), ("refine", "token_weight"), ("trunk", *TRUNK_NUMBERS)):
         values = {name: value for name, value in values.items() if name not in contradicting}
         with suppress(InvalidInputError):
             return make_recipe(values)
@@ -175,7 +178,7 @@ def test_a_recipe_that_is_written_reads_back(
 
 def test_fields_without_a_part_are_not_written() -> None:
     assert recipe_text(Recipe(router="random", lam=5.0)) == recipe_text(Recipe(router="random"))
-    assert "lam: 5.0\n" in recipe_text(Recipe(lam=5.0))
+    assert "lam: 5.0\n" in recipe_text(Recipe(router="ridge", lam=5.0))
 
 
 @pytest.mark.parametrize(
@@ -238,7 +241,7 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
 
 COMPOSED: dict[str, Recipe | EnsembleRecipe] = {
     "default": Recipe(weights={"code": 2.0}),
-    "refined": Recipe(refine=1, device="cpu", top_k=1),
+    "refined": Recipe(router="ridge", refine=1, device="cpu", top_k=1),
     "dense": Recipe("ties", {"density": 0.5}, to="dense"),
     "remote code": Recipe(host="remote-code", router="domain-embedding", bias={"math": 1.0}),
     "ensemble": EnsembleRecipe(routing="task-vector"),

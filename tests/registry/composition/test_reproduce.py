@@ -21,9 +21,10 @@ RECIPES: dict[str, Recipe | EnsembleRecipe] = {
         router="domain-embedding", bias={"math": 0.5}, top_k=1, temperature=2.0, weights={"code": 3.0}, balance="tokens"
     ),
     "random": Recipe(trunk="mean", router="random", seed=7, dtype="bfloat16"),
-    "lam auto": Recipe(trunk="dare", trunk_options={"density": 0.5}, lam="auto", normalize=True),
-    "passes": Recipe(refine=1, refine_mlp=True, token_weight="advantage", device="cpu"),
-    "context": Recipe(router="context", context_window=16, dtype="float16"),
+    "lam auto": Recipe(trunk="dare", trunk_options={"density": 0.5}, router="ridge", lam="auto", normalize=True),
+    "passes": Recipe(router="ridge", refine=1, refine_mlp=True, token_weight="advantage", device="cpu"),
+    "ridge": Recipe(router="ridge"),
+    "context": Recipe(router="context", context_window=16, vocabulary="shared", refine_mlp=True, dtype="float16"),
     "remote code": Recipe(trunk="base", host="remote-code"),
     "dense": Recipe(to="dense", trunk="ties", weights={"math": 2.5}),
     "posterior": EnsembleRecipe(top_k=1, weights={"code": 2.0}, dtype="float16"),
