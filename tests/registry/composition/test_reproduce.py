@@ -155,7 +155,7 @@ UNTRUSTED: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
 @pytest.mark.parametrize("case", sorted(UNTRUSTED))
 def test_document_that_this_program_would_not_write_is_refused(filled: Registry, tmp_path: Path, case: str) -> None:
     apply, message = UNTRUSTED[case]
-    document = filled.plan(["math", "code"]).document
+    document = filled.plan(["math", "code"], RECIPES["ridge"]).document
     document = json.loads(json.dumps(document | {"digest": "0" * 64, "files": {}}))
     apply(document)
     (tmp_path / "made").mkdir()
