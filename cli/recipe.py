@@ -99,13 +99,18 @@ def experts_option(command: Command) -> Command:
     return click.option("--experts", multiple=True, metavar="A,B@2,…", help="The members, in any order.")(command)
 
 
-def recipe_options(*without: str) -> Callable[[Command], Command]:
-    """Add every option of a recipe but some, by parameter name, and `--recipe`; `asked` reads their values."""
+def recipe_options(*without: str, **defaults: Any) -> Callable[[Command], Command]:
+    """Add every option of a recipe but some, by parameter name, and `--recipe`; `asked` reads their values.
+
+    Args:
+        without: the fields to leave out.
+        defaults: fields that the command has other defaults of.
+    """
 
     def add(command: Command) -> Command:
         for name, described in reversed(FIELDS.items()):
             if name not in without:
-                command = _option(described)(command)
+                command = _option(replace(described, default=defaults.get(name, described.default)))(command)
         return click.option(
             "--recipe",
             "recipe_path",

@@ -8,10 +8,12 @@ from cli.output import as_json, print_json, print_table
 from cli.recipe import STATISTICS, asked, experts_option, recipe_options
 from cli.session import Session, pass_session
 
+_DEFAULTS = {"router": "ridge"}
+
 
 @click.command()
 @experts_option
-@recipe_options(*STATISTICS)
+@recipe_options(*STATISTICS, **_DEFAULTS)
 @click.option("--base", metavar="NAME[@V]", help="The base model, for recipes that need one.")
 @as_json
 @pass_session
@@ -31,7 +33,7 @@ def lam_curve(
     statistics alone. Held-out error: squared error per token; 0 is perfect, 1 is a router of zeros. Accuracy: the share
     of tokens predicted to go to their own expert. A star marks the choice of --lam auto.
     """
-    wanted = asked(context, session, experts, base, settings, {"router": "ridge"})
+    wanted = asked(context, session, experts, base, settings, _DEFAULTS)
     with session.registry() as registry:
         curves = registry.lam_curve(wanted.experts, wanted.mixture, base=wanted.base)
     if as_json:

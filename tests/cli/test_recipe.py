@@ -78,7 +78,10 @@ def test_ensemble_has_no_part_for_trunks_and_routers(tmp_path: Path, words: tupl
         (("--like", "FILE", "--to", "dense", "--weights", "code=2"), "--like needs --to dense, and makes the weights"),
         (("--refine", "-1"), "Invalid value for '--refine'"),
         (("--seed", "1"), "--seed has no part in --router context. It goes with --router random."),
-        (("--router", "random", "--lam", "1"), "--lam has no part in --router random. It goes with --router ridge or domain-embedding."),
+        (
+            ("--router", "random", "--lam", "1"),
+            "--lam has no part in --router random. It goes with --router ridge or domain-embedding.",
+        ),
         (("--bias", "code=1"), "--bias has no part in --router context."),
         (("--router", "ridge", "--vocabulary", "shared"), "--vocabulary has no part in --router ridge."),
         (("--to", "dense", "--trunk", "base"), "--to dense --trunk base is the base model itself: choose another"),
@@ -164,6 +167,10 @@ def test_lam_curve_for_people_and_as_json(run: Run, filled: Registry, tmp_path: 
     assert len(rows) == sum(len(curve.lams) for curve in curves)
     starred = {int(row[0]): float(row[1]) for row in rows if row[-1] == "*"}
     assert starred == {layer: curve.best for layer, curve in enumerate(curves)}
+    assert json.loads(run(*words, "--router", "ridge", "--json").stdout) == json.loads(run(*words, "--json").stdout)
+    assert "no ridge strength" in run(*words, "--router", "context", code=1).stderr
+    shown = " ".join(run("lam-curve", "--help").stdout.split())
+    assert "or random. [default: ridge]" in shown
     assert "No such option" in run("lam-curve", *PAIR, "--to", "dense", code=2).stderr  # which has no routers
 
 

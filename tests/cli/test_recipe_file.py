@@ -173,7 +173,11 @@ def test_mistakes_in_a_file_are_errors(
     ("text", "words", "message"),
     [
         ("trunk: mean", (), "Missing option '--experts' (or a '--recipe' that names them)."),
-        ("router: random", ("--lam", 1, "--experts", "code"), "--lam has no part in --router random. It goes with --router ridge or"),
+        (
+            "router: random",
+            ("--lam", 1, "--experts", "code"),
+            "--lam has no part in --router random. It goes with --router ridge or",
+        ),
         ("to: dense", ("--refine", 1, "--experts", "code"), "--refine has no part in what --to dense makes."),
         ("trunk: base", ("--to", "dense", "--experts", "code"), "--to dense --trunk base is the base model itself"),
         ("to: ensemble", ("--routing-tokens", 4, "--experts", "code"), "has no part in --routing posterior."),

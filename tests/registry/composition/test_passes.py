@@ -273,7 +273,9 @@ def test_model_that_a_crash_left_is_garbage(filled: Registry) -> None:
     assert [path.name for path in filled.home.work.iterdir()] == ["busy"]
 
 
-@pytest.mark.parametrize("recipe", [*RECIPES.values(), Recipe(router="ridge", refine_mlp=True)], ids=[*RECIPES, "refit"])
+@pytest.mark.parametrize(
+    "recipe", [*RECIPES.values(), Recipe(router="ridge", refine_mlp=True)], ids=[*RECIPES, "refit"]
+)
 def test_member_without_kept_tokens_is_refused(
     filled: Registry, bare: Path, zoo: Zoo, tmp_path: Path, recipe: Recipe
 ) -> None:

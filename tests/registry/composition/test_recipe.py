@@ -48,7 +48,10 @@ from registry.errors import InvalidInputError
         ({"to": "dense", "refine_mlp": True}, "there is nothing to refine in a composition to dense"),
         ({"bias": {"code": 1.0}}, "bias has no part in router method 'context'"),
         ({"lam": "auto"}, "router method 'context' is not solved from the experts' own statistics, which lam 'auto'"),
-        ({"token_weight": "advantage"}, "is not solved from the experts' own statistics, which token weight 'advantage'"),
+        (
+            {"token_weight": "advantage"},
+            "is not solved from the experts' own statistics, which token weight 'advantage'",
+        ),
         ({"refine": 1}, "router method 'context' is made from counts of tokens, which no pass through a model"),
         ({"router": "random", "bias": {"code": 1.0}}, "bias has no part in router method 'random'"),
         ({"router": "domain-embedding", "refine": 1}, "takes features of the base model, not of a refined one"),

@@ -34,8 +34,8 @@ def read(tmp_path: Path, text: str) -> RecipeFile:
 def test_a_file_has_experts_base_model_and_recipe(tmp_path: Path) -> None:
     file = read(
         tmp_path,
-        "experts: [code, math@2]\nbase: zero@good\ntrunk: ties\ntrunk_options:\n  density: 1e-1\nrouter: ridge\nlam: auto\n"
-        "top_k: 1\nnormalize: true\nweights: {math: 2}\ndtype: null\nseed:\n",
+        "experts: [code, math@2]\nbase: zero@good\ntrunk: ties\ntrunk_options:\n  density: 1e-1\nrouter: ridge\n"
+        "lam: auto\ntop_k: 1\nnormalize: true\nweights: {math: 2}\ndtype: null\nseed:\n",
     )
     assert (file.experts, file.base) == (("code", "math@2"), "zero@good")
     expected = Recipe(
@@ -146,7 +146,13 @@ TRUNK_NUMBERS = [one.name for one in FIELDS.values() if one.group]
 def some_recipe(values: dict[str, Any]) -> Recipe | EnsembleRecipe:
     """Return the recipe of some fields, less those that have no part in it or contradict others."""
     values = {name: value for name, value in values.items() if obstacle(FIELDS[name], values) is None}
-    for contradicting in ((), ("refine", "refine_mlp"), ("lam", "token_weight"), ("refine", "token_weight"), ("trunk", *TRUNK_NUMBERS)):
+    for contradicting in (
+        (),
+        ("refine", "refine_mlp"),
+        ("lam", "token_weight"),
+        ("refine", "token_weight"),
+        ("trunk", *TRUNK_NUMBERS),
+    ):
         values = {name: value for name, value in values.items() if name not in contradicting}
         with suppress(InvalidInputError):
             return make_recipe(values)

@@ -56,7 +56,9 @@ def test_what_changes_is_written_anew(
 def test_weights_leave_the_base_models_trunk_as_it_is(filled: Registry, tmp_path: Path) -> None:
     filled.compose(["code", "law"], tmp_path / "moe", Recipe(trunk="base", router="ridge"))
     before = inodes(tmp_path / "moe")
-    filled.compose(["code", "law"], tmp_path / "moe", Recipe(trunk="base", router="ridge", weights={"law": 2.0}), force=True)
+    filled.compose(
+        ["code", "law"], tmp_path / "moe", Recipe(trunk="base", router="ridge", weights={"law": 2.0}), force=True
+    )
     after = inodes(tmp_path / "moe")
     assert {part for part in after if after[part] == before[part]} == {"experts", "trunk"}
 

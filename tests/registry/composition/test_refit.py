@@ -73,7 +73,9 @@ class Pair:
 
     def compose(self, name: str, experts: tuple[str, ...] = PAIR, **settings: Any) -> Path:
         """Compose into a folder of a name, and return that."""
-        self.registry.compose(experts, self.root / name, Recipe(host=self.host, **{"router": "ridge"} | settings), force=True)
+        self.registry.compose(
+            experts, self.root / name, Recipe(host=self.host, **{"router": "ridge"} | settings), force=True
+        )
         return self.root / name
 
 
@@ -135,7 +137,9 @@ def test_each_text_is_nearer_to_its_expert(pair: Pair) -> None:
         assert other < 0.8 * one
 
 
-@pytest.mark.parametrize("recipe", [{"router": "ridge", "refine": 1, "lam": "auto"}, {"dtype": "bfloat16", "trunk": "mean"}])
+@pytest.mark.parametrize(
+    "recipe", [{"router": "ridge", "refine": 1, "lam": "auto"}, {"dtype": "bfloat16", "trunk": "mean"}]
+)
 def test_order_and_repetition_leave_no_trace(filled: Registry, tmp_path: Path, recipe: dict[str, Any]) -> None:
     """The second time no pass is in the cache either."""
     filled.compose(PAIR, tmp_path / "first", Recipe(refine_mlp=True, **recipe))

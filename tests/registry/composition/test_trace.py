@@ -25,7 +25,6 @@ def moe(zoo: Zoo, tmp_path_factory: pytest.TempPathFactory) -> Path:
         for name in ("code", "german"):
             registry.add_expert(name, zoo.experts[name])
         registry.compose(["code", "german"], folder / "moe", Recipe(router="ridge", top_k=2))
-        registry.compose(["code", "german"], folder / "default")
     return folder / "moe"
 
 

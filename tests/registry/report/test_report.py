@@ -83,7 +83,7 @@ def test_without_evaluation_routing_is_foretold(world: tuple[Registry, Path], fo
     assert not foretold.routing.measured
     preview = registry.preview(["code", "german"])
     assert list(foretold.routing.accuracy.values()) == [member.accuracy for member in preview.members]
-    assert [curve.used for curve in foretold.curves] == [0.01, 0.01]
+    assert foretold.curves == ()  # no ridge strength
     assert foretold.scores == ()
     assert [(node.kind, node.label) for node in foretold.lineage] == [
         ("base", "base@1"),
@@ -92,7 +92,18 @@ def test_without_evaluation_routing_is_foretold(world: tuple[Registry, Path], fo
         ("composition", plan.digest[:8]),
     ]
     assert foretold.lineage[1].of == (foretold.lineage[0].id,)
-    assert len(foretold.notes) == 2
+    assert foretold.notes[2:] == preview.notes
+    assert "after 32 tokens" in preview.notes[0]
+
+
+def test_ridge_routers_have_curves_of_their_strength(world: tuple[Registry, Path], tmp_path: Path) -> None:
+    registry, _ = world
+    registry.compose(["code", "german"], tmp_path / "ridge", Recipe(router="ridge"))
+    figures = registry.report(tmp_path / "ridge")
+    assert [curve.used for curve in figures.curves] == [0.01, 0.01]
+    assert "curves" in charts(figures)
+    assert "curves" in json.loads(Page(page(figures)).scripts[0])
+    assert len(figures.notes) == 2
 
 
 def test_stored_evaluation_and_data_give_the_same_figures(
