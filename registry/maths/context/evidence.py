@@ -22,8 +22,11 @@ from torch import Tensor
 SMOOTHING = 0.03
 """β: the part of every text that is of no domain."""
 
-CHANCE = 4.0
+CHANCE = 4.5
 """z: standard deviations above the mean that count as no chance. Real text comes in bursts: 3 are too few."""
+
+SHARE = 0.5
+"""How far ahead another expert must be, as a part of the expert's mean evidence over its own text."""
 
 FLOOR = 0.04
 """γ: the floor of a token's probability, times the size of the vocabulary."""
@@ -60,26 +63,45 @@ def token_shares(counts: Sequence[Int64[Tensor, "_"]]) -> Float[Tensor, "V E"]:
     return shares
 
 
-def thresholds(shares: Float[Tensor, "V E"], evidence: Float[Tensor, "V E"], tau: float) -> Float[Tensor, "E"]:
-    """Return θ_e, float64: mean evidence of expert e that the text of no other expert reaches by chance.
+def thresholds(shares: Float[Tensor, "V E"], evidence: Float[Tensor, "V E"], tau: float) -> Float[Tensor, "E E"]:
+    """Return θ, float64: fast means of evidence that are no chance.
 
-    Over independent tokens of expert j the mean of a window exp(−Δ/τ) has the mean μ_je = Σ_v p_j(v) ℓ_e(v) and the
-    variance Var_j(ℓ_e) / n, where n = (1 + ε) / (1 − ε), ε = exp(−1/τ), is how many tokens the window is worth; with
-    z of `CHANCE`
+    Over independent tokens of expert j the mean of a window exp(−Δ/τ) of any evidence x has the mean Σ_v p_j(v) x(v)
+    and the variance Var_j(x) / n, where n = (1 + ε) / (1 − ε), ε = exp(−1/τ), is how many tokens the window is worth;
+    z = `CHANCE` standard deviations above its mean is its *reach*, the level of a chart of exponentially weighted means
+    (Roberts 1959, *Technometrics* 1, 239–250). With μ_ee the mean of ℓ_e over its own text,
 
-        θ_e = max over j ≠ e of (μ_je + z · √(Var_j(ℓ_e) / n))
+        θ_ee = max over j ≠ e of the reach of ℓ_e in text of j
+        θ_en = max(the reach of ℓ_n − ℓ_e in text of e, `SHARE` · μ_ee)         n ≠ e
 
-    which is the level of a chart of exponentially weighted means (Roberts 1959, *Technometrics* 1, 239–250).
+    What exceeds θ_ee is text of e, whatever the others are. What exceeds θ_en is not text of e, since n is further
+    ahead than that text lets it be; two experts whose texts look alike are so compared with all others, though neither
+    is ahead of its double. The second bound is for experts that lie far from all others: the parts of their text that
+    are of another kind have more evidence of every other expert.
 
     Args:
         shares: p.
         evidence: ℓ.
         tau: τ of the fast window.
     """
-    mean = shares.T @ evidence  # (E, E): of expert j's text, for expert e
-    variance = (shares.T @ evidence.square() - mean.square()).clamp(min=0.0)
     decay = math.exp(-1 / tau)
-    reach = mean + CHANCE * (variance * (1 - decay) / (1 + decay)).sqrt()
-    if len(mean) == 1:
+    worth = (1 + decay) / (1 - decay)
+    ahead = [_reach(shares[:, e], evidence - evidence[:, e : e + 1], worth) for e in range(evidence.shape[1])]
+    alone = torch.stack([_reach(share, evidence, worth) for share in shares.T])  # of expert j's text, for e
+    own = (shares * evidence).sum(dim=0)
+    limits = torch.stack(ahead).maximum(SHARE * own[:, None])
+    return limits.diagonal_scatter(_of_others(alone))
+
+
+def _reach(share: Float[Tensor, "V"], evidence: Float[Tensor, "V E"], worth: float) -> Float[Tensor, "E"]:
+    """Return what a window's mean of each column of evidence reaches by chance in one expert's text."""
+    mean = share @ evidence
+    variance = (share @ evidence.square() - mean.square()).clamp(min=0.0)
+    return mean + CHANCE * (variance / worth).sqrt()
+
+
+def _of_others(reach: Float[Tensor, "E E"]) -> Float[Tensor, "E"]:
+    """Return the largest of each column but for the diagonal; that of one expert is the diagonal."""
+    if len(reach) == 1:
         return reach[0]
-    return reach.fill_diagonal_(-torch.inf).amax(dim=0)
+    return reach.clone().fill_diagonal_(-torch.inf).amax(dim=0)
