@@ -19,6 +19,8 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from registry.maths.context.evidence_moments import EvidenceMoments
+
 SMOOTHING = 0.03
 """β: the part of every text that is of no domain."""
 
@@ -74,10 +76,9 @@ def thresholds(shares: Float[Tensor, "V E"], evidence: Float[Tensor, "V E"], tau
         θ_ee = max over j ≠ e of the reach of ℓ_e in text of j
         θ_en = max(the reach of ℓ_n − ℓ_e in text of e, `SHARE` · μ_ee)         n ≠ e
 
-    What exceeds θ_ee is text of e, whatever the others are. What exceeds θ_en is not text of e, since n is further
-    ahead than that text lets it be; two experts whose texts look alike are so compared with all others, though neither
-    is ahead of its double. The second bound is for experts that lie far from all others: the parts of their text that
-    are of another kind have more evidence of every other expert.
+    A mean f_e above θ_ee is clearly from text of e. If f_n − f_e is above θ_en, the text is clearly not e's, even where
+    n has a double and neither of the two reaches its own threshold. The second bound of θ_en is for experts far from
+    all others: where their text has a passage of another kind, every other expert has more evidence of it.
 
     Args:
         shares: p.
@@ -86,22 +87,18 @@ def thresholds(shares: Float[Tensor, "V E"], evidence: Float[Tensor, "V E"], tau
     """
     decay = math.exp(-1 / tau)
     worth = (1 + decay) / (1 - decay)
-    ahead = [_reach(shares[:, e], evidence - evidence[:, e : e + 1], worth) for e in range(evidence.shape[1])]
-    alone = torch.stack([_reach(share, evidence, worth) for share in shares.T])  # of expert j's text, for e
-    own = (shares * evidence).sum(dim=0)
-    limits = torch.stack(ahead).maximum(SHARE * own[:, None])
-    return limits.diagonal_scatter(_of_others(alone))
+    moments = EvidenceMoments.of(shares, evidence)
+    means = moments.means  # of text of e: (E, E), for n
+    own = means.diagonal()[:, None]
+    spreads = moments.covariances.diagonal(dim1=1, dim2=2)  # of text of e: (E, E), of n
+    with_own = torch.stack([covariance[e] for e, covariance in enumerate(moments.covariances)])  # Cov_e(ℓ_e, ℓ_n)
+    ahead = means - own + _chance(spreads + spreads.diagonal()[:, None] - 2 * with_own, worth)
+    alone = means + _chance(spreads, worth)
+    if len(means) > 1:
+        alone = alone.fill_diagonal_(-torch.inf)
+    return ahead.maximum(SHARE * own).diagonal_scatter(alone.amax(dim=0))
 
 
-def _reach(share: Float[Tensor, "V"], evidence: Float[Tensor, "V E"], worth: float) -> Float[Tensor, "E"]:
-    """Return what a window's mean of each column of evidence reaches by chance in one expert's text."""
-    mean = share @ evidence
-    variance = (share @ evidence.square() - mean.square()).clamp(min=0.0)
-    return mean + CHANCE * (variance / worth).sqrt()
-
-
-def _of_others(reach: Float[Tensor, "E E"]) -> Float[Tensor, "E"]:
-    """Return the largest of each column but for the diagonal; that of one expert is the diagonal."""
-    if len(reach) == 1:
-        return reach[0]
-    return reach.clone().fill_diagonal_(-torch.inf).amax(dim=0)
+def _chance(variance: Float[Tensor, "E E"], worth: float) -> Float[Tensor, "E E"]:
+    """Return how far a window's mean is above its own mean by chance."""
+    return CHANCE * (variance.clamp(min=0.0) / worth).sqrt()
