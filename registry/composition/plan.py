@@ -12,7 +12,8 @@ from registry.composition.recipe.recipe_fields import SHARED
 from registry.errors import IncompatibleError, UnsupportedFamilyError
 from registry.families import Translation
 from registry.hosts import Constant, Experts, Host, Trunk
-from registry.hosts.context import ALARM, MEAN, SHARPNESS, ContextLayout, ContextWindows, notices
+from registry.hosts.context import MEAN, SHARPNESS, ContextLayout, ContextWindows, notices
+from registry.hosts.context_mlp import ALARM
 from registry.hosts.head_map import holds_maps
 from registry.hosts.host import LAYERS
 from registry.hosts.remote_code import (
@@ -277,11 +278,11 @@ def _with_evidence(plan: Plan) -> Plan:
         architecture=translation.architecture.with_options(**settings),
     )
     experts = len(plan.members)
-    thresholds = tuple(((expert,), expert, 1.0) for expert in range(experts))
+    thresholds = tuple(((e, n), (e, n), 1.0) for e in range(experts) for n in range(experts))
     tensors = (
         *(tensor for tensor in plan.tensors if not isinstance(tensor.made, Router)),
         OutputTensor(EVIDENCE_TENSOR, "float32", Evidence((translation.architecture.vocab_size, experts)), ROUTER),
-        OutputTensor(THRESHOLDS_TENSOR, "float32", Entries((experts,), thresholds=thresholds), ROUTER),
+        OutputTensor(THRESHOLDS_TENSOR, "float32", Entries((experts, experts), thresholds=thresholds), ROUTER),
     )
     return replace(plan, translation=carried, tensors=tensors)
 

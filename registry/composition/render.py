@@ -93,9 +93,12 @@ def _entries(source: TensorSource, sparse: Entries, dtype: torch.dtype) -> Itera
     unit = stream_unit(source) ** sparse.unit_power if sparse.unit_power else 1.0
     *above, width = sparse.shape
     flat, largest = (math.prod(above), width) if above else (width,), torch.finfo(dtype).max
-    thresholds = thresholds_of(source.plan) if sparse.thresholds else ()
-    values = [(index, min(value * unit, largest)) for index, value in sparse.entries]
-    values += [(index, float(thresholds[expert]) * factor * unit) for index, expert, factor in sparse.thresholds]
+    values = [(index, value * unit) for index, value in sparse.entries]
+    if sparse.thresholds:  # in proportion to what they are compared with
+        limits = thresholds_of(source.plan)
+        values += [(index, float(limits[pair]) * factor * unit) for index, pair, factor in sparse.thresholds]
+        shrink = largest / max(largest, *(abs(value) for _, value in values))
+        values = [(index, value * shrink) for index, value in values]
     rows_at_once = rows_per_block(flat)
     by_block: dict[int, list[tuple[int, tuple[int, ...], float]]] = {}
     for index, value in values:
@@ -106,7 +109,7 @@ def _entries(source: TensorSource, sparse: Entries, dtype: torch.dtype) -> Itera
     for number, start in enumerate(range(0, flat[0], rows_at_once)):
         block = torch.zeros((min(rows_at_once, flat[0] - start), *flat[1:]), dtype=dtype)
         for row, column, value in by_block.get(number, []):
-            block[(row, *column)] = value
+            block[(row, *column)] = min(value, largest)
         yield to_block(block)
 
 

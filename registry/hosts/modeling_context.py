@@ -3,8 +3,9 @@
 `evidence` says of each token how much likelier each expert's text is to have it. The logits of a token's routers, the
 same in every layer, are `context_sharpness` times the mean evidence of the tokens up to it, the one D tokens back with
 weight exp(-D / context_window), or all alike where `context_window` is 0. Where `context_fast` is not 0, a second mean
-with that window notices what has just begun: what exceeds `thresholds` counts `context_alarm` times. Nothing of it is
-trained.
+f with that window notices what has just begun. By how much f[e] exceeds thresholds[e, e] counts `context_alarm` times
+for expert e, and by how much f[n] - f[e] exceeds thresholds[e, n], for any other n, as often against it. Nothing of it
+is trained.
 
 Masked tokens are no evidence, and distances leave them out. What a cache holds beside keys and values is one layer more
 (`RunningEvidence`), which the cache reorders, crops and repeats as it does the others.
@@ -51,7 +52,7 @@ class ContextRoutedForCausalLM(RoutedForCausalLM):
     def __init__(self, config):
         super().__init__(config)
         self.register_buffer("evidence", torch.zeros(config.vocab_size, config.num_local_experts))
-        self.register_buffer("thresholds", torch.zeros(config.num_local_experts))
+        self.register_buffer("thresholds", torch.zeros(config.num_local_experts, config.num_local_experts))
         self._keep_in_fp32_modules_strict = {"evidence", "thresholds"}
         for layer in self.get_submodule(LAYERS):
             layer.mlp.gate = ContextGate(config.num_local_experts)
@@ -76,12 +77,20 @@ class ContextRoutedForCausalLM(RoutedForCausalLM):
         means = sums[..., :-1] / sums[..., -1:].clamp(min=torch.finfo(sums.dtype).tiny)
         scores = means[:, 0]  # of (B, W, S, E)
         if self.config.context_fast:
-            excess = means[:, 1] - self.thresholds.to(means)
-            scores = scores + self.config.context_alarm * excess.clamp(min=0)
+            scores = scores + self.config.context_alarm * self._noticed(means[:, 1])
         logits = (scores * self.config.context_sharpness).float().flatten(0, 1)
         for layer in self.get_submodule(LAYERS):
             layer.mlp.gate.logits = logits
         return (), kwargs
+
+    def _noticed(self, fast):
+        """Return what speaks for and against each expert beyond the thresholds, (B, S, E)."""
+        every = []
+        for e, thresholds in enumerate(self.thresholds.to(fast)):
+            behind = (fast - fast[..., e : e + 1] - thresholds).clamp(min=0)
+            behind[..., e] = 0
+            every.append((fast[..., e] - thresholds[e]).clamp(min=0) - behind.sum(dim=-1))
+        return torch.stack(every, dim=-1)
 
     def _state(self, cache):
         """Return the layer of a cache that holds running evidence; one that is still empty gets it."""

@@ -62,13 +62,13 @@ class Entries:
         shape: its shape.
         entries: (index, value) of each.
         unit_power: values count in this power of the size of the embedding's rows, which depends on the members.
-        thresholds: (index, expert, factor) of entries that are the expert's threshold of evidence times a factor.
+        thresholds: (index, (expert, other), factor) of entries that are a threshold of evidence times a factor.
     """
 
     shape: tuple[int, ...]
     entries: tuple[tuple[tuple[int, ...], float], ...] = ()
     unit_power: int = 0
-    thresholds: tuple[tuple[tuple[int, ...], int, float], ...] = ()
+    thresholds: tuple[tuple[tuple[int, ...], tuple[int, int], float], ...] = ()
 
 
 @dataclass(frozen=True)
