@@ -78,6 +78,8 @@ METHODS: dict[str, Method] = {
     "refine-2": Method({"refine": 2}),
     "context": Method({"router": "context"}),
     "context-whole": Method({"router": "context", "context_window": 0.0}),
+    "refine-trunk": Method({"refine_trunk": True}),
+    "refine-trunk-context": Method({"refine_trunk": True, "router": "context"}),
     "refine-mlp": Method({"refine_mlp": True}),
     "refine-mlp-top-1": Method({"refine_mlp": True, "top_k": 1}),
     "refine-mlp-context": Method({"refine_mlp": True, "router": "context"}),
