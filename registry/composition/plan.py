@@ -157,7 +157,7 @@ class Plan:
     def _pass_bytes(self) -> int:
         """Bytes of the largest model that tokens run through, and of the sums that are taken there; 0 for none."""
         recipe, architecture = self.recipe, self.lead.architecture
-        if recipe.to != "moe" or not (recipe.retakes or recipe.refine_mlp):
+        if recipe.to != "moe" or not (recipe.retakes or recipe.refits):
             return 0
         dense = sum(link.nbytes for link in self.lead.arrays if link.role in ("trunk", "mlp"))
         sums = 2 * 8 * architecture.num_hidden_layers * (architecture.hidden_size + 1) ** 2
@@ -313,7 +313,7 @@ def context_windows(translation: Translation, tau: float) -> tuple[ContextWindow
 def dense_plan(plan: Plan) -> Plan:
     """Return the plan of one dense model made of the same trunk: what every member sees when tokens are forced."""
     translation = plan.lead.family.dense(plan.lead.architecture)
-    recipe = replace(plan.recipe, to="dense", refine=0, refine_mlp=False, host=None)
+    recipe = replace(plan.recipe, to="dense", refine=0, refine_mlp=False, refine_trunk=False, host=None)
     tensors = tuple(_tensors(plan.members, plan.base, recipe, plan.dtype, plan.lead, translation))
     return replace(plan, recipe=recipe, translation=translation, tensors=tensors)
 

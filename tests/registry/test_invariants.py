@@ -114,6 +114,7 @@ SAMPLE: dict[str, dict[str, Any]] = {
     "dare dense": {"trunk": "dare", "to": "dense"},
     "task-arithmetic dense": {"trunk": "task-arithmetic", "to": "dense"},
     "context": {"trunk": "mean", "router": "context", "context_window": 16.0, "lam": 0.0},
+    "trunk refitted": {"refine_trunk": True, "top_k": 1},
     "refitted, then refined": {"refine_mlp": True, "refine": 1, "lam": "auto"},
     "refined twice": {"refine": 2, "trunk": "mean", "lam": "auto", "token_weight": "advantage"},
 }
@@ -130,6 +131,7 @@ ALONE: dict[str, dict[str, Any]] = {
     "advantage": {"token_weight": "advantage"},
     "refined": {"refine": 1},
     "refitted": {"refine_mlp": True},
+    "trunk refitted": {"refine_trunk": True},
 }
 """Each of them by itself, and with either kind of output."""
 

@@ -309,6 +309,12 @@ FIELDS: dict[str, RecipeField] = {
             default=False, label="Refit MLPs", note="and linear maps, on kept tokens", advanced=True,
         ),
         RecipeField(
+            "refine_trunk", FieldKind.SWITCH,
+            "Solve the trunk again, layer by layer, on what the composed model gives its linear maps for the same "
+            "tokens; MLPs stay as they are.", "", _MIXTURES,
+            default=False, label="Solve the trunk again", note="on kept tokens, MLPs as they are", advanced=True,
+        ),
+        RecipeField(
             "device", FieldKind.TEXT, "A torch device for passes.", "DEVICE", _MIXTURES,
             unset="the GPU if there is one",
         ),

@@ -51,6 +51,12 @@ from registry.errors import InvalidInputError
         ({"router": "domain-embedding", "refine": 1}, "takes features of the base model, not of a refined one"),
         ({"router": "domain-embedding", "refine_mlp": True}, "takes features of the base model, not of a refined"),
         ({"refine_mlp": True, "token_weight": "advantage"}, "a refit weighs no tokens, and token weight 'advantage'"),
+        ({"refine_trunk": True, "token_weight": "advantage"}, "a refit weighs no tokens, and token weight"),
+        ({"refine_trunk": True, "refine_mlp": True}, "--refine-mlp solves the trunk again too, towards the experts"),
+        ({"refine_trunk": True, "trunk": "mean"}, "RegMean's equations again, and trunk method 'mean' has none"),
+        ({"refine_trunk": True, "router": "domain-embedding"}, "takes features of the base model, not of a refined"),
+        ({"refine_trunk": True, "to": "dense"}, "there is nothing to refine in a composition to dense"),
+        ({"refine_trunk": 1}, "refine_trunk is 1, it must be true or false"),
     ],
 )
 def test_what_makes_no_sense_is_refused(changes: dict[str, Any], message: str) -> None:
@@ -104,6 +110,7 @@ def test_defaults_are_spelled_out() -> None:
         ({"router": "domain-embedding"}, {"lam", "bias", "normalize", "computed"}),
         ({"refine": 1}, {"lam", "normalize", "computed"}),
         ({"refine_mlp": True}, {"lam", "normalize", "computed"}),
+        ({"refine_trunk": True}, {"lam", "normalize", "computed", "refine_trunk"}),
         ({"token_weight": "advantage"}, {"lam", "normalize", "computed"}),
     ],
 )

@@ -143,7 +143,12 @@ TRUNK_NUMBERS = [one.name for one in FIELDS.values() if one.group]
 def some_recipe(values: dict[str, Any]) -> Recipe | EnsembleRecipe:
     """Return the recipe of some fields, less those that have no part in it or contradict others."""
     values = {name: value for name, value in values.items() if obstacle(FIELDS[name], values) is None}
-    for contradicting in ((), ("refine", "refine_mlp"), ("lam", "token_weight"), ("trunk", *TRUNK_NUMBERS)):
+    for contradicting in (
+        (),
+        ("refine", "refine_mlp", "refine_trunk"),
+        ("lam", "token_weight"),
+        ("trunk", *TRUNK_NUMBERS),
+    ):
         values = {name: value for name, value in values.items() if name not in contradicting}
         with suppress(InvalidInputError):
             return make_recipe(values)

@@ -22,6 +22,7 @@ RECIPES: dict[str, Recipe | EnsembleRecipe] = {
     ),
     "random": Recipe(trunk="mean", router="random", seed=7, dtype="bfloat16"),
     "lam auto": Recipe(trunk="dare", trunk_options={"density": 0.5}, lam="auto", normalize=True),
+    "trunk refit": Recipe(refine_trunk=True, refine=1, trunk_options={"alpha": 0.9}, device="cpu"),
     "passes": Recipe(refine=1, refine_mlp=True, token_weight="advantage", device="cpu"),
     "context": Recipe(router="context", context_window=16, dtype="float16"),
     "remote code": Recipe(trunk="base", host="remote-code"),

@@ -235,6 +235,7 @@ RECIPES: list[dict[str, Any]] = [
     {"trunk": "ties", "lam": "auto", "temperature": "0.1", "dtype": "bfloat16"},
     {"router": "random", "balance": "tokens", "base": "base@1", "trunk": "dare"},
     {"refine": "1", "refine_mlp": "1"},
+    {"refine_trunk": "1", "top_k": "1"},
     {"router": "domain-embedding", "lam": "1"},
     {"router": "context", "context_window": "16"},
     {"router": "random", "lam": "1"},  # lam has no part in it
