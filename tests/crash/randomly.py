@@ -139,7 +139,7 @@ def _drawn(ground: Ground, draw: random.Random) -> list[Any]:
     some = sorted(draw.sample(names, draw.randint(1, len(names)))) if names else []
     kinds = ["add", "add", "add", "gc", "base"]
     if names:
-        kinds += ["compose", "compose", "dense", "refine", "opt-out", "purge", "alias", "export", "tag"]
+        kinds += ["compose", "compose", "context", "dense", "refine", "opt-out", "purge", "alias", "export", "tag"]
     if (world / "moe").exists() and len(files_of(world / "moe")) > 1:
         kinds += ["train", "evaluate"] if _whole(world, names) else []
     file = world / f"{draw.randrange(1 << 40):x}"
@@ -151,6 +151,9 @@ def _drawn(ground: Ground, draw: random.Random) -> list[Any]:
             return ["add-base", "base", given / "base"]
         case "compose":
             return ["compose", "--experts", ",".join(some), "--top-k", 1, "--force", "--out", world / "moe"]
+        case "context":
+            routing = ["--router", "context", "--top-k", 1]
+            return ["compose", "--experts", ",".join(some), *routing, "--force", "--out", world / "moe"]
         case "dense":
             return ["compose", "--experts", ",".join(some), "--to", "dense", "--force", "--out", world / "dense"]
         case "refine":

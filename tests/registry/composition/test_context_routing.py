@@ -43,9 +43,6 @@ ROWS = (0.25, 1.0, 4.0)
 NEAR = 0.02
 """Nats from a threshold within which the rounding of evidence and of attention decides."""
 
-AFTER_TIE = 0.6
-"""Where norms follow attention, they shrink what exceeds a threshold, and the activation bends less sharply there."""
-
 WIDE = {"hidden_size": 64, "max_position_embeddings": 96}  # heads of 16 channels have 8 rotary pairs
 CASES = {
     "llama": Case("llama", "mixtral", WIDE | {"tie_word_embeddings": True}),
@@ -144,8 +141,6 @@ def chosen(model: Any, ids: torch.Tensor, **options: Any) -> list[torch.Tensor]:
 def assert_same(found: list[torch.Tensor], plan: Plan, ids: torch.Tensor, tie: float = TIE, **keep: Any) -> None:
     """Check the choices of all layers at every token that counts and is no tie."""
     experts, lead = expected(plan, ids, **keep)
-    if plan.host.model_type == "flex_olmo" and past_weights(plan, 1)[1] is not None:
-        tie = max(tie, AFTER_TIE)
     clear = (lead > tie) & keep.get("keep", torch.ones_like(ids, dtype=torch.bool))
     assert clear.sum() > 0.2 * clear.numel()
     for layer, choices in enumerate(found):
