@@ -6,6 +6,10 @@ weight exp(-D / context_window), or all alike where `context_window` is 0. Where
 with that window notices what has just begun: what exceeds `thresholds` counts `context_alarm` times. Nothing of it is
 trained.
 
+Where `head_maps` is true, each expert has a linear map in front of the shared head, which brings it near the expert's
+own: the last norm gets x + s (M n + v), with n = x / s the stream, s its size, and v zero unless the norm has a bias.
+Its experts are those of the token, with the same weights.
+
 Masked tokens are no evidence, and distances leave them out. What a cache holds beside keys and values is one layer more
 (`RunningEvidence`), which the cache reorders, crops and repeats as it does the others.
 """
@@ -17,13 +21,13 @@ from torch import nn
 from transformers import DynamicCache
 from transformers.cache_utils import Cache, DynamicLayer
 
-from .modeling_routed import LAYERS, RoutedConfig, RoutedForCausalLM
+from .modeling_routed import LAYERS, RoutedConfig, RoutedForCausalLM, RoutedMLP
 
 CHUNK = 256  # tokens that are weighed against one another at once
 
 
 class ContextConfig(RoutedConfig):
-    """The routed configuration with `context_window`, `context_fast`, `context_alarm` and `context_sharpness`."""
+    """The routed configuration with `context_…` (`window`, `fast`, `alarm`, `sharpness`) and `head_maps`."""
 
 
 class ContextGate(nn.Module):
@@ -55,6 +59,12 @@ class ContextRoutedForCausalLM(RoutedForCausalLM):
         self._keep_in_fp32_modules_strict = {"evidence", "thresholds"}
         for layer in self.get_submodule(LAYERS):
             layer.mlp.gate = ContextGate(config.num_local_experts)
+        if config.head_maps:
+            norm = next(module for name, module in self.base_model.named_children() if "norm" in name)
+            biased = getattr(norm, "bias", None) is not None
+            self.head_maps = RoutedMLP(nn.Linear(config.hidden_size, config.hidden_size, bias=biased), config)
+            self.head_maps.gate = ContextGate(config.num_local_experts)
+            norm.register_forward_pre_hook(self._map)
         self.base_model.register_forward_pre_hook(self._route, with_kwargs=True)
 
     @torch.no_grad()
@@ -81,7 +91,17 @@ class ContextRoutedForCausalLM(RoutedForCausalLM):
         logits = (scores * self.config.context_sharpness).float().flatten(0, 1)
         for layer in self.get_submodule(LAYERS):
             layer.mlp.gate.logits = logits
+        if self.config.head_maps:
+            self.head_maps.gate.logits = logits
         return (), kwargs
+
+    def _map(self, norm, args):
+        """Add the head map of each token's experts to the stream x that the last norm gets."""
+        stream, *others = args
+        exact = stream.to(torch.promote_types(stream.dtype, torch.float32))
+        variance = exact.var(dim=-1, correction=0, keepdim=True) + getattr(norm, "eps", 1e-6)
+        size = variance.sqrt().to(stream.dtype)  # any size would do if v is zero; with n, 16 bits hold what maps add
+        return stream + size * self.head_maps(stream / size).to(stream.device), *others
 
     def _state(self, cache):
         """Return the layer of a cache that holds running evidence; one that is still empty gets it."""
