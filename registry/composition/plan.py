@@ -22,11 +22,13 @@ from registry.hosts.remote_code import (
     CONTEXT_SHARPNESS,
     CONTEXT_WINDOW,
     EVIDENCE_TENSOR,
+    HEAD_MAPS,
     REMOTE_CODE,
     THRESHOLDS_TENSOR,
     context_code_host,
+    own_head_maps,
 )
-from registry.hosts.tensors import Entries, Evidence, EvidenceEmbedding, HeadMap, Made, Router, Widened
+from registry.hosts.tensors import Entries, Evidence, EvidenceEmbedding, HeadMap, Made, OwnHeadMap, Router, Widened
 from registry.maths.context.prefix import FAST
 from registry.maths.context.rotary import recency_amplitudes, rotary_tables
 from registry.maths.router import COUNTS, ROUTERS, balanced
@@ -263,7 +265,7 @@ def _head_maps(translation: Translation, recipe: Recipe) -> tuple[bool, tuple[st
 
 
 def _with_evidence(plan: Plan) -> Plan:
-    """Return a plan for a modelling file that averages evidence by itself: one tensor of evidence, and no router."""
+    """Return a plan for a modelling file that averages evidence by itself: no router, and head maps as they are."""
     family, recipe, translation = plan.lead.family, plan.recipe, plan.translation
     fast = FAST if recipe.context_window > FAST else 0.0
     settings = {
@@ -271,18 +273,21 @@ def _with_evidence(plan: Plan) -> Plan:
         CONTEXT_FAST: fast,
         CONTEXT_ALARM: ALARM,
         CONTEXT_SHARPNESS: SHARPNESS * MEAN / recipe.temperature,
+        HEAD_MAPS: recipe.vocabulary != SHARED,
     }
     carried = replace(
         translation,
         host=context_code_host(family.model_type, family.class_name, family.layers),
         architecture=translation.architecture.with_options(**settings),
     )
-    experts = len(plan.members)
+    experts, sizes = len(plan.members), translation.architecture
+    maps = own_head_maps(experts, sizes.hidden_size, bias=family.head_input(sizes).bias)
     thresholds = tuple(((e, n), (e, n), 1.0) for e in range(experts) for n in range(experts))
     tensors = (
         *(tensor for tensor in plan.tensors if not isinstance(tensor.made, Router)),
-        OutputTensor(EVIDENCE_TENSOR, "float32", Evidence((translation.architecture.vocab_size, experts)), ROUTER),
+        OutputTensor(EVIDENCE_TENSOR, "float32", Evidence((sizes.vocab_size, experts)), ROUTER),
         OutputTensor(THRESHOLDS_TENSOR, "float32", Entries((experts, experts), thresholds=thresholds), ROUTER),
+        *(OutputTensor(name, plan.dtype, made, EXPERTS) for name, made in maps.items() if settings[HEAD_MAPS]),
     )
     return replace(plan, translation=carried, tensors=tensors)
 
@@ -379,6 +384,8 @@ def _workspace(made: Made, solved: Collection[str]) -> int:
         return size
     if isinstance(made, HeadMap):  # sums, their factors and a singular value decomposition
         return 8 * made.hidden_size**2 + min(CHUNK_ELEMENTS, size)
+    if isinstance(made, OwnHeadMap):  # sums, their factors and their solution
+        return 8 * made.shape[0] ** 2
     if isinstance(made, Widened | EvidenceEmbedding):
         return min(size, 2 * _workspace(made.inner, solved))
     if isinstance(made, Trunk) and made.rows.name in solved:

@@ -15,7 +15,7 @@ from registry.composition.context_routing.member_evidence import evidence_of, st
 from registry.composition.plan import OutputTensor
 from registry.composition.tensor_source import TensorSource
 from registry.hosts import Constant, Experts, RowSelection, Trunk
-from registry.hosts.tensors import Entries, Evidence, EvidenceEmbedding, HeadMap, Router, Widened
+from registry.hosts.tensors import Entries, Evidence, EvidenceEmbedding, HeadMap, OwnHeadMap, Router, Widened
 from registry.io.safetensors_writer import Span
 from registry.io.torch_blocks import to_block, to_tensor, torch_dtype
 from store.arrays import ArraySource, Block, rows_per_block
@@ -51,6 +51,10 @@ def render(source: TensorSource, tensor: OutputTensor) -> Iterator[Block]:
             yield to_block(evidence_of(source.plan).to(dtype))
         case HeadMap() as maps:
             yield from _head_map(source, maps, dtype)
+        case OwnHeadMap(shape, expert):
+            matrix, shift = source.head_maps.affine(expert)
+            own, rows_at_once = (matrix if len(shape) == 2 else shift).to(dtype), rows_per_block(shape)
+            yield from (to_block(own[start : start + rows_at_once]) for start in range(0, shape[0], rows_at_once))
         case Router(layer=layer):
             gate = source.routers.gate(layer) / source.plan.recipe.temperature  # (E, H), float64
             yield to_block(gate.to(dtype))

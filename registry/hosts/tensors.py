@@ -143,5 +143,13 @@ class HeadMap:
     unit_power: int
 
 
-Made = Trunk | Constant | Experts | Router | Entries | Widened | EvidenceEmbedding | Evidence | HeadMap
+@dataclass(frozen=True)
+class OwnHeadMap:
+    """One expert's head map as it is, for a modelling file: M_e (H, H), or v_e (H,)."""
+
+    shape: tuple[int, ...]
+    expert: int
+
+
+Made = Trunk | Constant | Experts | Router | Entries | Widened | EvidenceEmbedding | Evidence | HeadMap | OwnHeadMap
 """How an output tensor is made."""

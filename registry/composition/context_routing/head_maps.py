@@ -41,6 +41,7 @@ class HeadMaps:
     def __init__(self, source: SharedTensors) -> None:
         self._source, self._lock = source, Lock()
         self._kept: tuple[int, int, tuple[Tensor, Tensor]] | None = None
+        self._affine: tuple[int, tuple[Tensor, Tensor]] | None = None
 
     def factors(self, expert: int, rank: int) -> tuple[Float[Tensor, "H k"], Float[Tensor, "k H"]]:
         """Return M_e of one expert as two factors, float64.
@@ -55,15 +56,25 @@ class HeadMaps:
                 self._kept = (expert, rank, self._sums(expert).solve(rank))
             return self._kept[2]
 
+    def affine(self, expert: int) -> tuple[Float[Tensor, "H H"], Float[Tensor, "H"]]:
+        """Return M_e and v_e of one expert, float64; v_e is zero where the last norm has no bias.
+
+        Args:
+            expert: its number among the members.
+        """
+        with self._lock:
+            if self._affine is None or self._affine[0] != expert:
+                self._affine = None
+                self._affine = (expert, self._sums(expert).affine())
+            return self._affine[1]
+
     def _sums(self, expert: int) -> HeadSums:
         plan = self._source.plan
         member, family, architecture = plan.members[expert], plan.lead.family, plan.lead.architecture
         norm = family.head_input(architecture)
         head = family.embedding if architecture.tie_word_embeddings else family.head
-        shared_norm, own_norm = (
-            torch.cat(list(blocks)).double() + norm.offset  # (H,)
-            for blocks in (self._source.combined(f"{norm.norm}.weight"), _blocks(member, f"{norm.norm}.weight"))
-        )
+        shared_norm, own_norm = (scale + norm.offset for scale in self._vectors(member, f"{norm.norm}.weight"))
+        biases = self._vectors(member, f"{norm.norm}.bias") if norm.bias else None
         counts = member.token_counts.double()
         share = counts / counts.sum()
         sums = HeadSums(len(shared_norm))
@@ -76,9 +87,20 @@ class HeadMaps:
             used = share[start : start + count].nonzero()[:, 0]
             if len(used):
                 part = share[start : start + count][used]
-                sums.add(theirs[used].double() * shared_norm, mine[used].double() * own_norm, part)
+                heads = theirs[used].double(), mine[used].double()  # (r, H)
+                scaled = heads[0] * shared_norm, heads[1] * own_norm
+                if norm.centred:
+                    scaled = scaled[0] - scaled[0].mean(1, keepdim=True), scaled[1] - scaled[1].mean(1, keepdim=True)
+                sums.add(*scaled, part)
+                if biases is not None:
+                    sums.add_shift(scaled[0], heads[1] @ biases[1] - heads[0] @ biases[0], part)
         shared.finish()
         return sums
+
+    def _vectors(self, member: Member, name: str) -> tuple[Float[Tensor, "H"], Float[Tensor, "H"]]:
+        """Return a vector of the shared model and that of a member, float64."""
+        shared, own = self._source.combined(name), _blocks(member, name)
+        return torch.cat(list(shared)).double(), torch.cat(list(own)).double()
 
 
 def _blocks(member: Member, name: str) -> Iterator[Float[Tensor, "r ..."]]:
