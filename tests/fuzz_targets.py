@@ -356,7 +356,7 @@ def _opened(world: World, draw: Draw, home: Path) -> Act:
 def context(world: World, draw: Draw) -> Act:
     """Return a composition by context: of a recipe that was changed, or with an expert of hostile token counts."""
     if draw.random() < 0.5:
-        given = {"router": "context", "trunk": draw.choice(("mean", "regmean"))}
+        given: dict[str, Any] = {"router": "context", "trunk": draw.choice(("mean", "regmean"))}
         for name, likely in CONTEXT_FIELDS.items():
             if draw.random() < 0.4:
                 given[name] = value(draw) if draw.random() < 0.4 else draw.choice(likely)

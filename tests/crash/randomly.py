@@ -140,8 +140,8 @@ def _drawn(ground: Ground, draw: random.Random) -> list[Any]:
     kinds = ["add", "add", "add", "gc", "base"]
     if names:
         kinds += ["compose", "compose", "context", "dense", "refine", "opt-out", "purge", "alias", "export", "tag"]
-    if (world / "moe").exists() and len(files_of(world / "moe")) > 1:
-        kinds += ["train", "evaluate"] if _whole(world, names) else []
+    if (world / "moe").exists() and len(files_of(world / "moe")) > 1 and _whole(world, names):
+        kinds += ["evaluate"] if _router(world) == "context" else ["train", "evaluate"]
     file = world / f"{draw.randrange(1 << 40):x}"
     match draw.choice(kinds):
         case "add":
@@ -212,3 +212,8 @@ def _composed(world: Path) -> list[str]:
     elif (world / "all").exists():
         shutil.rmtree(world / "all")
     return names
+
+
+def _router(world: Path) -> str:
+    """Return the router method of the mixture that was composed last; routers by context cannot be trained."""
+    return str(json.loads((world / "moe" / "composition.json").read_bytes())["recipe"]["router"])
