@@ -47,14 +47,13 @@ Job = tuple[tuple[str, ...], str]
 RECIPES = {
     "default": Recipe(),
     "base": Recipe(trunk="base", router="domain-embedding"),
-    "context": Recipe(trunk="mean", router="context"),
+    "ridge": Recipe(router="ridge"),
 }
 JOBS: list[Job] = [
     *((subset, "default") for size in (1, 2, 3) for subset in combinations(EXPERTS, size)),
-    (EXPERTS, "base"),
-    (EXPERTS, "context"),
+    *((EXPERTS, recipe) for recipe in RECIPES if recipe != "default"),
 ]
-"""Every composition that is tried: all subsets by the default recipe, one with the base model, one by context."""
+"""Every composition that is tried: all subsets by the default recipe, and all experts by the others."""
 
 
 @dataclass

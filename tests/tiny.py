@@ -30,8 +30,8 @@ BASE = "zero"
 
 RECIPES: dict[str, Callable[[], Recipe | EnsembleRecipe]] = {
     "default": Recipe,
-    "mean": lambda: Recipe(trunk="mean", top_k=1),
-    "top-1": lambda: Recipe(top_k=1, temperature=1.0),
+    "mean": lambda: Recipe(trunk="mean", router="ridge", top_k=1),
+    "top-1": lambda: Recipe(router="ridge", top_k=1, temperature=1.0),
     "context": lambda: Recipe(router="context", trunk="mean"),
     "dense": lambda: Recipe(to="dense"),
     "base": lambda: Recipe(trunk="base", router="random"),

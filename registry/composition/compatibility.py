@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from registry.checkpoint.tokenizer import tokenizer_conflict
 from registry.composition.ensemble.recipe import EnsembleRecipe
 from registry.composition.recipe import AUTO, Recipe
-from registry.composition.recipe.recipe_fields import FROM_COUNTS
+from registry.composition.recipe.recipe_fields import FROM_COUNTS, FROM_OWN_PASSES
 from registry.errors import IncompatibleError, InvalidInputError
 from registry.families.sites import MLP_INPUT, SITES, TOKEN_COUNTS
 from registry.maths.router import COUNTS, OWN, ROUTERS
@@ -172,7 +172,7 @@ def _needs(recipe: Recipe, members: Sequence[Member]) -> list[_Need]:
             refined = "--refine 1" if all(map(_kept_tokens, members)) else ""
             needs.append(_Need(router, (MLP_INPUT,), refined or f"--router {FROM_COUNTS[0]}"))
         if ROUTERS[recipe.router].features == COUNTS and len(members) > 1:
-            needs.append(_Need(router, (TOKEN_COUNTS,), f"--router {next(iter(ROUTERS))}"))
+            needs.append(_Need(router, (TOKEN_COUNTS,), f"--router {FROM_OWN_PASSES[0]}"))
     if TRUNKS[recipe.trunk].needs_inputs and len(members) > 1:
         needs.append(_Need(f"trunk method {recipe.trunk!r}", (*SITES["all"], TOKEN_COUNTS), "--trunk mean"))
     return needs

@@ -158,8 +158,8 @@ def test_compose_and_plan(ready: Run, tmp_path: Path) -> None:
     assert as_json["versions"] == ["code@1", "math@1"]
     assert as_json["out"] is None
     result = ready(
-        "compose", "--experts", "math, code", "--out", out, "--trunk", "base", "--base", "base@1", "--lam", "0.5",
-        "--top-k", 2, "--temperature", "0.5", "--weights", "code=2,math=0.5", "--dtype", "bfloat16",
+        "compose", "--experts", "math, code", "--out", out, "--trunk", "base", "--base", "base@1", "--router", "ridge",
+        "--lam", "0.5", "--top-k", 2, "--temperature", "0.5", "--weights", "code=2,math=0.5", "--dtype", "bfloat16",
     )  # fmt: skip
     assert result.stdout.startswith(f"composed code@1, math@1 into {out}  ")
     recipe = json.loads((out / MARKER).read_text())["recipe"]

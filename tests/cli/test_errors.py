@@ -58,7 +58,16 @@ TOLD: dict[str, tuple[tuple[str, ...], str, str]] = {
         "top-k is 2, it must be 1, as there is one member",
         "give --top-k 1 or less, or name more --experts",
     ),
-    "lam": (("compose", "--experts", "math", "--lam", "-1", "--out", "{out}"), "lam is -1.0", "the default is 0.01"),
+    "lam": (
+        ("compose", "--experts", "math", "--router", "ridge", "--lam", "-1", "--out", "{out}"),
+        "lam is -1.0",
+        "the default is 0.01",
+    ),
+    "refine": (
+        ("compose", "--experts", "math,code", "--refine", "1", "--out", "{out}"),
+        "router method 'context' is made from counts of tokens",
+        "drop --refine, or choose --router ridge",
+    ),
     "weight of a stranger": (
         ("compose", "--experts", "math", "--weights", "law=2", "--out", "{out}"),
         "there is a weight for law, which is not a member",

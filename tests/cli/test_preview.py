@@ -17,7 +17,7 @@ def run(registry: Registry, *words: str, code: int = 0) -> Result:
 
 
 def test_tables_and_json_hold_the_same_figures(filled: Registry) -> None:
-    words = ("--experts", "german,code", "--top-k", "1")
+    words = ("--experts", "german,code", "--router", "ridge", "--top-k", "1")
     document = json.loads(run(filled, *words, "--json").stdout)
     assert [member["ref"] for member in document["members"]] == ["code@1", "german@1"]
     accuracy = [member["accuracy"] for member in document["members"]]

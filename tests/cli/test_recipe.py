@@ -78,9 +78,13 @@ def test_ensemble_has_no_part_for_trunks_and_routers(tmp_path: Path, words: tupl
         (("--like", "FILE", "--to", "ensemble"), "--like needs --to dense, and makes the weights itself."),
         (("--like", "FILE", "--to", "dense", "--weights", "code=2"), "--like needs --to dense, and makes the weights"),
         (("--refine", "-1"), "Invalid value for '--refine'"),
-        (("--seed", "1"), "--seed has no part in --router ridge."),
-        (("--router", "random", "--lam", "1"), "--lam has no part in --router random."),
-        (("--bias", "code=1"), "--bias has no part in --router ridge."),
+        (("--seed", "1"), "--seed has no part in --router context. It goes with --router random."),
+        (
+            ("--router", "random", "--lam", "1"),
+            "--lam has no part in --router random. It goes with --router ridge or domain-embedding.",
+        ),
+        (("--bias", "code=1"), "--bias has no part in --router context."),
+        (("--router", "ridge", "--vocabulary", "shared"), "--vocabulary has no part in --router ridge."),
         (("--to", "dense", "--trunk", "base"), "--to dense --trunk base is the base model itself: choose another"),
     ],
 )
@@ -94,16 +98,22 @@ def test_usage_errors(zoo: Zoo, tmp_path: Path, words: tuple[str, ...], message:
     ("words", "recipe"),
     [
         (("--trunk", "ties", "--density", 0.5, "--scale", 2), Recipe("ties", {"density": 0.5, "scale": 2.0})),
-        (("--alpha", 0.5, "--no-normalize"), Recipe(trunk_options={"alpha": 0.5}, normalize=False)),
+        (("--alpha", 0.5), Recipe(trunk_options={"alpha": 0.5})),
+        (("--context-window", 0, "--vocabulary", "shared"), Recipe(context_window=0.0, vocabulary="shared")),
+        (("--router", "ridge", "--no-normalize"), Recipe(router="ridge", normalize=False)),
+        (("--refine-mlp",), Recipe(refine_mlp=True)),
         (("--router", "random", "--seed", 7), Recipe(router="random", seed=7)),
         (
             ("--router", "domain-embedding", "--bias", "code=-0.5,math=1"),
             Recipe(router="domain-embedding", bias={"code": -0.5, "math": 1.0}),
         ),
-        (("--lam", "auto", "--balance", "tokens"), Recipe(lam="auto", balance="tokens")),
         (
-            ("--token-weight", "advantage", "--refine", 2, "--refine-mlp"),
-            Recipe(token_weight="advantage", refine=2, refine_mlp=True),
+            ("--router", "ridge", "--lam", "auto", "--balance", "tokens"),
+            Recipe(router="ridge", lam="auto", balance="tokens"),
+        ),
+        (
+            ("--router", "ridge", "--token-weight", "advantage", "--refine", 2, "--refine-mlp"),
+            Recipe(router="ridge", token_weight="advantage", refine=2, refine_mlp=True),
         ),
         (("--to", "dense", "--weights", "code=3"), Recipe(to="dense", weights={"code": 3.0})),
         (("--dtype", "bfloat16"), Recipe(dtype="bfloat16")),
@@ -139,7 +149,7 @@ def test_recipe_is_shown_as_people_write_it(run: Run, filled: Registry, zoo: Zoo
     plan = run("compose", *PAIR, "--router", "domain-embedding", "--bias", "code=1", "--plan").stdout
     shown = dict(line.split(maxsplit=1) for line in plan.splitlines() if line.startswith(("bias", "normalize")))
     assert {key: value.strip() for key, value in shown.items()} == {"bias": "code=1, math=0", "normalize": "no"}
-    run("compose", *PAIR, "--lam", "auto", "--refine", 1, "--out", tmp_path / "out")
+    run("compose", *PAIR, "--router", "ridge", "--lam", "auto", "--refine", 1, "--out", tmp_path / "out")
     assert "ridge, lam auto, refine 1" in run("compositions").stdout
     told = run("compose", *PAIR, "--to", "dense", "--like", zoo.test["code"], "--plan").stdout
     weights = filled.likeness(("code", "math"), [zoo.test["code"]])
@@ -147,7 +157,7 @@ def test_recipe_is_shown_as_people_write_it(run: Run, filled: Registry, zoo: Zoo
 
 
 def test_lam_curve_for_people_and_as_json(run: Run, filled: Registry, tmp_path: Path) -> None:
-    curves = filled.lam_curve(("code", "math"), Recipe(weights={"code": 2.0}))
+    curves = filled.lam_curve(("code", "math"), Recipe(router="ridge", weights={"code": 2.0}))
     words = ("lam-curve", *PAIR, "--weights", "code=2")
     assert json.loads(run(*words, "--json").stdout) == [
         {"layer": layer, **curve.document()} for layer, curve in enumerate(curves)
@@ -162,15 +172,15 @@ def test_lam_curve_for_people_and_as_json(run: Run, filled: Registry, tmp_path: 
 
 
 def test_lam_auto_and_refine_compose(run: Run, filled: Registry, tmp_path: Path) -> None:
-    words = ("compose", *PAIR, "--lam", "auto", "--refine", 1, "--out", tmp_path / "out")
+    words = ("compose", *PAIR, "--router", "ridge", "--lam", "auto", "--refine", 1, "--out", tmp_path / "out")
     assert run(*words).stdout.startswith("composed code@1, math@1 into ")
-    filled.compose(("math", "code"), tmp_path / "same", Recipe(lam="auto", refine=1))
+    filled.compose(("math", "code"), tmp_path / "same", Recipe(router="ridge", lam="auto", refine=1))
     assert files_of(tmp_path / "out") == files_of(tmp_path / "same")
     document = json.loads((tmp_path / "out" / MARKER).read_text())
     assert [of["layer"] for of in document["lam"]] == [0, 1]
     curve = json.loads(run("lam-curve", *PAIR, "--refine", 1, "--json").stdout)
     assert curve == document["lam"]
-    filled.compose(("math", "code"), tmp_path / "own")
+    filled.compose(("math", "code"), tmp_path / "own", Recipe(router="ridge"))
     names = load_file(tmp_path / "own" / "model.safetensors")
     refined: dict[str, Any] = load_file(tmp_path / "out" / "model.safetensors")
     changed = [name for name in names if not bool((names[name] == refined[name]).all())]

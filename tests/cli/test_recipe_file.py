@@ -108,13 +108,13 @@ def test_a_base_model_that_is_named_wins(run: Run, filled: Registry, file: Path,
 
 def test_switches_of_a_file_can_be_turned_off(run: Run, filled: Registry, tmp_path: Path) -> None:
     path = tmp_path / "r.yaml"
-    path.write_text("experts: [code, math]\nnormalize: true\nrefine_mlp: true\n", encoding="utf-8")
+    path.write_text("experts: [code, math]\nrouter: ridge\nnormalize: true\nrefine_mlp: true\n", encoding="utf-8")
     words = ("compose", "--recipe", path, "--plan", "--json", "--no-normalize", "--no-refine-mlp")
-    assert json.loads(run(*words).stdout)["digest"] == filled.plan(["code", "math"]).digest
+    assert json.loads(run(*words).stdout)["digest"] == filled.plan(["code", "math"], Recipe(router="ridge")).digest
 
 
 def test_a_composition_can_be_composed_again(run: Run, filled: Registry, tmp_path: Path) -> None:
-    recipe = Recipe(lam="auto", weights={"code": 3.0})
+    recipe = Recipe(router="ridge", lam="auto", weights={"code": 3.0})
     plan = filled.compose(["code", "math"], tmp_path / "out", recipe)
     words = ("compose", "--recipe", tmp_path / "out" / MARKER, "--plan", "--json")
     assert json.loads(run(*words).stdout)["digest"] == plan.digest
@@ -129,12 +129,13 @@ def test_a_composition_can_be_composed_again(run: Run, filled: Registry, tmp_pat
 
 def test_what_was_asked_for_is_saved(run: Run, filled: Registry, file: Path, tmp_path: Path) -> None:
     saved = tmp_path / "saved.yaml"
-    words = ("compose", "--recipe", file, "--lam", "auto", "--save-recipe", saved)
+    words = ("compose", "--recipe", file, "--router", "ridge", "--lam", "auto", "--save-recipe", saved)
     told = run(*words, "--plan")
     assert told.stderr == f"recipe written to {saved}\n"
     found = read_recipe(saved)
     assert (found.experts, found.base) == (("math", "code@1"), "base")
-    assert found.recipe == Recipe("ties", {"density": 0.5}, lam="auto", top_k=1, weights={"math": 2.0})
+    expected = Recipe("ties", {"density": 0.5}, router="ridge", lam="auto", top_k=1, weights={"math": 2.0})
+    assert found.recipe == expected
     before = saved.read_bytes()
     refused = run(*words, "--top-k", 2, "--out", tmp_path / "out", code=1).stderr
     assert refused.startswith(f"error: {saved} exists")
@@ -172,7 +173,11 @@ def test_mistakes_in_a_file_are_errors(
     ("text", "words", "message"),
     [
         ("trunk: mean", (), "Missing option '--experts' (or a '--recipe' that names them)."),
-        ("router: random", ("--lam", 1, "--experts", "code"), "--lam has no part in --router random."),
+        (
+            "router: random",
+            ("--lam", 1, "--experts", "code"),
+            "--lam has no part in --router random. It goes with --router ridge or",
+        ),
         ("to: dense", ("--refine", 1, "--experts", "code"), "--refine has no part in what --to dense makes."),
         ("trunk: base", ("--to", "dense", "--experts", "code"), "--to dense --trunk base is the base model itself"),
         ("to: ensemble", ("--routing-tokens", 4, "--experts", "code"), "has no part in --routing posterior."),
@@ -193,8 +198,8 @@ def test_without_experts_nothing_is_composed(run: Run) -> None:
 
 
 def test_other_commands_read_the_file(run: Run, filled: Registry, file: Path) -> None:
-    file.write_text("experts: {code: 3, math: }\ntemperature: 0.5\ndtype: bfloat16\n", encoding="utf-8")
-    for command, more in (("preview", ("--temperature", 0.5)), ("lam-curve", ())):
+    file.write_text("experts: {code: 3, math: }\nrouter: ridge\ntemperature: 0.5\ndtype: bfloat16\n", encoding="utf-8")
+    for command, more in (("preview", ("--router", "ridge", "--temperature", 0.5)), ("lam-curve", ())):
         by_file = run(command, "--recipe", file, "--json").stdout
         assert by_file == run(command, *PAIR, "--weights", "code=3", *more, "--json").stdout
         assert by_file != run(command, "--recipe", file, "--weights", "code=1", "--json").stdout

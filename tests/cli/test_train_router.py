@@ -6,12 +6,12 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from cli.main import main
-from registry import Registry
+from registry import Recipe, Registry
 from tests.conftest import Zoo
 
 
 def test_train_router_tells_loss_and_digest(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
-    filled.compose(["code", "math"], tmp_path / "moe")
+    filled.compose(["code", "math"], tmp_path / "moe", Recipe(router="ridge"))
     words = ["--home", str(filled.home.path), "train-router", str(tmp_path / "moe"), "--data", str(zoo.train["code"])]
     words += ["--steps", "3", "--batch-size", "2", "--seq-len", "32", "--warmup", "1", "--out", str(tmp_path / "out")]
     result = CliRunner().invoke(main, [*words, "--json"])

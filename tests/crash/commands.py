@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 import cli.main
 import registry.statistics.forward_pass
 import registry.training.trainer
-from registry import PassSettings, Registry
+from registry import PassSettings, Recipe, Registry
 from registry.statistics.collect import collect_to
 from tests.models import make_model, save_checkpoint, sentences, train_tokenizer, write_jsonl
 
@@ -62,19 +62,19 @@ COMMANDS = {
     "collect-counts": Command(
         "full", "collect {given}/law-bare --data {given}/law.jsonl --sites counts --out {world}/out " + _PASS
     ),
-    "compose": Command("full", "compose --experts math,code --lam 0.5 --force --out {world}/moe"),
+    "compose": Command("full", "compose --experts math,code --router ridge --lam 0.5 --force --out {world}/moe"),
     "context": Command("full", "compose --experts math,code --router context --force --out {world}/moe"),
     "dense": Command("full", "compose --experts math,code --to dense --out {world}/out"),
     "ensemble": Command("full", "compose --experts math,code --to ensemble --force --out {world}/moe"),
-    "refine": Command("full", "compose --experts math,code --refine 2 --out {world}/out"),
-    "refine-mlp": Command("full", "compose --experts math,code --refine-mlp --force --out {world}/moe"),
+    "refine": Command("full", "compose --experts math,code --router ridge --refine 2 --out {world}/out"),
+    "refine-mlp": Command("full", "compose --experts math,code --router ridge --refine-mlp --force --out {world}/moe"),
     "refine-trunk": Command("full", "compose --experts math,code --refine-trunk --force --out {world}/moe"),
     "opt-out": Command("full", "opt-out math --yes"),
     "purge": Command("full", "opt-out math --purge --yes --receipt {world}/receipt.json"),
     "gc": Command("garbage", "gc"),
     "upgrade": Command("golden", "db upgrade"),
     "train-router": Command(
-        "full",
+        "ridge",
         "train-router {world}/moe --data {given}/code.jsonl --data {given}/math.jsonl --steps 3 --batch-size 2 "
         "--seq-len 16 --device cpu --force --out {world}/out",
     ),
@@ -127,17 +127,17 @@ def make_given(given: Path) -> None:
 
 
 def make_start(start: str, world: Path, given: Path) -> None:
-    """Make the world that commands begin from: empty, full, garbage or golden."""
+    """Make the world that commands begin from: empty, full, ridge, garbage or golden."""
     (world / "tmp").mkdir(parents=True)
     if start == "golden":
         (world / "home").mkdir()
         shutil.copy(min(GOLDEN.glob("*.sqlite"), key=_age), world / "home" / "catalog.sqlite")
-    if start in ("full", "garbage"):
+    if start in ("full", "ridge", "garbage"):
         with Registry(world / "home") as opened:
             opened.add_base("base", given / "base")
             opened.add_expert("code", given / "code", alias="stable")
             opened.add_expert("math", given / "math")
-            opened.compose(["code", "math"], world / "moe")
+            opened.compose(["code", "math"], world / "moe", Recipe(router="ridge") if start == "ridge" else None)
     if start == "garbage":
         _litter(world / "home")
 

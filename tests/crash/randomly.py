@@ -139,9 +139,10 @@ def _drawn(ground: Ground, draw: random.Random) -> list[Any]:
     some = sorted(draw.sample(names, draw.randint(1, len(names)))) if names else []
     kinds = ["add", "add", "add", "gc", "base"]
     if names:
-        kinds += ["compose", "compose", "context", "dense", "refine", "opt-out", "purge", "alias", "export", "tag"]
-    if (world / "moe").exists() and len(files_of(world / "moe")) > 1 and _whole(world, names):
-        kinds += ["evaluate"] if _router(world) == "context" else ["train", "evaluate"]
+        kinds += ["compose", "compose", "dense", "refine", "opt-out", "purge", "alias", "export", "tag"]
+    if (world / "moe").exists() and len(files_of(world / "moe")) > 1:
+        kinds += ["evaluate"] if _whole(world, names) else []
+        kinds += ["train"] if _whole(world, names, router="ridge") else []
     file = world / f"{draw.randrange(1 << 40):x}"
     match draw.choice(kinds):
         case "add":
@@ -150,25 +151,14 @@ def _drawn(ground: Ground, draw: random.Random) -> list[Any]:
         case "base":
             return ["add-base", "base", given / "base"]
         case "compose":
-            return ["compose", "--experts", ",".join(some), "--top-k", 1, "--force", "--out", world / "moe"]
-        case "context":
-            routing = ["--router", "context", "--top-k", 1]
-            return ["compose", "--experts", ",".join(some), *routing, "--force", "--out", world / "moe"]
+            router = draw.choice(["context", "ridge"])
+            made = ["--router", router, "--top-k", 1, "--force", "--out", world / "moe"]
+            return ["compose", "--experts", ",".join(some), *made]
         case "dense":
             return ["compose", "--experts", ",".join(some), "--to", "dense", "--force", "--out", world / "dense"]
         case "refine":
-            return [
-                "compose",
-                "--experts",
-                ",".join(some),
-                "--refine",
-                1,
-                "--top-k",
-                1,
-                "--force",
-                "--out",
-                world / "moe",
-            ]
+            made = ["--router", "ridge", "--refine", 1, "--top-k", 1, "--force", "--out", world / "moe"]
+            return ["compose", "--experts", ",".join(some), *made]
         case "opt-out":
             return ["opt-out", draw.choice(names), "--yes"]
         case "purge":
@@ -197,10 +187,11 @@ def _active(world: Path) -> list[str]:
     return sorted(name for name in found if name)
 
 
-def _whole(world: Path, names: list[str]) -> bool:
-    """Tell whether the mixture that was composed last has two members or more, all of them active."""
-    members = json.loads((world / "moe" / "composition.json").read_bytes())["members"]
-    return len(members) > 1 and {member["name"] for member in members} <= set(names)
+def _whole(world: Path, names: list[str], router: str | None = None) -> bool:
+    """Return whether the mixture that was composed last has two active members or more, and routers of a method."""
+    made = json.loads((world / "moe" / "composition.json").read_bytes())
+    members = {member["name"] for member in made["members"]}
+    return len(members) > 1 and members <= set(names) and router in (None, made["recipe"]["router"])
 
 
 def _composed(world: Path) -> list[str]:

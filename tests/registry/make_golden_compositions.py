@@ -66,8 +66,8 @@ def composed(recipe: Recipe | EnsembleRecipe, experts: Sequence[str] = EXPERTS) 
 
 
 def moe(*experts: str, **settings: Any) -> Case:
-    """Return the case of a mixture."""
-    return composed(Recipe(device="cpu", **settings), experts or EXPERTS)
+    """Return the case of a mixture, with ridge routers unless `settings` name others."""
+    return composed(Recipe(device="cpu", **{"router": "ridge"} | settings), experts or EXPERTS)
 
 
 def dense(*experts: str, **settings: Any) -> Case:
@@ -81,8 +81,8 @@ def ensemble(**settings: Any) -> Case:
 
 
 def of_kind(kind: str, **settings: Any) -> Case:
-    """Return the case of two experts of another kind."""
-    recipe = Recipe(device="cpu", **{"host": KINDS[kind].host} | settings)
+    """Return the case of two experts of another kind, with ridge routers unless `settings` name others."""
+    recipe = Recipe(device="cpu", **{"host": KINDS[kind].host, "router": "ridge"} | settings)
     return Case(lambda home, out: composed(recipe, home.pair(kind)).write(home, out), STATISTICS, recipe)
 
 
@@ -180,7 +180,8 @@ def evaluated(case: Case) -> Case:
 
 
 CASES: dict[str, Case] = {
-    "default": moe(),
+    "default": composed(Recipe(device="cpu"), EXPERTS),
+    "ridge": moe(),
     "one expert": moe("math"),
     "two experts": moe("math", "code"),
     "vocabulary": moe("code", MORE_TOKENS),

@@ -110,13 +110,14 @@ SAMPLE: dict[str, dict[str, Any]] = {
     "regmean": {"trunk": "regmean", "router": "ridge"},
     "mean": {"trunk": "mean", "router": "domain-embedding", "bias": {"code": -0.5}},
     "base": {"trunk": "base", "router": "random"},
-    "ties": {"trunk": "ties", "normalize": True, "balance": "tokens"},
+    "ties": {"trunk": "ties", "router": "ridge", "normalize": True, "balance": "tokens"},
     "dare dense": {"trunk": "dare", "to": "dense"},
     "task-arithmetic dense": {"trunk": "task-arithmetic", "to": "dense"},
     "context": {"trunk": "mean", "router": "context", "context_window": 16.0, "lam": 0.0},
-    "trunk refitted": {"refine_trunk": True, "top_k": 1},
-    "refitted, then refined": {"refine_mlp": True, "refine": 1, "lam": "auto"},
-    "refined twice": {"refine": 2, "trunk": "mean", "lam": "auto", "token_weight": "advantage"},
+    "trunk refitted": {"router": "ridge", "refine_trunk": True, "top_k": 1},
+    "refitted context": {"router": "context", "refine_mlp": True},
+    "refitted, then refined": {"router": "ridge", "refine_mlp": True, "refine": 1, "lam": "auto"},
+    "refined twice": {"router": "ridge", "refine": 2, "trunk": "mean", "lam": "auto", "token_weight": "advantage"},
 }
 """Every trunk method, router method and option, each in some recipe."""
 
@@ -125,13 +126,14 @@ ALONE: dict[str, dict[str, Any]] = {
     **{f"{trunk} dense": {"trunk": trunk, "to": "dense"} for trunk in TRUNKS},
     **{router: {"router": router} for router in ROUTERS},
     "biased": {"router": "domain-embedding", "bias": {"code": -0.5}},
-    "normalised": {"normalize": True},
-    "lam auto": {"lam": "auto"},
+    "normalised": {"router": "ridge", "normalize": True},
+    "lam auto": {"router": "ridge", "lam": "auto"},
     "balanced": {"balance": "tokens"},
-    "advantage": {"token_weight": "advantage"},
-    "refined": {"refine": 1},
+    "advantage": {"router": "ridge", "token_weight": "advantage"},
+    "refined": {"router": "ridge", "refine": 1},
     "refitted": {"refine_mlp": True},
     "trunk refitted": {"refine_trunk": True},
+    "refitted ridge": {"router": "ridge", "refine_mlp": True},
 }
 """Each of them by itself, and with either kind of output."""
 
@@ -194,19 +196,19 @@ def test_opt_out_equals_never_registered(
     with fresh(tmp_path / "never", zoo, rest) as registry:
         registry.compose(rest, tmp_path / "expected")
         registry.compose(rest[:2], tmp_path / "pair")
-        registry.compose(rest, tmp_path / "expected-context", Recipe(router="context"))
+        registry.compose(rest, tmp_path / "expected-ridge", RIDGE)
     filled.compose(EXPERTS, tmp_path / "before")
-    filled.compose(EXPERTS, tmp_path / "before-context", Recipe(router="context"))
+    filled.compose(EXPERTS, tmp_path / "before-ridge", RIDGE)
     filled.opt_out(withdrawn, purge=purge)
     filled.compose(rest, tmp_path / "found")
     filled.compose(rest[:2], tmp_path / "found-pair")
-    filled.compose(rest, tmp_path / "found-context", Recipe(router="context"))
+    filled.compose(rest, tmp_path / "found-ridge", RIDGE)
     with pytest.raises(ConflictError, match=f"every version of {withdrawn} was opted out"):
         filled.compose(EXPERTS, tmp_path / "again")
     assert filled.verify().problems == ()
     assert files_of(tmp_path / "found") == files_of(tmp_path / "expected")
-    assert files_of(tmp_path / "found-context") == files_of(tmp_path / "expected-context")
-    assert files_of(tmp_path / "before-context") != files_of(tmp_path / "expected-context")
+    assert files_of(tmp_path / "found-ridge") == files_of(tmp_path / "expected-ridge")
+    assert files_of(tmp_path / "before-ridge") != files_of(tmp_path / "expected-ridge")
     assert files_of(tmp_path / "found-pair") == files_of(tmp_path / "pair")
     assert files_of(tmp_path / "before") != files_of(tmp_path / "expected")
 

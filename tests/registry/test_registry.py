@@ -319,8 +319,8 @@ def test_garbage_of_registrations_is_what_is_not_being_written(filled: Registry)
 
 
 def test_compositions_are_recorded_and_found_by_member(filled: Registry, tmp_path: Path) -> None:
-    filled.compose(["math", "code"], tmp_path / "moe", Recipe(lam=0.5))
-    filled.compose(["math", "code"], tmp_path / "again", Recipe(lam=0.5))
+    filled.compose(["math", "code"], tmp_path / "moe", Recipe(router="ridge", lam=0.5))
+    filled.compose(["math", "code"], tmp_path / "again", Recipe(router="ridge", lam=0.5))
     filled.compose(["law"], tmp_path / "law", Recipe(trunk="base"))
     assert [c.members for c in filled.compositions()] == [("code@1", "math@1"), ("base@1", "law@1")]
     assert [c.members for c in filled.compositions("base")] == [("base@1", "law@1")]

@@ -61,13 +61,13 @@ def purge(registry: Registry) -> None:
 RECIPES: dict[str, Any] = {
     "default": Recipe(),
     "mean": Recipe(trunk="mean"),
-    "context": Recipe(router="context"),
+    "ridge": Recipe(router="ridge"),
     "dense": Recipe(to="dense"),
     "base": Recipe(trunk="base"),
     "ensemble": EnsembleRecipe(),
     "refitted": Recipe(refine_mlp=True),
     "trunk refitted": Recipe(refine_trunk=True),
-    "refined": Recipe(refine=1),
+    "refined": Recipe(router="ridge", refine=1),
 }
 
 

@@ -24,9 +24,10 @@ from store.catalog import schema
 WORDS = ["<eos>", "<unk>", "sum", "product", "prove", "let", "def", "return", "class", "print", "court", "party", "act"]
 SETTINGS = PassSettings(tokens=64, seq_len=16, batch_size=2)
 RECIPES: dict[str, dict[str, Any]] = {
-    "mean": {"trunk": "mean"},
-    "regmean": {"trunk": "regmean"},
-    "base": {"trunk": "base", "lam": 0.5, "top_k": 2},
+    "mean": {"trunk": "mean", "router": "ridge"},
+    "regmean": {"trunk": "regmean", "router": "ridge"},
+    "base": {"trunk": "base", "router": "ridge", "lam": 0.5, "top_k": 2},
+    "context": {"router": "context"},
 }
 MTIME = (2000, 1, 1, 0, 0, 0)
 

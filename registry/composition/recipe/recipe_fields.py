@@ -21,7 +21,7 @@ TRUNK_OPTIONS = "trunk_options"
 
 AUTO = "auto"
 TOP_K = 2
-"""Experts per token by default.
+"""Experts per token by default, but for context routers, which take one.
 
 *Measured* with RegMean's trunk and ridge columns as they are, at temperature 0.05: of five experts near the base model
 88.6 (one per token 88.5; unit columns, one per token, 88.6), with two far ones beside them 77.0 (76.4; 76.0).
@@ -319,9 +319,9 @@ FIELDS: dict[str, RecipeField] = {
             unset="the GPU if there is one",
         ),
         RecipeField(
-            "top_k", FieldKind.WHOLE, "Experts per token.", "N", _MIXED, unset=f"{TOP_K}; with ensemble all members",
+            "top_k", FieldKind.WHOLE, "Experts per token.", "N", _MIXED, unset=f"1 with context, else {TOP_K}; with ensemble all members",
             limits=Limits(1.0), noun="top-k",
-            label="Experts per token", note=f"{TOP_K} if empty; in an ensemble all",
+            label="Experts per token", note=f"if empty 1 with the context router, else {TOP_K}; in an ensemble all",
         ),
         RecipeField(
             "temperature", FieldKind.NUMBER, "Divides the router logits.", "X", _MIXED, default=0.05,

@@ -33,7 +33,9 @@ def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("trunk", ["mean", "base"])
 def test_every_tensor_is_what_it_should_be(filled: Registry, zoo: Zoo, tmp_path: Path, trunk: str) -> None:
-    recipe = Recipe(trunk=trunk, lam=0.3, weights={"law": 3.0}, top_k=2, temperature=0.5, normalize=True)
+    recipe = Recipe(
+        trunk=trunk, router="ridge", lam=0.3, weights={"law": 3.0}, top_k=2, temperature=0.5, normalize=True
+    )
     plan = filled.compose(["math", "law", "code"], tmp_path / "moe", recipe)
     found = tensors_of(tmp_path / "moe")
     dense = {name: load_file(path / "model.safetensors") for name, path in (zoo.experts | {"base": zoo.base}).items()}
@@ -65,7 +67,8 @@ def test_stored_statistics_are_the_collected_ones(filled: Registry, zoo: Zoo) ->
 
 def test_lam_weights_and_temperature_reach_the_router(filled: Registry, tmp_path: Path) -> None:
     def gates(name: str, **recipe: Any) -> torch.Tensor:
-        filled.compose(["code", "math"], tmp_path / name, Recipe(**{"normalize": True, "temperature": 1.0} | recipe))
+        settings: dict[str, Any] = {"router": "ridge", "normalize": True, "temperature": 1.0}
+        filled.compose(["code", "math"], tmp_path / name, Recipe(**settings | recipe))
         return torch.stack([tensors_of(tmp_path / name)[GATE.format(layer)] for layer in range(2)])
 
     plain = gates("plain")
@@ -223,7 +226,7 @@ def test_router_that_cannot_be_solved_names_its_layer(bare: Path, registry: Regi
     with pytest.raises(
         InvalidInputError, match=r"the router of layer 0 cannot be solved: .* not positive definite"
     ) as caught:
-        registry.compose(["code"], tmp_path / "moe", Recipe(lam=0.0))
+        registry.compose(["code"], tmp_path / "moe", Recipe(router="ridge", lam=0.0))
     assert caught.value.hint == "raise lam, for example --lam 0.1"
     assert not (tmp_path / "moe").exists()
 

@@ -83,7 +83,8 @@ def regmean_by_hand(zoo: Zoo, weights: list[float], alpha: float) -> dict[str, t
 def test_regmean_is_its_equation_over_raw_features(
     filled: Registry, zoo: Zoo, tmp_path: Path, weights: list[float], alpha: float
 ) -> None:
-    recipe = Recipe(trunk_options={"alpha": alpha}, weights=dict(zip(PAIR, weights, strict=True)))
+    shares = dict(zip(PAIR, weights, strict=True))
+    recipe = Recipe(router="ridge", trunk_options={"alpha": alpha}, weights=shares)
     expected = regmean_by_hand(zoo, weights, alpha)
     filled.compose(PAIR, tmp_path / "dense", replace(recipe, to="dense"))
     dense = tensors_of(tmp_path / "dense")
@@ -160,13 +161,13 @@ def test_member_without_the_sites_of_a_method_is_refused(narrow: Registry, tmp_p
             narrow.compose(("math", "narrow"), tmp_path / "moe", recipe)
         assert "--trunk mean" in str(caught.value.hint)
         assert not (tmp_path / "moe").exists()
-    narrow.plan(("math", "narrow"), Recipe(trunk="mean"))
+    narrow.plan(("math", "narrow"), Recipe(trunk="mean", router="ridge"))
     narrow.plan(("narrow",))  # of one member nothing is solved
 
 
 def test_member_without_folds_leaves_nothing_to_choose_lam_by(narrow: Registry, tmp_path: Path) -> None:
     with pytest.raises(IncompatibleError, match=r"in as many folds, 2 or more: math@1 2, narrow@1 1$") as caught:
-        narrow.compose(("narrow", "math"), tmp_path / "moe", Recipe(trunk="mean", lam="auto"))
+        narrow.compose(("narrow", "math"), tmp_path / "moe", Recipe(router="ridge", trunk="mean", lam="auto"))
     assert "--folds 2" in str(caught.value.hint)
     assert not (tmp_path / "moe").exists()
     with pytest.raises(IncompatibleError, match="in as many folds, 2 or more: narrow@1 1"):
@@ -174,7 +175,7 @@ def test_member_without_folds_leaves_nothing_to_choose_lam_by(narrow: Registry, 
 
 
 def test_lam_auto_takes_the_least_error_and_tells_its_curve(filled: Registry, tmp_path: Path) -> None:
-    plan = filled.compose(PAIR, tmp_path / "moe", Recipe(lam="auto"))
+    plan = filled.compose(PAIR, tmp_path / "moe", Recipe(router="ridge", lam="auto"))
     document = json.loads((tmp_path / "moe" / MARKER).read_text())
     assert document["recipe"]["lam"] == "auto"
     assert [of["layer"] for of in document["lam"]] == [0, 1]
@@ -186,7 +187,7 @@ def test_lam_auto_takes_the_least_error_and_tells_its_curve(filled: Registry, tm
         statistics = [member.statistics(MLP_INPUT, layer) for member in plan.members]
         gate = tensors_of(tmp_path / "moe")[GATE.format(layer)]
         assert torch.equal(gate, (ridge(statistics, [1.0, 1.0], of["best"], normalize=False) / 0.05).float())
-    filled.compose(PAIR, tmp_path / "plain")
+    filled.compose(PAIR, tmp_path / "plain", Recipe(router="ridge"))
     assert "lam" not in json.loads((tmp_path / "plain" / MARKER).read_text())
 
 
@@ -220,7 +221,7 @@ def test_balance_makes_an_expert_with_more_tokens_count_no_more(registry: Regist
     for name, balance in (("plain", "tokens"), ("many", "tokens"), ("drowned", "none")):
         if name == "many":
             registry.add_expert("code", folder)
-        registry.compose(PAIR, tmp_path / name, Recipe(balance=balance, lam=1e-6))
+        registry.compose(PAIR, tmp_path / name, Recipe(router="ridge", balance=balance, lam=1e-6))
         found[name] = tensors_of(tmp_path / name)
     for name, weight in found["plain"].items():
         assert torch.allclose(found["many"][name], weight, rtol=0, atol=1e-5), name

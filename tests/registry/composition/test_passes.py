@@ -82,7 +82,7 @@ def seen_by(model: Any, modules: list[Any], calibration: Calibration) -> list[to
 def test_first_pass_is_that_of_the_experts_in_the_composed_trunk(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     """Every token forced to its expert (DUME eq. 7), in the dense model that this is."""
     weights = [3.0, 1.0]
-    filled.compose(PAIR, tmp_path / "moe", Recipe(refine=1, lam=0.3, weights={"code": 3.0}, **UNIT))
+    filled.compose(PAIR, tmp_path / "moe", Recipe(router="ridge", refine=1, lam=0.3, weights={"code": 3.0}, **UNIT))
     taken = []
     for name in PAIR:
         folder = forced_model(zoo, tmp_path / "moe", name, tmp_path / name)
@@ -94,14 +94,14 @@ def test_first_pass_is_that_of_the_experts_in_the_composed_trunk(filled: Registr
     for layer in range(2):
         expected = ridge([of.sites[MLP_INPUT][layer] for of in taken], weights, 0.3)
         assert torch.equal(tensors_of(tmp_path / "moe")[GATE.format(layer)], expected.float())
-    filled.compose(PAIR, tmp_path / "own", Recipe(lam=0.3, weights={"code": 3.0}))
+    filled.compose(PAIR, tmp_path / "own", Recipe(router="ridge", lam=0.3, weights={"code": 3.0}))
     own, refined = tensors_of(tmp_path / "own"), tensors_of(tmp_path / "moe")
     assert [name for name in own if not torch.equal(own[name], refined[name])] == [GATE.format(0), GATE.format(1)]
 
 
 def test_second_pass_is_that_of_the_routed_model(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
-    filled.compose(PAIR, tmp_path / "once", Recipe(refine=1, **UNIT))
-    filled.compose(PAIR, tmp_path / "twice", Recipe(refine=2, **UNIT))
+    filled.compose(PAIR, tmp_path / "once", Recipe(router="ridge", refine=1, **UNIT))
+    filled.compose(PAIR, tmp_path / "twice", Recipe(router="ridge", refine=2, **UNIT))
     model = load_model(tmp_path / "once", "float32", None)
     exponents = scales(
         Checkpoint(forced_model(zoo, tmp_path / "once", "code", tmp_path / "dense")), MLP_INPUT
@@ -126,7 +126,7 @@ def test_tokens_count_by_what_the_expert_gains_on_them(
         return take_statistics(*arguments, **options)
 
     monkeypatch.setattr(passes_module, "take_statistics", noted)
-    filled.compose(PAIR, tmp_path / "moe", Recipe(token_weight="advantage", **UNIT))
+    filled.compose(PAIR, tmp_path / "moe", Recipe(router="ridge", token_weight="advantage", **UNIT))
     statistics = []
     for name, weights in zip(PAIR, given, strict=True):
         calibration = kept(zoo, name)
@@ -164,10 +164,10 @@ def test_domain_embedding_is_the_mean_feature_in_the_base_model(filled: Registry
 
 
 RECIPES = {
-    "forced": Recipe(refine=1),
-    "routed": Recipe(refine=2),
+    "forced": Recipe(router="ridge", refine=1),
+    "routed": Recipe(router="ridge", refine=2),
     "base features": Recipe(router="domain-embedding"),
-    "advantage": Recipe(token_weight="advantage"),
+    "advantage": Recipe(router="ridge", token_weight="advantage"),
 }
 REFITS = {"refit": Recipe(refine_mlp=True), "trunk refit": Recipe(refine_trunk=True)}
 
@@ -210,7 +210,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
 
 
 def test_damaged_cache_is_found_out_and_made_again(filled: Registry, tmp_path: Path, passes: Callable[[], int]) -> None:
-    filled.compose(PAIR, tmp_path / "first", Recipe(refine=1))
+    filled.compose(PAIR, tmp_path / "first", Recipe(router="ridge", refine=1))
     assert passes() == 2
     whole = files_of(filled.home.cache)
     assert len(whole) == 2
@@ -218,7 +218,7 @@ def test_damaged_cache_is_found_out_and_made_again(filled: Registry, tmp_path: P
     damaged = bytearray(whole[name])
     damaged[-5] ^= 1
     (filled.home.cache / name).write_bytes(damaged)
-    filled.compose(PAIR, tmp_path / "second", Recipe(refine=1))
+    filled.compose(PAIR, tmp_path / "second", Recipe(router="ridge", refine=1))
     assert passes() == 1
     assert files_of(tmp_path / "second") == files_of(tmp_path / "first")
     assert files_of(filled.home.cache) == whole
@@ -227,14 +227,14 @@ def test_damaged_cache_is_found_out_and_made_again(filled: Registry, tmp_path: P
 def test_cache_knows_a_trunk_from_another(filled: Registry, tmp_path: Path, passes: Callable[[], int]) -> None:
     for number, (recipe, runs) in enumerate(
         [
-            (Recipe(refine=1), 2),
-            (Recipe(refine=1, lam=1e3, temperature=0.5, top_k=2), 0),  # of routers no trunk is made
-            (Recipe(refine=1, trunk_options={"alpha": 0.5}), 2),
-            (Recipe(refine=1, weights={"code": 2.0}), 2),
-            (Recipe(refine=1, dtype="bfloat16"), 2),
-            (Recipe(refine=1, token_weight="advantage"), 2),
-            (Recipe(refine=2), 2),  # the second pass alone
-            (Recipe(refine=2, lam=1e3), 2),  # its routers route
+            (Recipe(router="ridge", refine=1), 2),
+            (Recipe(router="ridge", refine=1, lam=1e3, temperature=0.5, top_k=2), 0),  # of routers no trunk is made
+            (Recipe(router="ridge", refine=1, trunk_options={"alpha": 0.5}), 2),
+            (Recipe(router="ridge", refine=1, weights={"code": 2.0}), 2),
+            (Recipe(router="ridge", refine=1, dtype="bfloat16"), 2),
+            (Recipe(router="ridge", refine=1, token_weight="advantage"), 2),
+            (Recipe(router="ridge", refine=2), 2),  # the second pass alone
+            (Recipe(router="ridge", refine=2, lam=1e3), 2),  # its routers route
         ]
     ):
         filled.compose(PAIR, tmp_path / str(number), recipe)
@@ -243,18 +243,18 @@ def test_cache_knows_a_trunk_from_another(filled: Registry, tmp_path: Path, pass
 
 def test_pass_after_a_refit_knows_the_routers_that_had_a_part_in_it(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     """A refit sends tokens where its routers do, so another lam makes another trunk: the cache must tell them apart."""
-    filled.compose(PAIR, tmp_path / "other", Recipe(refine_mlp=True, refine=1, lam=1e6))
-    filled.compose(PAIR, tmp_path / "found", Recipe(refine_mlp=True, refine=1))
+    filled.compose(PAIR, tmp_path / "other", Recipe(router="ridge", refine_mlp=True, refine=1, lam=1e6))
+    filled.compose(PAIR, tmp_path / "found", Recipe(router="ridge", refine_mlp=True, refine=1))
     with Registry(tmp_path / "plain") as registry:
         for name in PAIR:
             registry.add_expert(name, zoo.experts[name])
-        registry.compose(PAIR, tmp_path / "expected", Recipe(refine_mlp=True, refine=1))
+        registry.compose(PAIR, tmp_path / "expected", Recipe(router="ridge", refine_mlp=True, refine=1))
     assert files_of(tmp_path / "found") == files_of(tmp_path / "expected")
     assert files_of(tmp_path / "found") != files_of(tmp_path / "other")
 
 
 def test_opt_out_empties_the_cache(filled: Registry, tmp_path: Path) -> None:
-    filled.compose(PAIR, tmp_path / "moe", Recipe(refine=1))
+    filled.compose(PAIR, tmp_path / "moe", Recipe(router="ridge", refine=1))
     assert files_of(filled.home.cache)
     assert filled.gc(dry_run=True).cached == len(files_of(filled.home.cache))
     filled.opt_out("law")  # of whose statistics none is there: all go nevertheless
@@ -311,7 +311,7 @@ def test_pass_that_fails_leaves_nothing(filled: Registry, tmp_path: Path, monkey
 
 
 def test_document_tells_how_passes_ran(filled: Registry, tmp_path: Path) -> None:
-    filled.compose(PAIR, tmp_path / "moe", Recipe(refine=1))
+    filled.compose(PAIR, tmp_path / "moe", Recipe(router="ridge", refine=1))
     told = json.loads((tmp_path / "moe" / "composition.json").read_text())["recipe"]
     assert told["computed"] == {"batch_size": BATCH, "device": "cpu"}
     assert "computed" not in filled.plan(PAIR).document["recipe"]

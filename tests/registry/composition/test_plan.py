@@ -10,20 +10,21 @@ from safetensors.torch import load_file
 from registry import PassSettings, Recipe, Registry
 from registry.errors import IncompatibleError, InvalidInputError
 from tests.conftest import EXPERTS, Zoo, files_of
-from tests.models import SIZES, make_model, save_checkpoint, sentences, train_tokenizer, write_jsonl
+from tests.models import make_model, save_checkpoint, sentences, train_tokenizer, write_jsonl
 
 
-def test_plan_tells_what_is_written_and_writes_nothing(filled: Registry, tmp_path: Path) -> None:
+@pytest.mark.parametrize("recipe", [Recipe(), Recipe(top_k=2), Recipe(router="ridge")], ids=["1", "2", "ridge"])
+def test_plan_tells_what_is_written_and_writes_nothing(filled: Registry, tmp_path: Path, recipe: Recipe) -> None:
     before = files_of(filled.home.path)
-    plan = filled.plan(["math", "code", "law"], Recipe(top_k=2))
+    plan = filled.plan(["math", "code", "law"], recipe)
     assert files_of(filled.home.path) == before
-    filled.compose(["math", "code", "law"], tmp_path / "moe", Recipe(top_k=2))
+    filled.compose(["math", "code", "law"], tmp_path / "moe", recipe)
     tensors = load_file(tmp_path / "moe" / "model.safetensors")
     assert {tensor.name: tensor.shape for tensor in plan.tensors} == {n: tuple(t.shape) for n, t in tensors.items()}
     assert plan.parameters == sum(tensor.numel() for tensor in tensors.values())
     assert plan.nbytes == sum(tensor.nbytes for tensor in tensors.values())
-    mlp = 3 * SIZES["hidden_size"] * SIZES["intermediate_size"] * SIZES["num_hidden_layers"]
-    assert plan.active_parameters == plan.parameters - mlp
+    experts = sum(tensor.numel() for name, tensor in tensors.items() if ".experts." in name)
+    assert plan.active_parameters == plan.parameters - experts // 3 * (3 - recipe.experts_per_token(3))
     assert plan.names == ["code", "law", "math"]
     assert plan.peak_bytes > 0
 
@@ -37,8 +38,11 @@ def test_digest_is_a_function_of_members_and_recipe(filled: Registry) -> None:
         digest("code", "math"),
         digest("code", "law"),
         digest("code"),
-        digest("code", "math", lam=0.1),
-        digest("code", "math", top_k=1),
+        digest("code", "math", vocabulary="shared"),
+        digest("code", "math", context_window=0.0),
+        digest("code", "math", router="ridge"),
+        digest("code", "math", router="ridge", lam=0.1),
+        digest("code", "math", top_k=2),
         digest("code", "math", trunk="base"),
         digest("code", "math", weights={"code": 2.0}),
         digest("code", "math", temperature=0.5),
@@ -144,8 +148,8 @@ def test_mixed_dtypes_ask_for_one(filled: Registry, tmp_path: Path, tokenizer: A
         tensors = load_file(tmp_path / dtype / "model.safetensors")
         assert {tensor.dtype for tensor in tensors.values()} == {getattr(torch, dtype)}
     own = load_file(folder / "model.safetensors")["model.layers.0.mlp.up_proj.weight"]
-    name = "model.layers.0.block_sparse_moe.experts.1.w3.weight"
-    assert torch.equal(load_file(tmp_path / "float32" / "model.safetensors")[name], own.float())
+    name = "model.layers.1.block_sparse_moe.experts.1.w3.weight"  # one layer later, and wider by zeros
+    assert torch.equal(load_file(tmp_path / "float32" / "model.safetensors")[name][:, : own.shape[1]], own.float())
 
 
 def test_tensor_of_mixed_dtypes_asks_for_one(filled: Registry, tmp_path: Path, tokenizer: Any) -> None:

@@ -12,13 +12,15 @@ from registry.progress import silent
 from tests.conftest import Zoo
 from tests.models import sentences, write_jsonl
 
+RIDGE = Recipe(router="ridge")
+
 
 def test_no_weight_is_read(filled: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: Member, name: str) -> None:
         raise AssertionError(name)
 
     monkeypatch.setattr(Member, "open_weight", refuse)
-    found = filled.preview(["math", "code", "german"])
+    found = filled.preview(["math", "code", "german"], RIDGE)
     assert found.refs == ("code@1", "german@1", "math@1")
     assert found.layers == (0, 1)
     assert [sum(row) for matrix in found.confusion for row in matrix] == pytest.approx([1.0] * 6)
@@ -32,10 +34,12 @@ def test_no_weight_is_read(filled: Registry, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_order_and_trunk_do_not_matter(filled: Registry) -> None:
-    found = filled.preview(["math", "code"])
-    assert filled.preview(["code@1", "math@1"]) == found
-    assert filled.preview(["code", "math"], Recipe(trunk="mean", top_k=1)) == found
-    assert filled.preview(["code", "math"], Recipe(normalize=True)) != found
+    found = filled.preview(["math", "code"], RIDGE)
+    assert filled.preview(["code@1", "math@1"], RIDGE) == found
+    assert filled.preview(["code", "math"], replace(RIDGE, trunk="mean", top_k=1)) == found
+    assert filled.preview(["code", "math"], replace(RIDGE, normalize=True)) != found
+    context = filled.preview(["math", "code"])
+    assert filled.preview(["code@1", "math@1"]) == context != found
 
 
 def test_who_is_drowned_is_told_and_balance_helps(registry: Registry, zoo: Zoo, tmp_path: object) -> None:
@@ -43,13 +47,13 @@ def test_who_is_drowned_is_told_and_balance_helps(registry: Registry, zoo: Zoo, 
         data = write_jsonl(zoo.base.parent / f"{name}.many.jsonl", sentences(name, 400, seed=5))
         settings = PassSettings(tokens=tokens, seq_len=32, batch_size=8)
         registry.add_expert(name, zoo.experts[name], data=[data], settings=settings)
-    code, german = registry.preview(["code", "german"]).members
+    code, german = registry.preview(["code", "german"], RIDGE).members
     assert (code.drowned, code.tokens) == (None, 4096)
     assert german.part < 0.02
     assert german.accuracy < 0.5
     assert german.drowned is not None
     assert "--balance tokens" in german.drowned
-    balanced = registry.preview(["code", "german"], Recipe(balance="tokens")).members[1]
+    balanced = registry.preview(["code", "german"], replace(RIDGE, balance="tokens")).members[1]
     assert balanced.part == pytest.approx(0.5)
     assert balanced.accuracy > german.accuracy
 
@@ -59,7 +63,7 @@ def test_same_text_twice_is_told(registry: Registry, zoo: Zoo) -> None:
     settings = PassSettings(tokens=2048, seq_len=32, batch_size=8)
     data = write_jsonl(zoo.base.parent / "again.jsonl", sentences("code", 200, seed=6))
     registry.add_expert("coder", zoo.experts["code"], data=[data], settings=settings)
-    found = registry.preview(["code", "coder"], Recipe(balance="tokens"))
+    found = registry.preview(["code", "coder"], replace(RIDGE, balance="tokens"))
     assert found.accuracy < 0.8
     assert len(found.overlap) == 1
 
@@ -75,8 +79,8 @@ def test_random_routers_send_tokens_anywhere(filled: Registry) -> None:
 
 
 def test_what_is_not_foretold_is_said_or_refused(filled: Registry) -> None:
-    plain = filled.preview(["code", "math"])
-    refined = filled.preview(["code", "math"], Recipe(refine=1, refine_mlp=True))
+    plain = filled.preview(["code", "math"], RIDGE)
+    refined = filled.preview(["code", "math"], replace(RIDGE, refine=1, refine_mlp=True))
     assert refined.confusion == plain.confusion
     assert (plain.notes, len(refined.notes)) == ((), 1)
     with pytest.raises(InvalidInputError, match="--to dense"):
@@ -87,7 +91,7 @@ def test_what_is_not_foretold_is_said_or_refused(filled: Registry) -> None:
 
 def test_deep_networks_are_looked_at_in_layers_spread_evenly(filled: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("registry.registration.expert_overlap.LAYERS", 1)
-    found = preview_plan(replace(filled.plan(["code", "math"])), silent)
+    found = preview_plan(filled.plan(["code", "math"], RIDGE), silent)
     assert found.layers == (1,)
     assert found.notes == ("1 of 2 layers were compared",)
 
@@ -98,4 +102,4 @@ def test_statistics_of_no_activations_are_refused(filled: Registry, monkeypatch:
 
     monkeypatch.setattr("registry.composition.preview.overlap", fail)
     with pytest.raises(InvalidInputError, match="cannot be compared at layer 0: a Gram is that of no"):
-        filled.preview(["code", "math"])
+        filled.preview(["code", "math"], RIDGE)

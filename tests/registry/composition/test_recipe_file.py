@@ -34,11 +34,14 @@ def read(tmp_path: Path, text: str) -> RecipeFile:
 def test_a_file_has_experts_base_model_and_recipe(tmp_path: Path) -> None:
     file = read(
         tmp_path,
-        "experts: [code, math@2]\nbase: zero@good\ntrunk: ties\ntrunk_options:\n  density: 1e-1\nlam: auto\n"
-        "top_k: 1\nnormalize: true\nweights: {math: 2}\ndtype: null\nseed:\n",
+        "experts: [code, math@2]\nbase: zero@good\ntrunk: ties\ntrunk_options:\n  density: 1e-1\nrouter: ridge\n"
+        "lam: auto\ntop_k: 1\nnormalize: true\nweights: {math: 2}\ndtype: null\nseed:\n",
     )
     assert (file.experts, file.base) == (("code", "math@2"), "zero@good")
-    assert file.recipe == Recipe("ties", {"density": 0.1}, lam="auto", top_k=1, normalize=True, weights={"math": 2.0})
+    expected = Recipe(
+        "ties", {"density": 0.1}, router="ridge", lam="auto", top_k=1, normalize=True, weights={"math": 2.0}
+    )
+    assert file.recipe == expected
 
 
 def test_experts_can_have_weights(tmp_path: Path) -> None:
@@ -147,6 +150,7 @@ def some_recipe(values: dict[str, Any]) -> Recipe | EnsembleRecipe:
         (),
         ("refine", "refine_mlp", "refine_trunk"),
         ("lam", "token_weight"),
+        ("refine", "token_weight"),
         ("trunk", *TRUNK_NUMBERS),
     ):
         values = {name: value for name, value in values.items() if name not in contradicting}
@@ -180,7 +184,7 @@ def test_a_recipe_that_is_written_reads_back(
 
 def test_fields_without_a_part_are_not_written() -> None:
     assert recipe_text(Recipe(router="random", lam=5.0)) == recipe_text(Recipe(router="random"))
-    assert "lam: 5.0\n" in recipe_text(Recipe(lam=5.0))
+    assert "lam: 5.0\n" in recipe_text(Recipe(router="ridge", lam=5.0))
 
 
 @pytest.mark.parametrize(
@@ -243,7 +247,7 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
 
 COMPOSED: dict[str, Recipe | EnsembleRecipe] = {
     "default": Recipe(weights={"code": 2.0}),
-    "refined": Recipe(refine=1, device="cpu", top_k=1),
+    "refined": Recipe(router="ridge", refine=1, device="cpu", top_k=1),
     "dense": Recipe("ties", {"density": 0.5}, to="dense"),
     "remote code": Recipe(host="remote-code", router="domain-embedding", bias={"math": 1.0}),
     "ensemble": EnsembleRecipe(routing="task-vector"),

@@ -43,20 +43,22 @@ def test_what_changes_is_written_anew(
     filled: Registry, tmp_path: Path, changed: dict[str, Any], kept: set[str]
 ) -> None:
     experts = ["code", "law"]
-    filled.compose(experts, tmp_path / "moe", Recipe(lam=1.0))
+    filled.compose(experts, tmp_path / "moe", Recipe(router="ridge", lam=1.0))
     before = inodes(tmp_path / "moe")
-    filled.compose(experts, tmp_path / "moe", Recipe(**{"lam": 1.0} | changed), force=True)
+    filled.compose(experts, tmp_path / "moe", Recipe(**{"router": "ridge", "lam": 1.0} | changed), force=True)
     after = inodes(tmp_path / "moe")
     assert {part for part in after if after[part] == before[part]} == kept
-    filled.compose(experts, tmp_path / "fresh", Recipe(**{"lam": 1.0} | changed))
+    filled.compose(experts, tmp_path / "fresh", Recipe(**{"router": "ridge", "lam": 1.0} | changed))
     assert files_of(tmp_path / "moe") == files_of(tmp_path / "fresh")
     assert {path.stat().st_nlink for path in (tmp_path / "moe").iterdir()} == {1}
 
 
 def test_weights_leave_the_base_models_trunk_as_it_is(filled: Registry, tmp_path: Path) -> None:
-    filled.compose(["code", "law"], tmp_path / "moe", Recipe(trunk="base"))
+    filled.compose(["code", "law"], tmp_path / "moe", Recipe(trunk="base", router="ridge"))
     before = inodes(tmp_path / "moe")
-    filled.compose(["code", "law"], tmp_path / "moe", Recipe(trunk="base", weights={"law": 2.0}), force=True)
+    filled.compose(
+        ["code", "law"], tmp_path / "moe", Recipe(trunk="base", router="ridge", weights={"law": 2.0}), force=True
+    )
     after = inodes(tmp_path / "moe")
     assert {part for part in after if after[part] == before[part]} == {"experts", "trunk"}
 
@@ -97,7 +99,7 @@ def link(path: Path) -> None:
 
 @pytest.mark.parametrize("touch", [flip, flip_and_hide, exchange, link, Path.unlink])
 def test_touched_file_is_written_anew(filled: Registry, tmp_path: Path, touch: Any) -> None:
-    recipe = Recipe(lam=1.0)
+    recipe = Recipe(router="ridge", lam=1.0)
     filled.compose(["code", "law"], tmp_path / "moe", recipe)
     sound = files_of(tmp_path / "moe")
     touch(tmp_path / "moe" / parts(tmp_path / "moe")["experts"])

@@ -77,7 +77,9 @@ class Pair:
 
     def compose(self, name: str, experts: tuple[str, ...] = PAIR, **settings: Any) -> Path:
         """Compose into a folder of a name, and return that."""
-        self.registry.compose(experts, self.root / name, Recipe(host=self.host, **settings), force=True)
+        self.registry.compose(
+            experts, self.root / name, Recipe(host=self.host, **{"router": "ridge"} | settings), force=True
+        )
         return self.root / name
 
 
@@ -142,9 +144,10 @@ def test_each_text_is_nearer_to_its_expert(pair: Pair) -> None:
 @pytest.mark.parametrize(
     "recipe",
     [
-        {"refine_mlp": True, "refine": 1, "lam": "auto"},
+        {"router": "ridge", "refine_mlp": True, "refine": 1, "lam": "auto"},
         {"refine_mlp": True, "dtype": "bfloat16", "trunk": "mean"},
-        {"refine_trunk": True, "refine": 1},
+        {"router": "ridge", "refine_trunk": True, "refine": 1},
+        {"refine_trunk": True},
     ],
 )
 def test_order_and_repetition_leave_no_trace(filled: Registry, tmp_path: Path, recipe: dict[str, Any]) -> None:
@@ -157,8 +160,8 @@ def test_order_and_repetition_leave_no_trace(filled: Registry, tmp_path: Path, r
 
 
 def test_written_in_another_dtype_it_is_what_it_was(filled: Registry, tmp_path: Path) -> None:
-    filled.compose(PAIR, tmp_path / "wide", Recipe(refine_mlp=True))
-    filled.compose(PAIR, tmp_path / "narrow", Recipe(refine_mlp=True, dtype="bfloat16"))
+    filled.compose(PAIR, tmp_path / "wide", Recipe(router="ridge", refine_mlp=True))
+    filled.compose(PAIR, tmp_path / "narrow", Recipe(router="ridge", refine_mlp=True, dtype="bfloat16"))
     wide, narrow = weights_of(tmp_path / "wide"), weights_of(tmp_path / "narrow")
     for name, weight in wide.items():
         assert narrow[name].dtype == torch.bfloat16
@@ -168,8 +171,8 @@ def test_written_in_another_dtype_it_is_what_it_was(filled: Registry, tmp_path: 
 
 def test_queries_are_least_squares_over_what_both_members_show(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     """In the first layer nothing was refitted before: inputs are the normed composed embeddings, targets W_e x_e."""
-    filled.compose(PAIR, tmp_path / "plain")
-    filled.compose(PAIR, tmp_path / "moe", Recipe(refine_mlp=True))
+    filled.compose(PAIR, tmp_path / "plain", Recipe(router="ridge"))
+    filled.compose(PAIR, tmp_path / "moe", Recipe(router="ridge", refine_mlp=True))
     name = "model.layers.0.self_attn.q_proj.weight"
     trunk = weights_of(tmp_path / "plain")
     size = len(trunk["model.norm.weight"])
@@ -199,7 +202,7 @@ def test_members_with_tokens_of_their_own_are_refitted(filled: Registry, tmp_pat
     folder, texts = grown(tmp_path / "agent", 111, "<call>"), sentences("code", 30)
     data = write_jsonl(tmp_path / "agent.jsonl", [f"<call> {text}" for text in texts])
     filled.add_expert("agent", folder, data=[data], settings=SETTINGS, keep_calibration=True)
-    filled.compose(("agent", "code"), tmp_path / "moe", Recipe(refine_mlp=True, trunk="mean"))
+    filled.compose(("agent", "code"), tmp_path / "moe", Recipe(router="ridge", refine_mlp=True, trunk="mean"))
     model = load_model(tmp_path / "moe", "float32", None)
     assert model(input_ids=torch.tensor([[5, 320]])).logits.shape == (1, 2, 321)
     head, own = weights_of(tmp_path / "moe")["lm_head.weight"], weights_of(folder)["lm_head.weight"]
@@ -210,7 +213,7 @@ def test_members_with_tokens_of_their_own_are_refitted(filled: Registry, tmp_pat
 
 def test_known_experts_need_no_statistics(filled: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     """The routers stay those of the composition, and each down projection is fitted to the tokens that go to it."""
-    plan = filled.plan(PAIR, Recipe(trunk="mean", refine_mlp=True))
+    plan = filled.plan(PAIR, Recipe(router="ridge", trunk="mean", refine_mlp=True))
     gates = [StoredSource(plan).routers.gate(layer) for layer in range(2)]
     name = "model.layers.1.mlp.down_proj.weight"
 

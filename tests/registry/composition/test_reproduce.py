@@ -21,10 +21,11 @@ RECIPES: dict[str, Recipe | EnsembleRecipe] = {
         router="domain-embedding", bias={"math": 0.5}, top_k=1, temperature=2.0, weights={"code": 3.0}, balance="tokens"
     ),
     "random": Recipe(trunk="mean", router="random", seed=7, dtype="bfloat16"),
-    "lam auto": Recipe(trunk="dare", trunk_options={"density": 0.5}, lam="auto", normalize=True),
-    "trunk refit": Recipe(refine_trunk=True, refine=1, trunk_options={"alpha": 0.9}, device="cpu"),
-    "passes": Recipe(refine=1, refine_mlp=True, token_weight="advantage", device="cpu"),
-    "context": Recipe(router="context", context_window=16, dtype="float16"),
+    "lam auto": Recipe(trunk="dare", trunk_options={"density": 0.5}, router="ridge", lam="auto", normalize=True),
+    "trunk refit": Recipe(router="ridge", refine_trunk=True, refine=1, trunk_options={"alpha": 0.9}, device="cpu"),
+    "passes": Recipe(router="ridge", refine=1, refine_mlp=True, token_weight="advantage", device="cpu"),
+    "ridge": Recipe(router="ridge"),
+    "context": Recipe(router="context", context_window=16, vocabulary="shared", refine_mlp=True, dtype="float16"),
     "remote code": Recipe(trunk="base", host="remote-code"),
     "dense": Recipe(to="dense", trunk="ties", weights={"math": 2.5}),
     "posterior": EnsembleRecipe(top_k=1, weights={"code": 2.0}, dtype="float16"),
@@ -155,7 +156,7 @@ UNTRUSTED: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
 @pytest.mark.parametrize("case", sorted(UNTRUSTED))
 def test_document_that_this_program_would_not_write_is_refused(filled: Registry, tmp_path: Path, case: str) -> None:
     apply, message = UNTRUSTED[case]
-    document = filled.plan(["math", "code"]).document
+    document = filled.plan(["math", "code"], RECIPES["ridge"]).document
     document = json.loads(json.dumps(document | {"digest": "0" * 64, "files": {}}))
     apply(document)
     (tmp_path / "made").mkdir()

@@ -24,7 +24,8 @@ def moe(zoo: Zoo, tmp_path_factory: pytest.TempPathFactory) -> Path:
     with Registry(folder / "home") as registry:
         for name in ("code", "german"):
             registry.add_expert(name, zoo.experts[name])
-        registry.compose(["code", "german"], folder / "moe", Recipe(top_k=2))
+        registry.compose(["code", "german"], folder / "moe", Recipe(router="ridge", top_k=2))
+        registry.compose(["code", "german"], folder / "default")
     return folder / "moe"
 
 

@@ -38,7 +38,7 @@ def test_every_method_is_a_recipe(name: str) -> None:
 def few() -> Iterator[list[str]]:
     """Leave a few methods in the table, and give their names; after that it is as it was, in its order."""
     before = dict(METHODS)
-    for name in set(METHODS) - {"oracle", "mean-own", "base-own", "regmean", "regmean-paper-top-2", "btm"}:
+    for name in set(METHODS) - {"mean-own", "base-own", "regmean-paper-top-2", "context", "oracle-context", "btm"}:
         del METHODS[name]
     yield list(METHODS)
     METHODS.clear()
@@ -63,19 +63,19 @@ def test_rows_are_those_of_the_folders_composed_so(
     assert [row.name for row in rows] == ["base base@1", "expert code", "expert math", "average", *few]
     assert filled.compositions() == []  # composed to be scored, not made
     assert list(scratch.iterdir()) == []
-    filled.compose(["code", "math"], tmp_path / "base", Recipe(trunk="base", top_k=1, normalize=True))
+    filled.compose(["code", "math"], tmp_path / "base", Recipe(trunk="base", router="ridge", top_k=1, normalize=True))
     filled.compose(["code", "math"], tmp_path / "default")
     made = filled.evaluate([tmp_path / "base", tmp_path / "default"], data, SETTINGS, oracle=True)
     folders = {row.name: row for row in made}
     by_name = {row.name: row for row in rows}
-    for method, folder in (("regmean", "default"), ("base-own", "base"), ("oracle", "default oracle")):
+    for method, folder in (("context", "default"), ("base-own", "base"), ("oracle-context", "default oracle")):
         assert by_name[method].perplexity == folders[folder].perplexity
         assert by_name[method].score == folders[folder].score
         assert by_name[method].accuracy == folders[folder].accuracy
-    filled.evaluate([], data, SETTINGS, experts=["math", "code"], methods=["regmean"])
+    filled.evaluate([], data, SETTINGS, experts=["math", "code"], methods=["context"])
     (default,) = [c for c in filled.compositions() if c.document["base"] is None]
     (stored,) = filled.evaluations(default)  # this very composition was made, so its figures are worth keeping
-    assert stored.document["figures"]["perplexity"] == by_name["regmean"].perplexity
+    assert stored.document["figures"]["perplexity"] == by_name["context"].perplexity
 
 
 def test_method_that_does_not_fit_is_left_out_of_all_and_refused_by_name(
@@ -118,7 +118,7 @@ def test_seeds_become_mean_and_standard_deviation(filled: Registry, zoo: Zoo, mo
 
     def compose(settings: Mapping[str, Any], folder: Path) -> None:
         asked.append(dict(settings))
-        make({"trunk": settings["trunk"], "weights": {"code": float(settings["seed"])}}, folder)
+        make({"trunk": settings["trunk"], "router": "ridge", "weights": {"code": float(settings["seed"])}}, folder)
 
     registered = [filled.member(version) for version in filled.versions() if version.name in ("code", "math")]
     plan = filled.plan(["code", "math"])

@@ -52,7 +52,7 @@ def test_figures_are_stored_and_replaced(filled: Registry, zoo: Zoo, tmp_path: P
 def test_figures_are_stored_where_the_document_tells_what_lam_was_chosen(
     filled: Registry, zoo: Zoo, tmp_path: Path
 ) -> None:
-    plan = filled.compose(["code", "math"], tmp_path / "moe", Recipe(lam="auto"))
+    plan = filled.compose(["code", "math"], tmp_path / "moe", Recipe(router="ridge", lam="auto"))
     filled.evaluate([tmp_path / "moe"], {"code": [zoo.test["code"]]}, SETTINGS)
     (made,) = filled.compositions(plan.digest)
     assert len(filled.evaluations(made)) == 1

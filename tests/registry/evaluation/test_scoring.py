@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from registry.runtime.gates import RoutingRecord, force_expert, gates
 from registry.runtime.loading import load_model
 from tests.conftest import Zoo
 
+RIDGE = Recipe(router="ridge")
 SETTINGS = TestSettings(windows=4, seq_len=32, batch_size=3)
 
 
@@ -36,7 +38,7 @@ def test_one_expert_gets_everything_and_its_oracle_is_the_expert(filled: Registr
     assert alone.relative_time is None
 
 
-@pytest.mark.parametrize("recipe", [Recipe(), Recipe(top_k=2), Recipe(top_k=2, host="remote-code")], ids=str)
+@pytest.mark.parametrize("recipe", [RIDGE, replace(RIDGE, top_k=1), replace(RIDGE, host="remote-code")], ids=str)
 def test_routing_is_what_the_routers_decide(filled: Registry, zoo: Zoo, tmp_path: Path, recipe: Recipe) -> None:
     names = ["code", "law", "math"]
     plan = filled.compose(names, tmp_path / "moe", recipe)
@@ -72,7 +74,7 @@ def test_routing_is_what_the_routers_decide(filled: Registry, zoo: Zoo, tmp_path
 
 def test_oracle_of_one_expert_is_what_its_place_computes(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     """On the trunk of the base model, an expert alone and an expert that everything is sent to compute the same."""
-    recipe = Recipe(trunk="base")
+    recipe = replace(RIDGE, trunk="base")
     filled.compose(["code", "math"], tmp_path / "moe", recipe)
     filled.compose(["code"], tmp_path / "alone", recipe)
     data = {"code": [zoo.test["code"]]}
@@ -83,7 +85,7 @@ def test_oracle_of_one_expert_is_what_its_place_computes(filled: Registry, zoo: 
 
 def test_native_and_remote_code_route_alike(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     for host in ("mixtral", "remote-code"):
-        filled.compose(["code", "math"], tmp_path / host, Recipe(host=host, top_k=1))
+        filled.compose(["code", "math"], tmp_path / host, replace(RIDGE, host=host, top_k=1))
     data = {"code": [zoo.test["code"]]}
     native, ours = filled.evaluate([tmp_path / "mixtral", tmp_path / "remote-code"], data, SETTINGS)
     assert (native.accuracy, native.load) == (ours.accuracy, ours.load)

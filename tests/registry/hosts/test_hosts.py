@@ -159,7 +159,7 @@ class Variant:
     def recipe(self, **settings: Any) -> Recipe:
         """Return a recipe for the case's host, of one expert a token: two are mixed in another order elsewhere."""
         host = REMOTE_CODE if self.remote else self.case.host
-        return Recipe(host=host, **{"top_k": 1} | settings)
+        return Recipe(host=host, **{"top_k": 1, "router": "ridge"} | settings)
 
     @property
     def remote(self) -> bool:

@@ -62,7 +62,7 @@ def test_an_expert_has_the_digests_that_it_had_at_home(
             assert registration.version.tags == {"language": "en", "hub": f"org/{name}@{commit}"}
             assert not other.add_expert(name, f"hf://org/{name}").added
         for registered, folder in ((registry, "here"), (other, "there")):
-            registered.compose(names, tmp_path / folder, Recipe(trunk="mean", lam="auto"))
+            registered.compose(names, tmp_path / folder, Recipe(trunk="mean", router="ridge", lam="auto"))
         assert files_of(tmp_path / "here") == files_of(tmp_path / "there")
         assert other.verify().problems == ()
     card = ModelCard(hub.files("org/math")["README.md"].decode())

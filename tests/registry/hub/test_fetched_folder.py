@@ -27,7 +27,7 @@ def pushed(registry: Registry, zoo: Zoo, hub: WritableHub, tmp_path: Path) -> Re
     """A registry with a composition in `moe`, which was pushed to `org/moe`."""
     for name in ("code", "math"):
         registry.add_expert(name, zoo.experts[name], license="mit")
-    registry.compose(["code", "math"], tmp_path / "moe", Recipe(trunk="mean"))
+    registry.compose(["code", "math"], tmp_path / "moe", Recipe(trunk="mean", router="ridge"))
     registry.push(tmp_path / "moe", "org/moe")
     assert hub.files("org/moe")["README.md"] != (tmp_path / "moe" / "README.md").read_bytes()
     return registry

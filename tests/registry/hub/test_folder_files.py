@@ -64,7 +64,8 @@ def test_every_kind_of_composition_can_be_pushed(licensed: Registry, hub: Writab
     recipes: dict[str, Any] = {
         "dense": Recipe(to="dense"),
         "ensemble": EnsembleRecipe(),
-        "remote": Recipe(trunk="mean", host="remote-code", lam="auto"),
+        "remote": Recipe(trunk="mean", host="remote-code", router="ridge", lam="auto"),
+        "default": Recipe(),
     }
     for name, recipe in recipes.items():
         licensed.compose(["code", "math"], tmp_path / name, recipe)
@@ -184,7 +185,7 @@ def test_what_is_no_unchanged_composition_is_refused(licensed: Registry, hub: Wr
         "other": (lambda f: (f / weights).write_bytes(b"x" + (f / weights).read_bytes()[1:]), "was changed since"),
         "card": (lambda f: (f / "README.md").write_text("---\nlicense: mit\n---\n"), "README.md was changed since"),
         "document": (
-            lambda f: (f / MARKER).write_text((f / MARKER).read_text().replace('"top_k": 2', '"top_k": 1')),
+            lambda f: (f / MARKER).write_text((f / MARKER).read_text().replace('"top_k": 1', '"top_k": 2')),
             f"{MARKER} was changed since",
         ),
         "none": (lambda f: (f / MARKER).unlink(), f"has no {MARKER}"),

@@ -152,15 +152,16 @@ def test_interrupt_stops_it(store: ArrayStore, tmp_path: Path) -> None:
     assert threading.active_count() == before
 
 
-@pytest.mark.parametrize(("family", "host"), [("phi3", None), ("llama", None), ("granite", None)])
+@pytest.mark.parametrize("router", ["context", "ridge"])
+@pytest.mark.parametrize("family", ["phi3", "llama", "granite"])
 def test_composition_is_that_of_the_plain_way(
-    registry: Registry, tmp_path: Path, tokenizer: Any, family: str, host: str | None
+    registry: Registry, tmp_path: Path, tokenizer: Any, family: str, router: str
 ) -> None:
     for seed, name in ((1, "code"), (2, "math")):
         folder = save_checkpoint(make_model(family, seed), tmp_path / name, tokenizer)
         registry.add_expert(name, folder, data=[write_jsonl(tmp_path / f"{name}.jsonl", sentences(name, 20))])
-    plan = registry.plan(["code", "math"], Recipe(host=host, lam=1.0))
-    registry.compose(["code", "math"], tmp_path / "moe", Recipe(host=host, lam=1.0))
+    plan = registry.plan(["code", "math"], Recipe(router=router, lam=1.0))
+    registry.compose(["code", "math"], tmp_path / "moe", Recipe(router=router, lam=1.0))
     streams = streams_of(StoredSource(plan))
     copied = [stream for stream in streams if stream.spans() is not None]
     assert copied

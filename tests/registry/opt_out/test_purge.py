@@ -92,8 +92,8 @@ def _lived_in(zoo: Zoo, tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
         registry.add_expert("half", zoo.experts["math"])
         registry.opt_out("half", purge=True)  # an earlier purge, of arrays that are needed
-        registry.compose(["code", "math"], place / "moe", Recipe(refine=1))
-        plan = registry.plan(["code", "math"], Recipe(refine=1))
+        registry.compose(["code", "math"], place / "moe", Recipe(router="ridge", refine=1))
+        plan = registry.plan(["code", "math"], Recipe(router="ridge", refine=1))
         figures = {"experts": {"code": done.version.digest}, "figures": {"perplexity": 1234.5678}}
         registry.catalog.record_evaluation(plan.digest, "e" * 64, figures)
         actions: dict[str, Callable[[], object]] = {
@@ -101,7 +101,7 @@ def _lived_in(zoo: Zoo, tmp_path_factory: pytest.TempPathFactory) -> Path:
                 "tuned", adapter(place / "lora"), base="code"
             ),
             "registry.composition.passes.take_statistics": lambda: registry.compose(
-                ["code", "math"], place / "other", Recipe(refine=1, trunk="mean")
+                ["code", "math"], place / "other", Recipe(router="ridge", refine=1, trunk="mean")
             ),
         }
         for number, (function, action) in enumerate(actions.items()):
@@ -279,7 +279,7 @@ def test_composition_that_an_opt_out_overtakes_puts_nothing_into_the_cache(
 
     monkeypatch.setattr(passes, "take_statistics", overtaken)
     with pytest.raises(ConflictError, match="code@1 was opted out"):
-        filled.compose(["code", "math"], tmp_path / "moe", Recipe(refine=1))
+        filled.compose(["code", "math"], tmp_path / "moe", Recipe(router="ridge", refine=1))
     ((line,),) = told
     assert line.startswith(f"another process uses a copy of it in {filled.home.work}/")
     assert not (tmp_path / "moe").exists()

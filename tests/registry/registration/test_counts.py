@@ -204,11 +204,12 @@ def test_counts_of_one_token_are_accepted(registry: Registry, bare: Path, zoo: Z
 @pytest.mark.parametrize(
     ("recipe", "message"),
     [
-        (Recipe(), "mlp_input, which router method 'ridge' and trunk method 'regmean' need"),
-        (Recipe(trunk="mean"), "mlp_input, which router method 'ridge' needs"),
+        (Recipe(), "mlp_input, which trunk method 'regmean' needs"),
+        (Recipe(router="ridge"), "mlp_input, which router method 'ridge' and trunk method 'regmean' need"),
+        (Recipe(trunk="mean", router="ridge"), "mlp_input, which router method 'ridge' needs"),
         (Recipe(router="random"), "mlp_input, which trunk method 'regmean' needs"),
         (Recipe(to="dense"), "mlp_input, which trunk method 'regmean' needs"),
-        (Recipe(trunk="mean", lam="auto"), "mlp_input, which router method 'ridge' needs"),
+        (Recipe(trunk="mean", router="ridge", lam="auto"), "mlp_input, which router method 'ridge' needs"),
     ],
 )
 def test_recipe_that_needs_a_site_is_refused(counted: Registry, tmp_path: Path, recipe: Recipe, message: str) -> None:
@@ -239,35 +240,36 @@ def tensors(folder: Path) -> dict[str, bytes]:
         return {name: file.get_tensor(name).flatten().view(torch.uint8).numpy().tobytes() for name in names}
 
 
-@pytest.mark.parametrize("recipe", [Recipe(trunk="mean", refine=1), Recipe(trunk="mean", refine_mlp=True)])
-def test_kept_tokens_take_the_place_of_statistics(counted: Registry, tmp_path: Path, recipe: Recipe) -> None:
+@pytest.mark.parametrize("passes", [{"refine": 1}, {"refine_mlp": True}], ids=["refined", "refitted"])
+def test_kept_tokens_take_the_place_of_statistics(counted: Registry, tmp_path: Path, passes: dict[str, Any]) -> None:
     """Passes of kept tokens collect what routers need, to the same bits as with stored statistics."""
+    recipe = Recipe(trunk="mean", router="ridge", **passes)
     counted.compose(["kept", "math"], tmp_path / "alone", recipe)
     counted.compose(["code", "math"], tmp_path / "whole", recipe)
     assert tensors(tmp_path / "alone") == tensors(tmp_path / "whole")
     with pytest.raises(IncompatibleError, match=r"counted@1 kept no calibration tokens"):
         counted.plan(["counted", "math"], recipe)
     with pytest.raises(IncompatibleError, match="folds, 2 or more: kept@1 1, math@1 2"):
-        counted.plan(["kept", "math"], Recipe(trunk="mean", refine=1, lam="auto"))
+        counted.plan(["kept", "math"], Recipe(trunk="mean", router="ridge", refine=1, lam="auto"))
 
 
 def test_hint_names_the_refinement_that_kept_tokens_allow(counted: Registry) -> None:
     with pytest.raises(IncompatibleError) as caught:
-        counted.plan(["kept", "math"])
+        counted.plan(["kept", "math"], Recipe(router="ridge"))
     assert str(caught.value.hint).endswith("; or choose --refine 1 --trunk mean")
-    counted.plan(["kept", "math"], Recipe(refine=1, trunk="mean"))
+    counted.plan(["kept", "math"], Recipe(router="ridge", refine=1, trunk="mean"))
 
 
 def test_predictions_say_what_they_need(counted: Registry, zoo: Zoo) -> None:
     for action, user in (
         (lambda: counted.preview(["counted", "math"], MEAN), "a preview"),
-        (lambda: counted.preview(["kept", "math"], Recipe(trunk="mean", refine=1)), "a preview"),
+        (lambda: counted.preview(["kept", "math"], Recipe(trunk="mean", router="ridge", refine=1)), "a preview"),
         (lambda: counted.likeness(["counted", "math"], [zoo.test["code"]]), "the comparison with documents"),
     ):
         with pytest.raises(IncompatibleError, match=f"has no statistics of mlp_input, which {user} needs"):
             action()
     with pytest.raises(IncompatibleError, match="has no statistics of mlp_input, which router method 'ridge' needs"):
-        counted.lam_curve(["counted", "math"], Recipe(trunk="mean"))
+        counted.lam_curve(["counted", "math"], Recipe(trunk="mean", router="ridge"))
 
 
 def test_router_of_counts_needs_them_and_no_site(counted: Registry, bare: Path, zoo: Zoo) -> None:
@@ -280,7 +282,10 @@ def test_router_of_counts_needs_them_and_no_site(counted: Registry, bare: Path, 
     with pytest.raises(IncompatibleError, match="old@1 has no token counts, which router method 'context' needs"):
         counted.plan(["old", "math"], routed)
     with pytest.raises(IncompatibleError) as caught:
-        counted.plan(["counted", "math"])
+        counted.plan(["old", "math"], routed)
+    assert str(caught.value.hint).endswith("; or choose --router ridge")
+    with pytest.raises(IncompatibleError) as caught:
+        counted.plan(["counted", "math"], Recipe(router="ridge"))
     assert str(caught.value.hint).endswith("; or choose --router context --trunk mean")
 
 

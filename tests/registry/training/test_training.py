@@ -38,7 +38,7 @@ IDS = torch.randint(1, 320, (2, 32), generator=torch.Generator().manual_seed(0))
 
 @pytest.fixture
 def moe(filled: Registry, tmp_path: Path) -> Path:
-    filled.compose(["code", "law", "math"], tmp_path / "moe", Recipe(dtype="bfloat16"))
+    filled.compose(["code", "law", "math"], tmp_path / "moe", Recipe(router="ridge", dtype="bfloat16"))
     return tmp_path / "moe"
 
 
@@ -152,7 +152,7 @@ def test_opting_a_member_out_lists_it_and_ends_training(filled: Registry, moe: P
 
 
 def test_parent_with_a_chosen_lam_is_whole(filled: Registry, tmp_path: Path) -> None:
-    plan = filled.compose(["code", "math"], tmp_path / "moe", Recipe(lam="auto"))
+    plan = filled.compose(["code", "math"], tmp_path / "moe", Recipe(router="ridge", lam="auto"))
     parent = read_parent(tmp_path / "moe", silent)
     assert (parent.composed.digest, parent.composed.document) == (plan.digest, plan.document)
 
@@ -160,7 +160,7 @@ def test_parent_with_a_chosen_lam_is_whole(filled: Registry, tmp_path: Path) -> 
 def test_kept_calibration_is_training_text(registry: Registry, zoo: Zoo, tmp_path: Path) -> None:
     registry.add_expert("code", zoo.experts["code"], data=[zoo.train["code"]], keep_calibration=True)
     registry.add_expert("math", zoo.experts["math"], data=[zoo.train["math"]])
-    registry.compose(["code", "math"], tmp_path / "moe")
+    registry.compose(["code", "math"], tmp_path / "moe", Recipe(router="ridge"))
     registry.train_router(tmp_path / "moe", tmp_path / "out", ["code"], SETTINGS)
     with pytest.raises(
         CalibrationError, match="math is not a file, and the calibration tokens of math@1 were not kept"
@@ -181,7 +181,8 @@ def test_what_cannot_be_trained_is_refused(filled: Registry, moe: Path, zoo: Zoo
 
         return change
 
-    filled.compose(["code"], tmp_path / "one")
+    filled.compose(["code"], tmp_path / "one", Recipe(router="ridge"))
+    filled.compose(["code", "math"], tmp_path / "default")
     cases: list[tuple[Path, type[RegError], str]] = [
         (zoo.base, CheckpointError, "has no composition.json"),
         (changed("edited", edit(host="other")), CheckpointError, "composition.json was changed"),
@@ -190,6 +191,7 @@ def test_what_cannot_be_trained_is_refused(filled: Registry, moe: Path, zoo: Zoo
         (changed("short", lambda f: (f / "README.md").unlink()), CheckpointError, "README.md is missing"),
         (changed("config", lambda f: (f / "config.json").write_text("{}")), CheckpointError, "config.json was changed"),
         (tmp_path / "one", InvalidInputError, "one expert has no router"),
+        (tmp_path / "default", InvalidInputError, "nothing to train: router method 'context' reads how often"),
     ]
     for folder, kind, message in cases:
         with pytest.raises(kind, match=message) as caught:

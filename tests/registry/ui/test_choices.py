@@ -26,7 +26,7 @@ def test_every_choice_of_the_form_is_an_option_of_compose() -> None:
 def test_the_choices_of_a_recipe_are_read_back() -> None:
     for recipe in (
         Recipe(),
-        Recipe(trunk="mean", top_k=1, lam="auto"),
+        Recipe(trunk="mean", router="ridge", top_k=1, lam="auto"),
         Recipe(weights={"a": 2.0}),
         Recipe(seed=3, router="random"),
     ):

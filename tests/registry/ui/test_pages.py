@@ -231,11 +231,12 @@ def test_the_log_goes_back_in_pages(filled: Registry, pages: Pages, monkeypatch:
 
 RECIPES: list[dict[str, Any]] = [
     {},
-    {"trunk": "mean", "top_k": "1", "normalize": "1"},
-    {"trunk": "ties", "lam": "auto", "temperature": "0.1", "dtype": "bfloat16"},
+    {"trunk": "mean", "router": "ridge", "top_k": "1", "normalize": "1"},
+    {"trunk": "ties", "router": "ridge", "lam": "auto", "temperature": "0.1", "dtype": "bfloat16"},
     {"router": "random", "balance": "tokens", "base": "base@1", "trunk": "dare"},
-    {"refine": "1", "refine_mlp": "1"},
+    {"router": "ridge", "refine": "1", "refine_mlp": "1"},
     {"refine_trunk": "1", "top_k": "1"},
+    {"refine_mlp": "1", "vocabulary": "shared"},
     {"router": "domain-embedding", "lam": "1"},
     {"router": "context", "context_window": "16"},
     {"router": "random", "lam": "1"},  # lam has no part in it
@@ -276,7 +277,8 @@ def test_the_composer_tells_why_there_is_no_plan(filled: Registry, pages: Pages)
         ({"e": ["math", "math@1"]}, "named more than once"),
         ({"e": "math", "top_k": "9"}, "top-k is 9"),
         ({"e": "math", "top_k": "٣"}, "is not a whole number"),
-        ({"e": "math", "lam": "nan"}, "is not a finite number or auto"),
+        ({"e": "math", "router": "ridge", "lam": "nan"}, "is not a finite number or auto"),
+        ({"e": ["math", "code"], "refine": "1"}, "made from counts of tokens"),
         ({"e": "math", "to": "<b>"}, "is not one of"),
         ({"e": "math", "trunk": "<b>"}, "<b>"),
         ({"e": "math", "to": "dense", "trunk": "base"}, "is the base model itself"),
@@ -292,8 +294,8 @@ def test_the_composer_tells_why_there_is_no_plan(filled: Registry, pages: Pages)
 
 
 def test_the_preview_is_what_the_registry_foretells(filled: Registry, pages: Pages) -> None:
-    found = filled.preview(["math", "code", "law"])
-    page = pages.read("compose", "preview", e=["math", "law", "code"])
+    found = filled.preview(["math", "code", "law"], Recipe(router="ridge"))
+    page = pages.read("compose", "preview", e=["math", "law", "code"], router="ridge")
     for member in found.members:
         assert f"{100 * member.accuracy:.1f} %" in page.text
     assert f"{100 * found.accuracy:.1f} %" in page.text
@@ -301,13 +303,13 @@ def test_the_preview_is_what_the_registry_foretells(filled: Registry, pages: Pag
 
 
 def test_preview_of_context_routing_is_by_tokens_read(filled: Registry, pages: Pages, tmp_path: Path) -> None:
-    found = filled.preview(["math", "code", "law"], Recipe(router="context"))
-    page = pages.read("compose", "preview", e=["math", "law", "code"], router="context")
+    found = filled.preview(["math", "code", "law"])
+    page = pages.read("compose", "preview", e=["math", "law", "code"])
     assert f"{100 * found.accuracy:.1f} %" in page.text
     assert "Accuracy by tokens read" in page.text
     assert "Weight in the solve" not in page.text
     assert found.notes[0] in page.text
-    plan = filled.compose(["math", "code"], tmp_path / "moe", Recipe(router="context"))
+    plan = filled.compose(["math", "code"], tmp_path / "moe")
     assert "context window" in pages.read("compositions", plan.digest).text
 
 

@@ -15,7 +15,7 @@ from registry.composition.plan import Plan
 from registry.hosts.context import ContextWindows
 from registry.hosts.remote_code import REMOTE_CODE
 
-CONTEXT = Recipe(router="context")
+CONTEXT, RIDGE = Recipe(router="context"), Recipe(router="ridge")
 
 
 def run(registry: Registry, *words: str) -> str:
@@ -60,7 +60,7 @@ def test_window_is_that_of_the_layer(filled: Registry, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(
     ("experts", "recipe"),
-    [(["code", "math"], Recipe()), (["code"], CONTEXT), (["code", "math"], Recipe(to="dense"))],
+    [(["code", "math"], RIDGE), (["code"], CONTEXT), (["code", "math"], Recipe(to="dense"))],
     ids=["ridge", "one member", "dense"],
 )
 def test_other_compositions_have_none(filled: Registry, experts: list[str], recipe: Recipe) -> None:
@@ -75,12 +75,13 @@ def test_plan_shows_it(filled: Registry) -> None:
     cost = context_cost(plan)
     assert cost is not None
     words = ("compose", "--experts", "code,math", "--plan")
-    lines = [line for line in run(filled, *words, "--router", "context").splitlines() if "context" in line]
+    lines = [line for line in run(filled, *words).splitlines() if "context" in line]
     assert lines[-1].split("  ")[0] == "context routing adds"
     assert f"a context layer, head maps and {cost.channels} channels, {cost.parameters:,} parameters" in lines[-1]
-    document = json.loads(run(filled, *words, "--router", "context", "--json"))
+    document = json.loads(run(filled, *words, "--json"))
     assert document["context"] == cost.document()
-    assert "context routing adds" not in run(filled, *words)
+    ridge = (*words, "--router", "ridge")
+    assert "context routing adds" not in run(filled, *ridge)
     for how, start in (("mapped", "head maps, "), ("shared", "")):
         code = (*words, "--router", "context", "--remote-code", "--vocabulary", how)
         plan = filled.plan(["code", "math"], replace(CONTEXT, host=REMOTE_CODE, vocabulary=how))
@@ -89,7 +90,7 @@ def test_plan_shows_it(filled: Registry) -> None:
         assert cost is not None
         assert json.loads(run(filled, *code, "--json"))["context"] == cost.document()
         assert f"context routing adds  {start}{cost.parameters:,} parameters" in run(filled, *code)
-    assert json.loads(run(filled, *words, "--json"))["context"] is None
+    assert json.loads(run(filled, *ridge, "--json"))["context"] is None
     assert json.loads(run(filled, *words, "--to", "ensemble", "--json"))["context"] is None
 
 
@@ -110,5 +111,5 @@ def test_card_explains_the_router_and_says_what_it_reveals(filled: Registry, tmp
         assert part in card
     filled.compose(["code", "math"], tmp_path / "whole", Recipe(router="context", context_window=0.0))
     assert "over the whole text so far; no member" in (tmp_path / "whole" / "README.md").read_text(encoding="utf-8")
-    filled.compose(["code", "math"], tmp_path / "plain")
+    filled.compose(["code", "math"], tmp_path / "plain", RIDGE)
     assert "context" not in (tmp_path / "plain" / "README.md").read_text(encoding="utf-8")

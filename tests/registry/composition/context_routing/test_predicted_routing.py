@@ -17,7 +17,7 @@ from registry.member import Member
 from tests.conftest import Zoo
 from tests.models import sentences, write_jsonl
 
-CONTEXT = Recipe(router="context")
+CONTEXT = Recipe()
 NAMES = ["code", "german", "math"]
 
 
@@ -48,14 +48,14 @@ def test_only_counts_are_read(filled: Registry, monkeypatch: pytest.MonkeyPatch)
 
 def test_order_host_and_refits_do_not_matter(filled: Registry) -> None:
     preview = filled.preview(NAMES, CONTEXT)
-    assert filled.preview(NAMES[::-1], CONTEXT) == preview
+    assert filled.preview(NAMES[::-1]) == preview
     assert filled.preview(NAMES, Recipe(router="context", trunk="mean", refine_mlp=True)) == preview
     whole = filled.preview(NAMES, Recipe(router="context", context_window=0.0))
     assert whole.by_tokens[0] == preview.by_tokens[0]  # one token has no past to weigh
 
 
 def test_routers_of_the_stream_read_no_text_so_far(filled: Registry) -> None:
-    assert filled.preview(NAMES).document()["by_tokens"] == []
+    assert filled.preview(NAMES, Recipe(router="ridge")).document()["by_tokens"] == []
 
 
 def test_prediction_is_near_what_is_counted(filled: Registry, zoo: Zoo) -> None:
