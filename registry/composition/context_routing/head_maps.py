@@ -110,13 +110,14 @@ class HeadMaps:
             used = torch.zeros(max(map(len, counts)), dtype=torch.bool)
             for each in counts:
                 used[: len(each)] |= each > 0
-            self._numbers, file, start = used.cumsum(0) - 1, TemporaryFile(), 0  # noqa: SIM115 - open as long as this
-            for block in self._source.combined(head):
-                here = used[start : start + len(block)]
-                file.write(to_block(block[: len(here)][here].float()).tobytes())
-                start += len(block)
-            file.flush()
-            self._rows = np.memmap(file, dtype=np.float32, mode="r").reshape(int(used.sum()), -1)
+            self._numbers, start = used.cumsum(0) - 1, 0
+            with TemporaryFile() as file:
+                for block in self._source.combined(head):
+                    here = used[start : start + len(block)]
+                    file.write(to_block(block[: len(here)][here].float()).tobytes())
+                    start += len(block)
+                file.flush()
+                self._rows = np.memmap(file, dtype=np.float32, mode="r").reshape(int(used.sum()), -1)
         return torch.from_numpy(self._rows[self._numbers[tokens].numpy()])
 
     def _vectors(self, member: Member, name: str) -> tuple[Float[Tensor, "H"], Float[Tensor, "H"]]:

@@ -319,7 +319,8 @@ FIELDS: dict[str, RecipeField] = {
             unset="the GPU if there is one",
         ),
         RecipeField(
-            "top_k", FieldKind.WHOLE, "Experts per token.", "N", _MIXED, unset=f"1 with context, else {TOP_K}; with ensemble all members",
+            "top_k", FieldKind.WHOLE, "Experts per token.", "N", _MIXED,
+            unset=f"1 with context, else {TOP_K}; with ensemble all members",
             limits=Limits(1.0), noun="top-k",
             label="Experts per token", note=f"if empty 1 with the context router, else {TOP_K}; in an ensemble all",
         ),
