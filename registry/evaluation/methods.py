@@ -50,8 +50,8 @@ class Method:
 TRAIN_STEPS = 200
 """Steps of training for rows whose routers are trained on the members' kept calibration tokens."""
 
-RIDGE = {"router": "ridge"}
-PAPER = {"router": "ridge", "top_k": 1, "normalize": True}
+RIDGE: dict[str, Any] = {"router": "ridge"}
+PAPER: dict[str, Any] = {"router": "ridge", "top_k": 1, "normalize": True}
 """Routers as in the DUME paper."""
 
 METHODS: dict[str, Method] = {
