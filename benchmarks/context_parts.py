@@ -39,6 +39,7 @@ RECIPES: dict[str, Recipe] = {
 }
 REFITTED: dict[str, Recipe] = {
     "ridge, --refine-mlp": Recipe(router="ridge", refine_mlp=True),
+    "context, --refine-trunk": Recipe(router="context", refine_trunk=True),
     "context, --refine-mlp": Recipe(router="context", refine_mlp=True),
 }
 """Refitted recipes take minutes: only of the sets in `REFITTED_SETS`."""
@@ -86,8 +87,8 @@ def context(place: Place, name: str) -> Figures:
             row |= _scored(model, experts, whole, own_whole)
             row["switching"] = _spans(model, experts, switching, own_switching)
             rows.append(row)
-            if label in ("ridge", "context, --refine-mlp"):
-                oracle: Figures = {"name": f"oracle of {label}" if "," in label else "oracle of the trunk"}
+            if label in ("ridge", "context", "context, --refine-mlp"):
+                oracle: Figures = {"name": "oracle of the trunk" if label == "ridge" else f"oracle of {label}"}
                 oracle |= _scored(model, experts, whole, own_whole, forced=True)
                 oracle["switching"] = _spans(model, experts, switching, own_switching, forced=True)
                 rows.append(oracle)

@@ -96,9 +96,16 @@ _FAR = (
     "context",
     "context-whole",
 )
-_REFITTED = ("refine-mlp", "refine-mlp-context", "oracle-refine-mlp")
+_REFITTED = ("refine-trunk", "refine-trunk-context", "refine-mlp", "refine-mlp-context", "oracle-refine-mlp")
 _APART: dict[str, tuple[str, ...]] = {
-    "refit": ("refine-mlp", "refine-mlp-top-1", "refine-mlp-context", "oracle-refine-mlp"),
+    "refit": (
+        "refine-trunk",
+        "refine-trunk-context",
+        "refine-mlp",
+        "refine-mlp-top-1",
+        "refine-mlp-context",
+        "oracle-refine-mlp",
+    ),
     "refined": ("dume", "refine-1", "refine-2", "advantage", "domain-embedding"),
     "dume+": ("dume+",),
     "btx": ("btx",),

@@ -50,6 +50,11 @@ def make_checkpoint(folder: Path, seed: int) -> Path:
     return folder
 
 
+def text_of(number: int) -> str:
+    """Return the text of an expert: half of it is a letter of its own."""
+    return f"to be or not to be that is the question {chr(96 + number) * 40} " * 400
+
+
 def fill(scratch: Path, experts: int, **shape: int) -> tuple[Path, list[str]]:
     """Register a base model and experts with the statistics of a few tokens; return the home and the experts' names.
 
@@ -67,13 +72,13 @@ def fill(scratch: Path, experts: int, **shape: int) -> tuple[Path, list[str]]:
         if home.exists():
             return home, names
     text = scratch / "text.txt"
-    text.write_text("to be or not to be that is the question " * 400)
     with Registry(home) as registry:
         for seed, name in enumerate(("base", *names)):
             folder = make_checkpoint(scratch / "checkpoint", seed)
             if name == "base":
                 registry.add_base(name, folder)
             else:
+                text.write_text(text_of(seed), encoding="utf-8")
                 settings = PassSettings(tokens=256, seq_len=128, batch_size=2, folds=1)
                 registry.add_expert(name, folder, data=[text], settings=settings, allow_unrelated=True)
             shutil.rmtree(folder)

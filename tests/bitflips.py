@@ -4,7 +4,7 @@
 
 The registry has a base model, three experts, one that was purged, tags, aliases, compositions, an evaluation. For each
 flip a file is chosen (of the arrays: a chunk or a zarr.json; the database, its write-ahead log folded in; every file of
-three composed folders), then a bit of it. `reg verify`, or for a folder `reg reproduce`, must exit with 1 and show no
+four composed folders), then a bit of it. `reg verify`, or for a folder `reg reproduce`, must exit with 1 and show no
 traceback. A flip that is not told must lie in unused space: no row of any table, no key, index or column of the schema,
 and no element of an array is another than before.
 
@@ -78,7 +78,7 @@ class Place:
 
     def __init__(self, root: Path) -> None:
         self.home, self.out = root / "home", root / "out"
-        self.folders = [root / name for name in ("mixture", "dense", "ensemble")]
+        self.folders = [root / name for name in ("mixture", "dense", "ensemble", "context")]
         self._make(root)
         self.database = self.home / "catalog.sqlite"
         with Registry(self.home) as registry:
@@ -117,6 +117,7 @@ class Place:
             made = registry.compose(EXPERTS, self.folders[0])
             registry.compose(["code", "math"], self.folders[1], Recipe(to="dense"))
             registry.compose(["code", "law"], self.folders[2], EnsembleRecipe())
+            registry.compose(["law", "math"], self.folders[3], RECIPES["context"])
             registry.catalog.record_evaluation(made.digest, "e" * 64, {"figures": {"average": 88.7}})
         self._fold_in()
 

@@ -8,12 +8,16 @@ import gzip
 import io
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+import torch
 from click.testing import CliRunner
 from pyarrow import parquet
+from safetensors import safe_open
+from safetensors.torch import load_file, save
 
 from cli.main import main as reg
 from registry import Recipe, Registry
@@ -28,9 +32,9 @@ from registry.progress import silent
 from registry.statistics.collect import collect_to, text_calibration
 from registry.statistics.file import FILE_NAME
 from tests.conftest import files_of
-from tests.fuzz_world import EXPERTS, SETTINGS, World
+from tests.fuzz_world import CONTEXT, EXPERTS, SETTINGS, World
 from tests.models import sentences
-from tests.mutations import Draw, changed_bytes, changed_json, changed_safetensors, spam, text
+from tests.mutations import Draw, changed_bytes, changed_json, changed_safetensors, spam, text, value
 
 CLI_SHARE = 0.15
 """Of the inputs, how many go through the command line: its exit code is looked at, and that no traceback is shown."""
@@ -263,8 +267,9 @@ def receipts(world: World, draw: Draw) -> Act:
 
 def composition(world: World, draw: Draw) -> Act:
     """Return what is done with a composed folder whose composition.json was changed."""
-    folder = world.copy(world.composed)
-    put(folder / MARKER, changed_json(draw, (world.composed / MARKER).read_bytes()))
+    whole = draw.choice((world.composed, world.by_context))
+    folder = world.copy(whole)
+    put(folder / MARKER, changed_json(draw, (whole / MARKER).read_bytes()))
     by_hand, receipt = draw.random() < CLI_SHARE, draw.random() < 0.4
 
     def act() -> None:
@@ -292,7 +297,7 @@ def statistics(world: World, draw: Draw) -> Act:
 def recipe_file(world: World, draw: Draw) -> Act:
     """Return a reading of a recipe file or a `composition.json` that was changed."""
     if draw.random() < 0.3:
-        valid = changed_json(draw, (world.composed / MARKER).read_bytes())
+        valid = changed_json(draw, (draw.choice((world.composed, world.by_context)) / MARKER).read_bytes())
     else:
         files = sorted((Path(__file__).parents[1] / "docs" / "recipes").iterdir())
         valid = changed_bytes(draw, b"experts: {code: 2}\n" + draw.choice(files).read_bytes())
@@ -332,18 +337,78 @@ def database(world: World, draw: Draw) -> Act:
 
 
 def _opened(world: World, draw: Draw, home: Path) -> Act:
+    recipe, whole = draw.choice(((Recipe(), world.composed), (CONTEXT, world.by_context)))
+
     def act() -> None:
         out = world.scratch / "out"
         with Registry(home, create=False) as registry:
             problems = registry.verify().problems
-            plan = registry.plan(EXPERTS, Recipe())
+            plan = registry.plan(EXPERTS, recipe)
             registry.write(plan, out)
-            if problems and files_of(out) != files_of(world.composed):
+            if problems and files_of(out) != files_of(whole):
                 raise AssertionError(f"composed of what is damaged: {problems[0]}")
         if problems:
             raise RegError(problems[0])
 
     return act
+
+
+def context(world: World, draw: Draw) -> Act:
+    """Return a composition by context: of a recipe that was changed, or with an expert of hostile token counts."""
+    if draw.random() < 0.5:
+        given: dict[str, Any] = {"router": "context", "trunk": draw.choice(("mean", "regmean"))}
+        for name, likely in CONTEXT_FIELDS.items():
+            if draw.random() < 0.4:
+                given[name] = value(draw) if draw.random() < 0.4 else draw.choice(likely)
+        return lambda: _composed_by_context(world, world.home, EXPERTS, given)
+    folder, home = world.copy(world.counted), shutil.copytree(world.home, world.scratch / "home")
+    with safe_open(world.counted / FILE_NAME, framework="pt") as file:
+        metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    tensors["token_counts"] = _hostile_counts(draw, tensors["token_counts"])
+    if draw.random() < 0.5:  # counts are compared with calibration that is kept
+        del tensors["calibration.ids"], tensors["calibration.lengths"]
+    put(folder / FILE_NAME, save(tensors, metadata))
+
+    def act() -> None:
+        with Registry(home, create=False) as registry:
+            registry.add_expert("law", folder)
+        _composed_by_context(world, home, (*EXPERTS, "law"), {"router": "context", "trunk": "mean"})
+
+    return act
+
+
+CONTEXT_FIELDS: dict[str, tuple[object, ...]] = {
+    "context_window": (0, 1, 1e-3, 0.5, 7, 64, 1e6, 1e300, 2**53, "64", "auto", True),
+    "vocabulary": ("shared", "mapped", "own", ""),
+    "top_k": (1, 2, 3, 0),
+    "temperature": (1e-300, 1e-6, 0.05, 1.0, 1e300, 0),
+    "dtype": ("float16", "bfloat16", "float32"),
+    "host": ("mixtral", "granitemoe", "remote-code", "flex_olmo", "qwen3_moe"),
+    "to": ("moe", "dense", "ensemble"),
+}
+"""Fields of a recipe that context routing reads, and values of each, most of them valid."""
+
+
+def _hostile_counts(draw: Draw, counts: torch.Tensor) -> torch.Tensor:
+    most, size = 2**63 - 1, len(counts)
+    rows = draw.choice((1, 2, size - 1, size, size, size, size + 1, 10 * size))
+    made = torch.zeros(rows, dtype=torch.int64)
+    made[: min(rows, size)] = counts[:rows]
+    for _ in range(draw.choice((0, 1, 2, 5))):
+        made[draw.randrange(rows)] = draw.choice((0, 1, -1, 2**31, 2**53 + 1, 2**62, most, -most - 1))
+    if draw.random() < 0.2:
+        made[:] = torch.tensor(draw.choice((0, 1, -1, most, most // rows, most // (rows + 1))))
+    return made
+
+
+def _composed_by_context(world: World, home: Path, experts: Sequence[str], fields: Mapping[str, Any]) -> None:
+    out = world.scratch / "out"
+    with Registry(home, create=False) as registry:
+        registry.write(registry.plan(experts, Recipe(**fields)), out)
+    for path in out.glob("*.safetensors"):
+        for name, tensor in load_file(path).items():
+            if not bool(torch.isfinite(tensor).all()):
+                raise AssertionError(f"{name} has a value that is not finite")
 
 
 def largest(world: World, draw: Draw) -> Act:
@@ -386,6 +451,7 @@ TARGETS: dict[str, tuple[int, Callable[[World, Draw], Act]]] = {
     "recipe_file": (6, recipe_file),
     "statistics": (8, statistics),
     "arrays": (6, arrays),
+    "context": (6, context),
     "database": (2, database),
     "largest": (1, largest),
 }

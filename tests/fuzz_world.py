@@ -4,13 +4,14 @@ import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from registry import PassSettings, Registry
+from registry import PassSettings, Recipe, Registry
 from registry.statistics.collect import collect_to
 from tests.models import make_model, save_checkpoint, sentences, train_tokenizer, write_jsonl
 from tests.registry.checkpoint.test_adapter import LINEAR, train
 
 SETTINGS = PassSettings(tokens=64, seq_len=16, batch_size=4)
 EXPERTS = ("code", "math")
+CONTEXT = Recipe(router="context", trunk="mean")
 
 
 @dataclass
@@ -23,6 +24,7 @@ class World:
             with token counts alone.
         adapter: an adapter of the base model.
         composed: a composed folder.
+        by_context: a folder composed by the recipe `CONTEXT`.
         receipt: of an expert that was opted out.
         scratch: where an input is written; emptied after each.
     """
@@ -34,6 +36,7 @@ class World:
     counted: Path
     adapter: Path
     composed: Path
+    by_context: Path
     receipt: Path
     text: Path
     scratch: Path
@@ -60,9 +63,10 @@ class World:
                 registry.add_expert(name, folder, data=[text], settings=SETTINGS, tags={"team": "a"}, alias="stable")
             registry.compose([*EXPERTS, "german"], root / "former")
             registry.compose(EXPERTS, root / "composed")
+            registry.compose(EXPERTS, root / "by-context", CONTEXT)
             registry.opt_out("german", purge=True, receipt=root / "receipt.json")
         (root / "scratch").mkdir()
-        made = (root / "composed", root / "receipt.json")
+        made = (root / "composed", root / "by-context", root / "receipt.json")
         return cls(home, bare, sharded, carried, counted, adapter, *made, data, root / "scratch")
 
     def copy(self, folder: Path) -> Path:

@@ -178,6 +178,8 @@ def _context(plan: composition.Plan | composition.Ensemble) -> list[tuple[str, s
     if cost.layers:
         maps = ", head maps" if cost.maps else ""
         added = f"a context layer{maps} and {cost.channels} channels, {added}"
+    elif cost.maps:
+        added = f"head maps, {added}"
     return [("context routing adds", added)]
 
 

@@ -105,7 +105,11 @@ COMPOSE = record(
     context=maybe(
         record(
             "What --router context adds; null without it.",
-            layers=whole("Layers of attention; 0 with --remote-code, whose modelling file averages by itself."),
+            layers=whole(
+                "Layers, of attention and of head maps; 0 with --remote-code, whose modelling file does both."
+            ),
+            maps=flag("True if it has head maps, in the last layer or in a modelling file."),
+            last=whole("The number of the last layer."),
             channels=whole("Channels of the hidden size."),
             window=number("The window in tokens; 0 for the whole text so far, as where the rope has no window."),
             parameters=whole("Weights."),

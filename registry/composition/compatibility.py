@@ -127,7 +127,7 @@ def check_statistics(members: Sequence[Member], recipe: Recipe) -> None:
             "needs" if len(lacking) == 1 else "need",
             f"; or choose {' '.join(alternatives)}" if len(alternatives) == len(lacking) else "",
         )
-    if recipe.to == "moe" and (recipe.retakes or recipe.refine_mlp):
+    if recipe.to == "moe" and (recipe.retakes or recipe.refits):
         for member in members:
             if not _kept_tokens(member):
                 raise IncompatibleError(
@@ -168,7 +168,7 @@ def _needs(recipe: Recipe, members: Sequence[Member]) -> list[_Need]:
     """
     needs, router = list[_Need](), f"router method {recipe.router!r}"
     if recipe.to == "moe":
-        if ROUTERS[recipe.router].features == OWN and not (recipe.retakes or recipe.refine_mlp):
+        if ROUTERS[recipe.router].features == OWN and not (recipe.retakes or recipe.refits):
             refined = "--refine 1" if all(map(_kept_tokens, members)) else ""
             needs.append(_Need(router, (MLP_INPUT,), refined or f"--router {FROM_COUNTS[0]}"))
         if ROUTERS[recipe.router].features == COUNTS and len(members) > 1:

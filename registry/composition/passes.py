@@ -135,7 +135,7 @@ def tensor_source_of(plan: Plan, context: PassContext) -> TensorSource:
     """
     recipe = plan.recipe
     source: TensorSource = StoredSource(plan)
-    if recipe.to == "moe" and recipe.refine_mlp:
+    if recipe.to == "moe" and recipe.refits:
         source = _refitted(source, context)
     if recipe.to == "moe" and recipe.retakes:
         if recipe.refine == 0:

@@ -12,7 +12,8 @@ from registry.composition.recipe.recipe_fields import SHARED
 from registry.errors import IncompatibleError, UnsupportedFamilyError
 from registry.families import Translation
 from registry.hosts import Constant, Experts, Host, Trunk
-from registry.hosts.context import ALARM, MEAN, SHARPNESS, ContextLayout, ContextWindows, notices
+from registry.hosts.context import MEAN, SHARPNESS, ContextLayout, ContextWindows, notices
+from registry.hosts.context_mlp import ALARM
 from registry.hosts.head_map import holds_maps
 from registry.hosts.host import LAYERS
 from registry.hosts.remote_code import (
@@ -21,11 +22,13 @@ from registry.hosts.remote_code import (
     CONTEXT_SHARPNESS,
     CONTEXT_WINDOW,
     EVIDENCE_TENSOR,
+    HEAD_MAPS,
     REMOTE_CODE,
     THRESHOLDS_TENSOR,
     context_code_host,
+    own_head_maps,
 )
-from registry.hosts.tensors import Entries, Evidence, EvidenceEmbedding, HeadMap, Made, Router, Widened
+from registry.hosts.tensors import Entries, Evidence, EvidenceEmbedding, HeadMap, Made, OwnHeadMap, Router, Widened
 from registry.maths.context.prefix import FAST
 from registry.maths.context.rotary import recency_amplitudes, rotary_tables
 from registry.maths.router import COUNTS, ROUTERS, balanced
@@ -156,7 +159,7 @@ class Plan:
     def _pass_bytes(self) -> int:
         """Bytes of the largest model that tokens run through, and of the sums that are taken there; 0 for none."""
         recipe, architecture = self.recipe, self.lead.architecture
-        if recipe.to != "moe" or not (recipe.retakes or recipe.refine_mlp):
+        if recipe.to != "moe" or not (recipe.retakes or recipe.refits):
             return 0
         dense = sum(link.nbytes for link in self.lead.arrays if link.role in ("trunk", "mlp"))
         sums = 2 * 8 * architecture.num_hidden_layers * (architecture.hidden_size + 1) ** 2
@@ -262,7 +265,7 @@ def _head_maps(translation: Translation, recipe: Recipe) -> tuple[bool, tuple[st
 
 
 def _with_evidence(plan: Plan) -> Plan:
-    """Return a plan for a modelling file that averages evidence by itself: one tensor of evidence, and no router."""
+    """Return a plan for a modelling file that averages evidence by itself: no router, and head maps as they are."""
     family, recipe, translation = plan.lead.family, plan.recipe, plan.translation
     fast = FAST if recipe.context_window > FAST else 0.0
     settings = {
@@ -270,18 +273,21 @@ def _with_evidence(plan: Plan) -> Plan:
         CONTEXT_FAST: fast,
         CONTEXT_ALARM: ALARM,
         CONTEXT_SHARPNESS: SHARPNESS * MEAN / recipe.temperature,
+        HEAD_MAPS: recipe.vocabulary != SHARED,
     }
     carried = replace(
         translation,
         host=context_code_host(family.model_type, family.class_name, family.layers),
         architecture=translation.architecture.with_options(**settings),
     )
-    experts = len(plan.members)
-    thresholds = tuple(((expert,), expert, 1.0) for expert in range(experts))
+    experts, sizes = len(plan.members), translation.architecture
+    maps = own_head_maps(experts, sizes.hidden_size, bias=family.head_input(sizes).bias)
+    thresholds = tuple(((e, n), (e, n), 1.0) for e in range(experts) for n in range(experts))
     tensors = (
         *(tensor for tensor in plan.tensors if not isinstance(tensor.made, Router)),
-        OutputTensor(EVIDENCE_TENSOR, "float32", Evidence((translation.architecture.vocab_size, experts)), ROUTER),
-        OutputTensor(THRESHOLDS_TENSOR, "float32", Entries((experts,), thresholds=thresholds), ROUTER),
+        OutputTensor(EVIDENCE_TENSOR, "float32", Evidence((sizes.vocab_size, experts)), ROUTER),
+        OutputTensor(THRESHOLDS_TENSOR, "float32", Entries((experts, experts), thresholds=thresholds), ROUTER),
+        *(OutputTensor(name, plan.dtype, made, EXPERTS) for name, made in maps.items() if settings[HEAD_MAPS]),
     )
     return replace(plan, translation=carried, tensors=tensors)
 
@@ -312,7 +318,7 @@ def context_windows(translation: Translation, tau: float) -> tuple[ContextWindow
 def dense_plan(plan: Plan) -> Plan:
     """Return the plan of one dense model made of the same trunk: what every member sees when tokens are forced."""
     translation = plan.lead.family.dense(plan.lead.architecture)
-    recipe = replace(plan.recipe, to="dense", refine=0, refine_mlp=False, host=None)
+    recipe = replace(plan.recipe, to="dense", refine=0, refine_mlp=False, refine_trunk=False, host=None)
     tensors = tuple(_tensors(plan.members, plan.base, recipe, plan.dtype, plan.lead, translation))
     return replace(plan, recipe=recipe, translation=translation, tensors=tensors)
 
@@ -378,6 +384,8 @@ def _workspace(made: Made, solved: Collection[str]) -> int:
         return size
     if isinstance(made, HeadMap):  # sums, their factors and a singular value decomposition
         return 8 * made.hidden_size**2 + min(CHUNK_ELEMENTS, size)
+    if isinstance(made, OwnHeadMap):  # sums, their factors and their solution
+        return 8 * made.shape[0] ** 2
     if isinstance(made, Widened | EvidenceEmbedding):
         return min(size, 2 * _workspace(made.inner, solved))
     if isinstance(made, Trunk) and made.rows.name in solved:

@@ -20,7 +20,7 @@ def origin(plan: Plan, tensor: OutputTensor) -> Any:
     match tensor.made:
         case Experts(parts=parts) if not plan.recipe.refine_mlp:
             return [[plan.members[member].link("mlp", rows.name).digest, _numbers(rows)] for member, rows in parts]
-        case Trunk(rows=rows) as trunk if not plan.recipe.refine_mlp:
+        case Trunk(rows=rows) as trunk if not plan.recipe.refits:
             return [_combined(plan, rows.name), rows.name, _numbers(rows), trunk.offset, trunk.scales]
         case Constant(value=value):
             return value
@@ -35,7 +35,7 @@ def trunk_digest(plan: Plan) -> str:
     """Return the digest of the inputs of the composed trunk, and of the MLPs if they are refitted."""
     document = plan.document
     recipe = document["recipe"]
-    if recipe.get("refine_mlp"):  # routers take part in the refit; the passes after it do not
+    if plan.recipe.refits:  # routers take part in the refit; the passes after it do not
         recipe = {key: value for key, value in recipe.items() if key not in ("refine", "token_weight", "top_k")}
     else:
         keys = ("trunk", "trunk_options", "weights", "balance", "dtype")

@@ -15,7 +15,7 @@ from registry.composition.context_routing.member_evidence import evidence_of, st
 from registry.composition.plan import OutputTensor
 from registry.composition.tensor_source import TensorSource
 from registry.hosts import Constant, Experts, RowSelection, Trunk
-from registry.hosts.tensors import Entries, Evidence, EvidenceEmbedding, HeadMap, Router, Widened
+from registry.hosts.tensors import Entries, Evidence, EvidenceEmbedding, HeadMap, OwnHeadMap, Router, Widened
 from registry.io.safetensors_writer import Span
 from registry.io.torch_blocks import to_block, to_tensor, torch_dtype
 from store.arrays import ArraySource, Block, rows_per_block
@@ -51,6 +51,10 @@ def render(source: TensorSource, tensor: OutputTensor) -> Iterator[Block]:
             yield to_block(evidence_of(source.plan).to(dtype))
         case HeadMap() as maps:
             yield from _head_map(source, maps, dtype)
+        case OwnHeadMap(shape, expert):
+            matrix, shift = source.head_maps.affine(expert)
+            own, rows_at_once = (matrix if len(shape) == 2 else shift).to(dtype), rows_per_block(shape)
+            yield from (to_block(own[start : start + rows_at_once]) for start in range(0, shape[0], rows_at_once))
         case Router(layer=layer):
             gate = source.routers.gate(layer) / source.plan.recipe.temperature  # (E, H), float64
             yield to_block(gate.to(dtype))
@@ -93,9 +97,12 @@ def _entries(source: TensorSource, sparse: Entries, dtype: torch.dtype) -> Itera
     unit = stream_unit(source) ** sparse.unit_power if sparse.unit_power else 1.0
     *above, width = sparse.shape
     flat, largest = (math.prod(above), width) if above else (width,), torch.finfo(dtype).max
-    thresholds = thresholds_of(source.plan) if sparse.thresholds else ()
-    values = [(index, min(value * unit, largest)) for index, value in sparse.entries]
-    values += [(index, float(thresholds[expert]) * factor * unit) for index, expert, factor in sparse.thresholds]
+    values = [(index, value * unit) for index, value in sparse.entries]
+    if sparse.thresholds:  # in proportion to what they are compared with
+        limits = thresholds_of(source.plan)
+        values += [(index, float(limits[pair]) * factor * unit) for index, pair, factor in sparse.thresholds]
+        shrink = largest / max(largest, *(abs(value) for _, value in values))
+        values = [(index, value * shrink) for index, value in values]
     rows_at_once = rows_per_block(flat)
     by_block: dict[int, list[tuple[int, tuple[int, ...], float]]] = {}
     for index, value in values:
@@ -106,7 +113,7 @@ def _entries(source: TensorSource, sparse: Entries, dtype: torch.dtype) -> Itera
     for number, start in enumerate(range(0, flat[0], rows_at_once)):
         block = torch.zeros((min(rows_at_once, flat[0] - start), *flat[1:]), dtype=dtype)
         for row, column, value in by_block.get(number, []):
-            block[(row, *column)] = value
+            block[(row, *column)] = min(value, largest)
         yield to_block(block)
 
 

@@ -50,8 +50,8 @@ class Method:
 TRAIN_STEPS = 200
 """Steps of training for rows whose routers are trained on the members' kept calibration tokens."""
 
-RIDGE = {"router": "ridge"}
-PAPER = {"router": "ridge", "top_k": 1, "normalize": True}
+RIDGE: dict[str, Any] = {"router": "ridge"}
+PAPER: dict[str, Any] = {"router": "ridge", "top_k": 1, "normalize": True}
 """Routers as in the DUME paper."""
 
 METHODS: dict[str, Method] = {
@@ -80,6 +80,8 @@ METHODS: dict[str, Method] = {
     "context": Method(),
     "context-whole": Method({"context_window": 0.0}),
     "context-shared": Method({"vocabulary": "shared"}),
+    "refine-trunk": Method({**RIDGE, "refine_trunk": True}),
+    "refine-trunk-context": Method({"refine_trunk": True}),
     "refine-mlp": Method({**RIDGE, "refine_mlp": True}),
     "refine-mlp-top-1": Method({**RIDGE, "refine_mlp": True, "top_k": 1}),
     "refine-mlp-context": Method({"refine_mlp": True}),

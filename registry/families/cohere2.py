@@ -43,6 +43,10 @@ class Cohere2(Family):
         bias = "qkvo" if architecture.options["attention_bias"] else ""
         return attention_shapes(architecture, bias=bias) | norm_shapes(architecture, "input_layernorm")
 
+    def head_input(self, architecture: Architecture) -> NormOutput:
+        """Return the last norm, which subtracts the mean."""
+        return NormOutput("model.norm", centred=True)
+
     def mlp_input(self, architecture: Architecture) -> NormOutput:
         """Return the layer's one norm."""
         return NormOutput("input_layernorm")

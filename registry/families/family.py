@@ -31,11 +31,13 @@ class NormOutput:
         norm: the norm's name below the layer; the full name for the last norm.
         offset: the constant that the norm adds to its weight.
         bias: the norm has a bias.
+        centred: the last norm subtracts the mean of its input.
     """
 
     norm: str = "post_attention_layernorm"
     offset: float = 0.0
     bias: bool = False
+    centred: bool = False
 
 
 @dataclass(frozen=True)

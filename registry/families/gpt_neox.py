@@ -90,7 +90,7 @@ class GPTNeoX(Family):
 
     def head_input(self, architecture: Architecture) -> NormOutput:
         """Return its last norm, which has a bias."""
-        return NormOutput("gpt_neox.final_layer_norm", bias=True)
+        return NormOutput("gpt_neox.final_layer_norm", bias=True, centred=True)
 
     def mlp_input(self, architecture: Architecture) -> NormOutput:
         """Return its second norm, which has a bias."""

@@ -55,7 +55,7 @@ class StableLM(Family):
 
     def head_input(self, architecture: Architecture) -> NormOutput:
         """Return the last norm, which has a bias."""
-        return NormOutput("model.norm", bias=True)
+        return NormOutput("model.norm", bias=True, centred=True)
 
     def mlp_input(self, architecture: Architecture) -> NormOutput:
         """Return the norm, which has a bias: the layer's only one if attention and MLP are parallel."""

@@ -6,10 +6,11 @@ computes the same function of the same stream and routes by the mean evidence of
     reserved channels   H + e               a · ρ_v · ℓ_e(v)    evidence of the token, from the embedding (V, H′)
                         H + E               a · ρ_v             a constant once a norm has divided by ρ_v
                         H + E + 1 + e       s · m_e             its mean over the text so far, from the context layer
-                        H + 2E + 1 + e      s · (f_e − θ_e)     its mean over the last few tokens, less a threshold
-        H + 3E + 1          ρ̄ / 32              a constant, where there are head maps (`hosts/head_map.py`)
+                        H + 2E + 1 + e      s · f_e             its mean over the last few tokens
+                        H + 3E + 1          s                   a constant beside the means, for thresholds
+                        after these         ρ̄ / 32              a constant, where there are head maps (`head_map`)
     context layer       before layer 0: values read the evidence, the output writes the two means, one head each, and
-                        the MLP adds `ALARM` · max(0, f_e − θ_e) to m_e: what has just begun is noticed at once
+                        the MLP changes m_e where f exceeds thresholds (`context_mlp`): what has just begun is noticed
     queries and keys    read the constant into rotary pairs, so that attention falls with distance (`maths.context`)
     routers             row e is κ at the mean of expert e: the expert of most evidence is on top
 
@@ -26,6 +27,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from registry.hosts.architecture import Architecture
+from registry.hosts.context_mlp import ALARM, LEVEL, STEEP, ContextMlp, compares
 from registry.hosts.head_map import STEADY, HeadMapLayer, MapChannels
 from registry.hosts.host import LAYERS, ContextAttention, Host
 from registry.hosts.tensors import Constant, Entries, EvidenceEmbedding, Experts, Made, Trunk, Widened
@@ -42,18 +44,11 @@ SHARPNESS = 2.0**15 * 0.05
 CONTEXT_LAYERS = "context_layers"
 """Key of config.json: the numbers of the layers that only average evidence."""
 
-_STEEP = 2.0**15
-"""How steeply the MLP's activation rises: so much that it is nearly max(0, z)."""
-
 _LEAST, _MOST = 8, 64
 """Reserved channels come in multiples of a power of two from the one to the other, up to H / 64."""
 
-
 _GAIN = 2.0**5
-"""What a norm before the MLP multiplies what exceeds a threshold by, so that the activation bends within 1e-3 nats."""
-
-ALARM = 32.0
-"""What evidence above its threshold counts, beside the mean evidence."""
+"""What a norm before the MLP multiplies the fast mean by, so that the activation bends within 1e-3 nats."""
 
 _GATED = ("silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
 """Activations that are nearly max(0, z) for a large z."""
@@ -199,24 +194,19 @@ class ContextLayout:
             tensor: layer 0's experts.
         """
         shape = self.experts(tensor).shape
-        everyone, power = range(self._experts), 0
-        places: list[tuple[tuple[int, ...], float]] = []
-        gate: list[tuple[tuple[int, ...], float]] = [((e, self._excess(e)), _STEEP) for e in everyone]
-        up: list[tuple[tuple[int, ...], float]] = [((e, self._constant), 1 / EVIDENCE) for e in everyone]
         if not self._fast:
-            pass
-        elif self._is_down(tensor):
-            places = [((self._mean(e), e), self._down_size) for e in everyone]
-            power = 0 if self._kind.norm_after else 1
-        elif len(shape) == 3:  # gate above up; no host with norms after the MLP has this layout
-            places = [*gate, *(((shape[1] // 2 + row, channel), value) for (row, channel), value in up)]
-        else:
-            places = up if name.endswith((".w3.weight", ".up_proj.weight")) else gate
-        if places and places[0] == gate[0] and self._kind.norm_after:
-            power = -1
-        if len(shape) == 3:
-            places = [((expert, *index), value) for expert in range(shape[0]) for index, value in places]
-        return Entries(shape, tuple(places), power)
+            return Entries(shape)
+        everyone = range(self._experts)
+        mlp = ContextMlp(
+            compares(self._inner, self._experts),
+            self._kind.norm_after,
+            tuple(self._mean(e) for e in everyone),
+            tuple(self._fast_mean(e) for e in everyone),
+            self._level,
+            (self._constant, 1 / EVIDENCE),
+            self._down_size,
+        )
+        return mlp.projection(name, shape, down=self._is_down(tensor))
 
     def last_experts(self, name: str, tensor: Experts) -> Made:
         """Return the last layer's counterpart of a tensor of experts: their head maps."""
@@ -266,7 +256,7 @@ class ContextLayout:
         widened = self._widened(f"{LAYERS}.0.{below}", tensor)
         shape, everyone, after = widened.shape, range(self._experts), self._kind.norm_after
         means = [self._mean(e) for e in everyone]
-        excess = [self._excess(e) for e in everyone] if self._fast else []
+        fast = [*(self._fast_mean(e) for e in everyone), self._level] if self._fast else []
 
         def norm(channels: Sequence[int], weight: float, power: int = 0) -> Entries:
             return Entries(shape, tuple(((channel,), weight) for channel in channels), power)
@@ -276,14 +266,15 @@ class ContextLayout:
                 return norm([*(self._evidence(e) for e in everyone), self._constant], self._shrink)
             case "post_attention_layernorm.weight" if after:
                 size = MEAN / math.sqrt(self.hidden_size)
-                return Entries(shape, (*norm(means, size).entries, *norm(excess, size * _GAIN).entries), 1)
+                return Entries(shape, (*norm(means, size).entries, *norm(fast, size * _GAIN).entries), 1)
             case "post_attention_layernorm.weight":
-                if not excess:
+                if not fast:
                     return norm([], 1.0)
-                gained = norm(excess, self._shrink * _GAIN).entries
-                return Entries(shape, (*gained, ((self._constant,), self._shrink)))
+                gained = norm(fast[:-1], self._shrink * _GAIN).entries
+                level = ((self._level,), self._shrink * _GAIN * LEVEL)
+                return Entries(shape, (*gained, level, ((self._constant,), self._shrink)))
             case "post_feedforward_layernorm.weight":
-                return norm(means if excess else [], ALARM * MEAN / _SOFT, 1)
+                return norm(means if fast else [], ALARM * MEAN / _SOFT, 1)
             case "self_attn.q_proj.weight":
                 return Entries(shape, self._rotary((head.query, head.queries) for head in self._heads))
             case "self_attn.k_proj.weight":
@@ -310,25 +301,24 @@ class ContextLayout:
         )
 
     def _output(self, shape: tuple[int, ...]) -> Entries:
-        """Return o: the slow head gives the means, the fast one what exceeds the thresholds."""
+        """Return o: one head gives the means, another one the fast means and their level."""
         size, everyone = self._inner.head_dim, range(self._experts)
         scale = 1.0 if self._kind.norm_after else MEAN / float(self._inner.options.get("residual_multiplier", 1.0))
         places = [((self._mean(e), self._heads[0].query * size + e), scale) for e in everyone]
-        thresholds: list[tuple[tuple[int, ...], int, float]] = []
         if self._fast:
             first = self._heads[1].query * size
-            places += [((self._excess(e), first + e), scale) for e in everyone]
-            thresholds = [((self._excess(e), first + self._experts), e, -scale) for e in everyone]
+            places += [((self._fast_mean(e), first + e), scale) for e in everyone]
+            places.append(((self._level, first + self._experts), scale))
         if self._has_steady:  # the mean of a constant
             places.append(((self._steady, self._heads[0].query * size + self._experts), scale * STEADY / MEAN))
-        return Entries(shape, tuple(places), 0 if self._kind.norm_after else 1, tuple(thresholds))
+        return Entries(shape, tuple(places), 0 if self._kind.norm_after else 1)
 
     @property
     def _down_size(self) -> float:
         """The MLP's output per unit of its inner size: `ALARM` nats for each nat above the threshold."""
         if self._kind.norm_after:
-            return _SOFT * math.sqrt(self.architecture.options["rms_norm_eps"]) / (_STEEP * _GAIN * MEAN)
-        return ALARM / (_STEEP * _GAIN) / float(self._inner.options.get("residual_multiplier", 1.0))
+            return _SOFT * math.sqrt(self.architecture.options["rms_norm_eps"]) / (STEEP * _GAIN * MEAN)
+        return ALARM / (STEEP * _GAIN) / float(self._inner.options.get("residual_multiplier", 1.0))
 
     def _rotary(self, heads: Iterable[tuple[int, tuple[float, ...]]]) -> tuple[tuple[tuple[int, int], float], ...]:
         """Return the entries of q or k that make heads' constants from the constant channel."""
@@ -362,12 +352,16 @@ class ContextLayout:
     def _mean(self, expert: int) -> int:
         return self._hidden + self._experts + 1 + expert
 
-    def _excess(self, expert: int) -> int:
+    def _fast_mean(self, expert: int) -> int:
         return self._hidden + 2 * self._experts + 1 + expert
 
     @property
+    def _level(self) -> int:
+        return self._hidden + 3 * self._experts + 1
+
+    @property
     def _steady(self) -> int:
-        return self._hidden + (3 if self._fast else 2) * self._experts + 1
+        return self._hidden + (3 * self._experts + 2 if self._fast else 2 * self._experts + 1)
 
     @property
     def _map_channels(self) -> MapChannels:
@@ -376,14 +370,14 @@ class ContextLayout:
 
 
 def reserved_channels(hidden_size: int, experts: int, *, fast: bool, maps: bool = False) -> int:
-    """Return W: 2E + 1, or 3E + 1 with a fast window, and one more with head maps, rounded up.
+    """Return W: 2E + 1, or 3E + 2 with a fast window, and one more with head maps, rounded up.
 
     It is a multiple of a power of two, 64 in large models, that adds at most H / 64 more than is needed.
     """
     step = _LEAST
     while step < _MOST and step * 2 <= hidden_size // 64:
         step *= 2
-    return -(-((3 if fast else 2) * experts + 1 + maps) // step) * step
+    return -(-((3 * experts + 2 if fast else 2 * experts + 1) + maps) // step) * step
 
 
 def _heads(kind: ContextAttention, architecture: Architecture, windows: ContextWindows) -> list[_Head]:

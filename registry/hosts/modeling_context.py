@@ -3,8 +3,13 @@
 `evidence` says of each token how much likelier each expert's text is to have it. The logits of a token's routers, the
 same in every layer, are `context_sharpness` times the mean evidence of the tokens up to it, the one D tokens back with
 weight exp(-D / context_window), or all alike where `context_window` is 0. Where `context_fast` is not 0, a second mean
-with that window notices what has just begun: what exceeds `thresholds` counts `context_alarm` times. Nothing of it is
-trained.
+f with that window notices what has just begun. By how much f[e] exceeds thresholds[e, e] counts `context_alarm` times
+for expert e, and by how much f[n] - f[e] exceeds thresholds[e, n], for any other n, as often against it. Nothing of it
+is trained.
+
+Where `head_maps` is true, each expert has a linear map in front of the shared head, which brings it near the expert's
+own: the last norm gets x + s (M n + v), with n = x / s the stream, s its size, and v zero unless the norm has a bias.
+Its experts are those of the token, with the same weights.
 
 Masked tokens are no evidence, and distances leave them out. What a cache holds beside keys and values is one layer more
 (`RunningEvidence`), which the cache reorders, crops and repeats as it does the others.
@@ -17,13 +22,13 @@ from torch import nn
 from transformers import DynamicCache
 from transformers.cache_utils import Cache, DynamicLayer
 
-from .modeling_routed import LAYERS, RoutedConfig, RoutedForCausalLM
+from .modeling_routed import LAYERS, RoutedConfig, RoutedForCausalLM, RoutedMLP
 
 CHUNK = 256  # tokens that are weighed against one another at once
 
 
 class ContextConfig(RoutedConfig):
-    """The routed configuration with `context_window`, `context_fast`, `context_alarm` and `context_sharpness`."""
+    """The routed configuration with `context_…` (`window`, `fast`, `alarm`, `sharpness`) and `head_maps`."""
 
 
 class ContextGate(nn.Module):
@@ -51,10 +56,16 @@ class ContextRoutedForCausalLM(RoutedForCausalLM):
     def __init__(self, config):
         super().__init__(config)
         self.register_buffer("evidence", torch.zeros(config.vocab_size, config.num_local_experts))
-        self.register_buffer("thresholds", torch.zeros(config.num_local_experts))
+        self.register_buffer("thresholds", torch.zeros(config.num_local_experts, config.num_local_experts))
         self._keep_in_fp32_modules_strict = {"evidence", "thresholds"}
         for layer in self.get_submodule(LAYERS):
             layer.mlp.gate = ContextGate(config.num_local_experts)
+        if config.head_maps:
+            norm = next(module for name, module in self.base_model.named_children() if "norm" in name)
+            biased = getattr(norm, "bias", None) is not None
+            self.head_maps = RoutedMLP(nn.Linear(config.hidden_size, config.hidden_size, bias=biased), config)
+            self.head_maps.gate = ContextGate(config.num_local_experts)
+            norm.register_forward_pre_hook(self._map)
         self.base_model.register_forward_pre_hook(self._route, with_kwargs=True)
 
     @torch.no_grad()
@@ -76,12 +87,30 @@ class ContextRoutedForCausalLM(RoutedForCausalLM):
         means = sums[..., :-1] / sums[..., -1:].clamp(min=torch.finfo(sums.dtype).tiny)
         scores = means[:, 0]  # of (B, W, S, E)
         if self.config.context_fast:
-            excess = means[:, 1] - self.thresholds.to(means)
-            scores = scores + self.config.context_alarm * excess.clamp(min=0)
+            scores = scores + self.config.context_alarm * self._noticed(means[:, 1])
         logits = (scores * self.config.context_sharpness).float().flatten(0, 1)
         for layer in self.get_submodule(LAYERS):
             layer.mlp.gate.logits = logits
+        if self.config.head_maps:
+            self.head_maps.gate.logits = logits
         return (), kwargs
+
+    def _noticed(self, fast):
+        """Return what speaks for and against each expert beyond the thresholds, (B, S, E)."""
+        every = []
+        for e, thresholds in enumerate(self.thresholds.to(fast)):
+            behind = (fast - fast[..., e : e + 1] - thresholds).clamp(min=0)
+            behind[..., e] = 0
+            every.append((fast[..., e] - thresholds[e]).clamp(min=0) - behind.sum(dim=-1))
+        return torch.stack(every, dim=-1)
+
+    def _map(self, norm, args):
+        """Add the head map of each token's experts to the stream x that the last norm gets."""
+        stream, *others = args
+        exact = stream.to(torch.promote_types(stream.dtype, torch.float32))
+        variance = exact.var(dim=-1, correction=0, keepdim=True) + getattr(norm, "eps", 1e-6)
+        size = variance.sqrt().to(stream.dtype)  # any size would do if v is zero; with n, 16 bits hold what maps add
+        return stream + size * self.head_maps(stream / size).to(stream.device), *others
 
     def _state(self, cache):
         """Return the layer of a cache that holds running evidence; one that is still empty gets it."""

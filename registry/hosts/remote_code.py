@@ -12,6 +12,7 @@ from typing import Any
 
 from registry.hosts.architecture import Architecture
 from registry.hosts.host import Host, PerExpert, dense_config
+from registry.hosts.tensors import OwnHeadMap
 
 REMOTE_CODE = "remote-code"
 """Name of this host in recipes."""
@@ -32,11 +33,12 @@ THRESHOLDS_TENSOR = "thresholds"
 
 CONTEXT_WINDOW, CONTEXT_SHARPNESS = "context_window", "context_sharpness"
 CONTEXT_FAST, CONTEXT_ALARM = "context_fast", "context_alarm"
+HEAD_MAPS = "head_maps"
 """Keys of config.json, and options of the architecture, of a model that is routed by the text so far."""
 
-_CONTEXT_KEYS = (CONTEXT_WINDOW, CONTEXT_FAST, CONTEXT_ALARM, CONTEXT_SHARPNESS)
+_CONTEXT_KEYS = (CONTEXT_WINDOW, CONTEXT_FAST, CONTEXT_ALARM, CONTEXT_SHARPNESS, HEAD_MAPS)
 _MODULE, _CONTEXT_MODULE = "modeling_routed", "modeling_context"
-_IMPORT = b"from .modeling_routed import LAYERS, RoutedConfig, RoutedForCausalLM\n"
+_IMPORT = b"from .modeling_routed import LAYERS, RoutedConfig, RoutedForCausalLM, RoutedMLP\n"
 
 
 def remote_code_host(model_type: str, class_name: str, layers: str) -> Host:
@@ -93,6 +95,22 @@ def context_code_host(model_type: str, class_name: str, layers: str) -> Host:
     source = Path(__file__).with_name(f"{_CONTEXT_MODULE}.py").read_bytes()
     whole = source.replace(_IMPORT, routed.files[f"{_MODULE}.py"])
     return replace(routed, class_name="ContextRoutedForCausalLM", config=config, files={f"{_CONTEXT_MODULE}.py": whole})
+
+
+def own_head_maps(experts: int, hidden_size: int, *, bias: bool) -> dict[str, OwnHeadMap]:
+    """Return the tensors of head maps in `modeling_context.py`, by name, expert by expert.
+
+    Args:
+        experts: number of experts.
+        hidden_size: H.
+        bias: the last norm has a bias.
+    """
+    parts = {"weight": (hidden_size, hidden_size)} | ({"bias": (hidden_size,)} if bias else {})
+    return {
+        f"{HEAD_MAPS}.experts.{expert}.{part}": OwnHeadMap(shape, expert)
+        for expert in range(experts)
+        for part, shape in parts.items()
+    }
 
 
 def ensemble_code(class_name: str) -> dict[str, bytes]:

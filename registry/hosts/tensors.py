@@ -62,13 +62,13 @@ class Entries:
         shape: its shape.
         entries: (index, value) of each.
         unit_power: values count in this power of the size of the embedding's rows, which depends on the members.
-        thresholds: (index, expert, factor) of entries that are the expert's threshold of evidence times a factor.
+        thresholds: (index, (expert, other), factor) of entries that are a threshold of evidence times a factor.
     """
 
     shape: tuple[int, ...]
     entries: tuple[tuple[tuple[int, ...], float], ...] = ()
     unit_power: int = 0
-    thresholds: tuple[tuple[tuple[int, ...], int, float], ...] = ()
+    thresholds: tuple[tuple[tuple[int, ...], tuple[int, int], float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -143,5 +143,13 @@ class HeadMap:
     unit_power: int
 
 
-Made = Trunk | Constant | Experts | Router | Entries | Widened | EvidenceEmbedding | Evidence | HeadMap
+@dataclass(frozen=True)
+class OwnHeadMap:
+    """One expert's head map as it is, for a modelling file: M_e (H, H), or v_e (H,)."""
+
+    shape: tuple[int, ...]
+    expert: int
+
+
+Made = Trunk | Constant | Experts | Router | Entries | Widened | EvidenceEmbedding | Evidence | HeadMap | OwnHeadMap
 """How an output tensor is made."""

@@ -162,7 +162,8 @@ class _Gathering:
         """Return held-out errors over the ridge strength, from the experts' own statistics."""
         if plan is None or plan.recipe.router != "ridge" or len(plan.members) < 2:
             return ()
-        routers = StoredSource(replace(plan, recipe=replace(plan.recipe, refine=0, refine_mlp=False))).routers
+        stored = replace(plan.recipe, refine=0, refine_mlp=False, refine_trunk=False)
+        routers = StoredSource(replace(plan, recipe=stored)).routers
         layers, curves = compared_layers(plan.lead.architecture.num_hidden_layers), []
         with (
             self._noted("the curve of lam is not available"),

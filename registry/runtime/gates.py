@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from registry.errors import InvalidInputError
 from registry.hosts.context import CONTEXT_LAYERS
+from registry.hosts.remote_code import HEAD_MAPS
 
 GATE = re.compile(r"(?:.*\.)?layers\.(\d+)\.(?:mlp\.gate|block_sparse_moe\.(?:gate|router))")
 """Name of a layer's router as a module, with the layer as group 1; its tensor in a composed folder adds `.weight`."""
@@ -79,16 +80,17 @@ class RoutingRecord:
 
 
 def gates(model: Any, *, every: bool = False) -> list[Gate]:
-    """Return the routers of a loaded mixture, layer by layer; layers that only average evidence do not count.
+    """Return the routers of a loaded mixture, layer by layer; layers that context routing adds do not count.
 
     Args:
         model: a loaded model.
-        every: count layers that only average evidence too, from 0.
+        every: count these layers too, from 0, and the head maps of a modelling file as the last one.
 
     Raises:
         InvalidInputError: the model has no router.
     """
     routers = []
+    head_gate = f"{HEAD_MAPS}.gate" if every else None
     context_layers = set() if every else set(getattr(model.config, CONTEXT_LAYERS, ()))
     for name, module in model.named_modules():
         match = GATE.fullmatch(name)
@@ -96,6 +98,8 @@ def gates(model: Any, *, every: bool = False) -> list[Gate]:
         if match and is_router and int(match[1]) not in context_layers:
             layer = int(match[1]) - sum(number < int(match[1]) for number in context_layers)
             routers.append(Gate(layer, name, module, model.get_submodule(name.rpartition(".")[0])))
+        elif name == head_gate:
+            routers.append(Gate(model.config.num_hidden_layers, name, module, model.get_submodule(HEAD_MAPS)))
     if not routers:
         raise InvalidInputError(
             f"model type {model.config.model_type} has no router: it is not a mixture of experts",

@@ -79,10 +79,14 @@ class Layers:
         """Return one layer with its weights."""
         module = copy.deepcopy(self._model.get_submodule(f"{self._family.layers}.{number}"))
         self._fill(module, f"{self._family.layers}.{number}.", weights)
-        for part in module.modules():
-            if type(part) is nn.Linear:
-                part.__class__ = _Linear
-        return module
+        return _with_fast_products(module)
+
+    def part(self, number: int, name: str, weights: Weights) -> Any:
+        """Return one module of a layer with its weights."""
+        path = f"{self._family.layers}.{number}.{name}"
+        module = copy.deepcopy(self._model.get_submodule(path))
+        self._fill(module, f"{path}.", weights)
+        return _with_fast_products(module)
 
     def last_norm(self, weights: Weights) -> Any:
         """Return the norm before the head with its weights."""
@@ -127,6 +131,13 @@ class _Linear(nn.Linear):
     def forward(self, x: Float[Tensor, "*T I"]) -> Float[Tensor, "*T O"]:
         """Return x Wᵀ + b."""
         return linear(x, self.weight, self.bias)
+
+
+def _with_fast_products(module: nn.Module) -> nn.Module:
+    for part in module.modules():
+        if type(part) is nn.Linear:
+            part.__class__ = _Linear
+    return module
 
 
 class _Catcher(nn.Module):

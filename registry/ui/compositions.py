@@ -172,6 +172,7 @@ def _line(site: Site, record: CompositionRecord) -> Line:
         "advantage": recipe.get("token_weight") == "advantage",
         f"refine {recipe.get('refine')}": bool(recipe.get("refine")),
         "refit": recipe.get("refine_mlp", False),
+        "trunk refit": recipe.get("refine_trunk", False),
         "trained": "training" in record.document,
     }
     experts, base = expert_names(record)

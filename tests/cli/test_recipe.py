@@ -52,6 +52,7 @@ def refused(home: Path, *arguments: object) -> Result:
         ("--token-weight", "advantage"),
         ("--refine", "1"),
         ("--refine-mlp",),
+        ("--refine-trunk",),
         ("--balance", "tokens"),
         ("--host", "mixtral"),
         ("--remote-code",),

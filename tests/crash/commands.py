@@ -68,6 +68,7 @@ COMMANDS = {
     "ensemble": Command("full", "compose --experts math,code --to ensemble --force --out {world}/moe"),
     "refine": Command("full", "compose --experts math,code --router ridge --refine 2 --out {world}/out"),
     "refine-mlp": Command("full", "compose --experts math,code --router ridge --refine-mlp --force --out {world}/moe"),
+    "refine-trunk": Command("full", "compose --experts math,code --refine-trunk --force --out {world}/moe"),
     "opt-out": Command("full", "opt-out math --yes"),
     "purge": Command("full", "opt-out math --purge --yes --receipt {world}/receipt.json"),
     "gc": Command("garbage", "gc"),

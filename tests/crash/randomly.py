@@ -203,3 +203,8 @@ def _composed(world: Path) -> list[str]:
     elif (world / "all").exists():
         shutil.rmtree(world / "all")
     return names
+
+
+def _router(world: Path) -> str:
+    """Return the router method of the mixture that was composed last; routers by context cannot be trained."""
+    return str(json.loads((world / "moe" / "composition.json").read_bytes())["recipe"]["router"])

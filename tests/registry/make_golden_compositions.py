@@ -227,6 +227,8 @@ CASES: dict[str, Case] = {
     "refine advantage": moe(trunk="mean", refine=1, token_weight="advantage", lam="auto"),
     "refine-mlp": moe(refine_mlp=True),
     "refine-mlp refine": moe(refine_mlp=True, refine=1, top_k=1, weights={"law": 2.0}),
+    "refine-trunk": moe(refine_trunk=True, trunk_options={"alpha": 0.9}, weights={"law": 2.0}),
+    "context refine-trunk": moe(router="context", refine_trunk=True),
     # rows of reg evaluate
     "dume": moe(trunk="mean", refine=1, top_k=1, normalize=True),
     "regmean-paper": moe(top_k=1, normalize=True),

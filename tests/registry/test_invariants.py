@@ -114,6 +114,7 @@ SAMPLE: dict[str, dict[str, Any]] = {
     "dare dense": {"trunk": "dare", "to": "dense"},
     "task-arithmetic dense": {"trunk": "task-arithmetic", "to": "dense"},
     "context": {"trunk": "mean", "router": "context", "context_window": 16.0, "lam": 0.0},
+    "trunk refitted": {"router": "ridge", "refine_trunk": True, "top_k": 1},
     "refitted context": {"router": "context", "refine_mlp": True},
     "refitted, then refined": {"router": "ridge", "refine_mlp": True, "refine": 1, "lam": "auto"},
     "refined twice": {"router": "ridge", "refine": 2, "trunk": "mean", "lam": "auto", "token_weight": "advantage"},
@@ -131,6 +132,7 @@ ALONE: dict[str, dict[str, Any]] = {
     "advantage": {"router": "ridge", "token_weight": "advantage"},
     "refined": {"router": "ridge", "refine": 1},
     "refitted": {"refine_mlp": True},
+    "trunk refitted": {"refine_trunk": True},
     "refitted ridge": {"router": "ridge", "refine_mlp": True},
 }
 """Each of them by itself, and with either kind of output."""

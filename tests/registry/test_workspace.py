@@ -66,6 +66,7 @@ RECIPES: dict[str, Any] = {
     "base": Recipe(trunk="base"),
     "ensemble": EnsembleRecipe(),
     "refitted": Recipe(refine_mlp=True),
+    "trunk refitted": Recipe(refine_trunk=True),
     "refined": Recipe(router="ridge", refine=1),
 }
 

@@ -102,6 +102,11 @@ def _sources(recipe: dict[str, Any]) -> Iterator[str]:
         yield "The routers' statistics were taken anew through the composed model (DUME, equation 7)."
     if recipe.get("refine_mlp"):
         yield "The trunk's linear maps and the experts' down projections were refitted in closed form to the whole."
+    if recipe.get("refine_trunk"):
+        yield (
+            "The trunk's linear maps were solved again, layer by layer, from the inputs that the composed model gives "
+            'them, as in "RegMean++"; the experts\' MLPs are their own.'
+        )
 
 
 def _settings(recipe: dict[str, Any], base: str) -> Iterator[tuple[str, str]]:
@@ -121,14 +126,16 @@ def _context(cost: ContextCost | None) -> Iterator[tuple[str, str]]:
     if cost is None:
         return
     over = f"the recent past (exp(−distance / {cost.window:g} tokens))" if cost.window else "the whole text so far"
+    brings = "bring the shared head near the expert's own; from weights and counts of tokens"
     if cost.layers:
         yield "context layer", f"layer 0, whose attention averages evidence over {over}; no member's weights are in it"
         if cost.maps:
-            brings = "whose experts bring the shared head near the expert's own; from weights and counts of tokens"
-            yield "head maps", f"layer {cost.last}, {brings}"
+            yield "head maps", f"layer {cost.last}, whose experts {brings}"
         yield "reserved channels", f"the last {cost.channels} of the hidden size, which hold evidence and its mean"
     else:
         yield "context routing", f"the modelling file averages evidence over {over}"
+        if cost.maps:
+            yield "head maps", f"linear maps before the last norm, which {brings}"
     yield "context routing adds", f"{cost.parameters:,} parameters"
 
 

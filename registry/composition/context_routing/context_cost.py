@@ -6,6 +6,7 @@ from typing import Any
 from registry.composition.plan import Plan, context_windows, make_plan
 from registry.composition.recipe.recipe_fields import FIELDS
 from registry.hosts.remote_code import REMOTE_CODE
+from registry.hosts.tensors import HeadMap, OwnHeadMap
 from registry.maths.router import COUNTS, ROUTERS
 
 
@@ -15,7 +16,7 @@ class ContextCost:
 
     Attributes:
         layers: layers, of evidence and of head maps; 0 where a modelling file does by itself what they do.
-        maps: a last layer holds head maps.
+        maps: it has head maps, in the last layer or in a modelling file.
         last: number of the last layer.
         channels: channels of the residual stream.
         window: τ in tokens, 0 for the whole text so far: where the recipe asks for it, or the rope has no window.
@@ -49,13 +50,14 @@ def context_cost(plan: Plan) -> ContextCost | None:
         vocabulary=FIELDS["vocabulary"].default,
         top_k=recipe.experts_per_token(len(plan.members)),
         refine_mlp=False,
+        refine_trunk=False,
     )
     without = make_plan(plan.members, plan.base, plain)
     mine, other = plan.translation.architecture, without.translation.architecture
     has_window = recipe.host == REMOTE_CODE or bool(context_windows(without.translation, recipe.context_window)[0].slow)
     return ContextCost(
         mine.num_hidden_layers - other.num_hidden_layers,
-        mine.num_hidden_layers - other.num_hidden_layers > 1,
+        any(isinstance(tensor.made, HeadMap | OwnHeadMap) for tensor in plan.tensors),
         mine.num_hidden_layers - 1,
         mine.hidden_size - other.hidden_size,
         float(recipe.context_window) if has_window else 0.0,

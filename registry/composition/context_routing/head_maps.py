@@ -1,15 +1,17 @@
 """Head maps of a composition: each expert's own head as a map in front of the shared one, from weights and counts."""
 
 from collections.abc import Iterator
+from tempfile import TemporaryFile
 from threading import Lock
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from registry.composition.plan import Plan
-from registry.io.torch_blocks import RowReader, to_tensor
+from registry.io.torch_blocks import to_block, to_tensor
 from registry.maths.context.head_map import HeadSums
 from registry.member import Member
 
@@ -41,6 +43,11 @@ class HeadMaps:
     def __init__(self, source: SharedTensors) -> None:
         self._source, self._lock = source, Lock()
         self._kept: tuple[int, int, tuple[Tensor, Tensor]] | None = None
+        self._affine: tuple[int, tuple[Tensor, Tensor]] | None = None
+        self._rows: Any = None
+        """Rows of the shared head, (n, H) in float32, once they are needed."""
+        self._numbers = torch.empty(0, dtype=torch.int64)
+        """Token → its row there."""
 
     def factors(self, expert: int, rank: int) -> tuple[Float[Tensor, "H k"], Float[Tensor, "k H"]]:
         """Return M_e of one expert as two factors, float64.
@@ -55,30 +62,68 @@ class HeadMaps:
                 self._kept = (expert, rank, self._sums(expert).solve(rank))
             return self._kept[2]
 
+    def affine(self, expert: int) -> tuple[Float[Tensor, "H H"], Float[Tensor, "H"]]:
+        """Return M_e and v_e of one expert, float64; v_e is zero where the last norm has no bias.
+
+        Args:
+            expert: its number among the members.
+        """
+        with self._lock:
+            if self._affine is None or self._affine[0] != expert:
+                self._affine = None
+                self._affine = (expert, self._sums(expert).affine())
+            return self._affine[1]
+
     def _sums(self, expert: int) -> HeadSums:
         plan = self._source.plan
         member, family, architecture = plan.members[expert], plan.lead.family, plan.lead.architecture
         norm = family.head_input(architecture)
         head = family.embedding if architecture.tie_word_embeddings else family.head
-        shared_norm, own_norm = (
-            torch.cat(list(blocks)).double() + norm.offset  # (H,)
-            for blocks in (self._source.combined(f"{norm.norm}.weight"), _blocks(member, f"{norm.norm}.weight"))
-        )
+        shared_norm, own_norm = (scale + norm.offset for scale in self._vectors(member, f"{norm.norm}.weight"))
+        biases = self._vectors(member, f"{norm.norm}.bias") if norm.bias else None
         counts = member.token_counts.double()
         share = counts / counts.sum()
-        sums = HeadSums(len(shared_norm))
-        shared = RowReader(self._source.combined(head))
-        own = RowReader(_blocks(member, head))
-        rows = min(member.weight(head).shape[0], len(share))  # of a smaller vocabulary, the shared head has more
-        for start in range(0, rows, _ROWS):
-            count = min(_ROWS, rows - start)
-            mine, theirs = own.take(count), shared.take(count)
-            used = share[start : start + count].nonzero()[:, 0]
-            if len(used):
-                part = share[start : start + count][used]
-                sums.add(theirs[used].double() * shared_norm, mine[used].double() * own_norm, part)
-        shared.finish()
+        sums, start = HeadSums(len(shared_norm)), 0
+        for block in _blocks(member, head):  # all are read, which checks their digest
+            for mine in block.split(_ROWS):
+                part = share[start : start + len(mine)]
+                used = part.nonzero()[:, 0]
+                theirs = self._shared_rows(head, used + start)
+                start += len(mine)
+                if not len(used):
+                    continue
+                part = part[used]
+                heads = theirs.double(), mine[used].double()  # (r, H)
+                scaled = heads[0] * shared_norm, heads[1] * own_norm
+                if norm.centred:
+                    scaled = scaled[0] - scaled[0].mean(1, keepdim=True), scaled[1] - scaled[1].mean(1, keepdim=True)
+                sums.add(*scaled, part)
+                if biases is not None:
+                    sums.add_shift(scaled[0], heads[1] @ biases[1] - heads[0] @ biases[0], part)
         return sums
+
+    def _shared_rows(self, head: str, tokens: Int64[Tensor, "r"]) -> Float[Tensor, "r H"]:
+        """Return rows of the shared head, float32, which is combined once: rows that members use wait in a file."""
+        if self._rows is None:
+            members = self._source.plan.members
+            counts = [member.token_counts for member in members]
+            used = torch.zeros(max(map(len, counts)), dtype=torch.bool)
+            for each in counts:
+                used[: len(each)] |= each > 0
+            self._numbers, start = used.cumsum(0) - 1, 0
+            with TemporaryFile() as file:
+                for block in self._source.combined(head):
+                    here = used[start : start + len(block)]
+                    file.write(to_block(block[: len(here)][here].float()).tobytes())
+                    start += len(block)
+                file.flush()
+                self._rows = np.memmap(file, dtype=np.float32, mode="r").reshape(int(used.sum()), -1)
+        return torch.from_numpy(self._rows[self._numbers[tokens].numpy()])
+
+    def _vectors(self, member: Member, name: str) -> tuple[Float[Tensor, "H"], Float[Tensor, "H"]]:
+        """Return a vector of the shared model and that of a member, float64."""
+        shared, own = self._source.combined(name), _blocks(member, name)
+        return torch.cat(list(shared)).double(), torch.cat(list(own)).double()
 
 
 def _blocks(member: Member, name: str) -> Iterator[Float[Tensor, "r ..."]]:

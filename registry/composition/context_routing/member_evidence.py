@@ -10,7 +10,8 @@ from registry.calibration import Calibration
 from registry.composition.plan import Plan, context_windows
 from registry.composition.tensor_source import TensorSource
 from registry.errors import InvalidInputError
-from registry.hosts.context import ALARM, attention_reach
+from registry.hosts.context import attention_reach
+from registry.hosts.context_mlp import ALARM, compares
 from registry.hosts.remote_code import REMOTE_CODE
 from registry.maths.context.evidence import thresholds, token_evidence, token_shares
 from registry.maths.context.prefix import FAST, context_scores, prefix_means
@@ -39,11 +40,17 @@ def evidence_of(plan: Plan) -> Float[Tensor, "V E"]:
     return torch.cat([evidence, evidence.new_zeros((rows - len(evidence), len(counts)))])
 
 
-def thresholds_of(plan: Plan) -> Float[Tensor, "E"]:
-    """Return the evidence of the last few tokens above which each member is taken at once, float64."""
+def thresholds_of(plan: Plan) -> Float[Tensor, "E E"]:
+    """Return the evidence of the last few tokens that is no chance, float64 (`registry.maths.context.evidence`).
+
+    Thresholds outside the diagonal are infinite where the host has no room to compare pairs of experts.
+    """
     rows = plan.lead.architecture.vocab_size
     shares = token_shares([member.token_counts for member in plan.members])[:rows]
-    return thresholds(shares, evidence_of(plan)[: len(shares)], FAST)
+    limits = thresholds(shares, evidence_of(plan)[: len(shares)], FAST)
+    if plan.recipe.host == REMOTE_CODE or compares(plan.lead.architecture, len(limits)):
+        return limits
+    return torch.full_like(limits, torch.inf).diagonal_scatter(limits.diagonal())
 
 
 def choices_of(plan: Plan, calibration: Calibration, evidence: Float[Tensor, "V E"]) -> Int64[Tensor, "N S"]:

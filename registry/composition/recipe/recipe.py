@@ -59,6 +59,7 @@ class Recipe:
         refine: passes of the members' kept tokens through the composed model, from which the router is solved; 0 takes
             the statistics of each expert's own pass.
         refine_mlp: refit the trunk's linear maps and each expert's down projection to the composed trunk.
+        refine_trunk: solve the trunk's linear maps again, each from the inputs that the composed model gives it.
         device: what passes run on, None for the GPU if there is one.
         top_k: experts per token, from 1 to the number of members; None for `TOP_K`, or for one member and for a
             context router 1.
@@ -85,6 +86,7 @@ class Recipe:
     token_weight: str = default("token_weight")
     refine: int = default("refine")
     refine_mlp: bool = default("refine_mlp")
+    refine_trunk: bool = default("refine_trunk")
     device: str | None = default("device")
     top_k: int | None = default("top_k")
     temperature: float = default("temperature")
@@ -163,8 +165,9 @@ class Recipe:
             "token_weight": self.token_weight,
             "refine": self.refine,
             "refine_mlp": self.refine_mlp,
+            **({"refine_trunk": True} if self.refine_trunk else {}),
         }
-        if self.retakes or self.refine_mlp:
+        if self.retakes or self.refits:
             routed["computed"] = self.pass_document(PassSettings())
         return {
             "to": self.to,
@@ -181,6 +184,11 @@ class Recipe:
         """The router's statistics are collected again, from kept calibration tokens."""
         features = ROUTERS[self.router].features
         return features == BASE or (features == OWN and (self.token_weight != "none" or self.refine > 0))
+
+    @property
+    def refits(self) -> bool:
+        """Linear maps are solved again on the stream that the composed model gives."""
+        return self.refine_mlp or self.refine_trunk
 
     @property
     def label(self) -> str:

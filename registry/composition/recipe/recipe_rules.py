@@ -116,7 +116,7 @@ def _no_option(name: str, values: Mapping[str, Any]) -> Problem:
 
 def _contradiction(values: Mapping[str, Any]) -> Problem | None:
     router, to = values["router"], values["to"]
-    refined = "refine" if values["refine"] else "refine_mlp" if values["refine_mlp"] else None
+    refined = next((name for name in ("refine", "refine_mlp", "refine_trunk") if values[name]), None)
     if to == DENSE and refined:
         return Problem(
             (refined, "to"),
@@ -133,6 +133,18 @@ def _contradiction(values: Mapping[str, Any]) -> Problem | None:
                 f"{FIELDS[name].called} {special!r} needs",
                 "drop it, or choose --router ridge",
             )
+    if values["refine_trunk"] and values["refine_mlp"]:
+        return Problem(
+            ("refine_trunk", "refine_mlp"),
+            "--refine-mlp solves the trunk again too, towards the experts, and --refine-trunk was asked for beside it",
+            "give --refine-trunk alone to keep the experts' MLPs as they are, or --refine-mlp alone",
+        )
+    if values["refine_trunk"] and values["trunk"] != "regmean":
+        return Problem(
+            ("refine_trunk", "trunk"),
+            f"--refine-trunk solves RegMean's equations again, and trunk method {values['trunk']!r} has none",
+            "drop --refine-trunk, or choose --trunk regmean",
+        )
     if refined and router in FROM_BASE_PASSES:
         return Problem(
             (refined, "router"),
@@ -145,9 +157,10 @@ def _contradiction(values: Mapping[str, Any]) -> Problem | None:
             f"router method {router!r} is made from counts of tokens, which no pass through a model changes",
             "drop --refine, or choose --router ridge",
         )
-    if values["refine_mlp"] and values["token_weight"] != "none" and not values["refine"]:
+    refit = next((name for name in ("refine_mlp", "refine_trunk") if values[name]), None)
+    if refit and values["token_weight"] != "none" and not values["refine"]:
         return Problem(
-            ("token_weight", "refine_mlp"),
+            ("token_weight", refit),
             f"a refit weighs no tokens, and token weight {values['token_weight']!r} was asked for",
             "add a pass after it, which does: --refine 1",
         )

@@ -19,11 +19,16 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from registry.maths.context.evidence_moments import EvidenceMoments
+
 SMOOTHING = 0.03
 """β: the part of every text that is of no domain."""
 
-CHANCE = 4.0
+CHANCE = 4.5
 """z: standard deviations above the mean that count as no chance. Real text comes in bursts: 3 are too few."""
+
+SHARE = 0.5
+"""How far ahead another expert must be, as a part of the expert's mean evidence over its own text."""
 
 FLOOR = 0.04
 """γ: the floor of a token's probability, times the size of the vocabulary."""
@@ -60,26 +65,40 @@ def token_shares(counts: Sequence[Int64[Tensor, "_"]]) -> Float[Tensor, "V E"]:
     return shares
 
 
-def thresholds(shares: Float[Tensor, "V E"], evidence: Float[Tensor, "V E"], tau: float) -> Float[Tensor, "E"]:
-    """Return θ_e, float64: mean evidence of expert e that the text of no other expert reaches by chance.
+def thresholds(shares: Float[Tensor, "V E"], evidence: Float[Tensor, "V E"], tau: float) -> Float[Tensor, "E E"]:
+    """Return θ, float64: fast means of evidence that are no chance.
 
-    Over independent tokens of expert j the mean of a window exp(−Δ/τ) has the mean μ_je = Σ_v p_j(v) ℓ_e(v) and the
-    variance Var_j(ℓ_e) / n, where n = (1 + ε) / (1 − ε), ε = exp(−1/τ), is how many tokens the window is worth; with
-    z of `CHANCE`
+    Over independent tokens of expert j the mean of a window exp(−Δ/τ) of any evidence x has the mean Σ_v p_j(v) x(v)
+    and the variance Var_j(x) / n, where n = (1 + ε) / (1 − ε), ε = exp(−1/τ), is how many tokens the window is worth;
+    z = `CHANCE` standard deviations above its mean is its *reach*, the level of a chart of exponentially weighted means
+    (Roberts 1959, *Technometrics* 1, 239–250). With μ_ee the mean of ℓ_e over its own text,
 
-        θ_e = max over j ≠ e of (μ_je + z · √(Var_j(ℓ_e) / n))
+        θ_ee = max over j ≠ e of the reach of ℓ_e in text of j
+        θ_en = max(the reach of ℓ_n − ℓ_e in text of e, `SHARE` · μ_ee)         n ≠ e
 
-    which is the level of a chart of exponentially weighted means (Roberts 1959, *Technometrics* 1, 239–250).
+    A mean f_e above θ_ee is clearly from text of e. If f_n − f_e is above θ_en, the text is clearly not e's, even where
+    n has a double and neither of the two reaches its own threshold. The second bound of θ_en is for experts far from
+    all others: where their text has a passage of another kind, every other expert has more evidence of it.
 
     Args:
         shares: p.
         evidence: ℓ.
         tau: τ of the fast window.
     """
-    mean = shares.T @ evidence  # (E, E): of expert j's text, for expert e
-    variance = (shares.T @ evidence.square() - mean.square()).clamp(min=0.0)
     decay = math.exp(-1 / tau)
-    reach = mean + CHANCE * (variance * (1 - decay) / (1 + decay)).sqrt()
-    if len(mean) == 1:
-        return reach[0]
-    return reach.fill_diagonal_(-torch.inf).amax(dim=0)
+    worth = (1 + decay) / (1 - decay)
+    moments = EvidenceMoments.of(shares, evidence)
+    means = moments.means  # of text of e: (E, E), for n
+    own = means.diagonal()[:, None]
+    spreads = moments.covariances.diagonal(dim1=1, dim2=2)  # of text of e: (E, E), of n
+    with_own = torch.stack([covariance[e] for e, covariance in enumerate(moments.covariances)])  # Cov_e(ℓ_e, ℓ_n)
+    ahead = means - own + _chance(spreads + spreads.diagonal()[:, None] - 2 * with_own, worth)
+    alone = means + _chance(spreads, worth)
+    if len(means) > 1:
+        alone = alone.fill_diagonal_(-torch.inf)
+    return ahead.maximum(SHARE * own).diagonal_scatter(alone.amax(dim=0))
+
+
+def _chance(variance: Float[Tensor, "E E"], worth: float) -> Float[Tensor, "E E"]:
+    """Return how far a window's mean is above its own mean by chance."""
+    return CHANCE * (variance.clamp(min=0.0) / worth).sqrt()

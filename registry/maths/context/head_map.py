@@ -9,6 +9,10 @@ with X = W diag(g), D = W_e diag(g_e) − X, both less their mean row under p_e,
 logits have in common, and P = diag(p_e): tokens count as often as the expert's calibration used them. This is weighted
 least squares over the vocabulary, from weights and counts alone; the activations take no part.
 
+Where the last norm has a bias b, the logits differ by d = W_e b_e − W b besides, of shape (V,), and the map is affine:
+n + M_e n + v_e, with v_e = (Xᵀ P X + r I)⁻¹ Xᵀ P d, less the mean as above. Where the last norm subtracts the mean of
+its input, n sums to 0: the rows of X and D are taken less their own means, which changes no logit, and so are M_e's.
+
 Of rank k, the map is cut in the measure of its effect on logits: with Xᵀ P X + r I = L Lᵀ and L⁻¹ Xᵀ P D = U S Vᵀ, it
 is (L⁻ᵀ U_k S_k) V_kᵀ (Eckart & Young 1936, for a weighted norm).
 
@@ -40,6 +44,8 @@ class HeadSums:
         self._cross = torch.zeros((size, size), dtype=torch.float64)
         self._mean = torch.zeros(size, dtype=torch.float64)
         self._target = torch.zeros(size, dtype=torch.float64)
+        self._shift = torch.zeros(size, dtype=torch.float64)  # Xᵀ P d
+        self._shift_mean = 0.0
         self._total = 0.0
 
     def add(self, shared: Float[Tensor, "V H"], own: Float[Tensor, "V H"], share: Float[Tensor, "V"]) -> None:
@@ -52,6 +58,24 @@ class HeadSums:
             self._target += share @ difference
             self._total += float(share.sum())
 
+    def add_shift(self, shared: Float[Tensor, "V H"], shift: Float[Tensor, "V"], share: Float[Tensor, "V"]) -> None:
+        """Add rows of d, beside the rows of W diag(g) and p_e of their tokens."""
+        with one_thread():
+            self._shift += shared.T @ (share * shift)
+            self._shift_mean += float(share @ shift)
+
+    def affine(self) -> tuple[Float[Tensor, "H H"], Float[Tensor, "H"]]:
+        """Return M_e and v_e, float64; both are zero where counts show no difference between tokens."""
+        matrix, _ = self.solve(len(self._mean))
+        shift = self._shift
+        if self._total > 0:
+            shift = shift - self._mean * (self._shift_mean / self._total)
+        with one_thread():
+            factor, info = self._factor()
+            if int(info) != 0:
+                return matrix, torch.zeros_like(shift)
+            return matrix, torch.cholesky_solve(shift[:, None], factor)[:, 0]
+
     def solve(self, rank: int) -> tuple[Float[Tensor, "H k"], Float[Tensor, "k H"]]:
         """Return M_e as two factors, float64; of full rank as M_e and the identity.
 
@@ -61,14 +85,11 @@ class HeadSums:
         Args:
             rank: k, from 1 to H.
         """
-        size = len(self._mean)
-        gram, cross = self._gram, self._cross
+        size, cross = len(self._mean), self._cross
         if self._total > 0:
-            gram = gram - torch.outer(self._mean, self._mean) / self._total
             cross = cross - torch.outer(self._mean, self._target) / self._total
         with one_thread():
-            gram.diagonal().add_(RIDGE * float(gram.diagonal().mean()))
-            factor, info = torch.linalg.cholesky_ex(gram)
+            factor, info = self._factor()
             if int(info) != 0:
                 return torch.zeros((size, rank), dtype=torch.float64), torch.eye(rank, size, dtype=torch.float64)
             if rank == size:
@@ -78,3 +99,12 @@ class HeadSums:
             places = right.abs().argmax(dim=1, keepdim=True)
             signs = torch.where(right.gather(1, places) < 0, -1.0, 1.0)
             return torch.linalg.solve_triangular(factor.T, left * signs.T, upper=True), right * signs
+
+    def _factor(self) -> tuple[Float[Tensor, "H H"], Tensor]:
+        """Return the Cholesky factor of Xᵀ P X + r I, and 0 or the number of the column that has none."""
+        gram = self._gram
+        if self._total > 0:
+            gram = gram - torch.outer(self._mean, self._mean) / self._total
+        ridge = RIDGE * float(gram.diagonal().mean())
+        factor, info = torch.linalg.cholesky_ex(gram + ridge * torch.eye(len(gram), dtype=torch.float64))
+        return factor, info

@@ -3,12 +3,13 @@
     m_e(t) = Σ_{s ≤ t} w(t − s) ℓ_e(v_s) / Σ_{s ≤ t} w(t − s)
 
 which is what a layer of attention with scores ln w(Δ) computes (w = 1: uniform attention is averaging). A second mean
-f, over the last few tokens alone, tells that something else has begun: what exceeds its threshold θ_e counts `ALARM`
+f, over the last few tokens alone, notices that something else has begun: what exceeds a threshold θ counts `ALARM`
 times. The expert of a token is
 
-    argmax_e  m_e(t) + ALARM · max(0, f_e(t) − θ_e)
+    argmax_e  m_e(t) + ALARM · (max(0, f_e(t) − θ_ee) − Σ_{n ≠ e} max(0, f_n(t) − f_e(t) − θ_en))
 
-a function of the text alone, known before any layer runs.
+a function of the text alone, known before any layer runs. The first part is for the expert that the last tokens are
+clearly of, the second against each that they are clearly not of; between those that are left, the slow mean decides.
 
 Shapes: N texts of S tokens, V tokens, E experts.
 """
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from registry.maths.threads import one_thread
 
-FAST = 6.0
+FAST = 4.0
 """τ of the fast window, in tokens."""
 
 _AT_ONCE = 2**22
@@ -58,7 +59,19 @@ def prefix_means(
 
 
 def context_scores(
-    slow: Float[Tensor, "*B E"], fast: Float[Tensor, "*B E"], thresholds: Float[Tensor, "E"], alarm: float
+    slow: Float[Tensor, "*B E"], fast: Float[Tensor, "*B E"], thresholds: Float[Tensor, "E E"], alarm: float
 ) -> Float[Tensor, "*B E"]:
-    """Return what routers compare: m + `alarm` · max(0, f − θ)."""
-    return slow + alarm * (fast - thresholds).clamp(min=0.0)
+    """Return what routers compare.
+
+    Args:
+        slow: m.
+        fast: f.
+        thresholds: θ; those outside the diagonal are infinite where a host does not compare pairs of experts.
+        alarm: what the excess over a threshold is multiplied by.
+    """
+    noticed = (fast - thresholds.diagonal()).clamp(min=0.0)
+    for expert, limits in enumerate(thresholds):
+        behind = (fast - fast[..., expert : expert + 1] - limits).clamp(min=0.0)  # (*B, E)
+        behind[..., expert] = 0.0
+        noticed[..., expert] -= behind.sum(dim=-1)
+    return slow + alarm * noticed

@@ -169,6 +169,7 @@ RECIPES = {
     "base features": Recipe(router="domain-embedding"),
     "advantage": Recipe(router="ridge", token_weight="advantage"),
 }
+REFITS = {"refit": Recipe(refine_mlp=True), "trunk refit": Recipe(refine_trunk=True)}
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -273,9 +274,7 @@ def test_model_that_a_crash_left_is_garbage(filled: Registry) -> None:
     assert [path.name for path in filled.home.work.iterdir()] == ["busy"]
 
 
-@pytest.mark.parametrize(
-    "recipe", [*RECIPES.values(), Recipe(router="ridge", refine_mlp=True)], ids=[*RECIPES, "refit"]
-)
+@pytest.mark.parametrize("recipe", [*RECIPES.values(), *REFITS.values()], ids=[*RECIPES, *REFITS])
 def test_member_without_kept_tokens_is_refused(
     filled: Registry, bare: Path, zoo: Zoo, tmp_path: Path, recipe: Recipe
 ) -> None:

@@ -60,6 +60,12 @@ from registry.errors import InvalidInputError
             {"router": "ridge", "refine_mlp": True, "token_weight": "advantage"},
             "a refit weighs no tokens, and token weight 'advantage'",
         ),
+        ({"router": "ridge", "refine_trunk": True, "token_weight": "advantage"}, "a refit weighs no tokens, and token"),
+        ({"refine_trunk": True, "refine_mlp": True}, "--refine-mlp solves the trunk again too, towards the experts"),
+        ({"refine_trunk": True, "trunk": "mean"}, "RegMean's equations again, and trunk method 'mean' has none"),
+        ({"refine_trunk": True, "router": "domain-embedding"}, "takes features of the base model, not of a refined"),
+        ({"refine_trunk": True, "to": "dense"}, "there is nothing to refine in a composition to dense"),
+        ({"refine_trunk": 1}, "refine_trunk is 1, it must be true or false"),
     ],
 )
 def test_what_makes_no_sense_is_refused(changes: dict[str, Any], message: str) -> None:
@@ -113,6 +119,7 @@ def test_defaults_are_spelled_out() -> None:
         ({"router": "domain-embedding"}, {"lam", "bias", "normalize", "computed"}),
         ({}, {"context_window", "vocabulary"}),
         ({"refine_mlp": True}, {"context_window", "vocabulary", "computed"}),
+        ({"refine_trunk": True}, {"context_window", "vocabulary", "computed", "refine_trunk"}),
         ({"router": "ridge"}, {"lam", "normalize"}),
         ({"router": "ridge", "refine": 1}, {"lam", "normalize", "computed"}),
         ({"router": "ridge", "refine_mlp": True}, {"lam", "normalize", "computed"}),

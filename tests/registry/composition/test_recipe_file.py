@@ -148,7 +148,7 @@ def some_recipe(values: dict[str, Any]) -> Recipe | EnsembleRecipe:
     values = {name: value for name, value in values.items() if obstacle(FIELDS[name], values) is None}
     for contradicting in (
         (),
-        ("refine", "refine_mlp"),
+        ("refine", "refine_mlp", "refine_trunk"),
         ("lam", "token_weight"),
         ("refine", "token_weight"),
         ("trunk", *TRUNK_NUMBERS),

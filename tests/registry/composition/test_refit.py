@@ -1,5 +1,6 @@
 """Proves, for every kind of family: a refit leaves alone what is on target, brings a composition nearer to its experts,
-and is a function of its members; and a model run layer by layer is the model."""
+and is a function of its members; one of the trunk alone solves RegMean's equations on what the written model gives its
+maps, and leaves MLPs byte for byte; and a model run layer by layer is the model."""
 
 import shutil
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from registry.io.torch_blocks import to_tensor
 from registry.maths.refit import RIDGE
 from registry.member import Member
 from registry.runtime.gates import force_expert
-from registry.runtime.layerwise import Layers
+from registry.runtime.layerwise import Layers, watched
 from registry.runtime.loading import load_model
 from tests.conftest import Zoo, files_of
 from tests.models import make_model, save_checkpoint, sentences, write_jsonl
@@ -33,6 +34,9 @@ PAIR = ("code", "math")
 SETTINGS = PassSettings(tokens=256, seq_len=32, batch_size=4)
 RUN = [name for name in CASES if name not in ("phi3 longrope, partial rotary", "qwen2 in granitemoe")]
 """All cases; two are other words for others."""
+
+ROUTERS = ("gate.weight", "router.weight", "router.layer.weight")
+"""Ends of the names of routers."""
 
 REFITTED = (
     "llama",
@@ -138,13 +142,19 @@ def test_each_text_is_nearer_to_its_expert(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize(
-    "recipe", [{"router": "ridge", "refine": 1, "lam": "auto"}, {"dtype": "bfloat16", "trunk": "mean"}]
+    "recipe",
+    [
+        {"router": "ridge", "refine_mlp": True, "refine": 1, "lam": "auto"},
+        {"refine_mlp": True, "dtype": "bfloat16", "trunk": "mean"},
+        {"router": "ridge", "refine_trunk": True, "refine": 1},
+        {"refine_trunk": True},
+    ],
 )
 def test_order_and_repetition_leave_no_trace(filled: Registry, tmp_path: Path, recipe: dict[str, Any]) -> None:
     """The second time no pass is in the cache either."""
-    filled.compose(PAIR, tmp_path / "first", Recipe(refine_mlp=True, **recipe))
+    filled.compose(PAIR, tmp_path / "first", Recipe(**recipe))
     shutil.rmtree(filled.home.cache, ignore_errors=True)
-    filled.compose(PAIR[::-1], tmp_path / "second", Recipe(refine_mlp=True, **recipe))
+    filled.compose(PAIR[::-1], tmp_path / "second", Recipe(**recipe))
     assert files_of(tmp_path / "second") == files_of(tmp_path / "first")
     assert list(filled.home.work.iterdir()) == []
 
@@ -247,3 +257,77 @@ def test_members_whose_windows_differ_in_length(filled: Registry, tmp_path: Path
     filled.add_expert("short", zoo.experts["math"], data=[data], settings=settings, keep_calibration=True)
     filled.compose(("code", "short"), tmp_path / "moe", Recipe(refine_mlp=True))
     assert all(bool(torch.isfinite(weight).all()) for weight in weights_of(tmp_path / "moe").values())
+
+
+def mlps_of(folder: Path) -> dict[str, torch.Tensor]:
+    """Return the experts' tensors, without the routers."""
+    return {
+        name: weight
+        for name, weight in weights_of(folder).items()
+        if ("mlp" in name or "block_sparse_moe" in name) and "norm" not in name and not name.endswith(ROUTERS)
+    }
+
+
+def test_a_trunk_is_solved_alone(pair: Pair) -> None:
+    """Linear maps of the trunk differ, and nothing else does but the routers."""
+    plain, solved = pair.compose("plain"), pair.compose("solved", refine_trunk=True)
+    own, others = mlps_of(plain), weights_of(plain)
+    assert own
+    maps = [name for name in others if "attn.q" in name or "attention.q" in name or "attn.o_proj" in name]
+    for name, weight in weights_of(solved).items():
+        assert bool(torch.isfinite(weight).all()), name
+        if name in own or "norm" in name or "embed" in name:
+            assert torch.equal(weight, others[name]), name
+        elif name in maps and name.endswith("weight"):
+            assert not torch.equal(weight, others[name]), name
+
+
+def test_one_member_has_its_own_trunk(pair: Pair) -> None:
+    solved, plain = pair.compose("one", ("code",), refine_trunk=True), weights_of(pair.compose("plain", ("code",)))
+    for name, weight in weights_of(solved).items():
+        assert name.endswith(ROUTERS) or torch.equal(weight, plain[name]), name
+
+
+@pytest.mark.parametrize(("alpha", "router"), [(1.0, "ridge"), (0.5, "ridge"), (1.0, "random")])
+def test_a_trunk_solves_regmean_on_what_the_written_model_gives(
+    filled: Registry, zoo: Zoo, tmp_path: Path, alpha: float, router: str
+) -> None:
+    """Each map's inputs are those in the model as written: every layer below is solved, tokens go where it sends them.
+
+    Output projections come after the queries, keys and values of their own layer.
+    """
+    settings: dict[str, Any] = {"top_k": 1, "router": router, "trunk_options": {"alpha": alpha}}
+    filled.compose(PAIR, tmp_path / "plain", Recipe(**settings))
+    filled.compose(PAIR, tmp_path / "moe", Recipe(refine_trunk=True, **settings))
+    model, plain = load_model(tmp_path / "moe", "float32", None), weights_of(tmp_path / "plain")
+    maps = ["lm_head", *(f"model.layers.{layer}.self_attn.{name}_proj" for layer in range(2) for name in "qkvo")]
+    right = {name: torch.zeros(plain[f"{name}.weight"].shape, dtype=torch.float64) for name in maps}
+    grams = {name: torch.zeros(weight.shape[1], weight.shape[1], dtype=torch.float64) for name, weight in right.items()}
+    for expert in PAIR:
+        own, calibration = weights_of(zoo.experts[expert]), filled.member(filled.resolve(expert)).calibration
+        assert calibration is not None
+        with torch.no_grad(), watched({name: model.get_submodule(name) for name in maps}) as seen:
+            model(input_ids=calibration.ids.long())
+        for name in maps:
+            x = seen[name][0][calibration.keep].double()
+            gram = x.T @ x
+            gram = alpha * gram + (1 - alpha) * gram.diagonal().diag()
+            grams[name] += gram
+            right[name] += own[f"{name}.weight"].double() @ gram
+    for name, gram in grams.items():
+        ridge = RIDGE * gram.diagonal().mean()
+        towards = plain[f"{name}.weight"].double()
+        expected = torch.linalg.solve(gram + ridge * torch.eye(len(gram)), (right[name] + ridge * towards).T).T
+        found = model.get_submodule(name).weight.detach().double()
+        assert float((found - expected).norm() / expected.norm()) < 1e-3, name
+        if alpha == 1:
+            assert float((towards - expected).norm() / expected.norm()) > 1e-2, name
+
+
+def test_a_trunk_with_known_experts_is_solved_with_them(filled: Registry, tmp_path: Path) -> None:
+    filled.compose(PAIR, tmp_path / "plain", Recipe(router="context"))
+    filled.compose(PAIR, tmp_path / "moe", Recipe(router="context", refine_trunk=True))
+    plain, solved = weights_of(tmp_path / "plain"), weights_of(tmp_path / "moe")
+    assert plain.keys() == solved.keys()
+    changed = {name.partition("layers.")[2][2:] or name for name in plain if not torch.equal(plain[name], solved[name])}
+    assert changed == {f"self_attn.{name}_proj.weight" for name in "qkvo"} | {"lm_head.weight"}

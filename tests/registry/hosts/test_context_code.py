@@ -1,6 +1,7 @@
 """Proves: a folder with its own modelling file routes by the text so far, alike with and without a cache.
 
-What the routers choose is compared with `scores_of`, what experts compute with the dense experts, bit for bit.
+What the routers choose is compared with `scores_of`, what experts compute with the dense experts, bit for bit, and what
+head maps add to the stream with those of `HeadMaps`.
 """
 
 import copy
@@ -83,7 +84,7 @@ def test_every_family_routes_by_the_mean_evidence_and_experts_compute_what_they_
     name: str, tmp_path: Path, shared: Shared
 ) -> None:
     with shared_variant(name, tmp_path, shared) as variant:
-        made = compose(variant, tmp_path / "moe")
+        made = compose(variant, tmp_path / "moe", vocabulary="shared")
         moe, trunk = load(made.folder), load(variant.dense["base"])
         means = made.means
         assert set(means.argmax(-1).unique().tolist()) == {0, 1}  # the test can fail: both experts have tokens
@@ -129,6 +130,9 @@ def test_padding_is_no_evidence(composed: Composed, side: str) -> None:
     ids, mask = (torch.cat(part if side == "left" else part[::-1], dim=1) for part in zip(*parts, strict=True))
     alone, padded = routed(moe, IDS), routed(moe, ids, attention_mask=mask)
     assert torch.allclose(padded[mask.bool()].view_as(alone), alone, atol=1e-4)
+    with torch.no_grad():
+        logits = moe(input_ids=ids, attention_mask=mask).logits[mask.bool()]
+        assert torch.allclose(logits, moe(input_ids=IDS).logits.flatten(0, 1), atol=1e-3)
     assert not torch.allclose(routed(moe, ids)[mask.bool()].view_as(alone), alone, atol=1e-4) or side == "right"
     if side == "left":
         assert bool((padded[:, :5] == 0).all())

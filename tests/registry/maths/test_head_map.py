@@ -109,3 +109,35 @@ def test_one_token_gives_no_map(rank: int) -> None:
     found = solved(shared, own, share, rank)
     assert float(found.abs().max()) < 1e-12 or not found.any()
     assert bool(torch.isfinite(found).all())
+
+
+def test_the_shift_of_an_affine_map_is_the_least_squares_solution() -> None:
+    shared, own, share = heads()
+    shift = torch.randn(V, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    sums = HeadSums(H)
+    for part in (slice(0, 25), slice(25, V)):
+        sums.add(shared[part], own[part], share[part])
+        sums.add_shift(shared[part], shift[part], share[part])
+    matrix, found = sums.affine()
+    assert torch.equal(matrix, sums.solve(H)[0])
+    x, d = centred(shared, own, share)[0], shift - share @ shift
+    gram = x.T @ (share[:, None] * x)
+    expected = torch.linalg.solve(
+        gram + RIDGE * gram.diagonal().mean() * torch.eye(H, dtype=torch.float64), x.T @ (share * d)
+    )
+    assert torch.allclose(found, expected, rtol=1e-9, atol=1e-12)  # two orders of the same sums
+
+
+def test_maps_without_a_shift_are_linear() -> None:
+    shared, own, share = heads()
+    sums = HeadSums(H)
+    sums.add(shared, own, share)
+    assert not sums.affine()[1].any()
+
+
+def test_of_centred_rows_maps_ignore_what_all_channels_have_in_common() -> None:
+    shared, own, share = heads()
+    shared, own = (rows - rows.mean(dim=1, keepdim=True) for rows in (shared, own))
+    found = solved(shared, own, share, H)
+    assert float(found.sum(dim=0).abs().max()) < 1e-12
+    assert float(found.sum(dim=1).abs().max()) < 1e-12

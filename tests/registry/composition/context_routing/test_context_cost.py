@@ -1,6 +1,7 @@
 """Proves: what context routing adds is counted, shown by `--plan`, and named in the card."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from registry import Recipe, Registry
 from registry.composition.context_routing.context_cost import context_cost
 from registry.composition.plan import Plan
 from registry.hosts.context import ContextWindows
+from registry.hosts.remote_code import REMOTE_CODE
 
 CONTEXT, RIDGE = Recipe(router="context"), Recipe(router="ridge")
 
@@ -78,8 +80,17 @@ def test_plan_shows_it(filled: Registry) -> None:
     assert f"a context layer, head maps and {cost.channels} channels, {cost.parameters:,} parameters" in lines[-1]
     document = json.loads(run(filled, *words, "--json"))
     assert document["context"] == cost.document()
-    assert "context routing adds" not in run(filled, *words, "--router", "ridge")
-    assert json.loads(run(filled, *words, "--router", "ridge", "--json"))["context"] is None
+    ridge = (*words, "--router", "ridge")
+    assert "context routing adds" not in run(filled, *ridge)
+    for how, start in (("mapped", "head maps, "), ("shared", "")):
+        code = (*words, "--router", "context", "--remote-code", "--vocabulary", how)
+        plan = filled.plan(["code", "math"], replace(CONTEXT, host=REMOTE_CODE, vocabulary=how))
+        assert isinstance(plan, Plan)
+        cost = context_cost(plan)
+        assert cost is not None
+        assert json.loads(run(filled, *code, "--json"))["context"] == cost.document()
+        assert f"context routing adds  {start}{cost.parameters:,} parameters" in run(filled, *code)
+    assert json.loads(run(filled, *ridge, "--json"))["context"] is None
     assert json.loads(run(filled, *words, "--to", "ensemble", "--json"))["context"] is None
 
 

@@ -1,0 +1,105 @@
+"""The MLP of a context layer: it compares the fast mean with thresholds, and changes the mean that routers read.
+
+One activation for each comparison, of the expert e and, where there is room for E² of them, another expert n:
+
+    (e, e)    max(0, f_e − θ_ee)           the last tokens are clearly of e: times `ALARM`, added to m_e
+    (e, n)    max(0, f_n − f_e − θ_en)     they are clearly not of e, as n is far ahead: times `ALARM`, subtracted
+
+Gate rows read a large multiple of a difference, at which the activation is nearly max(0, z), and a constant channel for
+the threshold; up rows read a constant; down columns write to the channels of the means.
+"""
+
+from dataclasses import dataclass
+
+from registry.hosts.architecture import Architecture
+from registry.hosts.tensors import Entries
+
+ALARM = 32.0
+"""What evidence beyond a threshold counts, beside the mean evidence."""
+
+STEEP = 2.0**15
+"""How steeply the activation rises: so much that it is nearly max(0, z)."""
+
+LEVEL = 8.0
+"""What a norm before the MLP multiplies the constant by, beside the fast mean: thresholds stay within float16."""
+
+_Places = list[tuple[tuple[int, ...], float]]
+_Thresholds = list[tuple[tuple[int, ...], tuple[int, int], float]]
+
+
+def compares(architecture: Architecture, experts: int) -> bool:
+    """Return whether a host's MLP has room to compare each pair of experts: E² activations."""
+    return experts**2 <= architecture.intermediate_size
+
+
+@dataclass(frozen=True)
+class ContextMlp:
+    """The experts of a context layer, which are all alike.
+
+    Attributes:
+        pairs: compare each pair of experts.
+        norm_after: norms follow the MLP instead of leading it.
+        means: channel of m_e of each expert.
+        fast: channel of f_e of each expert.
+        level: channel of the constant beside them.
+        constant: channel of the constant that up rows read, and their weight.
+        size: the output for an excess of one nat, per unit of the activations.
+    """
+
+    pairs: bool
+    norm_after: bool
+    means: tuple[int, ...]
+    fast: tuple[int, ...]
+    level: int
+    constant: tuple[int, float]
+    size: float
+
+    def projection(self, name: str, shape: tuple[int, ...], *, down: bool) -> Entries:
+        """Return one projection of the experts.
+
+        Args:
+            name: of the tensor.
+            shape: its shape; where it has three axes, experts are stacked, and gate rows stand above up rows.
+            down: whether it is the down projection.
+        """
+        thresholds: _Thresholds = []
+        power = 0
+        if down:
+            places, power = self._down(), 0 if self.norm_after else 1
+        elif len(shape) == 3:  # no host with norms after the MLP has this layout
+            places, thresholds = self._gate()
+            places += [((shape[1] // 2 + row, channel), value) for (row, channel), value in self._up()]
+        elif name.endswith((".w3.weight", ".up_proj.weight")):
+            places = self._up()
+        else:
+            (places, thresholds), power = self._gate(), -1 if self.norm_after else 0
+        if len(shape) == 3:
+            everyone = range(shape[0])
+            places = [((expert, *index), value) for expert in everyone for index, value in places]
+            thresholds = [((expert, *index), pair, value) for expert in everyone for index, pair, value in thresholds]
+        return Entries(shape, tuple(places), power, tuple(thresholds))
+
+    @property
+    def _comparisons(self) -> list[tuple[int, int]]:
+        """The pairs (e, n), row by row of the activations."""
+        everyone = range(len(self.means))
+        return [(e, n) for e in everyone for n in everyone if self.pairs or e == n]
+
+    def _gate(self) -> tuple[_Places, _Thresholds]:
+        places: _Places = []
+        thresholds: _Thresholds = []
+        level = STEEP if self.norm_after else STEEP / LEVEL
+        for row, (e, n) in enumerate(self._comparisons):
+            places.append(((row, self.fast[n]), STEEP))
+            if n != e:
+                places.append(((row, self.fast[e]), -STEEP))
+            thresholds.append(((row, self.level), (e, n), -level))
+        return places, thresholds
+
+    def _up(self) -> _Places:
+        channel, weight = self.constant
+        return [((row, channel), weight) for row in range(len(self._comparisons))]
+
+    def _down(self) -> _Places:
+        comparisons = enumerate(self._comparisons)
+        return [((self.means[e], row), self.size if n == e else -self.size) for row, (e, n) in comparisons]
