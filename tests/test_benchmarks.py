@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks.alternating import HEADER, Comparison
 from benchmarks.bench import BENCHMARKS
+from benchmarks.context_cost import RECIPES, REFERENCES, table
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 
@@ -34,3 +35,12 @@ def test_rows_have_the_columns_of_their_header(comparison: Comparison, reached: 
 def test_no_rounds_and_no_reason_are_no_comparison() -> None:
     with pytest.raises(ValueError, match="0 and 0 runs are no rounds"):
         Comparison("a claim", (), ())
+
+
+def test_cost_of_context_routing_is_compared_with_both_references() -> None:
+    seconds = {name: [1.0 + number, 2.0 + number] for number, name in enumerate(RECIPES)}
+    header, _, row, *ratios, size = table("a set", {"prefill, s": seconds, "layers": dict.fromkeys(RECIPES, 6)})
+    assert {line.count("|") for line in (header, row, *ratios, size)} == {len(RECIPES) + 2}
+    assert [line.split(" | ")[0] for line in ratios] == [f"| – against {name}" for name in REFERENCES]
+    assert "| 1.5 | 2.5 | 3.5 |" in row
+    assert "|  | 1.75 (1.50–2.00) |" in ratios[0]

@@ -203,7 +203,7 @@ class ContextLayout:
             tuple(self._mean(e) for e in everyone),
             tuple(self._fast_mean(e) for e in everyone),
             self._level,
-            (self._constant, 1 / EVIDENCE),
+            (self._constant, 1.0 if self._kind.norm_after else 1 / EVIDENCE),
             self._down_size,
         )
         return mlp.projection(name, shape, down=self._is_down(tensor))
@@ -317,7 +317,7 @@ class ContextLayout:
     def _down_size(self) -> float:
         """The MLP's output per unit of its inner size: `ALARM` nats for each nat above the threshold."""
         if self._kind.norm_after:
-            return _SOFT * math.sqrt(self.architecture.options["rms_norm_eps"]) / (STEEP * _GAIN * MEAN)
+            return _SOFT * math.sqrt(self.architecture.options["rms_norm_eps"]) / (STEEP * _GAIN * MEAN * EVIDENCE)
         return ALARM / (STEEP * _GAIN) / float(self._inner.options.get("residual_multiplier", 1.0))
 
     def _rotary(self, heads: Iterable[tuple[int, tuple[float, ...]]]) -> tuple[tuple[tuple[int, int], float], ...]:
