@@ -78,7 +78,7 @@ class Place:
 
     def __init__(self, root: Path) -> None:
         self.home, self.out = root / "home", root / "out"
-        self.folders = [root / name for name in ("mixture", "dense", "ensemble", "context")]
+        self.folders = [root / name for name in ("mixture", "dense", "ensemble", "ridge")]
         self._make(root)
         self.database = self.home / "catalog.sqlite"
         with Registry(self.home) as registry:
@@ -117,7 +117,7 @@ class Place:
             made = registry.compose(EXPERTS, self.folders[0])
             registry.compose(["code", "math"], self.folders[1], Recipe(to="dense"))
             registry.compose(["code", "law"], self.folders[2], EnsembleRecipe())
-            registry.compose(["law", "math"], self.folders[3], RECIPES["context"])
+            registry.compose(["law", "math"], self.folders[3], RECIPES["ridge"])
             registry.catalog.record_evaluation(made.digest, "e" * 64, {"figures": {"average": 88.7}})
         self._fold_in()
 

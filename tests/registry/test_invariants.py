@@ -27,6 +27,8 @@ from tests.models import make_model, save_checkpoint, sentences, write_jsonl
 EVERYTHING = os.environ.get("REG_TEST_STRIDE") == "1"
 """Whether this is `make trust`: all orders, recipes and experts, of which a sample is tried elsewhere."""
 
+RIDGE = Recipe(router="ridge")
+
 
 def fresh(home: Path, zoo: Zoo, order: tuple[str, ...], *, base: bool = False) -> Registry:
     registry = Registry(home)

@@ -42,13 +42,13 @@ def inodes(folder: Path) -> dict[str, int]:
 def test_what_changes_is_written_anew(
     filled: Registry, tmp_path: Path, changed: dict[str, Any], kept: set[str]
 ) -> None:
-    experts = ["code", "law"]
+    experts, settings = ["code", "law"], {"router": "ridge", "lam": 1.0, **changed}
     filled.compose(experts, tmp_path / "moe", Recipe(router="ridge", lam=1.0))
     before = inodes(tmp_path / "moe")
-    filled.compose(experts, tmp_path / "moe", Recipe(**{"router": "ridge", "lam": 1.0} | changed), force=True)
+    filled.compose(experts, tmp_path / "moe", Recipe(**settings), force=True)
     after = inodes(tmp_path / "moe")
     assert {part for part in after if after[part] == before[part]} == kept
-    filled.compose(experts, tmp_path / "fresh", Recipe(**{"router": "ridge", "lam": 1.0} | changed))
+    filled.compose(experts, tmp_path / "fresh", Recipe(**settings))
     assert files_of(tmp_path / "moe") == files_of(tmp_path / "fresh")
     assert {path.stat().st_nlink for path in (tmp_path / "moe").iterdir()} == {1}
 

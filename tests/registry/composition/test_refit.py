@@ -324,10 +324,14 @@ def test_a_trunk_solves_regmean_on_what_the_written_model_gives(
             assert float((towards - expected).norm() / expected.norm()) > 1e-2, name
 
 
-def test_a_trunk_with_known_experts_is_solved_with_them(filled: Registry, tmp_path: Path) -> None:
-    filled.compose(PAIR, tmp_path / "plain", Recipe(router="context"))
-    filled.compose(PAIR, tmp_path / "moe", Recipe(router="context", refine_trunk=True))
+@pytest.mark.parametrize("vocabulary", ["shared", "mapped"])
+def test_a_trunk_with_known_experts_is_solved_with_them(filled: Registry, tmp_path: Path, vocabulary: str) -> None:
+    """Head maps are those of the head that is solved."""
+    filled.compose(PAIR, tmp_path / "plain", Recipe(vocabulary=vocabulary))
+    filled.compose(PAIR, tmp_path / "moe", Recipe(vocabulary=vocabulary, refine_trunk=True))
     plain, solved = weights_of(tmp_path / "plain"), weights_of(tmp_path / "moe")
     assert plain.keys() == solved.keys()
     changed = {name.partition("layers.")[2][2:] or name for name in plain if not torch.equal(plain[name], solved[name])}
-    assert changed == {f"self_attn.{name}_proj.weight" for name in "qkvo"} | {"lm_head.weight"}
+    maps = [f"block_sparse_moe.experts.{expert}.{name}.weight" for expert in range(2) for name in ("w2", "w3")]
+    expected = {*(f"self_attn.{name}_proj.weight" for name in "qkvo"), "lm_head.weight"}
+    assert changed == expected | {*(maps if vocabulary == "mapped" else ())}

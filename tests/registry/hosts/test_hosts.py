@@ -157,9 +157,12 @@ class Variant:
     registry: Registry
 
     def recipe(self, **settings: Any) -> Recipe:
-        """Return a recipe for the case's host, of one expert a token: two are mixed in another order elsewhere."""
+        """Return a recipe for the case's host, of ridge routers and one expert a token.
+
+        Two are mixed in another order elsewhere, and a context layer rounds weights.
+        """
         host = REMOTE_CODE if self.remote else self.case.host
-        return Recipe(host=host, **{"top_k": 1, "router": "ridge"} | settings)
+        return Recipe(host=host, **{"top_k": 1, "router": "ridge", **settings})
 
     @property
     def remote(self) -> bool:
