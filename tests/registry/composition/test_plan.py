@@ -33,8 +33,8 @@ def test_plan_tells_what_is_written_and_writes_nothing(filled: Registry, tmp_pat
 def test_memory_of_refits_is_estimated(filled: Registry) -> None:
     """A batch and the sums of a step count; two members' routers are less than the MLPs' sums."""
     plain, trunk, mlps = (
-        filled.plan(["math", "code"], Recipe(**recipe)).peak_bytes
-        for recipe in ({}, {"refine_trunk": True}, {"refine_mlp": True})
+        filled.plan(["math", "code"], recipe).peak_bytes
+        for recipe in (Recipe(), Recipe(refine_trunk=True), Recipe(refine_mlp=True))
     )
     batch = 4 * BATCH_TOKENS * (4 * SIZES["intermediate_size"] + 8 * SIZES["hidden_size"])
     assert plain + batch < trunk <= mlps
