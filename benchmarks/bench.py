@@ -23,6 +23,7 @@ BENCHMARKS: tuple[str, ...] = (
     "registration_pass",
     "compose_copy",
     "compose_memory",
+    "refit",
     "recompose",
     "router_solve",
     "growth",

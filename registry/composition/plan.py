@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from registry.composition.compatibility import check_statistics, common_dtype, make_subset
+from registry.composition.pass_memory import pass_bytes
 from registry.composition.recipe import Recipe
 from registry.composition.recipe.recipe_fields import SHARED
 from registry.errors import IncompatibleError, UnsupportedFamilyError
@@ -143,7 +144,8 @@ class Plan:
         One layer's Gram workspace (seven matrices of 8-byte numbers: as read, as decoded, as integers of two members,
         as reals, their sum and its factor) and one block of a tensor (in float64, widened and rounded, beside what each
         member contributes, as read and as decoded). Both count: what one frees is not always there for the other. Where
-        tokens run through models, the largest of these is in memory too, with the statistics that it gives.
+        tokens run through models, the largest of these is in memory too, with the statistics that it gives; of a refit
+        one layer, one batch of tokens and the sums of one step are.
         """
         architecture = self.translation.architecture
         widest = architecture.hidden_size
@@ -153,17 +155,8 @@ class Plan:
         solved = self.lead.family.linear_inputs(architecture) if TRUNKS[self.recipe.trunk].needs_inputs else {}
         elements = max(_workspace(tensor.made, solved) for tensor in self.tensors)
         contributed = 2 * CARRIERS[self.dtype][1] * (len(self.members) + (self.base is not None))
-        return gram + (3 * 8 + contributed) * elements + self._pass_bytes
-
-    @property
-    def _pass_bytes(self) -> int:
-        """Bytes of the largest model that tokens run through, and of the sums that are taken there; 0 for none."""
-        recipe, architecture = self.recipe, self.lead.architecture
-        if recipe.to != "moe" or not (recipe.retakes or recipe.refits):
-            return 0
-        dense = sum(link.nbytes for link in self.lead.arrays if link.role in ("trunk", "mlp"))
-        sums = 2 * 8 * architecture.num_hidden_layers * (architecture.hidden_size + 1) ** 2
-        return sums + (self.nbytes if recipe.refine > 1 else dense)
+        passes = pass_bytes(self.recipe, self.members, self.lead, self.nbytes)
+        return gram + (3 * 8 + contributed) * elements + passes
 
     @cached_property
     def document(self) -> dict[str, Any]:

@@ -29,7 +29,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from registry.maths.products import linear
+from registry.maths.products import filled_up, linear
 from registry.maths.threads import one_thread
 
 RIDGE = 1e-2
@@ -95,8 +95,9 @@ class LeastSquares:
         if not (weight > 0 and math.isfinite(weight)):
             raise ValueError(f"the weight of tokens is {weight}, it must be positive")
         for start in range(0, len(x), RUN):
-            columns = x[start : start + RUN].T.contiguous()  # (I, R)
-            targets = y[start : start + RUN].to(x.dtype).T.contiguous()  # (O, R)
+            # Zeros change no sum.
+            columns = filled_up(x[start : start + RUN]).T.contiguous()  # (I, R)
+            targets = filled_up(y[start : start + RUN].to(x.dtype)).T.contiguous()  # (O, R)
             if not bool(torch.isfinite(columns.sum() + targets.sum())) and not (
                 bool(torch.isfinite(columns).all()) and bool(torch.isfinite(targets).all())
             ):
@@ -131,13 +132,38 @@ class LeastSquares:
         """
         if towards.shape != self.cross.shape:
             raise ValueError(f"a map of shape {list(towards.shape)} does not go with {list(self.cross.shape)}")
+        return Factor(self._lower, ridge).solve(self.cross, towards)
+
+
+class Factor:
+    """The Cholesky factor of G + r I, by which any map of these inputs is solved.
+
+    Args:
+        gram: G, (I, I); only the lower triangle is read.
+        ridge: ≥ 0, times the mean of G's diagonal.
+
+    Raises:
+        ValueError: G + r I is not positive definite.
+    """
+
+    def __init__(self, gram: Float[Tensor, "I I"], ridge: float = RIDGE) -> None:
+        self._r = ridge * float(gram.diagonal().mean())
+        self._lower = gram.clone()
+        self._lower.diagonal().add_(self._r)
+        info = torch.empty((), dtype=torch.int32, device=gram.device)
         with one_thread():
-            r = ridge * float(self._lower.diagonal().mean())
-            gram = self._lower.clone()
-            gram.diagonal().add_(r)
-            factor, info = torch.linalg.cholesky_ex(gram)
-            if int(info) != 0:
-                raise ValueError(f"the Gram of its inputs is not positive definite (order {int(info)} of {len(gram)})")
-            right = (self.cross + towards.to(self.cross.device, torch.float64) * r).T.contiguous()
-            solution: Tensor = torch.cholesky_solve(right, factor).T.contiguous()
+            torch.linalg.cholesky_ex(self._lower, out=(self._lower, info))  # in place
+        if int(info) != 0:
+            raise ValueError(f"the Gram of its inputs is not positive definite (order {int(info)} of {len(gram)})")
+
+    def solve(self, cross: Float[Tensor, "O I"], towards: Float[Tensor, "O I"]) -> Float[Tensor, "O I"]:
+        """Return W = (B + r W₀) (G + r I)⁻¹ in float64, on one thread.
+
+        Args:
+            cross: B.
+            towards: W₀, in any floating dtype.
+        """
+        with one_thread():
+            right = towards.to(cross.device, torch.float64, copy=True).mul_(self._r).add_(cross)
+            solution: Tensor = torch.cholesky_solve(right.T.contiguous(), self._lower).T.contiguous()
         return solution

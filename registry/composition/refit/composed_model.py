@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from registry.checkpoint import Checkpoint
@@ -20,6 +20,7 @@ from registry.composition.refit.refit_source import RefitSource
 from registry.composition.refit.row_file import RowFile
 from registry.composition.refit.token_streams import Text
 from registry.composition.tensor_source import TensorSource
+from registry.io.memory import return_freed_memory
 from registry.io.torch_blocks import to_tensor, torch_dtype
 from registry.member import Member
 from registry.runtime.layerwise import Layers
@@ -87,16 +88,19 @@ class ComposedModel:
             dense: whether the stream of the dense expert is needed.
         """
         text = Text.of(member, number, self.architecture.hidden_size, self.work)
-        # Only the rows of the embeddings that the text uses: ids are numbers of these, in the order of the vocabulary.
-        used, numbers = text.ids.unique(return_inverse=True)
-        name = self.family.embedding
+        used, name = text.ids.unique().long(), self.family.embedding
         sources = [(self._composed.source(name), text.composed)]
         if dense:
             sources.append((member.open_weight(name), text.dense))
         for source, stream in sources:
-            embed = self.layers.embedded(_rows(source, used.tolist()))
+            rows = _rows(source, used, self.work / "embedding.rows")
             for windows in text.batches():
-                stream.write(windows.start, embed(numbers[windows]))
+                # Only the rows of the embeddings that the batch uses: ids are numbers of these, in their order.
+                ids, numbers = text.ids[windows].long().unique(return_inverse=True)
+                embed = self.layers.embedded(rows.take(torch.searchsorted(used, ids)))
+                stream.write(windows.start, embed(numbers))
+            rows.clear()
+        return_freed_memory()
         return text
 
     def layer(self, number: int) -> Layer:
@@ -229,12 +233,12 @@ def bias_of(module: Any) -> Tensor | float:
     return 0.0 if bias is None else bias
 
 
-def _rows(source: ArraySource, numbers: Sequence[int]) -> Float[Tensor, "V H"]:
-    """Return some rows of a stored tensor, by ascending numbers."""
-    found, start, wanted = [], 0, torch.tensor(numbers)
+def _rows(source: ArraySource, numbers: Int64[Tensor, "n"], path: Path) -> RowFile:
+    """Write some rows of a stored tensor (V, H) to a file, by ascending numbers."""
+    found, start = RowFile(path, source.shape[1:]), 0
     for block in source.blocks():
         rows = to_tensor(block, source.dtype)
-        here = wanted[(wanted >= start) & (wanted < start + len(rows))] - start
+        here = numbers[(numbers >= start) & (numbers < start + len(rows))] - start
         found.append(rows[here].float())
         start += len(rows)
-    return torch.cat(found)
+    return found

@@ -21,6 +21,8 @@ from registry.composition.refit.composed_model import ComposedModel, Layer, affi
 from registry.composition.refit.expert_queue import Queue
 from registry.composition.refit.row_file import RowFile
 from registry.composition.refit.token_streams import Text
+from registry.io.memory import return_freed_memory
+from registry.maths.products import filled_up
 from registry.maths.refit import LeastSquares
 from registry.runtime.layerwise import input_of, watched
 
@@ -59,6 +61,7 @@ class MlpFit:
                 dense_inputs = self._run_dense(layer.number, dense, text, windows, stream)
                 x, dense_x = model.tokens(inputs, text, windows), model.tokens(dense_inputs, text, windows)  # (T, H)
                 sums.add(x, torch.cat([dense_x, dense_x.new_ones((len(dense_x), 1))], dim=1), weight)  # (T, H + 1)
+            return_freed_memory()
             for name in names:
                 full_name = model.family.tensor_name(layer.number, name)
                 mapped = sums.mapped(affine(text.member, full_name, layer.module.get_submodule(name)))
@@ -115,21 +118,22 @@ class MlpFit:
         outputs = [RowFile(model.work / f"{expert}-outputs.rows", (queues[0].size,)) for expert in range(len(texts))]
         hidden = RowFile(model.work / "hidden.rows", (model.architecture.intermediate_size,))
         for expert, (text, queue) in enumerate(zip(texts, queues, strict=True)):
-            dense = model.layers.layer(layer.number, weights_of(text.member))
-            mlp, module = dense.get_submodule(model.mlp), dense.get_submodule(model.family.down)
-            sums = LeastSquares.zero(
-                module.weight.shape[1], module.weight.shape[0], model.device
-            )  # F inputs, H outputs
+            mlp = model.layers.part(layer.number, model.mlp, weights_of(text.member))
+            module = mlp.get_submodule(model.family.down.rpartition(".")[2])
+            outs, ins = module.weight.shape  # H, F
+            sums = LeastSquares.zero(ins, outs, model.device)
             hidden.clear()
             for index, mlp_input, target, routed in queue.blocks():  # (T, H) of one text, twice, and (T,)
-                x = input_of(module, partial(mlp, mlp_input[None].to(model.device)))[0]  # a batch of one: (T, F)
+                padded = filled_up(mlp_input.to(model.device))[None]  # a batch of one
+                x = input_of(module, partial(mlp, padded))[0, : len(target)]  # (T, F)
                 sums.add(x, target.to(model.device) - bias_of(module), model.token_weights[index])
                 hidden.append(x[routed.to(model.device)])
             model.set(module, name, sums.solve(module.weight), member=expert)
             queue.clear()
             for rows in hidden.blocks():
                 with torch.no_grad():
-                    outputs[expert].append(module(rows.to(model.device)))
+                    outputs[expert].append(module(filled_up(rows.to(model.device)))[: len(rows)])
+            return_freed_memory()
         hidden.clear()
         return outputs
 

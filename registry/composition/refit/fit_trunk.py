@@ -23,6 +23,8 @@ from torch import Tensor
 from registry.composition.refit.composed_model import ComposedModel, Layer, affine, weights_of
 from registry.composition.refit.row_file import RowFile
 from registry.composition.refit.token_streams import Text
+from registry.io.memory import return_freed_memory
+from registry.maths.products import filled_up
 from registry.maths.refit import LeastSquares
 from registry.runtime.layerwise import input_of
 
@@ -91,8 +93,9 @@ class TrunkFit:
                 for windows, used in model.routed(other, expert):
                     x = model.read(other.mlp_input, windows)[used.to(model.device)]  # (T, H)
                     with torch.no_grad():
-                        rows.append(mlp(x[None])[0])  # a batch of one
+                        rows.append(mlp(filled_up(x)[None])[0, : len(x)])  # a batch of one
             outputs.append(rows)
+            return_freed_memory()
         return outputs
 
     def head(self, texts: Sequence[Text]) -> list[LeastSquares]:

@@ -25,6 +25,7 @@ from registry.composition.refit.row_file import RowFile
 from registry.composition.refit.token_streams import Text
 from registry.composition.tensor_source import TensorSource
 from registry.errors import CalibrationError
+from registry.io.memory import return_freed_memory
 from registry.maths.refit import LeastSquares
 from registry.progress import Progress
 
@@ -92,6 +93,10 @@ def _refit_layer(model: ComposedModel, fit: Fit, number: int, texts: Sequence[Te
     layer = model.layer(number)
     fit.attention_inputs(layer, texts)
     fit.attention_output(layer, texts)
+    return_freed_memory()
     model.run_attention(layer, texts)
+    return_freed_memory()
     model.route(layer, texts)
-    model.add_outputs(layer, texts, fit.mlps(layer, texts))
+    return_freed_memory()
+    outputs = fit.mlps(layer, texts)
+    model.add_outputs(layer, texts, outputs)

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from registry.composition.context_routing.head_maps import HeadMaps
 from registry.composition.tensor_source import RouterSolver, TensorSource, pass_over
+from registry.io.memory import return_freed_memory
 from registry.io.safetensors_writer import Stream, write_shard
 from registry.io.torch_blocks import RowReader, dtype_name, to_block
-from registry.maths.refit import LeastSquares
+from registry.maths.refit import Factor, LeastSquares
 from registry.maths.trunk.combination import Combination, aligned
 from store.arrays import ArraySource
 
@@ -21,7 +22,7 @@ _KEY = "tensor"
 """The name of the only tensor in each file of a refit."""
 
 
-_HEAD_ROWS = 2048
+_HEAD_ROWS = 512
 """Rows of the head that are solved for at once."""
 
 
@@ -87,14 +88,28 @@ class RefitSource:
         members = self.plan.members
         towards = RowReader(self._inner.combined(name))  # W₀, (V, H)
         heads = Combination(name, [pass_over(member, name) for member in members], self.plan.weights)
+        factors: dict[tuple[int, ...], Factor] = {}
         for rows in aligned(heads):  # the same rows of every head; None past a smaller vocabulary
+            present = tuple(rows.present)
+            if present not in factors:
+                factors[present] = self._factor(present)
             longest = max(len(part) for part in rows.parts if part is not None)
             for start in range(0, longest, _HEAD_ROWS):
-                parts = [None if part is None else part[start : start + _HEAD_ROWS] for part in rows.parts]
-                total: LeastSquares | None = None
-                for sums, own in zip(self._head, parts, strict=True):
-                    if own is not None:  # (r, H)
-                        mapped = sums.mapped(own)  # gram (H, H), cross (r, H)
-                        total = mapped if total is None else total + mapped
-                assert total is not None
-                yield total.solve(towards.take(len(total.cross)))
+                cross: Float[Tensor, "r H"] | None = None
+                for member in present:
+                    part = rows.parts[member]
+                    assert part is not None
+                    own = part[start : start + _HEAD_ROWS].double() @ self._head[member].cross
+                    cross = own if cross is None else cross.add_(own)
+                assert cross is not None
+                yield factors[present].solve(cross, towards.take(len(cross)))
+            return_freed_memory()
+
+    def _factor(self, members: tuple[int, ...]) -> Factor:
+        """Return the factor of the summed Gram (H, H) of some members."""
+        first, *others = members
+        gram = self._head[first].gram
+        for member in others:
+            gram.add_(self._head[member].gram)
+        return Factor(gram)
+

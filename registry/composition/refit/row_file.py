@@ -5,10 +5,11 @@ Plain reads and writes rather than a memory map: what the system caches of the f
 
 import math
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from registry.io.torch_blocks import to_block
@@ -39,16 +40,27 @@ class RowFile:
         Raises:
             OSError: the file cannot be read, or is too short.
         """
-        start, count = rows.start, rows.stop - rows.start
-        found = torch.empty((count, *self._shape))
+        found = torch.empty((rows.stop - rows.start, *self._shape))
         room = to_block(found).reshape(-1).data.cast("B")
         with self._path.open("rb", buffering=0) as file:
-            file.seek(start * self._nbytes)
-            while room:
-                if not (size := file.readinto(room)):
-                    raise OSError(f"{self._path} ends before row {start + count}")
-                room = room[size:]
+            self._read_into(room, file, rows.start)
         return found
+
+    def take(self, numbers: Int64[Tensor, "n"]) -> Float[Tensor, "n ..."]:
+        """Return the rows of some numbers, on the CPU (errors as `read`)."""
+        found = torch.empty((len(numbers), *self._shape))
+        room = to_block(found).reshape(-1).data.cast("B")
+        with self._path.open("rb", buffering=0) as file:
+            for index, number in enumerate(numbers.tolist()):
+                self._read_into(room[index * self._nbytes : (index + 1) * self._nbytes], file, number)
+        return found
+
+    def _read_into(self, room: memoryview, file: FileIO, start: int) -> None:
+        file.seek(start * self._nbytes)
+        while room:
+            if not (size := file.readinto(room)):
+                raise OSError(f"{self._path} ends within the rows from {start} on")
+            room = room[size:]
 
     def blocks(self) -> Iterator[Float[Tensor, "n ..."]]:
         """Yield all rows, some at a time."""

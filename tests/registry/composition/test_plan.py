@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from registry import PassSettings, Recipe, Registry
+from registry.composition.refit.token_streams import BATCH_TOKENS
 from registry.errors import IncompatibleError, InvalidInputError
 from tests.conftest import EXPERTS, Zoo, files_of
 from tests.models import make_model, save_checkpoint, sentences, train_tokenizer, write_jsonl
@@ -27,6 +28,18 @@ def test_plan_tells_what_is_written_and_writes_nothing(filled: Registry, tmp_pat
     assert plan.active_parameters == plan.parameters - experts // 3 * (3 - recipe.experts_per_token(3))
     assert plan.names == ["code", "law", "math"]
     assert plan.peak_bytes > 0
+
+
+def test_memory_of_refits_is_estimated(filled: Registry) -> None:
+    """A batch and the sums of a step count; two members' routers are less than the MLPs' sums."""
+    plain, trunk, mlps = (
+        filled.plan(["math", "code"], Recipe(**recipe)).peak_bytes
+        for recipe in ({}, {"refine_trunk": True}, {"refine_mlp": True})
+    )
+    batch = 4 * BATCH_TOKENS * (4 * SIZES["intermediate_size"] + 8 * SIZES["hidden_size"])
+    assert plain + batch < trunk <= mlps
+    refined = filled.plan(["math", "code"], Recipe(refine_mlp=True, refine=2)).peak_bytes
+    assert refined >= mlps
 
 
 def test_digest_is_a_function_of_members_and_recipe(filled: Registry) -> None:

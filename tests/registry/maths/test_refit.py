@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from registry.maths.refit import RUN, LeastSquares
+from registry.maths.products import ROWS, filled_up
+from registry.maths.refit import RUN, Factor, LeastSquares
 
 INPUTS, OUTPUTS = 12, 7
 
@@ -131,3 +132,26 @@ def test_the_gram_is_whole_however_many_tiles_it_has() -> None:
     total = LeastSquares.zero(900, OUTPUTS)
     total.add(x.double(), y.double())
     assert torch.allclose(total.gram, x.double().T @ x.double(), rtol=0, atol=1e-9)
+
+
+def test_one_factor_solves_every_map_of_its_inputs() -> None:
+    """The rows of a map depend on no other row, so they can be solved apart."""
+    x, y = activations(1, 60)
+    total, towards = LeastSquares.zero(INPUTS, OUTPUTS), a_map(2)
+    total.add(x, y)
+    factor, before = Factor(total.gram), total.gram
+    parts = [factor.solve(total.cross[rows], towards[rows]) for rows in (slice(0, 3), slice(3, OUTPUTS))]
+    assert torch.allclose(torch.cat(parts), total.solve(towards), rtol=0, atol=1e-12)
+    assert torch.equal(total.gram, before)
+
+
+@pytest.mark.parametrize("tokens", [1, ROWS - 1, ROWS, ROWS + 1])
+def test_rows_of_zeros_change_no_sum(tokens: int) -> None:
+    x, y = activations(1, tokens)
+    assert len(filled_up(x)) % ROWS == 0
+    assert torch.equal(filled_up(x)[:tokens], x)
+    assert not filled_up(x)[tokens:].any()
+    total = LeastSquares.zero(INPUTS, OUTPUTS)
+    total.add(x, y)
+    assert torch.allclose(total.gram, x.T @ x, rtol=0, atol=1e-10)
+    assert torch.allclose(total.cross, y.T @ x, rtol=0, atol=1e-10)
