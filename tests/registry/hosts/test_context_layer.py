@@ -192,7 +192,7 @@ def test_hosts_without_a_context_layer_say_so(name: str, tmp_path: Path, shared:
         ) as raised,
     ):
         variant.registry.compose(["code", "math"], tmp_path / "moe", variant.recipe(router="context"))
-    assert "--remote-code" in str(raised.value.hint)
+    assert "choose --router ridge, or add --remote-code" in str(raised.value.hint)
     assert not (tmp_path / "moe").exists()
 
 
@@ -200,8 +200,9 @@ def test_more_experts_than_a_head_has_channels_are_refused(tmp_path: Path, token
     narrow = Case("llama", "mixtral", {"num_attention_heads": 16, "num_key_value_heads": 8})
     message = "heads of 2 channels hold the evidence of at most 1 experts, not of 2"
     with variant_of(narrow, tmp_path, tokenizer) as variant:
-        with pytest.raises(UnsupportedFamilyError, match=message):
-            variant.registry.compose(["code", "math"], tmp_path / "moe", variant.recipe(router="context", trunk="mean"))
+        with pytest.raises(UnsupportedFamilyError, match=message) as raised:
+            variant.registry.compose(["code", "math"], tmp_path / "moe")
+        assert "choose --router ridge" in str(raised.value.hint)
         assert not (tmp_path / "moe").exists()
 
 
