@@ -112,4 +112,3 @@ class RefitSource:
         for member in others:
             gram.add_(self._head[member].gram)
         return Factor(gram)
-

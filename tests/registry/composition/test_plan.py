@@ -11,7 +11,7 @@ from registry import PassSettings, Recipe, Registry
 from registry.composition.refit.token_streams import BATCH_TOKENS
 from registry.errors import IncompatibleError, InvalidInputError
 from tests.conftest import EXPERTS, Zoo, files_of
-from tests.models import make_model, save_checkpoint, sentences, train_tokenizer, write_jsonl
+from tests.models import SIZES, make_model, save_checkpoint, sentences, train_tokenizer, write_jsonl
 
 
 @pytest.mark.parametrize("recipe", [Recipe(), Recipe(top_k=2), Recipe(router="ridge")], ids=["1", "2", "ridge"])
