@@ -1,7 +1,8 @@
 """The context layer of a host: attention that averages the evidence of the text so far, for every router to read.
 
-A composition of E experts, hidden size H and L layers becomes one of hidden size H′ = H + W and L + 1 layers, which
-computes the same function of the same stream and routes by the mean evidence of the recent text:
+A composition of E experts, hidden size H and L layers becomes one of hidden size H′ = H + W and L + 1 layers (L + 2
+with head maps, see `head_map`), which computes the same function of the same stream and routes by the mean evidence of
+the recent text:
 
     reserved channels   H + e               a · ρ_v · ℓ_e(v)    evidence of the token, from the embedding (V, H′)
                         H + E               a · ρ_v             a constant once a norm has divided by ρ_v
@@ -42,7 +43,7 @@ SHARPNESS = 2.0**15 * 0.05
 """κ times the temperature: 2^15 at the default temperature of 0.05, the largest power of two in float16."""
 
 CONTEXT_LAYERS = "context_layers"
-"""Key of config.json: the numbers of the layers that only average evidence."""
+"""Key of config.json: the numbers of the added layers, which hold no member's MLPs."""
 
 _LEAST, _MOST = 8, 64
 """Reserved channels come in multiples of a power of two from the one to the other, up to H / 64."""
