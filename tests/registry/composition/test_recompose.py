@@ -53,6 +53,29 @@ def test_what_changes_is_written_anew(
     assert {path.stat().st_nlink for path in (tmp_path / "moe").iterdir()} == {1}
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"temperature": 0.5},
+        {"context_window": 16.0},
+        {"vocabulary": "shared"},
+        {"weights": {"law": 2.0}},
+        {"trunk": "mean"},
+        {"router": "ridge"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("vocabulary", ["mapped", "shared"])
+def test_context_routing_is_written_as_in_a_fresh_folder(
+    filled: Registry, tmp_path: Path, changed: dict[str, Any], vocabulary: str
+) -> None:
+    settings: dict[str, Any] = {"vocabulary": vocabulary, **changed}
+    filled.compose(["code", "law"], tmp_path / "moe", Recipe(vocabulary=vocabulary))
+    filled.compose(["code", "law"], tmp_path / "moe", Recipe(**settings), force=True)
+    filled.compose(["code", "law"], tmp_path / "fresh", Recipe(**settings))
+    assert files_of(tmp_path / "moe") == files_of(tmp_path / "fresh")
+
+
 def test_weights_leave_the_base_models_trunk_as_it_is(filled: Registry, tmp_path: Path) -> None:
     filled.compose(["code", "law"], tmp_path / "moe", Recipe(trunk="base", router="ridge"))
     before = inodes(tmp_path / "moe")
