@@ -6,7 +6,9 @@ Scores are those of the page: 100 · perplexity of the domain's own expert / per
 import math
 import random
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean, pstdev
@@ -18,7 +20,10 @@ from torch import Tensor
 from benchmarks.quality_parts import FAR, FIVE, SIXTH, Figures, Part, Place, add
 from registry import Recipe, Registry
 from registry.calibration import Corpus
-from registry.runtime.gates import force_expert, record_routing
+from registry.composition.context_routing.member_evidence import evidence_of, past_weights, scores_of
+from registry.composition.plan import Plan
+from registry.maths.context.prefix import prefix_means
+from registry.runtime.gates import force_expert, gates, record_routing
 from registry.runtime.loading import load_model, load_tokenizer
 
 SETS: dict[str, tuple[str, ...]] = {
@@ -42,9 +47,13 @@ REFITTED: dict[str, Recipe] = {
     "context, --refine-trunk": Recipe(router="context", refine_trunk=True),
     "context, --refine-mlp": Recipe(router="context", refine_mlp=True),
 }
-"""Refitted recipes take minutes: only of the sets in `REFITTED_SETS`."""
+"""Recipes that take minutes."""
 
-REFITTED_SETS = ("near", "far")
+ORACLES = ("ridge", "context", "context, --refine-mlp")
+"""Recipes with a row of oracle routing."""
+
+SECOND_LAYER, SECOND_WEIGHT = 1, 3.0
+"""The layer whose scores a second layer of context would average, and their weight beside a nat of evidence."""
 
 WINDOW, OFFSETS, WINDOWS = 256, (0, 85, 170), 24
 """Tokens of a window; offsets into the test text at which windows are taken, in tokens; windows of a domain at each."""
@@ -75,9 +84,8 @@ def context(place: Place, name: str) -> Figures:
             own_whole[offset][domain] = _losses(model, windows[domain])
         own_switching[domain] = _losses(model, switching[domain])[:, WINDOW // 2 :]
     rows = []
-    refitted = REFITTED if name in REFITTED_SETS else {}
     with tempfile.TemporaryDirectory() as scratch:
-        for number, (label, recipe) in enumerate((RECIPES | refitted).items()):
+        for number, (label, recipe) in enumerate((RECIPES | REFITTED).items()):
             folder = Path(scratch) / str(number)
             with Registry(place.home) as registry:
                 plan = registry.plan([f"{expert}@1" for expert in experts], recipe)
@@ -87,12 +95,63 @@ def context(place: Place, name: str) -> Figures:
             row |= _scored(model, experts, whole, own_whole)
             row["switching"] = _spans(model, experts, switching, own_switching)
             rows.append(row)
-            if label in ("ridge", "context", "context, --refine-mlp"):
+            if label in ORACLES:
                 oracle: Figures = {"name": "oracle of the trunk" if label == "ridge" else f"oracle of {label}"}
                 oracle |= _scored(model, experts, whole, own_whole, forced=True)
                 oracle["switching"] = _spans(model, experts, switching, own_switching, forced=True)
                 rows.append(oracle)
+            if label == "ridge":
+                shared = replace(plan, recipe=Recipe(router="context", vocabulary="shared"))
+                with second_layer(model, shared):
+                    row = {"name": "second layer", **_scored(model, experts, whole, own_whole)}
+                    row["switching"] = _spans(model, experts, switching, own_switching)
+                rows.append(row)
     return {"experts": experts, "rows": rows}
+
+
+@contextmanager
+def second_layer(model: Any, plan: Plan) -> Iterator[None]:
+    """Route a mixture with ridge routers by context, and from `SECOND_LAYER` on by a second layer of it too.
+
+    Each token goes to the expert of the largest score of context routing; from that layer on the mean of the layer's
+    own logits over the recent text, by the slow window, is added to it, `SECOND_WEIGHT` times. Nothing is built for it:
+    the routers' choices are replaced while the context is open.
+
+    Args:
+        model: a composition with ridge routers, loaded.
+        plan: the same members with context routing, which gives the scores.
+    """
+    evidence, state = evidence_of(plan), dict[str, Tensor]()
+    slow, _ = past_weights(plan, WINDOW)
+    scale = plan.recipe.temperature  # back to logits as they are solved, about 0 and 1
+
+    def begin(_module: Any, _args: Any, given: dict[str, Any]) -> None:
+        ids = given["input_ids"]
+        keep = torch.ones_like(ids, dtype=torch.bool)
+        state["scores"] = scores_of(plan, ids, keep, evidence).flatten(0, 1)  # (T, E)
+
+    def choose(layer: int) -> Any:
+        def hook(_module: Any, _args: Any, output: Any) -> Any:
+            logits, weights, chosen = output
+            if layer == SECOND_LAYER:
+                rows = (logits.double() * scale).view(-1, WINDOW, logits.shape[-1])
+                means = prefix_means(
+                    torch.arange(rows.shape[0] * WINDOW).view(-1, WINDOW),
+                    torch.ones(rows.shape[:2], dtype=torch.bool),
+                    rows.flatten(0, 1),
+                    slow,
+                )
+                state["scores"] = state["scores"] + SECOND_WEIGHT * means.flatten(0, 1)
+            best = state["scores"].argmax(dim=-1, keepdim=True)  # (T, 1)
+            return logits, torch.ones_like(weights[:, :1]), best.to(chosen.dtype)
+
+        return hook
+
+    with ExitStack() as stack:
+        stack.callback(model.register_forward_pre_hook(begin, with_kwargs=True).remove)
+        for gate in gates(model):
+            stack.callback(gate.module.register_forward_hook(choose(gate.layer)).remove)
+        yield
 
 
 def _stream(place: Place, domain: str) -> Tensor:

@@ -164,12 +164,10 @@ def _context(found: Mapping[str, Figures]) -> Iterator[str]:
         "text, ± their standard deviation. *After a change* is text whose second half is of another domain: scores of "
         f"the tokens from the first to before the last after it, against the new domain's own expert. Routing accuracy "
         "is the share of tokens that go to the expert of their domain. Window 24 is `--context-window 24`; whole "
-        "prefix is `--context-window 0`, which has no fast window; shared head is `--vocabulary shared`.\n\n"
-        "A second layer of attention, which averages closed-form scores of layer 1 or 3 over the same "
-        "window, was measured in a simulator alone, before the fast window and head maps, at a window of "
-        "24: it adds 0.3 to 0.6 points on whole text (six 89.66 to 90.24, pairs 78.78 to 79.32), and costs "
-        "4 to 9 points in the first 32 tokens after a change. A longer window of counts adds as much for "
-        "nothing, so there is no such layer."
+        "prefix is `--context-window 0`, which has no fast window; shared head is `--vocabulary shared`. *Second "
+        "layer* is not a recipe: with a shared head, routers from layer 1 on add three times the mean of that layer's ridge "
+        "logits over the recent text to the scores of context routing, as a second context layer would. It is to be "
+        "compared with the row of the shared head."
     )
     for name, part in parts.items():
         yield ""
