@@ -165,9 +165,9 @@ def _context(found: Mapping[str, Figures]) -> Iterator[str]:
         f"the tokens from the first to before the last after it, against the new domain's own expert. Routing accuracy "
         "is the share of tokens that go to the expert of their domain. Window 24 is `--context-window 24`; whole "
         "prefix is `--context-window 0`, which has no fast window; shared head is `--vocabulary shared`. *Second "
-        "layer* is not a recipe: with a shared head, routers from layer 1 on add three times the mean of that layer's ridge "
-        "logits over the recent text to the scores of context routing, as a second context layer would. It is to be "
-        "compared with the row of the shared head."
+        "layer* is not a recipe: with a shared head, routers from layer 1 on add three times the mean of that layer's "
+        "ridge logits over the recent text to the scores of context routing, as a second context layer would. It is to "
+        "be compared with the row of the shared head."
     )
     for name, part in parts.items():
         yield ""
