@@ -21,8 +21,10 @@ def load_tokenizer(folder: Path) -> Any:
     """Return the tokenizer of a checkpoint folder.
 
     Raises:
-        CheckpointError: the folder has no tokenizer, or one that needs its author's own code.
+        CheckpointError: there is no such folder, or it has no tokenizer, or one that needs its author's own code.
     """
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder} is not a folder", "name a model's folder, such as one that reg compose wrote")
     from transformers import AutoTokenizer
 
     try:

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from cli.main import main
 from registry import Recipe, Registry
 from registry.composition.trace import route
-from registry.errors import InvalidInputError
+from registry.errors import CheckpointError, InvalidInputError
 from registry.io.display import printable
 from registry.runtime.loading import load_model, load_tokenizer
 from tests.conftest import Zoo
@@ -90,3 +90,5 @@ def test_what_cannot_be_routed_is_told(moe: Path, zoo: Zoo) -> None:
             route(moe, text)
     with pytest.raises(InvalidInputError, match="not a mixture"):
         route(zoo.base, "def")
+    with pytest.raises(CheckpointError, match="nope is not a folder"):
+        route(moe.parent / "nope", "def")
