@@ -213,7 +213,8 @@ class ArrayStore:
         """
         import numpy as np
 
-        return np.concatenate(list(self.open(digest).blocks()))
+        blocks = list(self.open(digest).blocks())
+        return blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
 
     def sample(self, digest: str, rows: "npt.NDArray[np.int64]") -> Block:
         """Return some rows of an uncompressed array, in its carrier dtype, without checking them against the digest.

@@ -138,13 +138,22 @@ class Plan:
 
     @property
     def peak_bytes(self) -> int:
-        """An upper estimate of the memory that composing takes beyond the program itself.
+        """An upper estimate of the memory that composing on one thread takes beyond the program itself.
+
+        Each further thread takes `rendering_bytes` more, as far as half of the free memory allows. Where tokens run
+        through models, the largest of these is in memory too, with the statistics that it gives; of a refit one layer,
+        one batch of tokens and the sums of one step are.
+        """
+        return self.rendering_bytes + pass_bytes(self.recipe, self.members, self.lead, self.nbytes)
+
+    @property
+    def rendering_bytes(self) -> int:
+        """An upper estimate of the memory that one thread takes to compute tensors.
 
         One layer's Gram workspace (five matrices of 8-byte numbers: a member's triangle as read and as decoded, the
         sum, its factor, and room of the solution) and one block of a tensor (in float64, widened and rounded, beside
         what each member contributes, as read and as decoded). Both count: what one frees is not always there for the
-        other. Where tokens run through models, the largest of these is in memory too, with the statistics that it
-        gives; of a refit one layer, one batch of tokens and the sums of one step are.
+        other.
         """
         architecture = self.translation.architecture
         widest = architecture.hidden_size
@@ -153,8 +162,7 @@ class Plan:
         gram = 5 * 8 * (widest + 1) ** 2
         elements = max(_workspace(tensor.made) for tensor in self.tensors)
         contributed = 2 * CARRIERS[self.dtype][1] * (len(self.members) + (self.base is not None))
-        passes = pass_bytes(self.recipe, self.members, self.lead, self.nbytes)
-        return gram + (3 * 8 + contributed) * elements + passes
+        return gram + (3 * 8 + contributed) * elements
 
     @cached_property
     def document(self) -> dict[str, Any]:
@@ -373,7 +381,7 @@ def _workspace(made: Made) -> int:
     size = math.prod(made.shape)
     if isinstance(made, Evidence):
         return size
-    if isinstance(made, HeadMap):  # sums, their factors and a singular value decomposition
+    if isinstance(made, HeadMap):  # sums, their factors and an eigendecomposition
         return 8 * made.hidden_size**2 + min(CHUNK_ELEMENTS, size)
     if isinstance(made, OwnHeadMap):  # sums, their factors and their solution
         return 8 * made.shape[0] ** 2
