@@ -13,9 +13,9 @@ from store.digest import json_digest
 def origin(plan: Plan, tensor: OutputTensor) -> Any:
     """Return, as JSON, the inputs of a tensor's bytes, apart from its shape, its dtype and this program.
 
-    The bytes of an expert tensor are a function of arrays and their rows. Those of a trunk tensor, or of a head map, are a function of the
-    trunk's recipe and the members, or of one array if it is the base model's own. Those of a router, and of whatever is
-    refitted, are a function of the whole composition.
+    The bytes of an expert tensor are a function of arrays and their rows. Those of a trunk tensor, of a head map and of
+    evidence are a function of the trunk's recipe and the members, or of one array if it is the base model's own. Those
+    of a router, and of whatever is refitted, are a function of the whole composition.
     """
     match tensor.made:
         case Experts(parts=parts) if not plan.recipe.refine_mlp:
