@@ -35,7 +35,7 @@ def write_array(folder: Path, layout: Layout, blocks: "Iterator[Block]") -> None
     _write(folder / "zarr.json", json.dumps(layout.document(), indent=2).encode())
     for number, block in enumerate(blocks):
         padding = (layout.height - len(block)) * layout.row_bytes
-        data = memoryview(block).cast("B")
+        data = block.data.cast("B")
         if layout.compressed:
             _write(layout.chunk(folder, number), _encoded(bytes(data) + bytes(padding) if padding else data))
         else:
