@@ -156,7 +156,7 @@ class TensorSource(Protocol):
 
     @property
     def context(self) -> ContextInputs:
-        """What a context layer is made from."""
+        """The inputs of a context layer."""
 
     def combined(self, name: str) -> Iterator[Float[Tensor, "r ..."]]:
         """Yield the rows of one tensor that all members share, under its name in the dense model.

@@ -1,4 +1,4 @@
-"""What the tensors of a context layer are made from, computed once a composition whatever number of tensors uses it."""
+"""Inputs of a context layer's tensors, computed once a composition, whatever number of tensors uses them."""
 
 from jaxtyping import Float
 from torch import Tensor
