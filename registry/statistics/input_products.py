@@ -154,7 +154,7 @@ def _blocks(member: Member, name: str, gram: Float[Tensor, "H H"]) -> Iterator[B
 def _few_rows(file: int, entry: Entry, start: int, stop: int) -> Float[Tensor, "r H"]:
     """Return some rows of a tensor of an open file: read, not mapped, so that they leave the memory after their use."""
     found = torch.empty((stop - start, *entry.shape[1:]), dtype=torch.float64)
-    rest, at = memoryview(found.numpy()).cast("B"), entry.begin + 8 * start * math.prod(entry.shape[1:])
+    rest, at = found.numpy().data.cast("B"), entry.begin + 8 * start * math.prod(entry.shape[1:])
     while rest:
         if not (read := os.preadv(file, [rest], at)):
             raise DamagedError("a file of the cache ends early", "repeat the command: the file is made again")
