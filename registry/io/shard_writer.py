@@ -130,14 +130,15 @@ class _Writing:
         self._digests = [[""] * len(shard.streams) for shard in shards]
         self._copies: SimpleQueue[tuple[_Tensor, Sequence[Span]]] = SimpleQueue()
         self._jobs: SimpleQueue[list[_Tensor]] = SimpleQueue()
-        self._shares_blocks = sys.platform == "linux"
+        self._shares_blocks = False
 
     def run(self) -> list[str]:
         """Write everything, and return the tree digest of each file."""
-        for file, shard in zip(self._files, self._shards, strict=True):
-            _allocate(file, len(shard.head) + shard.nbytes)
-            _write(file, memoryview(shard.head), 0)
         self._queue()
+        for file, shard in zip(self._files, self._shards, strict=True):
+            if not self._shares_blocks:  # which takes no space
+                _allocate(file, len(shard.head) + shard.nbytes)
+            _write(file, memoryview(shard.head), 0)
         writers = [self._copy] * min(COPIERS, os.cpu_count() or 1, self._copies.qsize())
         if self._workers > 1:
             writers += [self._render_alone] * min(self._workers, self._jobs.qsize())
@@ -169,6 +170,8 @@ class _Writing:
             tensors = {s.name: _Tensor(s, number, index, begin) for index, (s, begin) in enumerate(places)}
             for stream in shard.streams:
                 if (spans := stream.spans()) is not None:
+                    if self._copies.empty():
+                        self._shares_blocks = _can_share(spans[0].raw, self._files[number])
                     self._copies.put((tensors.pop(stream.name), spans))
             for tensor in (tensors[stream.name] for stream in shard.given if stream.name in tensors):
                 key = (tensor.stream.job, 0) if tensor.stream.job else ("", len(jobs))
@@ -285,8 +288,7 @@ class _Writing:
             return 0
         try:
             clone(source.fileno(), begin, target, at, nbytes)
-        except OSError:  # the file system cannot; where something else fails, writing raises it
-            self._shares_blocks = False
+        except OSError:  # these blocks cannot be shared; where something else fails, writing raises it
             return 0
         return nbytes
 
@@ -322,6 +324,18 @@ def clone(source: int, begin: int, target: int, at: int, nbytes: int) -> None:
         OSError: the system or the file system cannot.
     """
     ioctl(target, _FICLONERANGE, struct.pack("qQQQ", source, begin, nbytes, at))
+
+
+def _can_share(raw: RawArray, target: int) -> bool:
+    """Tell whether files of an array and an empty file can share blocks; if so, the first one now does."""
+    if sys.platform != "linux":
+        return False
+    try:
+        with raw.opened(0) as file:
+            clone(file.fileno(), 0, target, 0, ALIGN)
+    except OSError:
+        return False
+    return True
 
 
 def _is_whole(span: Span, stream: Stream) -> bool:
