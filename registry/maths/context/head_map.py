@@ -23,6 +23,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from registry.maths.cholesky import cholesky_factor, cholesky_solved
 from registry.maths.threads import one_thread
 
 RIDGE = 1e-2
@@ -65,36 +66,38 @@ class HeadSums:
             self._shift_mean += float(share @ shift)
 
     def affine(self) -> tuple[Float[Tensor, "H H"], Float[Tensor, "H"]]:
-        """Return M_e and v_e, float64; both are zero where counts show no difference between tokens."""
-        matrix, _ = self.solve(len(self._mean))
-        shift = self._shift
-        if self._total > 0:
-            shift = shift - self._mean * (self._shift_mean / self._total)
+        """Return M_e and v_e, float64; both are zero where counts show no difference between tokens.
+
+        The sums are used up.
+        """
         with one_thread():
-            factor, info = self._factor()
-            if int(info) != 0:
-                return matrix, torch.zeros_like(shift)
-            return matrix, torch.cholesky_solve(shift[:, None], factor)[:, 0]
+            factor = self._factor()
+            if factor is None:
+                return torch.zeros_like(self._cross), torch.zeros_like(self._shift)
+            shift, cross = self._shift[:, None], self._centred_cross()
+            if self._total > 0:
+                shift = shift - self._mean[:, None] * (self._shift_mean / self._total)
+            return cholesky_solved(factor, cross), cholesky_solved(factor, shift)[:, 0]
 
     def solve(self, rank: int) -> tuple[Float[Tensor, "H k"], Float[Tensor, "k H"]]:
         """Return M_e as two factors, float64; of full rank as M_e and the identity.
 
         They are zero where counts show no difference between tokens. Each row of the second one has its largest entry
-        positive.
+        positive. The sums are used up.
 
         Args:
             rank: k, from 1 to H.
         """
-        size, cross = len(self._mean), self._cross
-        if self._total > 0:
-            cross = cross - torch.outer(self._mean, self._target) / self._total
+        size = len(self._mean)
         with one_thread():
-            factor, info = self._factor()
-            if int(info) != 0:
+            factor = self._factor()
+            if factor is None:
                 return torch.zeros((size, rank), dtype=torch.float64), torch.eye(rank, size, dtype=torch.float64)
+            cross = self._centred_cross()
             if rank == size:
-                return torch.cholesky_solve(cross, factor), torch.eye(size, dtype=torch.float64)
+                return cholesky_solved(factor, cross), torch.eye(size, dtype=torch.float64)
             whole = torch.linalg.solve_triangular(factor, cross, upper=False)
+            del cross
             # V S² Vᵀ takes a third of the time of U S Vᵀ; U S = L⁻¹ Xᵀ P D V. Rounding touches directions below 1e-8 of
             # the largest one alone.
             _, vectors = torch.linalg.eigh(whole.mT @ whole)  # in ascending order
@@ -102,13 +105,18 @@ class HeadSums:
             left = whole @ right.mT
             places = right.abs().argmax(dim=1, keepdim=True)
             signs = torch.where(right.gather(1, places) < 0, -1.0, 1.0)
-            return torch.linalg.solve_triangular(factor.T, left * signs.T, upper=True), right * signs
+            return torch.linalg.solve_triangular(factor.mT, left * signs.T, upper=True), right * signs
 
-    def _factor(self) -> tuple[Float[Tensor, "H H"], Tensor]:
-        """Return the Cholesky factor of Xᵀ P X + r I, and 0 or the number of the column that has none."""
-        gram = self._gram
+    def _centred_cross(self) -> Float[Tensor, "H H"]:
+        """Return Xᵀ P D less the mean row, and let go of it."""
+        cross, self._cross = self._cross, torch.empty((0, 0), dtype=torch.float64)
+        return cross.addr_(self._mean, self._target, alpha=-1 / self._total) if self._total > 0 else cross
+
+    def _factor(self) -> Float[Tensor, "H H"] | None:
+        """Return the Cholesky factor of Xᵀ P X + r I in place of the sum, or None if it has none."""
+        gram, self._gram = self._gram, torch.empty((0, 0), dtype=torch.float64)
         if self._total > 0:
-            gram = gram - torch.outer(self._mean, self._mean) / self._total
-        ridge = RIDGE * float(gram.diagonal().mean())
-        factor, info = torch.linalg.cholesky_ex(gram + ridge * torch.eye(len(gram), dtype=torch.float64))
-        return factor, info
+            gram.addr_(self._mean, self._mean, alpha=-1 / self._total)
+        gram.diagonal().add_(RIDGE * float(gram.diagonal().mean()))
+        factor, order = cholesky_factor(gram)
+        return None if order else factor

@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from registry.maths.cholesky import cholesky_factor, cholesky_solved
 from registry.maths.threads import one_thread
 
 
@@ -17,13 +18,10 @@ def solve(gram: Float[Tensor, "H H"], moments: Float[Tensor, "H E"], lam: float)
     """
     gram.diagonal().add_(lam)
     with one_thread():
-        factor, info = torch.linalg.cholesky_ex(gram.mT)  # its lower triangle, column by column, as LAPACK wants it
-        if int(info) != 0:
-            raise ValueError(
-                f"the summed Gram plus {lam:g}·I is not positive definite (order {int(info)} of {len(gram)})"
-            )
-        columns: Tensor = torch.cholesky_solve(moments, factor)
-    return columns
+        factor, order = cholesky_factor(gram)
+        if order:
+            raise ValueError(f"the summed Gram plus {lam:g}·I is not positive definite (order {order} of {len(gram)})")
+        return cholesky_solved(factor, moments)
 
 
 def as_gate(columns: Float[Tensor, "H E"], normalize: bool) -> Float[Tensor, "E H"]:

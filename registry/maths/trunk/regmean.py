@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from registry.maths.cholesky import cholesky_factor, cholesky_solved
 from registry.maths.threads import one_thread
 from registry.maths.trunk.combination import Combination, RowBlock, aligned, average
 from registry.maths.trunk.mean import mean
@@ -112,8 +113,7 @@ def _solved(combination: Combination, rows: RowBlock, factor: _Factor) -> Tensor
         right.add_(combination.products[member](rows.start, stop), alpha=weight * alpha)
         if diagonals:
             right.addcmul_(part.double(), diagonals[place], value=weight * (1 - alpha))
-    solved: Tensor = torch.cholesky_solve(right.T, lower).T
-    return solved
+    return cholesky_solved(lower, right.T).T
 
 
 def _factor(combination: Combination, members: tuple[int, ...]) -> _Factor:
@@ -136,9 +136,9 @@ def _factor(combination: Combination, members: tuple[int, ...]) -> _Factor:
     assert gram is not None
     ridge = RIDGE * float(gram.diagonal().mean())
     gram.diagonal().add_(ridge)
-    lower, info = torch.linalg.cholesky_ex(gram.mT)
-    if int(info) != 0 or not ridge > 0:
-        raise ValueError(f"the summed Gram of its input is not positive definite (order {int(info)} of {len(gram)})")
+    lower, order = cholesky_factor(gram)
+    if order or not ridge > 0:
+        raise ValueError(f"the summed Gram of its input is not positive definite (order {order} of {len(gram)})")
     return lower, ridge, diagonals
 
 
