@@ -1,21 +1,44 @@
-"""Commands that only look, as cold command lines, against Python importing the library that they cannot do without.
+"""Cold commands against Python importing the library that they cannot do without.
 
-A registry of 10,000 versions is written straight into a catalog's tables.
+A registry of 10,000 versions, for commands that only look, is written straight into a catalog's tables. Composing and
+registering are of two tiny experts: their whole time, and the time until the first step that they report progress of.
 """
 
 import json
+import shutil
 import sys
+from functools import partial
 from pathlib import Path
 
 from sqlalchemy import insert
 from sqlalchemy.orm import Session
 
-from benchmarks.alternating import Comparison, alternate, run
+from benchmarks.alternating import Comparison, Setup, alternate, run
+from benchmarks.random_experts import fill as fill_experts
+from benchmarks.random_experts import make_checkpoint, text_of
 from store.catalog import Catalog
 from store.catalog.tables import Expert, Statistics, Tag, Version
 
 VERSIONS = 10_000
-ROUNDS = 11
+ROUNDS = 7
+TINY = {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+}
+TARGET = 1.5
+UNTIL_WORK = """
+import os, sys
+import cli.session
+cli.session.progress = lambda: lambda *step: os._exit(0)
+from cli.main import main
+main(sys.argv[1:])
+"""
+"""A command that ends with its first step of progress."""
 SITES = ("attention_input", "attention_output", "head_input", "mlp_input")
 
 
@@ -57,6 +80,30 @@ def measure(scratch: Path) -> list[Comparison]:
         ours, other = [reg, "--home", str(home), *words], [sys.executable, "-c", f"import {library}"]
         note = f"{VERSIONS:,} versions" if "list" in words else ""
         found.append(alternate(claim, ours, other, ROUNDS, target=target, note=note))
+    return found + working(scratch, reg)
+
+
+def working(scratch: Path, reg: str) -> list[Comparison]:
+    """Return the comparisons of commands that compute."""
+    home, names = fill_experts(scratch, 2, **TINY)
+    checkpoint, text, out = make_checkpoint(scratch / "late", 9), scratch / "text.txt", scratch / "moe"
+    text.write_text(text_of(9), encoding="utf-8")
+    few = ["--data", str(text), "--tokens", "256", "--seq-len", "128", "--allow-unrelated"]
+    commands = {
+        "compose": ["--home", str(home), "compose", "--experts", ",".join(names), "--out", str(out)],
+        "add-expert": ["--home", str(home), "add-expert", "late", str(checkpoint), *few],
+    }
+    settings = Setup(before_ours=partial(shutil.rmtree, out, True))
+    whole, until = ["import torch"], ["import os, torch; os._exit(0)"]
+    found = []
+    for name, words in commands.items():
+        for note, ours, imports, target in (
+            ("until its work starts", [sys.executable, "-c", UNTIL_WORK, *words], until, TARGET),
+            ("whole, tiny experts", [reg, *words], whole, TARGET if name == "compose" else None),
+        ):
+            claim = f"`reg {name}` against `import torch`"
+            other = [sys.executable, "-c", *imports]
+            found.append(alternate(claim, ours, other, ROUNDS, target=target, setup=settings, note=note))
     return found
 
 

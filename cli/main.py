@@ -1,8 +1,11 @@
 """The command group: shared options, the list of commands, and suggestions for misspelt commands."""
 
+import atexit
+import gc
 import importlib
 import os
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +63,7 @@ class _Group(click.Group):
 
     def main(self, *arguments: Any, **options: Any) -> Any:
         """Run a command, or complete one for a shell."""
+        _collect_less()
         if COMPLETING in os.environ:
             importlib.import_module("cli.shell_completion")  # registers the completion for bash
         return super().main(*arguments, **options)
@@ -104,6 +108,17 @@ class _Group(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         with translate_errors(as_json=ctx.meta[_AS_JSON]):
             return super().invoke(ctx)
+
+
+@cache
+def _collect_less() -> None:
+    """Let the garbage collector run less often, and not at exit.
+
+    It would go through the objects of torch and other libraries, which all stay, several times while they are imported
+    and again at the end: half as long as `import torch` itself.
+    """
+    gc.set_threshold(20_000)
+    atexit.register(gc.freeze)
 
 
 def _asks_for_json(words: Sequence[str]) -> bool:

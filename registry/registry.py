@@ -17,6 +17,7 @@ from registry import opt_out as opt_out_
 from registry import report as report_
 from registry.checkpoint.annotations import Annotations
 from registry.home import Home
+from registry.io.model_folder import require_composed
 from registry.names.reference import check_alias, require_list
 from registry.names.resolve import check_has_alias, composition_of, logged_as, versions_matching
 from registry.progress import Progress, silent
@@ -376,6 +377,7 @@ class Registry:
             CheckpointError: `folder` is not a composition, or was changed since it was composed.
             CalibrationError: there is no token to predict.
         """
+        require_composed(Path(folder))
         return training.train_router(self._workspace, folder, out, data, settings, force=force, record=record)
 
     def reproduce(self, folder: PathLike, out: PathLike | None = None) -> composition_.Reproduction:
@@ -392,6 +394,7 @@ class Registry:
             CheckpointError: `folder` is not a composition, or its routers were trained.
             NotFoundError: a member is not registered here.
         """
+        require_composed(Path(folder))
         return composition_.reproduce_folder(self._workspace, Path(folder), None if out is None else Path(out))
 
     def export(self, ref: str, out: PathLike) -> VersionRecord:
@@ -401,6 +404,7 @@ class Registry:
             NotFoundError: no version matches.
             OutputError: `out` is not empty.
         """
+        self.resolve(ref)
         return composition_.export(self._workspace, ref, out)
 
     # -- measuring ---------------------------------------------------------------------------------------------------
@@ -434,6 +438,7 @@ class Registry:
             methods: names of `registry.evaluation.METHODS`, or `all`.
             base: the base model for these methods; default the only one that is registered.
         """
+        evaluation.check_model_folders(self._workspace, folders)
         wanted = evaluation.Wanted(baselines, oracle, speed, tuple(require_list(methods, "methods")))
         return evaluation.evaluate_registered(
             self._workspace, folders, data, settings, wanted, experts=experts, base=base
@@ -502,6 +507,7 @@ class Registry:
             ConflictError: a member was opted out, or the repository holds something else.
             StorageError: the Hub refused, or cannot be reached.
         """
+        require_composed(Path(folder))
         return hub.push(self._workspace, folder, target, license)
 
     def check_push(
@@ -529,6 +535,7 @@ class Registry:
             ConflictError: the repository holds something else.
             StorageError: the Hub refused, or cannot be reached.
         """
+        self.resolve(ref)
         return hub.push_expert(self._workspace, ref, target, calibration=calibration)
 
     # -- opting out --------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from cli.recipe import asked, experts_option, recipe_options
 from cli.session import Session, pass_session
 from registry import composition
 from registry.composition import recipe as recipes
+from registry.io.model_folder import check_output
 
 _NOT_SHOWN = ("weights", "dtype")
 
@@ -80,6 +81,8 @@ def compose(
         raise click.UsageError("--private and --license are for --push.")
     if save_recipe is not None:
         recipes.check_recipe_output(save_recipe, force=force)
+    if out is not None and not plan_only:
+        check_output(out, replace=force)
     wanted = asked(context, session, experts, base, settings)
     refs, recipe, base = wanted.experts, wanted.recipe, wanted.base
     if like and (recipe.to != "dense" or recipe.weights):

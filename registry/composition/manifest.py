@@ -11,7 +11,7 @@ from registry.composition.recipe import Recipe
 from registry.errors import CheckpointError, InvalidInputError
 from registry.hosts.remote_code import REMOTE_CODE, ROUTED
 from registry.io.files import read_json
-from registry.io.model_folder import MARKER
+from registry.io.model_folder import MARKER, require_composed
 from registry.io.schema import DIGEST, LIST, OBJECT, TEXT, WHOLE, fields, maybe
 from registry.names.reference import check_name
 
@@ -120,14 +120,8 @@ def read_composed(folder: Path) -> tuple[dict[str, object], CompositionManifest]
         CheckpointError: there is no such file, or it is not what this program writes.
         InvalidInputError: a member's name cannot be one.
     """
+    require_composed(folder)
     marker = folder / MARKER
-    if not folder.is_dir():
-        raise CheckpointError(f"{folder} is not a folder", "name a composed folder: reg compose --experts … --out DIR")
-    if not marker.is_file():
-        raise CheckpointError(
-            f"{folder} has no {MARKER}, so it was not composed by this program",
-            "name a composed folder: reg compose --experts … --out DIR",
-        )
     document = read_json(marker)
     return document, CompositionManifest.from_document(document, str(marker))
 

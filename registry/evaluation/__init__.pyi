@@ -1,6 +1,7 @@
 from .continual import Continual as Continual
 from .methods import METHODS as METHODS
 from .methods import Method as Method
+from .model_folders import check_model_folders as check_model_folders
 from .results import Row as Row
 from .results import Spread as Spread
 from .results import TestSettings as TestSettings

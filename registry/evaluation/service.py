@@ -2,19 +2,18 @@
 
 import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from registry.checkpoint.model_files import read_config
 from registry.composition import EnsembleRecipe, Recipe
 from registry.composition.compose import plan_composition, write_plan
-from registry.errors import CheckpointError, IncompatibleError, InvalidInputError, RegError
+from registry.errors import IncompatibleError, InvalidInputError
 from registry.evaluation.benchmark import TokenizerSource, make_benchmark
 from registry.evaluation.continual import Continual, continual
 from registry.evaluation.methods import Compose, named_methods
+from registry.evaluation.model_folders import check_model_folders
 from registry.evaluation.record import recorder
 from registry.evaluation.results import Row, TestSettings
 from registry.evaluation.table import Wanted, evaluate
@@ -45,8 +44,7 @@ def evaluate_registered(
             "experts and methods go together: " + ("there is no method" if experts else "no expert is named"),
             "run: reg evaluate --experts a,b --methods all --data a=FILE",
         )
-    for path in paths:
-        _check_model_folder(workspace, path)
+    check_model_folders(workspace, paths)
     composed = None
     if experts:
         composed = (
@@ -146,21 +144,3 @@ def _registered(workspace: Workspace, domains: Mapping[str, Any]) -> list[Member
     """Return the base models, and the experts that are named like a domain."""
     versions = (version for version in workspace.versions() if version.kind == "base" or version.name in domains)
     return load_members(workspace, versions)
-
-
-def _check_model_folder(workspace: Workspace, folder: Path) -> None:
-    """Check that `folder` holds a model; for the name of a registered version, the hint is to export it.
-
-    Raises:
-        CheckpointError: the folder holds no model.
-    """
-    try:
-        read_config(folder)
-    except CheckpointError as error:
-        hint = error.hint
-        if not folder.exists():
-            hint = "name folders that hold a model: reg evaluate moe/ --data code=FILE"
-            with suppress(RegError):
-                ref = workspace.resolve(str(folder)).ref
-                hint = f"{ref} is registered: run: reg export {ref} --out DIR, then evaluate DIR"
-        raise CheckpointError(error.message, hint) from error

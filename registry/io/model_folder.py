@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from registry.errors import OutputError, StorageError
+from registry.errors import CheckpointError, OutputError, StorageError
 from registry.io.file_lock import try_lock
 from registry.io.files import read_json
 from registry.io.safetensors_writer import Stream
@@ -94,6 +94,19 @@ def check_output(out: Path, *, replace: bool | None) -> None:
             f"{out} is not empty and has no {MARKER}, so it was not composed by this program and is not deleted",
             "choose another --out",
         )
+
+
+def require_composed(folder: Path) -> None:
+    """Check that a folder was composed by this program.
+
+    Raises:
+        CheckpointError: there is no such folder, or it has no `composition.json`.
+    """
+    hint = "name a composed folder: reg compose --experts … --out DIR"
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder} is not a folder", hint)
+    if not (folder / MARKER).is_file():
+        raise CheckpointError(f"{folder} has no {MARKER}, so it was not composed by this program", hint)
 
 
 def composed_of(folder: Path) -> dict[str, str]:

@@ -1,4 +1,7 @@
-"""Proves: asking for help, a list or a version loads neither torch nor transformers nor zarr, and help no database."""
+"""Proves: asking for help, a list or a version loads neither torch nor transformers nor zarr, and help no database.
+
+Wrong names are reported before torch is loaded, and composing loads torch and nothing else that takes long.
+"""
 
 import subprocess
 import sys
@@ -10,6 +13,16 @@ from registry import Registry
 
 HEAVY = ("torch", "transformers", "zarr", "numpy", "safetensors", "huggingface_hub", "alembic")
 DATABASE = ("sqlalchemy", "filelock", "asyncio", "registry.registry")
+NOT_FOR_COMPOSING = (
+    "transformers",
+    "tokenizers",
+    "alembic",
+    "sympy",
+    "torch._dynamo",
+    "torch.distributed.tensor",
+    "httpx",
+)
+"""Libraries that take a tenth of a second or more each, or lead to one that does."""
 COMMANDS = ("cli.commands.compose", "cli.recipe", "cli.options")
 
 
@@ -41,6 +54,37 @@ def test_a_version_is_shown_without_torch(filled: Registry) -> None:
     assert any(line.endswith("same base as base@1") for line in shown)
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["compose", "--experts", "nosuch", "--out", "x"], "no expert 'nosuch'"),
+        (["compose", "--experts", "code,math", "--out", "/"], "/ exists and is not empty"),
+        (["preview", "--experts", "code,nosuch"], "no expert 'nosuch'"),
+        (["add-expert", "x", "nosuch"], "nosuch is not a folder"),
+        (["add-expert", "X!", "nosuch"], "name 'X!' is not of the form"),
+        (["evaluate", "nosuch", "--data", "code=nosuch.txt"], "nosuch is not a folder"),
+        (["evaluate", "code", "--data", "code=nosuch.txt"], "reg export code@1"),
+        (["reproduce", "nosuch"], "nosuch is not a folder"),
+        (["train-router", "nosuch", "--data", "nosuch.txt", "--out", "x"], "nosuch is not a folder"),
+        (["push", "nosuch", "org/name"], "nosuch is not a folder"),
+        (["push-expert", "nosuch", "org/name"], "no expert 'nosuch'"),
+        (["export", "nosuch", "--out", "x"], "no expert 'nosuch'"),
+    ],
+    ids=lambda words: " ".join(words) if isinstance(words, list) else "",
+)
+def test_wrong_names_are_reported_without_torch(filled: Registry, words: list[str], message: str) -> None:
+    *shown, last = loaded(filled.home.path, words, ("torch", "transformers", "zarr"))
+    assert last == "loaded []"
+    assert message in "\n".join(shown)
+
+
+def test_composing_loads_no_more_than_it_needs(filled: Registry, tmp_path: Path) -> None:
+    words = ["compose", "--experts", "code,math", "--out", str(tmp_path / "moe")]
+    *shown, last = loaded(filled.home.path, words, NOT_FOR_COMPOSING)
+    assert (tmp_path / "moe" / "composition.json").is_file(), shown
+    assert last == "loaded []"
+
+
 def loaded(home: Path, words: list[str], unwanted: tuple[str, ...]) -> list[str]:
     """Return the lines that a command prints in a process of its own, and one of what of `unwanted` it imported."""
     script = (
@@ -50,5 +94,7 @@ def loaded(home: Path, words: list[str], unwanted: tuple[str, ...]) -> list[str]
         "except SystemExit: pass\n"
         f"print('loaded', [name for name in {unwanted!r} if name in sys.modules])"
     )
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True
+    )
     return result.stdout.splitlines()

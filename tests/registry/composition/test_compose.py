@@ -195,7 +195,7 @@ def test_disk_that_fills_up_leaves_nothing(filled: Registry, tmp_path: Path, mon
     filled.compose(["law"], tmp_path / "moe")
     before = files_of(tmp_path / "moe")
 
-    def full(*_: Any) -> Any:
+    def full(*_: Any, **__: Any) -> Any:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("registry.composition.model_writer.write_weights", full)
@@ -208,9 +208,9 @@ def test_disk_that_fills_up_leaves_nothing(filled: Registry, tmp_path: Path, mon
 def test_member_withdrawn_while_composing_stops_it(
     filled: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def meanwhile(*arguments: Any) -> Any:
+    def meanwhile(*arguments: Any, workers: int) -> Any:
         filled.opt_out("math")
-        return folder_module.write_weights(*arguments)
+        return folder_module.write_weights(*arguments, workers=workers)
 
     monkeypatch.setattr("registry.composition.model_writer.write_weights", meanwhile)
     with pytest.raises(RegError, match="math@1 was opted out"):
