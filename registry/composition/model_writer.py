@@ -25,7 +25,7 @@ from registry.progress import Progress
 def write_model(
     source: TensorSource, folder: Path, progress: Progress, reuse: ShardReuse | None = None
 ) -> dict[str, str]:
-    """Write weights, config.json, tokenizer and code of a plan into a folder, and return file name → SHA-256.
+    """Write weights, config.json, tokenizer and code of a plan into a folder, and return file name → digest.
 
     Args:
         source: the tensors of the plan.

@@ -143,14 +143,16 @@ class _Writing:
         if self._workers > 1:
             writers += [self._render_alone] * min(self._workers, self._jobs.qsize())
         self._writers = len(writers) + 1
-        runs = [*map(self._writer, writers), *([self._flush] if self._flushes else [])]
+        runs = [*((run, 1) for run in writers), *([(self._flush, 0)] if self._flushes else [])]
         with _torch_threads() if self._workers > 1 else ExitStack():
-            threads = [threading.Thread(target=self._run_thread, args=(run,), daemon=True) for run in runs]
+            threads = [threading.Thread(target=self._run_thread, args=run, daemon=True) for run in runs]
             self._running = len(threads)
             for thread in threads:
                 thread.start()
             try:
-                self._guarded(self._writer(self._render if self._workers <= 1 else lambda: None))
+                if self._workers <= 1:
+                    self._guarded(self._render)
+                self._ended(writers=1)
                 self._wait()
             except BaseException as error:  # an interrupt
                 self._fail(error)
@@ -179,10 +181,14 @@ class _Writing:
         for job in jobs.values():
             self._jobs.put(job)
 
-    def _run_thread(self, run: Callable[[], None]) -> None:
+    def _run_thread(self, run: Callable[[], None], writers: int) -> None:
         self._guarded(run)
+        self._ended(writers, running=1)
+
+    def _ended(self, writers: int, running: int = 0) -> None:
         with self._turn:
-            self._running -= 1
+            self._writers -= writers
+            self._running -= running
             self._turn.notify_all()
 
     def _wait(self) -> None:
@@ -204,17 +210,6 @@ class _Writing:
             if self._error is None or not isinstance(error, Exception):
                 self._error = error
             self._turn.notify_all()
-
-    def _writer(self, run: Callable[[], None]) -> Callable[[], None]:
-        """Return a function that writes, and then lets the flushing thread know that it has ended."""
-
-        def writer() -> None:
-            run()
-            with self._turn:
-                self._writers -= 1
-                self._turn.notify_all()
-
-        return writer
 
     def _render_alone(self) -> None:
         """Render on one thread of torch: the setting belongs to the calling thread."""

@@ -24,6 +24,7 @@ from registry.io.tree_digest import tree_digest
 from store import arrays
 from store.arrays import CARRIERS, ArraySource, ArrayStore
 from store.errors import DamagedError, StorageError
+from store.raw_chunks import fill
 from tests.models import make_model, save_checkpoint, sentences, write_jsonl
 from tests.registry.io.plain_writer import write_plain
 
@@ -221,7 +222,6 @@ def test_array_that_is_cut_while_it_is_read_stops_it(
     store: ArrayStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream, digest = stored(store, "b", "float64", (2000,), 3)
-    fill = module.fill
 
     def cut_first(file: Any, into: memoryview) -> None:
         os.truncate(store.path(digest) / "c.3", 40)

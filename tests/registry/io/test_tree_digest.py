@@ -13,6 +13,7 @@ from registry.errors import CheckpointError
 from registry.io import tree_digest as module
 from registry.io.hashing import file_digest
 from registry.io.tree_digest import TreeHash, digest_like, tree_and_sha256, tree_digest
+from store.arrays import new_hash
 from tests.digests import tree_of
 
 
@@ -104,7 +105,6 @@ def test_other_files_have_none(tmp_path: Path, case: str, take: Callable[[Path],
 
 
 def test_file_that_is_cut_while_it_is_read_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    new_hash = module.new_hash
 
     def cut_first(dtype: str, shape: tuple[int, ...]) -> object:
         os.truncate(file, file.stat().st_size - 1)
