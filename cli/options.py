@@ -42,6 +42,7 @@ class Choice(_Words):
 
 
 DTYPES = Choice(["bfloat16", "float16", "float32"])
+PASS_DTYPES = Choice(["auto", "bfloat16", "float16", "float32"])
 file_path = click.Path(path_type=Path)
 
 
@@ -107,9 +108,12 @@ def calibration(command: Command) -> Command:
     for option in (
         click.option(
             "--dtype",
-            type=DTYPES,
+            type=PASS_DTYPES,
             metavar="DTYPE",
-            help="The dtype of the computation: bfloat16, float16 or float32. [default: the checkpoint's own]",
+            default="auto",
+            show_default=True,
+            help="The dtype of the computation: bfloat16, float16, float32, or auto: the checkpoint's own where the "
+            "device computes it fast, else float32.",
         ),
         click.option("--device", metavar="DEVICE", help="A torch device. [default: the GPU if there is one]"),
         click.option(

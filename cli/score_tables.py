@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
-from cli.options import DTYPES, Integer, pairs
+from cli.options import PASS_DTYPES, Integer, pairs
 from cli.output import JSON_HELP, once_for_all, print_table, quiet_option
 
 if TYPE_CHECKING:
@@ -44,11 +44,12 @@ def _scored(command: Command, *, required: bool) -> Command:
     for option in (
         click.option(
             "--dtype",
-            type=DTYPES,
+            type=PASS_DTYPES,
             metavar="DTYPE",
-            default="float32",
+            default="auto",
             show_default=True,
-            help="The dtype of the computation: bfloat16, float16 or float32.",
+            help="The dtype of the computation: bfloat16, float16, float32, or auto: the weights' own where the device "
+            "computes it fast, else float32.",
         ),
         click.option("--device", metavar="DEVICE", help="A torch device. [default: the GPU if there is one]"),
         click.option(

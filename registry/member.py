@@ -14,7 +14,7 @@ from registry.families import FAMILIES, Family, Translation
 from registry.families.sites import MLP_INPUT, TOKEN_COUNTS
 from registry.hosts.architecture import Architecture
 from registry.io.torch_blocks import to_tensor
-from registry.maths.statistics import Statistics, complete_folds
+from registry.maths.statistics import PackedStatistics, Statistics, complete_folds
 from registry.workspace import Workspace, open_array
 from store.arrays import ArraySource, ArrayStore, Block
 from store.catalog import ArrayLink, VersionRecord
@@ -98,11 +98,15 @@ class Member:
             IncompatibleError: the version was registered without them.
             DamagedError: the arrays do not fit each other.
         """
+        return self.packed_statistics(site, layer).unpacked()
+
+    def packed_statistics(self, site: str, layer: int) -> PackedStatistics:
+        """Return the statistics of one site and layer as they are stored (errors as `statistics`)."""
         self.require_statistics([site], "this", "needs")
         exponents, saturated = self._scales(site)
         packed = self._tensor("statistics", f"{site}/gram/{layer}")
         try:
-            return Statistics.unpack(packed, exponents[layer], int(saturated[layer]))
+            return PackedStatistics(packed, exponents[layer], int(saturated[layer]))
         except ValueError as error:
             raise DamagedError(f"{self.version.ref}, {site}, layer {layer}: {error}", "run: reg verify") from error
 

@@ -11,7 +11,6 @@ leaves an incomplete directory that no catalog row refers to; the next `put` of 
 
 import hashlib
 import math
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -19,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from store.chunk_files import flush as flush
+from store.chunk_files import read_compressed, write_array
 from store.digest import canonical_json
 from store.errors import DamagedError, InvalidInputError, NotFoundError, StorageError
 from store.permissions import SPACE
@@ -65,6 +66,11 @@ class ArraySource:
     def nbytes(self) -> int:
         """Size in bytes, uncompressed."""
         return math.prod(self.shape) * CARRIERS[self.dtype][1]
+
+    def in_memory(self) -> "ArraySource":
+        """Return a source of the same blocks, read now and kept."""
+        blocks = list(self.blocks())
+        return ArraySource(self.dtype, self.shape, lambda: iter(blocks))
 
     @classmethod
     def of(cls, data: Block, dtype: str) -> "ArraySource":
@@ -191,6 +197,8 @@ class ArrayStore:
         raw = raw_form(layout, path, digest)
         if raw is not None and layout.height == rows_per_block(shape):
             return ArraySource(dtype, shape, lambda: _checked(digest, dtype, shape, _raw_blocks(raw)), raw)
+        if layout.compressed and layout.height == rows_per_block(shape):
+            return ArraySource(dtype, shape, lambda: _checked(digest, dtype, shape, read_compressed(path, layout)))
 
         def read() -> Iterator[Block]:
             array, rows = self._array(digest), rows_per_block(shape)
@@ -213,7 +221,8 @@ class ArrayStore:
         """
         import numpy as np
 
-        return np.concatenate(list(self.open(digest).blocks()))
+        blocks = list(self.open(digest).blocks())
+        return blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
 
     def sample(self, digest: str, rows: "npt.NDArray[np.int64]") -> Block:
         """Return some rows of an uncompressed array, in its carrier dtype, without checking them against the digest.
@@ -279,33 +288,13 @@ class ArrayStore:
                 yield path.name
 
     def _write(self, source: ArraySource, digest: str, compress: bool) -> None:
-        import numpy as np
-        import zarr
-        from zarr.codecs import ZstdCodec
-        from zarr.storage import LocalStore
-
         path = self.path(digest)
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir(parents=True)
-        array = zarr.create_array(
-            LocalStore(path),
-            shape=source.shape,
-            chunks=(rows_per_block(source.shape), *source.shape[1:]),
-            dtype=np.dtype(CARRIERS[source.dtype][0]),
-            filters=None,
-            compressors=ZstdCodec(level=0, checksum=False) if compress else None,
-            chunk_key_encoding={
-                "name": "default",
-                "separator": ".",
-            },  # chunks beside zarr.json, in no folders of their own
-            attributes={"dtype": source.dtype},
-            config={"write_empty_chunks": True},
-        )
-        start = 0
-        for block in source.blocks():
-            array[start : start + len(block)] = block
-            start += len(block)
-        _flush(path)
+        layout = Layout(source.dtype, source.shape, rows_per_block(source.shape), compress)
+        write_array(path, layout, map(_little_endian, source.blocks()))
+        flush(path.parent)
+        flush(path.parent.parent)
 
     def _layout(self, digest: str) -> Layout:
         path = self.path(digest)
@@ -377,21 +366,3 @@ def _little_endian(block: Block) -> Block:
     import numpy as np
 
     return np.ascontiguousarray(block, dtype=block.dtype.newbyteorder("<"))
-
-
-def _flush(path: Path) -> None:
-    """Flush everything below `path`, and its two parent folders, to disk."""
-    for folder, _, files in os.walk(path):
-        for entry in (*(Path(folder) / name for name in files), Path(folder)):
-            flush(entry)
-    flush(path.parent)
-    flush(path.parent.parent)
-
-
-def flush(path: Path) -> None:
-    """Flush one file or folder to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

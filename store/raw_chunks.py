@@ -4,9 +4,12 @@ Only the layout that `ArrayStore.put` writes for weights is supported: whole row
 little-endian, the last file padded to the length of the others. Arrays with another layout are read by zarr.
 """
 
+import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 
 from store.zarr_layout import Layout, check_chunks
@@ -60,14 +63,9 @@ class RawArray:
         """Return the number of rows of the array in one file."""
         return min(self.height, self.shape[0] - number * self.height)
 
-    def read(self, number: int, into: memoryview) -> None:
-        """Fill a buffer with the bytes of one file (raises the errors of `pieces`)."""
-        rest = [into]
-        for piece in self.pieces(number, lambda: rest[0]):
-            rest[0] = rest[0][len(piece) :]
-
-    def pieces(self, number: int, buffers: Callable[[], memoryview]) -> Iterator[memoryview]:
-        """Yield the bytes of one file in order, as the filled parts of buffers that `buffers` returns.
+    @contextmanager
+    def opened(self, number: int) -> Iterator[FileIO]:
+        """Open one file of the array, unbuffered, at its first byte.
 
         Raises:
             OSError: the file is absent, not a regular file, or of the wrong length.
@@ -76,14 +74,25 @@ class RawArray:
             check_chunks(self.layout, self.folder, [number])
         except ValueError as error:
             raise OSError(str(error)) from error
-        file, remaining = self.layout.chunk(self.folder, number), self.rows(number) * self.row_bytes
-        with file.open("rb", buffering=0) as stream:
-            while remaining:
-                buffer = buffers()
-                if not (read := stream.readinto(buffer[:remaining])):
-                    raise OSError(f"{file.name} ends early")
-                remaining -= read
-                yield buffer[:read]
+        with FileIO(os.open(self.layout.chunk(self.folder, number), os.O_RDONLY | os.O_NOFOLLOW)) as file:
+            yield file
+
+    def read(self, number: int, into: memoryview) -> None:
+        """Fill a buffer with the bytes of one file (raises the errors of `opened`)."""
+        with self.opened(number) as file:
+            fill(file, into)
+
+
+def fill(file: FileIO, into: memoryview) -> None:
+    """Fill a buffer with the next bytes of a file.
+
+    Raises:
+        OSError: the file ends early, or cannot be read.
+    """
+    while into:
+        if not (count := file.readinto(into)):
+            raise OSError("a file of it ends early")
+        into = into[count:]
 
 
 def raw_form(layout: Layout, folder: Path, digest: str) -> RawArray | None:

@@ -77,7 +77,7 @@ REGISTRATION = plus(
 )
 CONTENT = record("A member, by content.", name=text("Its name."), digest=digest("The digest of its content."))
 COMPOSED = {
-    "format": whole("The format of composition.json (docs/formats.md)."),
+    "format": whole("The format of the composition's document (docs/formats.md)."),
     "host": text("The `model_type` of the composed model."),
     "recipe": document("The recipe, with all defaults (docs/formats.md)."),
     "members": several(CONTENT, "The members, in the order of the experts."),

@@ -24,8 +24,10 @@ from registry.calibration.windows import encode
 from registry.composition.passes import PassContext, stored_folder
 from registry.errors import CalibrationError
 from registry.families.sites import MLP_INPUT
+from registry.io.dtypes import AUTO
 from registry.member import Member
-from registry.runtime.loading import load_model, load_tokenizer
+from registry.runtime.loading import load_tokenizer
+from registry.runtime.upcast import load_for_pass
 
 DOCUMENT_TOKENS = 256
 """Tokens of a document that are used at most."""
@@ -52,7 +54,7 @@ def shares_of_documents(
     layers = base.architecture.num_hidden_layers
     centroids = torch.stack([_centroids(member, layers) for member in members])  # (E, L, H)
     with stored_folder(base, context) as folder:
-        model, tokenizer = load_model(folder, "float32", device), load_tokenizer(folder)
+        model, tokenizer = load_for_pass(folder, AUTO, device, prefer_whole=True), load_tokenizer(folder)
     corpus = Corpus(files, tokenizer)
     nearest = []
     limit = min(DOCUMENT_TOKENS, base.architecture.max_position_embeddings)

@@ -13,10 +13,11 @@ from typing import Any
 
 from registry.composition.cards.pushed import CARD, without_additions
 from registry.composition.manifest import CompositionManifest, read_composed
+from registry.composition.plan import DOCUMENT_FORMAT
 from registry.errors import CheckpointError
-from registry.io.hashing import file_digest
 from registry.io.model_folder import MARKER
-from registry.progress import Progress
+from registry.io.tree_digest import digest_like
+from registry.progress import Advance, Progress
 from store.digest import json_digest
 
 NOT_DIGESTED = ("digest", "files", "lam")
@@ -60,12 +61,16 @@ class ComposedFolder:
 
     @property
     def document(self) -> dict[str, Any]:
-        """The part of `composition.json` that the composition's digest covers."""
-        return {key: value for key, value in self.content.items() if key not in NOT_DIGESTED}
+        """The composition's document, which its digest covers; it has a format number of its own."""
+        covered = {key: value for key, value in self.content.items() if key not in NOT_DIGESTED}
+        return covered | {"format": DOCUMENT_FORMAT}
 
     @property
     def files(self) -> dict[str, str]:
-        """File → SHA-256 as it was composed, for every file but `composition.json`."""
+        """File → digest as it was composed, for every file but `composition.json`.
+
+        A digest is a tree digest, with its prefix, or SHA-256: of weights in a folder of format 2, and of any other.
+        """
         files = self.content.get("files")
         return {str(name): str(digest) for name, digest in files.items()} if isinstance(files, dict) else {}
 
@@ -91,7 +96,7 @@ class ComposedFolder:
                     yield f"{self.path / name} is not a file of the composition"
                 elif name not in paths or not paths[name].is_file():
                     yield f"{self.path / name} is missing"
-                elif file_digest(paths[name], advance) != files[name] and not (
+                elif not _has_digest(paths[name], files[name], advance) and not (
                     name == CARD and hashlib.sha256(self.card).hexdigest() == files[name]
                 ):
                     yield f"{self.path / name} was changed since it was written"
@@ -109,6 +114,13 @@ class ComposedFolder:
     def card(self) -> bytes:
         """The model card without the additions of a push."""
         return without_additions((self.path / CARD).read_bytes())
+
+
+def _has_digest(path: Path, digest: str, advance: Advance) -> bool:
+    try:
+        return digest_like(path, digest, advance) == digest
+    except CheckpointError:  # it is no longer a safetensors file
+        return False
 
 
 def list_files(folder: Path) -> dict[str, Path]:

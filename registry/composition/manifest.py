@@ -15,6 +15,9 @@ from registry.io.model_folder import MARKER, require_composed
 from registry.io.schema import DIGEST, LIST, OBJECT, TEXT, WHOLE, fields, maybe
 from registry.names.reference import check_name
 
+FOLDER_FORMAT = 2
+"""The format of `composition.json`: weights by tree digest. In format 1 every file has its SHA-256."""
+
 _KINDS = {
     "format": WHOLE,
     "host": TEXT,
@@ -80,9 +83,9 @@ class CompositionManifest:
             InvalidInputError: a member's name cannot be one.
         """
         given = fields(document, _KINDS, where, optional=_OPTIONAL)
-        if given["format"] != DOCUMENT_FORMAT:
+        if given["format"] not in (DOCUMENT_FORMAT, FOLDER_FORMAT):
             raise CheckpointError(
-                f"{where} has format {given['format']}, this program reads {DOCUMENT_FORMAT}",
+                f"{where} has format {given['format']}, this program reads {DOCUMENT_FORMAT} and {FOLDER_FORMAT}",
                 "use the program that it was composed with",
             )
         if ("parent" in given) != ("training" in given):
@@ -97,6 +100,17 @@ class CompositionManifest:
         except InvalidInputError as error:
             raise CheckpointError(f"{where}: {error.message}", "copy the file again") from error
         return cls(members, base, recipe, given["host"], given.get("parent"))
+
+
+def folder_document(document: Mapping[str, Any], digest: str, files: Mapping[str, str]) -> dict[str, Any]:
+    """Return the content of `composition.json`.
+
+    Args:
+        document: the composition's document; its format is another number, of which the digest is a function.
+        digest: the composition's digest.
+        files: file name → digest of every other file.
+    """
+    return {**document, "format": FOLDER_FORMAT, "digest": digest, "files": dict(files)}
 
 
 def read_composed(folder: Path) -> tuple[dict[str, object], CompositionManifest]:

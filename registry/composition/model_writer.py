@@ -1,16 +1,19 @@
 """Writer of a plan's model: weights, config.json, tokenizer and code."""
 
 import json
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from registry.checkpoint import COPIED_FILES
 from registry.composition.plan import Plan
 from registry.composition.provenance import origin
 from registry.composition.render import render, spans
 from registry.composition.tensor_source import TensorSource
+from registry.hosts.tensors import HeadMap, Made, OwnHeadMap, Trunk, Widened
+from registry.io.memory import available_memory
 from registry.io.model_folder import json_file, write_files, write_weights
 from registry.io.safetensors_writer import Stream
 from registry.io.shard_reuse import ShardReuse
@@ -31,10 +34,10 @@ def write_model(
         reuse: shards of the folder that this one replaces.
     """
     plan = source.plan
-    # If little is computed, threads that wait for one another only slow down those that copy and hash.
-    threads = nullcontext() if TRUNKS[plan.recipe.trunk].needs_inputs else one_thread()
-    with threads, progress("composing", plan.nbytes, "B") as advance:
-        digests = write_weights(folder, streams_of(source), advance, reuse)
+    workers = rendering_threads(plan)
+    # Each tensor is computed on one thread, so that its bits do not depend on their number.
+    with one_thread(), progress("composing", plan.nbytes, "B") as advance:
+        digests = write_weights(folder, streams_of(source), advance, reuse, workers=workers)
     copied = {name: plan.lead.file(name) for name in plan.lead.names("file") if name in COPIED_FILES}
     return digests | write_files(folder, copied | dict(plan.host.files) | {"config.json": json_file(host_config(plan))})
 
@@ -50,9 +53,30 @@ def streams_of(source: TensorSource) -> list[Stream]:
             partial(spans, source, tensor),
             tensor.part,
             origin(source.plan, tensor),
+            _job(source.plan, tensor.made),
         )
         for tensor in source.plan.tensors
     ]
+
+
+def rendering_threads(plan: Plan) -> int:
+    """Return how many threads compute tensors: torch's, as far as half of the free memory holds the work of each."""
+    return max(1, min(torch.get_num_threads(), available_memory() // 2 // max(1, plan.rendering_bytes)))
+
+
+def _job(plan: Plan, made: Made) -> str:
+    """Return the name that tensors have in common of which one thread computes all: they share what takes long."""
+    match made:
+        case HeadMap(experts=experts):
+            return f"head map {','.join(map(str, experts))}"
+        case OwnHeadMap(expert=expert):
+            return f"head map {expert}"
+        case Widened(inner=inner):
+            return _job(plan, inner)
+        case Trunk(rows=rows) if TRUNKS[plan.recipe.trunk].together is not None:
+            inputs = plan.lead.family.linear_inputs(plan.lead.architecture)
+            return "{} {}".format(*inputs[rows.name]) if rows.name in inputs else ""
+    return ""
 
 
 def host_config(plan: Plan) -> dict[str, Any]:

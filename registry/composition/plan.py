@@ -1,7 +1,7 @@
 """The plan of a composition: members, host, every tensor and how it is made."""
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -34,7 +34,6 @@ from registry.maths.context.prefix import FAST
 from registry.maths.context.rotary import recency_amplitudes, rotary_tables
 from registry.maths.router import COUNTS, ROUTERS, balanced
 from registry.maths.trunk import TRUNKS
-from registry.maths.trunk.regmean import RUN_BYTES
 from registry.member import Member
 from store.arrays import CARRIERS, CHUNK_ELEMENTS
 from store.digest import json_digest
@@ -139,24 +138,31 @@ class Plan:
 
     @property
     def peak_bytes(self) -> int:
-        """An upper estimate of the memory that composing takes beyond the program itself.
+        """An upper estimate of the memory that composing on one thread takes beyond the program itself.
 
-        One layer's Gram workspace (seven matrices of 8-byte numbers: as read, as decoded, as integers of two members,
-        as reals, their sum and its factor) and one block of a tensor (in float64, widened and rounded, beside what each
-        member contributes, as read and as decoded). Both count: what one frees is not always there for the other. Where
-        tokens run through models, the largest of these is in memory too, with the statistics that it gives; of a refit
-        one layer, one batch of tokens and the sums of one step are.
+        Each further thread takes `rendering_bytes` more, as far as half of the free memory allows. Where tokens run
+        through models, the largest of these is in memory too, with the statistics that it gives; of a refit one layer,
+        one batch of tokens and the sums of one step are.
+        """
+        return self.rendering_bytes + pass_bytes(self.recipe, self.members, self.lead, self.nbytes)
+
+    @property
+    def rendering_bytes(self) -> int:
+        """An upper estimate of the memory that one thread takes to compute tensors.
+
+        One layer's Gram workspace (five matrices of 8-byte numbers: a member's triangle as read and as decoded, the
+        sum, its factor, and room of the solution) and one block of a tensor (in float64, widened and rounded, beside
+        what each member contributes, as read and as decoded). Both count: what one frees is not always there for the
+        other.
         """
         architecture = self.translation.architecture
         widest = architecture.hidden_size
         if TRUNKS[self.recipe.trunk].needs_inputs:
             widest = max(widest, architecture.num_attention_heads * architecture.head_dim)
-        gram = 7 * 8 * (widest + 1) ** 2
-        solved = self.lead.family.linear_inputs(architecture) if TRUNKS[self.recipe.trunk].needs_inputs else {}
-        elements = max(_workspace(tensor.made, solved) for tensor in self.tensors)
+        gram = 5 * 8 * (widest + 1) ** 2
+        elements = max(_workspace(tensor.made) for tensor in self.tensors)
         contributed = 2 * CARRIERS[self.dtype][1] * (len(self.members) + (self.base is not None))
-        passes = pass_bytes(self.recipe, self.members, self.lead, self.nbytes)
-        return gram + (3 * 8 + contributed) * elements + passes
+        return gram + (3 * 8 + contributed) * elements
 
     @cached_property
     def document(self) -> dict[str, Any]:
@@ -370,18 +376,16 @@ def _one(name: str, dtypes: dict[str, str]) -> str:
     return next(iter(dtypes.values()))
 
 
-def _workspace(made: Made, solved: Collection[str]) -> int:
-    """Return how many elements of a tensor are in memory at once; `solved` are made in longer runs of rows."""
+def _workspace(made: Made) -> int:
+    """Return how many elements of a tensor are in memory at once."""
     size = math.prod(made.shape)
     if isinstance(made, Evidence):
         return size
-    if isinstance(made, HeadMap):  # sums, their factors and a singular value decomposition
+    if isinstance(made, HeadMap):  # sums, their factors and an eigendecomposition
         return 8 * made.hidden_size**2 + min(CHUNK_ELEMENTS, size)
     if isinstance(made, OwnHeadMap):  # sums, their factors and their solution
         return 8 * made.shape[0] ** 2
     if isinstance(made, Widened | EvidenceEmbedding):
-        return min(size, 2 * _workspace(made.inner, solved))
-    if isinstance(made, Trunk) and made.rows.name in solved:
-        return min(size, max(RUN_BYTES // 8, CHUNK_ELEMENTS))
+        return min(size, 2 * _workspace(made.inner))
     reordered = isinstance(made, Trunk) and made.rows.rows is not None and not isinstance(made.rows.rows, range)
     return size if reordered else min(CHUNK_ELEMENTS, size)

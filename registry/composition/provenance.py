@@ -5,7 +5,7 @@ from typing import Any
 
 from registry.composition.plan import OutputTensor, Plan
 from registry.hosts import Constant, Experts, RowSelection, Trunk
-from registry.hosts.tensors import Entries, Widened
+from registry.hosts.tensors import Entries, EvidenceEmbedding, HeadMap, Widened
 from registry.maths.trunk import TRUNKS
 from store.digest import json_digest
 
@@ -13,9 +13,9 @@ from store.digest import json_digest
 def origin(plan: Plan, tensor: OutputTensor) -> Any:
     """Return, as JSON, the inputs of a tensor's bytes, apart from its shape, its dtype and this program.
 
-    The bytes of an expert tensor are a function of arrays and their rows. Those of a trunk tensor are a function of the
-    trunk's recipe and the members, or of one array if it is the base model's own. Those of a router, and of whatever is
-    refitted, are a function of the whole composition.
+    The bytes of an expert tensor are a function of arrays and their rows. Those of a trunk tensor, of a head map and of
+    evidence are a function of the trunk's recipe and the members, or of one array if it is the base model's own. Those
+    of a router, and of whatever is refitted, are a function of the whole composition.
     """
     match tensor.made:
         case Experts(parts=parts) if not plan.recipe.refine_mlp:
@@ -28,6 +28,13 @@ def origin(plan: Plan, tensor: OutputTensor) -> Any:
             return [[list(index), value] for index, value in entries]
         case Widened(inner=inner) as widened:
             return [origin(plan, replace(tensor, made=inner)), widened.axis, widened.scale, widened.tail]
+        case EvidenceEmbedding(inner=inner) as embedding if not plan.recipe.refits:
+            own = origin(plan, replace(tensor, made=inner))  # of the base model alone, perhaps; evidence is of members
+            return [trunk_digest(plan), own, embedding.experts, embedding.size, embedding.epsilon]
+        case HeadMap() as maps if not plan.recipe.refits:
+            # The shared head, its norm and the embedding are of the trunk; the experts' own are those of its members.
+            of_maps = maps.experts, maps.projection, maps.rank, maps.levels, maps.channel, maps.unit_power
+            return [trunk_digest(plan), *of_maps]
     return plan.digest
 
 

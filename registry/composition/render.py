@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from registry.composition.context_routing.member_evidence import evidence_of, stream_unit, thresholds_of
 from registry.composition.plan import OutputTensor
 from registry.composition.tensor_source import TensorSource
 from registry.hosts import Constant, Experts, RowSelection, Trunk
@@ -48,11 +47,11 @@ def render(source: TensorSource, tensor: OutputTensor) -> Iterator[Block]:
         case EvidenceEmbedding() as embedding:
             yield from _evidence(source, embedding, dtype)
         case Evidence():
-            yield to_block(evidence_of(source.plan).to(dtype))
+            yield to_block(source.context.evidence.to(dtype))
         case HeadMap() as maps:
             yield from _head_map(source, maps, dtype)
         case OwnHeadMap(shape, expert):
-            matrix, shift = source.head_maps.affine(expert)
+            matrix, shift = source.context.head_maps.affine(expert)
             own, rows_at_once = (matrix if len(shape) == 2 else shift).to(dtype), rows_per_block(shape)
             yield from (to_block(own[start : start + rows_at_once]) for start in range(0, shape[0], rows_at_once))
         case Router(layer=layer):
@@ -94,12 +93,12 @@ def padded(block: Block, width: int) -> Block:
 
 def _entries(source: TensorSource, sparse: Entries, dtype: torch.dtype) -> Iterator[Block]:
     """Yield a tensor of few entries by blocks of its rows; the axes before the last count as one, (R, C)."""
-    unit = stream_unit(source) ** sparse.unit_power if sparse.unit_power else 1.0
+    unit = source.context.unit**sparse.unit_power if sparse.unit_power else 1.0
     *above, width = sparse.shape
     flat, largest = (math.prod(above), width) if above else (width,), torch.finfo(dtype).max
     values = [(index, value * unit) for index, value in sparse.entries]
     if sparse.thresholds:  # in proportion to what they are compared with
-        limits = thresholds_of(source.plan)
+        limits = source.context.thresholds
         values += [(index, float(limits[pair]) * factor * unit) for index, pair, factor in sparse.thresholds]
         shrink = largest / max(largest, *(abs(value) for _, value in values))
         values = [(index, value * shrink) for index, value in values]
@@ -119,7 +118,7 @@ def _entries(source: TensorSource, sparse: Entries, dtype: torch.dtype) -> Itera
 
 def _evidence(source: TensorSource, embedding: EvidenceEmbedding, dtype: torch.dtype) -> Iterator[Block]:
     """Yield the rows of the embedding with each token's evidence beside them (`hosts/context.py`)."""
-    evidence, start = evidence_of(source.plan), 0
+    evidence, start = source.context.evidence, 0
     hidden, experts = embedding.inner.shape[-1], embedding.experts
     for combined in _combine(source, embedding.inner):
         rows = combined.double()  # (r, H)
@@ -140,12 +139,12 @@ def _head_map(source: TensorSource, maps: HeadMap, dtype: torch.dtype) -> Iterat
     rank, levels, hidden = maps.rank, maps.levels, maps.hidden_size
     inner = height // 2 if maps.projection == "gate_up" else width if maps.projection == "down" else height  # I
     used = rank * len(levels)
-    unit = stream_unit(source) ** maps.unit_power if maps.projection == "down" and maps.unit_power else 1.0
+    unit = source.context.unit**maps.unit_power if maps.projection == "down" and maps.unit_power else 1.0
     gates = torch.tensor([gate for gate, _ in levels], dtype=torch.float64).repeat_interleave(rank)
     factors = torch.tensor([factor for _, factor in levels], dtype=torch.float64).repeat_interleave(rank) * unit
     rows_at_once = rows_per_block((height, width))
     for expert in maps.experts:
-        left, right = source.head_maps.factors(expert, rank)  # (H, k), (k, H)
+        left, right = source.context.head_maps.factors(expert, rank, keep=len(maps.experts) > 1)  # (H, k), (k, H)
         for start in range(0, height, rows_at_once):
             rows = torch.arange(start, min(start + rows_at_once, height))
             block = torch.zeros((len(rows), width), dtype=torch.float64)

@@ -1,18 +1,19 @@
 """Reproduction of a composed folder: composed again from its own `composition.json`, and compared byte by byte."""
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from registry.composition.cards.pushed import CARD, without_additions
 from registry.composition.compose import compose, plan_composition, write_plan
+from registry.composition.first_format import FIRST_FORMAT, first_document, first_weights, is_weights, read_chunks
 from registry.composition.integrity import ComposedFolder, is_of_hub, list_files
 from registry.composition.manifest import CompositionManifest
 from registry.composition.passes import working_folder
 from registry.composition.recipe import Recipe
 from registry.errors import CheckpointError, InvalidInputError, OutputError
-from registry.io.hashing import CHUNK
-from registry.io.model_folder import check_output
+from registry.io.model_folder import MARKER, check_output
 from registry.names.resolve import by_digest
 from registry.progress import Advance
 from registry.workspace import Workspace
@@ -72,7 +73,8 @@ def reproduce_folder(workspace: Workspace, folder: Path, out: Path | None) -> Re
     """Compose a folder again and compare it (see `Registry.reproduce`)."""
     folder = folder.absolute()
     workspace.check_owner()
-    manifest = ComposedFolder.read(folder).manifest
+    composed = ComposedFolder.read(folder)
+    manifest, is_first = composed.manifest, composed.content["format"] == FIRST_FORMAT
     if manifest.parent is not None:
         raise CheckpointError(
             f"the routers of {folder} were trained, and a training is that of one machine; "
@@ -93,23 +95,24 @@ def reproduce_folder(workspace: Workspace, folder: Path, out: Path | None) -> Re
             )
         check_output(out, replace=None)
         digest = compose(workspace, experts, out, manifest.recipe, base=base_ref).digest
-        files, nbytes = compare(workspace, folder, out)
+        files, nbytes = compare(workspace, folder, out, is_first=is_first)
         return Reproduction(folder, digest, used, files, nbytes, out)
     plan = plan_composition(workspace, experts, manifest.recipe, base=base_ref)
     with working_folder(workspace.home.work, [version.digest for version in used]) as work:
         again = work / "again"
         write_plan(workspace, plan, again)
-        files, nbytes = compare(workspace, folder, again)
+        files, nbytes = compare(workspace, folder, again, is_first=is_first)
     return Reproduction(folder, plan.digest, used, files, nbytes)
 
 
-def compare(workspace: Workspace, folder: Path, again: Path) -> tuple[tuple[Compared, ...], int]:
+def compare(workspace: Workspace, folder: Path, again: Path, *, is_first: bool) -> tuple[tuple[Compared, ...], int]:
     """Compare two folders, and return every file of either with the number of bytes compared.
 
     Args:
         workspace: the registry, for its progress reports.
         folder: the folder to check.
         again: the new composition.
+        is_first: the folder has format 1, so the new composition is compared as it would be in that.
     """
     files, expected = _files(folder), _files(again)
     total = sum(path.stat().st_size for path in expected.values())
@@ -121,7 +124,7 @@ def compare(workspace: Workspace, folder: Path, again: Path) -> tuple[tuple[Comp
             elif name not in files or not files[name].is_file():
                 compared.append(Compared(name, "missing"))
             else:
-                at = _first_difference(files[name], expected[name], advance)
+                at = _first_difference(files[name], _chunks(name, expected[name], is_first), advance)
                 compared.append(Compared(name, "same" if at is None else "differs", at))
                 if at is not None and name == CARD and _is_pushed(files[name], expected[name]):
                     compared[-1] = Compared(name, "pushed")
@@ -133,18 +136,25 @@ def _files(folder: Path) -> dict[str, Path]:
     return {name: path for name, path in list_files(folder).items() if not is_of_hub(name)}
 
 
-def _first_difference(path: Path, other: Path, advance: Advance) -> int | None:
+def _chunks(name: str, path: Path, is_first: bool) -> Iterator[bytes]:
+    """Yield the bytes that a file of the new composition has in the format of the folder."""
+    if is_first and name == MARKER:
+        yield first_document(path.parent)
+    else:
+        yield from first_weights(path) if is_first and is_weights(name) else read_chunks(path)
+
+
+def _first_difference(path: Path, expected: Iterable[bytes], advance: Advance) -> int | None:
     offset = 0
-    with path.open("rb") as left, other.open("rb") as right:
-        while True:
-            a, b = left.read(CHUNK), right.read(CHUNK)
+    with path.open("rb") as file:
+        for b in expected:
+            a = file.read(len(b))
             if a != b:
                 shared = (n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
-                return offset + next(shared, min(len(a), len(b)))
-            if not a:
-                return None
-            offset += len(a)
+                return offset + next(shared, len(a))
+            offset += len(b)
             advance(len(b))
+        return offset if file.read(1) else None
 
 
 def _is_pushed(card: Path, expected: Path) -> bool:

@@ -13,6 +13,7 @@ tensor. `combined` yields a tensor as blocks of its rows, (r, C) each with the r
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from functools import cached_property, partial
 from itertools import groupby
 from operator import itemgetter
@@ -21,18 +22,19 @@ from typing import Protocol, runtime_checkable
 from jaxtyping import Float
 from torch import Tensor
 
-from registry.composition.context_routing.head_maps import HeadMaps
+from registry.composition.context_routing.context_inputs import ContextInputs
 from registry.composition.plan import Plan
 from registry.errors import InvalidInputError
 from registry.families.sites import MLP_INPUT
 from registry.io.torch_blocks import to_tensor
 from registry.maths.lam import LamCurve, lam_curve
 from registry.maths.router import BASE, OWN, ROUTERS, RouterInputs, balanced
-from registry.maths.statistics import Statistics
+from registry.maths.statistics import PackedStatistics, Statistics
 from registry.maths.trunk import TRUNKS, Combination
-from registry.maths.trunk.combination import Pass
+from registry.maths.trunk.combination import Pass, Rows
 from registry.member import Member
 from registry.statistics.cache import Cached
+from registry.statistics.input_products import InputProducts
 from store.arrays import ArraySource
 
 _NumberedBlock = tuple[int, Tensor]
@@ -45,6 +47,9 @@ class SiteStatistics(Protocol):
 
     def statistics(self, site: str, layer: int) -> Statistics:
         """Return the statistics of one site and layer."""
+
+    def packed_statistics(self, site: str, layer: int) -> PackedStatistics:
+        """Return the statistics of one site and layer as they are stored."""
 
     def folds(self, site: str, layer: int) -> tuple[Statistics, ...]:
         """Return the statistics of one site and layer as folds, which add up to them."""
@@ -77,7 +82,7 @@ class RouterSolver:
         plan = self._plan
         if plan.recipe.balance == "none" or ROUTERS[plan.recipe.router].features not in (OWN, BASE):
             return plan.weights
-        return balanced(plan.weights, [self.statistics(member, 0).count for member in range(len(plan.members))])
+        return balanced(plan.weights, [member.packed_statistics(MLP_INPUT, 0).count for member in self._members])
 
     def gate(self, layer: int) -> Float[Tensor, "E H"]:
         """Return `gate.weight` of one layer in float64, before the temperature.
@@ -117,7 +122,7 @@ class RouterSolver:
         method = ROUTERS[recipe.router]
         assert method.solve is not None, f"router method {recipe.router} has no gate of the stream"
         # A generator: a Gram is (H + 1, H + 1), and only one member's needs to be in memory.
-        statistics = (self.statistics(member, layer) for member in range(len(self._members)))
+        statistics = (member.packed_statistics(MLP_INPUT, layer) for member in self._members)
         inputs = RouterInputs(
             statistics if method.features else (),
             self.weights,
@@ -150,8 +155,8 @@ class TensorSource(Protocol):
         """The routers, and the statistics that they are solved from."""
 
     @property
-    def head_maps(self) -> HeadMaps:
-        """The head map of each expert."""
+    def context(self) -> ContextInputs:
+        """The inputs of a context layer."""
 
     def combined(self, name: str) -> Iterator[Float[Tensor, "r ..."]]:
         """Yield the rows of one tensor that all members share, under its name in the dense model.
@@ -170,12 +175,14 @@ class StoredSource:
 
     Args:
         plan: the composition.
+        products: the members' products of weights and Grams.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, products: InputProducts | None = None) -> None:
         self.plan = plan
         self.routers = RouterSolver(plan, plan.members)
-        self.head_maps = HeadMaps(self)
+        self.context = ContextInputs(self)
+        self._products = products or InputProducts()
         self._pending: dict[tuple[str, int], tuple[list[str], Iterator[tuple[int, Iterator[_NumberedBlock]]]]] = {}
         """Input → the maps of it that are still to come, and their rows."""
 
@@ -212,19 +219,30 @@ class StoredSource:
             yield from method.combine(self._combination(name))
             return
         # Query, key and value have one input, so one Gram (H, H): it is factored once, and the rows of all three are
-        # solved with it, one map after the other. The other maps wait in `_pending` for the next call.
+        # solved with it, one map after the other. The other maps wait in `_pending` for the next call, which comes from
+        # the same thread.
         site_and_layer = self._linear_inputs[name]
         names, maps = self._pending.pop(site_and_layer, ([], iter(())))
         if name not in names[:1]:  # not the map that comes next: factor again, and begin with this map
             together = self._maps_of_input[site_and_layer]
             names = together[together.index(name) :]
-            maps = groupby(method.together([self._combination(each) for each in names]), key=itemgetter(0))
+            maps = groupby(self._together(together, names), key=itemgetter(0))
         _, blocks = next(maps)  # the blocks (r, C) of the first map
         yield from (block for _, block in blocks)
         if names[1:]:
             self._pending[site_and_layer] = names[1:], maps
 
-    def _combination(self, name: str) -> Combination:
+    def _together(self, together: Sequence[str], names: Sequence[str]) -> Iterator[_NumberedBlock]:
+        """Yield the rows of some of the maps of one input."""
+        combine, (site, layer) = TRUNKS[self.plan.recipe.trunk].together, self._linear_inputs[names[0]]
+        assert combine is not None
+        with ExitStack() as stack:
+            opened = [
+                stack.enter_context(self._products.of(member, site, layer, together)) for member in self.plan.members
+            ]
+            yield from combine([self._combination(name, [rows[name] for rows in opened]) for name in names])
+
+    def _combination(self, name: str, products: Sequence[Rows] = ()) -> Combination:
         plan, method = self.plan, TRUNKS[self.plan.recipe.trunk]
         base = plan.base if method.needs_base else None
         # A base model of fewer tokens lacks the last rows of the embedding (V, H): the members then provide them.
@@ -244,6 +262,7 @@ class StoredSource:
             None if base is None else pass_over(base, name),
             [member.version.digest for member in plan.members],
             inputs,
+            products,
             plan.statistics_weights if method.needs_inputs else (),
             counts,
             plan.recipe.method_options,
@@ -262,7 +281,7 @@ class RecollectedSource:
         self._inner = inner
         self.plan = inner.plan
         self.routers = RouterSolver(inner.plan, statistics)
-        self.head_maps = inner.head_maps
+        self.context = inner.context
 
     def combined(self, name: str) -> Iterator[Float[Tensor, "r ..."]]:
         """Yield the rows of one tensor of the inner source."""
@@ -279,5 +298,5 @@ def pass_over(member: Member, name: str) -> Pass:
     return lambda: (to_tensor(block, source.dtype) for block in source.blocks())
 
 
-def _statistics(members: tuple[Member, ...], site: str, layer: int) -> Iterator[Statistics]:
-    return (member.statistics(site, layer) for member in members)
+def _statistics(members: tuple[Member, ...], site: str, layer: int) -> Iterator[PackedStatistics]:
+    return (member.packed_statistics(site, layer) for member in members)

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from registry.errors import InvalidInputError
+from registry.io.dtypes import AUTO
 from registry.io.model_folder import composed_of
 from registry.runtime.gates import gates, record_routing
-from registry.runtime.loading import load_model, load_tokenizer
+from registry.runtime.loading import load_tokenizer
+from registry.runtime.upcast import load_for_pass
 
 MOST_CHARACTERS = 100_000
 """A longer text is refused: it is one window for the model."""
@@ -102,7 +104,7 @@ def route(folder: Path, text: str, device: str | None = None) -> Routed:
     ids, pieces, special = _tokens(tokenizer, text)
     if not ids:
         raise InvalidInputError("the text has no token", 'give some: reg route moe/ "def add(a, b):"')
-    model = load_model(folder, "float32", device)
+    model = load_for_pass(folder, AUTO, device, prefer_whole=True)
     count = gates(model)[0].experts
     limit = getattr(model.config, "max_position_embeddings", None)
     if isinstance(limit, int) and len(ids) > limit:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from registry.composition.cards.mixture import model_card
+from registry.composition.manifest import folder_document
 from registry.composition.model_writer import streams_of, write_model
 from registry.composition.passes import PassContext, tensor_source_of
 from registry.composition.plan import Plan
@@ -41,7 +42,7 @@ def write_composition(
         digests = write_model(source, folder, context.progress, reuse)
         digests |= write_files(folder, {"README.md": model_card(plan)})
         strengths = {"lam": lam_document(source)} if plan.recipe.to == "moe" and plan.recipe.lam == AUTO else {}
-        document = plan.document | strengths | {"digest": plan.digest, "files": digests}
+        document = folder_document(plan.document | strengths, plan.digest, digests)
         write_files(folder, {MARKER: json_file(document)})
         if record is not None:
             record()

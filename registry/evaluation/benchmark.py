@@ -1,7 +1,7 @@
 """Benchmark of a table: the same windows of text for every row, and each domain's own expert."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from registry.calibration import Calibration
@@ -13,10 +13,13 @@ from registry.errors import IncompatibleError
 from registry.evaluation.results import TestSettings
 from registry.evaluation.scoring import Model, open_model
 from registry.evaluation.text import conflict, predicted, shortened, test_windows
+from registry.io.dtypes import AUTO
 from registry.io.model_folder import composed_of, write_files
 from registry.io.work_dirs import temporary_folder
 from registry.member import Member
 from registry.progress import Progress, remark
+from registry.runtime.compute_dtype import compute_dtype, report_dtype
+from registry.runtime.upcast import stored_dtype
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,7 @@ class TokenizerSource:
         files: the tokenizer's files and config.json, by name.
         limit: the longest window that the model accepts, or None if it sets no limit.
         composed: member name → content digest, for a composition.
+        dtype: the dtype of its weights; None for that of the folder's.
         folder: the folder of the files, if they are in one.
     """
 
@@ -37,6 +41,7 @@ class TokenizerSource:
     files: Mapping[str, bytes]
     limit: int | None
     composed: Mapping[str, str]
+    dtype: str | None = None
     folder: Path | None = None
 
     @classmethod
@@ -44,7 +49,7 @@ class TokenizerSource:
         """Return the tokenizer of a model folder."""
         limit = read_config(folder).get("max_position_embeddings")
         usable = limit if isinstance(limit, int) and limit > 1 else None
-        return cls(str(folder), name, read_files(folder), usable, composed_of(folder), folder)
+        return cls(str(folder), name, read_files(folder), usable, composed_of(folder), folder=folder)
 
     @classmethod
     def of_plan(cls, plan: Plan) -> "TokenizerSource":
@@ -52,7 +57,7 @@ class TokenizerSource:
         label = f"the composition of {', '.join(plan.names)}"
         files = {name: plan.lead.file(name) for name in plan.lead.names("file")}
         composed = {member.name: member.version.digest for member in plan.members}
-        return cls(label, label, files, plan.translation.architecture.max_position_embeddings, composed)
+        return cls(label, label, files, plan.translation.architecture.max_position_embeddings, composed, plan.dtype)
 
 
 @dataclass(frozen=True)
@@ -147,7 +152,22 @@ def make_benchmark(
         if member.version.kind == "base" and member.version.ref in reasons
     ]
     bases = tuple(member for member in comparable if member.version.kind == "base")
+    settings = _with_dtype(settings, sources, comparable, progress)
     return Benchmark(windows, experts, bases, "; ".join(refused) or "none is registered", settings, progress)
+
+
+def _with_dtype(
+    settings: TestSettings, sources: Sequence[TokenizerSource], members: Sequence[Member], progress: Progress
+) -> TestSettings:
+    """Return `settings` with the dtype that all rows are computed in, in place of `auto`."""
+    if settings.dtype != AUTO:
+        return settings
+    dtypes = {str(member.content["dtype"]) for member in members}
+    dtypes |= {source.dtype for source in sources if source.dtype is not None}
+    dtypes |= {stored_dtype(source.folder) for source in sources if source.folder is not None}
+    own = dtypes.pop() if len(dtypes) == 1 else "float32"
+    report_dtype(AUTO, own, settings.device, progress)
+    return replace(settings, dtype=compute_dtype(AUTO, own, settings.device))
 
 
 def _own_experts(members: Sequence[Member], domains: Sequence[str], composed: Mapping[str, str]) -> dict[str, Member]:

@@ -5,6 +5,8 @@ from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean, stdev
 from typing import Any
 
+from registry.io.dtypes import AUTO
+
 
 @dataclass(frozen=True)
 class TestSettings:
@@ -15,7 +17,8 @@ class TestSettings:
         seq_len: tokens in a window; every one but the first is predicted.
         batch_size: windows in a batch.
         device: a torch device, or None for the GPU if there is one.
-        dtype: the dtype that the models compute in.
+        dtype: the dtype that the models compute in; `auto` is that of their weights where the device computes it fast,
+            else float32.
     """
 
     __test__ = False  # not a test class, although its name begins with Test
@@ -24,7 +27,7 @@ class TestSettings:
     seq_len: int = 256
     batch_size: int = 16
     device: str | None = None
-    dtype: str = "float32"
+    dtype: str = AUTO
 
 
 @dataclass(frozen=True)

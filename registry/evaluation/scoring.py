@@ -24,7 +24,8 @@ from registry.evaluation.results import TestSettings
 from registry.evaluation.text import predicted
 from registry.progress import Advance, Progress
 from registry.runtime.gates import Gate, RoutingRecord, force_expert, gates, record_routing
-from registry.runtime.loading import load_model, quiet_transformers
+from registry.runtime.loading import quiet_transformers
+from registry.runtime.upcast import load_for_pass
 
 _LARGEST_LOSS = 700.0
 """Losses from here on have an exp(loss) that is too large for a float."""
@@ -74,7 +75,7 @@ def open_model(name: str, folder: Path, settings: TestSettings) -> Model:
     Raises:
         CheckpointError: the folder does not load, or a key is missing, unexpected or mismatched.
     """
-    loaded = load_model(folder, settings.dtype, settings.device)
+    loaded = load_for_pass(folder, settings.dtype, settings.device, prefer_whole=True)
     try:
         return Model(name, loaded, tuple(gates(loaded)))
     except InvalidInputError:

@@ -6,10 +6,11 @@ from registry.composition.cards.licenses import roll_up
 from registry.composition.cards.pushed import CARD, license_of, with_additions
 from registry.composition.integrity import ComposedFolder
 from registry.composition.manifest import CompositionManifest
-from registry.errors import InvalidInputError
+from registry.errors import CheckpointError, InvalidInputError
 from registry.hub.card_additions import languages_of, metadata, page, source_of
 from registry.hub.target import ConflictReason, Outgoing
 from registry.io.model_folder import MARKER
+from registry.io.tree_digest import PREFIX, tree_and_sha256
 from registry.names.resolve import find_by_digest
 from registry.progress import remark
 from registry.workspace import Workspace
@@ -43,12 +44,30 @@ def outgoing(workspace: Workspace, composed: ComposedFolder, name: str, license_
         )
     evaluation = next(iter(workspace.catalog.evaluations(composed.digest)), None)
     sources = [source_of(workspace.catalog, version) for version in versions]
-    outgoing_files = {path: Outgoing(folder / path, sha256) for path, sha256 in files.items()}
+    outgoing_files = {path: Outgoing(folder / path, sha256) for path, sha256 in _sha256(composed, workspace).items()}
     outgoing_files[MARKER] = Outgoing.of((folder / MARKER).read_bytes())
     if CARD in files:
         extra = metadata(name, sources, languages_of(versions), license_id, evaluation)
         outgoing_files[CARD] = Outgoing.of(with_additions(card, extra, page(sources, evaluation) if sources else ""))
     return outgoing_files
+
+
+def _sha256(composed: ComposedFolder, workspace: Workspace) -> dict[str, str]:
+    """Return file → SHA-256, which the Hub wants; a file of weights is read for it, and compared with its tree digest.
+
+    Raises:
+        CheckpointError: a file was changed since it was composed.
+    """
+    sizes = {name: (composed.path / name).stat().st_size for name in composed.files}
+    digests = dict(composed.files)
+    trees = {name: digest for name, digest in digests.items() if digest.startswith(PREFIX)}
+    with workspace.progress("hashing", sum(sizes[name] for name in trees), "B") as advance:
+        for name, known in trees.items():
+            path = composed.path / name
+            tree, digests[name] = tree_and_sha256(path, advance)
+            if tree != known:
+                raise CheckpointError(f"{path} was changed since it was written", "compose it again, and push that")
+    return digests
 
 
 def check_license(own: str | None, chosen: str | None, versions: Sequence[VersionRecord], subject: str) -> None:

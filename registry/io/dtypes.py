@@ -17,3 +17,9 @@ WEIGHT_DTYPES = ("bfloat16", "float16", "float32")
 
 NAMES = {spelling: name for name, spelling in SAFETENSORS.items()}
 """Spelling in a safetensors header → dtype."""
+
+AUTO = "auto"
+"""In place of a dtype: that of the weights where the device computes it fast, else float32."""
+
+COMPUTE_DTYPES = (AUTO, *WEIGHT_DTYPES)
+"""dtypes that a pass may be asked to compute in."""

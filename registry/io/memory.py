@@ -1,8 +1,19 @@
-"""Memory that the C library keeps after it was freed."""
+"""Memory: what the system has left, and what the C library keeps after it was freed."""
 
 import ctypes
+import os
 from functools import cache
+from pathlib import Path
 from typing import Any
+
+
+def available_memory() -> int:
+    """Return the bytes that programs can take without swapping: of Linux its own estimate, elsewhere half of all."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")) * 1024
+    except (OSError, StopIteration, ValueError, IndexError):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
 def return_freed_memory() -> None:

@@ -1,4 +1,4 @@
-"""Model folders written atomically, as a stream: safetensors shards tensor by tensor, every file hashed.
+"""Model folders written atomically, as a stream: safetensors shards tensor by tensor, every file with its digest.
 
 A folder is built beside its path under a hidden name, flushed to disk, and renamed; a folder that it replaces is moved
 aside first and deleted last. A crash leaves hidden folders, which the next command with the same output restores or
@@ -119,15 +119,18 @@ def composed_of(folder: Path) -> dict[str, str]:
 
 
 def write_weights(
-    folder: Path, streams: Iterable[Stream], advance: Advance, reuse: ShardReuse | None = None
+    folder: Path, streams: Iterable[Stream], advance: Advance, reuse: ShardReuse | None = None, *, workers: int = 1
 ) -> dict[str, str]:
-    """Write all tensors as safetensors, in one file or in shards with an index, and return file name → SHA-256.
+    """Write all tensors as safetensors, in one file or in shards with an index, and return file name → digest.
+
+    The digest of a safetensors file is its tree digest (`tree_digest.py`), that of the index SHA-256.
 
     Args:
         folder: the folder.
         streams: the tensors.
         advance: receives the bytes written or reused.
         reuse: the record of the folder that this one replaces; unchanged files are linked to it.
+        workers: rendering threads (see `write_shards`).
     """
     shards, digests = layout(folder, streams), dict[str, str]()
     if len(shards) == 1:  # a single file has the routers too, so it always changes
@@ -137,7 +140,8 @@ def write_weights(
             digests[shard.path.name] = digest
             advance(shard.nbytes)
     fresh = [shard for shard in shards if shard.path.name not in digests]
-    digests |= dict(zip((shard.path.name for shard in fresh), write_shards(fresh, advance), strict=True))
+    written = write_shards(fresh, advance, workers=workers)
+    digests |= dict(zip((shard.path.name for shard in fresh), written, strict=True))
     if reuse is not None:
         reuse.note(shards, [digests[shard.path.name] for shard in shards])
     if len(shards) == 1:

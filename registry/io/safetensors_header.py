@@ -54,21 +54,52 @@ def read_header(path: Path) -> Header:
             raise ValueError("it is not a regular file")
         size = path.stat().st_size
         with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if size < 8 or length > size - 8:
-                raise ValueError(f"its header claims {length:,} bytes, the file has {size:,}")
-            if length > HEADER_BYTES:
-                raise ValueError(f"its header has {length:,} bytes, the limit is {HEADER_BYTES:,}")
-            data = file.read(length)
-        if not data.startswith(b"{"):
-            raise ValueError("its header is not a JSON object")
-        return _header(parse_json(data, values=HEADER_VALUES), 8 + length, size)
+            data = file.read(8)
+            return parse_head(data + file.read(head_bytes(data, size) - 8), size)
     except PermissionError as error:
         raise CheckpointError(
             f"{path} cannot be read: permission denied", f"make it readable: chmod u+r {path}"
         ) from error
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is not a safetensors file: {error}", "copy or save the file again") from error
+        raise not_safetensors(path, error) from error
+
+
+def not_safetensors(path: Path, error: Exception) -> CheckpointError:
+    """Return the error for a file that is not of this format."""
+    return CheckpointError(f"{path} is not a safetensors file: {error}", "copy or save the file again")
+
+
+def head_bytes(start: bytes | bytearray, size: int) -> int:
+    """Return the number of bytes before the tensors.
+
+    Args:
+        start: the first 8 bytes of the file.
+        size: the bytes of the file.
+
+    Raises:
+        ValueError: the file is too short, or the header too long.
+    """
+    length = int.from_bytes(start, "little")
+    if size < 8 or length > size - 8:
+        raise ValueError(f"its header claims {length:,} bytes, the file has {size:,}")
+    if length > HEADER_BYTES:
+        raise ValueError(f"its header has {length:,} bytes, the limit is {HEADER_BYTES:,}")
+    return 8 + length
+
+
+def parse_head(head: bytes, size: int) -> Header:
+    """Return the header of a file whose tensors fill it exactly.
+
+    Args:
+        head: the bytes before the tensors.
+        size: the bytes of the file.
+
+    Raises:
+        ValueError: the header is not of this format.
+    """
+    if not head.startswith(b"{", 8):
+        raise ValueError("its header is not a JSON object")
+    return _header(parse_json(head[8:], values=HEADER_VALUES), len(head), size)
 
 
 def _header(document: dict[str, Any], start: int, size: int) -> Header:

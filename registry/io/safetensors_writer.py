@@ -3,7 +3,6 @@
 safetensors' own writer writes to a temporary file with a random name, which could not be found again after a crash.
 """
 
-import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -43,6 +42,7 @@ class Stream:
         spans: the same bytes as consecutive parts of stored arrays, or None if they are not stored.
         part: the part of the model (experts, routers, trunk); parts do not share a file if the model has several files.
         origin: everything that its bytes depend on, as a JSON value; None if that is not known.
+        job: computed tensors of one job are rendered one after another by one thread; without a name each is its own.
     """
 
     name: str
@@ -52,6 +52,7 @@ class Stream:
     spans: Callable[[], Sequence[Span] | None] = lambda: None
     part: str = ""
     origin: Any = None
+    job: str = ""
 
     @property
     def nbytes(self) -> int:
@@ -69,8 +70,14 @@ def in_order(streams: Iterable[Stream]) -> tuple[Stream, ...]:
     return tuple(sorted(streams, key=lambda stream: (-CARRIERS[stream.dtype][1], stream.name)))
 
 
-def head(streams: Iterable[Stream], metadata: Mapping[str, str] = PYTORCH) -> bytes:
-    """Return the bytes before the tensors, given in order: 8 bytes for the length of the header, the header."""
+def head(streams: Iterable[Stream], metadata: Mapping[str, str] = PYTORCH, align: int = 8) -> bytes:
+    """Return the bytes before the tensors: 8 bytes for the length of the header, the header.
+
+    Args:
+        streams: the tensors, in the order of the file.
+        metadata: the header's metadata.
+        align: the header ends in spaces, so that the tensors begin at a multiple of so many bytes.
+    """
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     end = 0
     for stream in streams:
@@ -81,13 +88,13 @@ def head(streams: Iterable[Stream], metadata: Mapping[str, str] = PYTORCH) -> by
         }
         end += stream.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-(8 + len(text)) % align)
     return len(text).to_bytes(8, "little") + text
 
 
 def write_shard(
     path: Path, streams: Sequence[Stream], advance: Advance = lambda amount: None, metadata: Mapping[str, str] = PYTORCH
-) -> str:
+) -> None:
     """Write one safetensors file: 8 bytes for the length of the header, the header (JSON), the tensors back to back.
 
     Args:
@@ -96,28 +103,32 @@ def write_shard(
         advance: receives the bytes written.
         metadata: the header's metadata.
 
-    Returns:
-        SHA-256 of the file.
+    Raises:
+        StorageError: a tensor has another size than its stream.
     """
     streams = in_order(streams)
-    begin = head(streams, metadata)
-    state = hashlib.sha256(begin)
     with path.open("wb") as file:
-        file.write(begin)
+        file.write(head(streams, metadata))
         for stream in streams:
             written = 0
             for block in stream.blocks():
                 data = block.data.cast("B")
                 file.write(data)
-                state.update(data)
                 written += block.nbytes
                 advance(block.nbytes)
-            if written != stream.nbytes:
-                raise StorageError(
-                    f"tensor {stream.name} came to {written:,} bytes, {stream.nbytes:,} were expected",
-                    "run: reg verify",
-                )
-    return state.hexdigest()
+            check_size(stream, written)
+
+
+def check_size(stream: Stream, nbytes: int) -> None:
+    """Check the size that a tensor came to.
+
+    Raises:
+        StorageError: its stream has another.
+    """
+    if nbytes != stream.nbytes:
+        raise StorageError(
+            f"tensor {stream.name} came to {nbytes:,} bytes, {stream.nbytes:,} were expected", "run: reg verify"
+        )
 
 
 def replace_shard(path: Path, streams: Sequence[Stream], metadata: Mapping[str, str]) -> None:

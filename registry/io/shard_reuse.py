@@ -1,11 +1,11 @@
 """Reuse of unchanged files of weights when a composition replaces a composed folder.
 
 The registry's home keeps a record of each composed folder: for every file of weights the digest of everything that its
-bytes depend on, their SHA-256, and the file's identity (device, inode, size, times of its last modification and of its
-last change of status). A file is reused, as a hard link, if the new one depends on the same and its identity equals the
-record's. git's index recognises unchanged files in the same way, without reading them: writing to a file, or replacing
-it, changes its identity. File times advance in ticks, so a record is written a tick after the last change; on file
-systems with whole seconds there is no record. Reading the files instead would cost as much as writing them.
+bytes depend on, its tree digest, and the file's identity (device, inode, size, times of its last modification and of
+its last change of status). A file is reused, as a hard link, if the new one depends on the same and its identity equals
+the record's. git's index recognises unchanged files in the same way, without reading them: writing to a file, or
+replacing it, changes its identity. File times advance in ticks, so a record is written a tick after the last change; on
+file systems with whole seconds there is no record. Reading the files instead would cost as much as writing them.
 
 Records are optional: without one, or on a file system without hard links, every file is written. A small model in one
 file is always written, since its routers change.
@@ -41,8 +41,8 @@ class ShardReuse:
     Attributes:
         record: the file of the record.
         out: the folder.
-        known: digest of a file's origin → its name, its SHA-256, its identity.
-        noted: file name → (digest of its origin, its SHA-256, its identity), of the folder that is being written.
+        known: digest of a file's origin → its name, its tree digest, its identity.
+        noted: file name → (digest of its origin, its tree digest, its identity), of the folder that is being written.
     """
 
     record: Path
@@ -69,7 +69,7 @@ class ShardReuse:
         return entry is not None and _identity(self.out / entry[0]) == entry[2]
 
     def take(self, shard: Shard) -> str | None:
-        """Link a file to its new path and return its SHA-256; None if it must be written."""
+        """Link a file to its new path and return its tree digest; None if it must be written."""
         if not self.has(shard):
             return None
         name, digest, identity = self.known[_origin(shard) or ""]

@@ -1,40 +1,55 @@
-"""Safetensors files written by several threads: they compute tensors, copy bytes, and hash them, all at once.
+"""Safetensors files written by several threads: they render tensors, copy bytes, and flush them, all at once.
 
-The offset of every tensor in its file is known before the first byte is written. The calling thread, the only one to
-run torch, computes tensors (trunk, routers) and writes them. A second thread copies tensors that are stored unchanged
-(expert MLPs) from the array store's files, a few MiB at a time. A third hashes the copied bytes, and compares each
-array with its digest. A fourth reads the files back behind the writers, in order, for their SHA-256. A fifth flushes
-written bytes to disk, so that little is left to flush at the end. The bytes do not depend on the order of the threads.
+The offset of every tensor in its file is known before the first byte is written. Rendering threads, the only ones to
+run torch, compute tensors (trunk, routers), hash and write them. Copying threads take tensors that are stored unchanged
+(expert MLPs) from the array store's files: a piece of a file is read into a buffer that fits the processor's cache,
+hashed and written from there, so that a byte is hashed once, and read from memory once. On file systems that share
+blocks between files (btrfs, XFS), blocks are shared instead, and only read and hashed. One more thread flushes written
+bytes to disk, so that little is left to flush at the end. The bytes do not depend on the order of the threads.
+
+The identity of a file is its tree digest (`tree_digest.py`). That of a tensor which is one whole stored array is the
+array's own, against which it was checked.
 
 The first failure in any thread stops all of them, and is raised in the calling thread.
 """
 
 import errno
-import hashlib
 import os
+import struct
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from fcntl import ioctl
 from functools import cached_property
+from io import FileIO
 from itertools import accumulate
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
+from typing import TypeVar
 
-from registry.errors import StorageError
-from registry.io.safetensors_writer import Span, Stream, head, in_order
+from registry.io.safetensors_writer import Span, Stream, check_size, head, in_order
+from registry.io.tree_digest import combine
 from registry.progress import Advance
 from store.arrays import check_digest, new_hash, unreadable
-from store.raw_chunks import RawArray
+from store.raw_chunks import RawArray, fill
 
-PIECE = 1 << 21
-"""Bytes that are read and hashed at a time."""
+ALIGN = 4096
+"""Tensors begin at a multiple of so many bytes of their file: the block size of common file systems."""
 
-PIECES = 12
-"""Pieces in memory at once."""
+PIECE = 1 << 20
+"""Bytes that are copied and hashed at a time."""
+
+COPIERS = 4
+"""Copying threads, at most."""
 
 FLUSH_BYTES = 1 << 28
 """Unflushed bytes from which files are flushed."""
+
+_T = TypeVar("_T")
+
+_FICLONERANGE = 0x4020940D  # linux/fs.h: descriptor, offset and length of the source, offset in the target
 
 
 @dataclass(frozen=True)
@@ -57,7 +72,7 @@ class Shard:
     @cached_property
     def head(self) -> bytes:
         """The bytes before the tensors."""
-        return head(self.streams)
+        return head(self.streams, align=ALIGN)
 
     @property
     def nbytes(self) -> int:
@@ -65,13 +80,15 @@ class Shard:
         return sum(stream.nbytes for stream in self.streams)
 
 
-def write_shards(shards: Sequence[Shard], advance: Advance, *, flush: bool = True) -> list[str]:
-    """Write files, and return the SHA-256 of each.
+def write_shards(shards: Sequence[Shard], advance: Advance, *, flush: bool = True, workers: int = 1) -> list[str]:
+    """Write files, and return the tree digest of each.
 
     Args:
-        shards: the files; tensors are computed in their order, and within each in that of `Shard.given`.
+        shards: the files; tensors are computed in their order, and within each in that of `Shard.given`, except that
+            those of one `Stream.job` follow its first.
         advance: receives bytes of tensors; called by one thread at a time.
         flush: flush the files to disk before this returns.
+        workers: rendering threads. With 1 the calling thread renders; with more, each runs torch on one thread.
 
     Raises:
         DamagedError: an array does not have its digest.
@@ -80,56 +97,96 @@ def write_shards(shards: Sequence[Shard], advance: Advance, *, flush: bool = Tru
         RegError: any error of `Stream.blocks`.
     """
     with ExitStack() as stack:
-        files = [stack.enter_context(shard.path.open("wb+", buffering=0)).fileno() for shard in shards]
-        return _Writing(shards, files, advance, flush).run()
+        files = [stack.enter_context(shard.path.open("wb", buffering=0)).fileno() for shard in shards]
+        return _Writing(shards, files, advance, flush=flush, workers=workers).run()
 
 
 class _StoppedError(Exception):
     """Another thread failed."""
 
 
+@dataclass(frozen=True)
+class _Tensor:
+    """A tensor at its place: number of the file, index in its streams, offset in the file."""
+
+    stream: Stream
+    file: int
+    index: int
+    begin: int
+
+
 class _Writing:
     """One run of the threads."""
 
-    def __init__(self, shards: Sequence[Shard], files: Sequence[int], advance: Advance, flush: bool) -> None:
+    def __init__(
+        self, shards: Sequence[Shard], files: Sequence[int], advance: Advance, *, flush: bool, workers: int
+    ) -> None:
         self._shards, self._files, self._advance = shards, files, advance
-        self._begins = [
-            list(accumulate((stream.nbytes for stream in shard.streams), initial=len(shard.head))) for shard in shards
-        ]
+        self._flushes, self._workers = flush, workers
         self._turn = threading.Condition()  # guards the attributes up to the error
-        self._written = [[0] * len(shard.streams) for shard in shards]
         self._dirty = [0] * len(shards)
-        self._writers = 2
+        self._writers = self._running = 0
         self._error: BaseException | None = None
-        self._buffers: SimpleQueue[memoryview | None] = SimpleQueue()
-        self._read: SimpleQueue[tuple[Span, memoryview | None] | None] = SimpleQueue()
-        self._digests: list[str] = []
-        self._threads = [self._copy, self._check, self._hash, *([self._flush] if flush else [])]
-        # Tensors by number of the file and index in its streams.
-        self._copied: list[tuple[int, int, Sequence[Span]]] = []
-        self._computed: list[tuple[int, int]] = []
+        self._digests = [[""] * len(shard.streams) for shard in shards]
+        self._copies: SimpleQueue[tuple[_Tensor, Sequence[Span]]] = SimpleQueue()
+        self._jobs: SimpleQueue[list[_Tensor]] = SimpleQueue()
+        self._shares_blocks = sys.platform == "linux"
 
     def run(self) -> list[str]:
-        """Write everything, and return the SHA-256 of each file."""
-        for number, shard in enumerate(self._shards):
-            index_of = {stream.name: index for index, stream in enumerate(shard.streams)}
-            spans = [stream.spans() for stream in shard.streams]
-            self._copied += [(number, index, stored) for index, stored in enumerate(spans) if stored is not None]
-            self._computed += [(number, index_of[s.name]) for s in shard.given if spans[index_of[s.name]] is None]
-        threads = [threading.Thread(target=self._guarded, args=(run,), daemon=True) for run in self._threads]
-        for thread in threads:
-            thread.start()
-        try:
-            self._guarded(self._compute)
+        """Write everything, and return the tree digest of each file."""
+        for file, shard in zip(self._files, self._shards, strict=True):
+            _allocate(file, len(shard.head) + shard.nbytes)
+            _write(file, memoryview(shard.head), 0)
+        self._queue()
+        writers = [self._copy] * min(COPIERS, os.cpu_count() or 1, self._copies.qsize())
+        if self._workers > 1:
+            writers += [self._render_alone] * min(self._workers, self._jobs.qsize())
+        self._writers = len(writers) + 1
+        runs = [*map(self._writer, writers), *([self._flush] if self._flushes else [])]
+        with _torch_threads() if self._workers > 1 else ExitStack():
+            threads = [threading.Thread(target=self._run_thread, args=(run,), daemon=True) for run in runs]
+            self._running = len(threads)
             for thread in threads:
-                thread.join()
-        except BaseException as error:  # an interrupt
-            self._fail(error)
+                thread.start()
+            try:
+                self._guarded(self._writer(self._render if self._workers <= 1 else lambda: None))
+                self._wait()
+            except BaseException as error:  # an interrupt
+                self._fail(error)
+                self._wait()
             for thread in threads:
                 thread.join()
         if self._error is not None:
             raise self._error
-        return self._digests
+        return [combine(shard.head, digests) for shard, digests in zip(self._shards, self._digests, strict=True)]
+
+    def _queue(self) -> None:
+        """Queue the tensors to copy, and the jobs of those to render."""
+        jobs: dict[tuple[str, int], list[_Tensor]] = {}
+        for number, shard in enumerate(self._shards):
+            ends = accumulate((stream.nbytes for stream in shard.streams), initial=len(shard.head))
+            places = zip(shard.streams, ends, strict=False)
+            tensors = {s.name: _Tensor(s, number, index, begin) for index, (s, begin) in enumerate(places)}
+            for stream in shard.streams:
+                if (spans := stream.spans()) is not None:
+                    self._copies.put((tensors.pop(stream.name), spans))
+            for tensor in (tensors[stream.name] for stream in shard.given if stream.name in tensors):
+                key = (tensor.stream.job, 0) if tensor.stream.job else ("", len(jobs))
+                jobs.setdefault(key, []).append(tensor)
+        for job in jobs.values():
+            self._jobs.put(job)
+
+    def _run_thread(self, run: Callable[[], None]) -> None:
+        self._guarded(run)
+        with self._turn:
+            self._running -= 1
+            self._turn.notify_all()
+
+    def _wait(self) -> None:
+        """Wait until the threads have ended: an interrupt may stop this, where `Thread.join` would lose the thread."""
+        with self._turn:
+            while self._running:
+                self._turn.wait()
 
     def _guarded(self, run: Callable[[], None]) -> None:
         try:
@@ -144,105 +201,103 @@ class _Writing:
             if self._error is None or not isinstance(error, Exception):
                 self._error = error
             self._turn.notify_all()
-        self._buffers.put(None)
-        self._read.put(None)
 
-    def _compute(self) -> None:
-        """Write the headers and the tensors that are computed."""
-        for number, shard in enumerate(self._shards):
-            _allocate(self._files[number], len(shard.head) + shard.nbytes)
-            self._put(number, memoryview(shard.head), 0)
-        for number, index in self._computed:
-            stream, nbytes = self._shards[number].streams[index], 0
-            for block in stream.blocks():
-                data = block.data.cast("B")
-                if nbytes + len(data) <= stream.nbytes:
-                    self._write(number, index, data, nbytes)
-                nbytes += len(data)
-            if nbytes != stream.nbytes:
-                raise StorageError(
-                    f"tensor {stream.name} came to {nbytes:,} bytes, {stream.nbytes:,} were expected", "run: reg verify"
-                )
-        self._close()
+    def _writer(self, run: Callable[[], None]) -> Callable[[], None]:
+        """Return a function that writes, and then lets the flushing thread know that it has ended."""
+
+        def writer() -> None:
+            run()
+            with self._turn:
+                self._writers -= 1
+                self._turn.notify_all()
+
+        return writer
+
+    def _render_alone(self) -> None:
+        """Render on one thread of torch: the setting belongs to the calling thread."""
+        import torch
+
+        torch.set_num_threads(1)
+        self._render()
+
+    def _render(self) -> None:
+        """Compute tensors, hash and write them."""
+        for job in _emptied(self._jobs):
+            for tensor in job:
+                stream, nbytes = tensor.stream, 0
+                state = new_hash(stream.dtype, stream.shape)
+                for block in stream.blocks():
+                    data = block.data.cast("B")
+                    if nbytes + len(data) <= stream.nbytes:
+                        state.update(data)
+                        _write(self._files[tensor.file], data, tensor.begin + nbytes)
+                        self._wrote(tensor, len(data))
+                    nbytes += len(data)
+                check_size(stream, nbytes)
+                self._digests[tensor.file][tensor.index] = state.hexdigest()
 
     def _copy(self) -> None:
-        """Write the tensors that are stored unchanged, and queue their bytes for the check."""
-        for _ in range(PIECES if self._copied else 0):
-            self._buffers.put(memoryview(bytearray(PIECE)))
-        for number, index, spans in self._copied:
+        """Write tensors that are stored unchanged."""
+        buffer = memoryview(bytearray(PIECE))
+        for tensor, spans in _emptied(self._copies):
+            stream = tensor.stream
+            # A tensor that is one whole array has its digest. Of any other the bytes are hashed again, as a tensor's.
+            whole = len(spans) == 1 and _is_whole(spans[0], stream)
+            own = None if whole else new_hash(stream.dtype, stream.shape)
             nbytes = 0
             for span in spans:
-                offset = 0  # in the array, which is read in full for its digest
-                for piece in self._pieces(span.raw):
-                    part = piece[max(span.begin - offset, 0) : max(span.end - offset, 0)]
-                    if len(part):
-                        self._write(number, index, part, nbytes)
-                        nbytes += len(part)
-                    offset += len(piece)
-                    self._read.put((span, piece))
-                self._read.put((span, None))
-        self._read.put(None)
-        self._close()
+                state = new_hash(span.raw.dtype, span.raw.shape)
+                if nbytes + span.end - span.begin <= stream.nbytes:
+                    for piece, part in self._copied(span, tensor, nbytes, buffer):
+                        state.update(piece)
+                        if own is not None:
+                            own.update(part)
+                        self._wrote(tensor, len(part))
+                    check_digest(span.raw.digest, state)
+                nbytes += span.end - span.begin
+            check_size(stream, nbytes)
+            self._digests[tensor.file][tensor.index] = spans[0].raw.digest if own is None else own.hexdigest()
 
-    def _pieces(self, raw: RawArray) -> Iterator[memoryview]:
+    def _copied(
+        self, span: Span, tensor: _Tensor, nbytes: int, buffer: memoryview
+    ) -> Iterator[tuple[memoryview, memoryview]]:
+        """Write one span of a tensor, which has `nbytes` before it; yield all pieces of its array, and what is written.
+
+        The array is read in full for its digest.
+        """
+        target, raw, offset = self._files[tensor.file], span.raw, 0  # the offset in the array
+        to = tensor.begin + nbytes - span.begin  # the difference between offsets in the target and in the array
         for number in range(raw.count):
-            pieces = raw.pieces(number, self._buffer)
-            while True:
-                try:
-                    piece = next(pieces, None)
-                except OSError as error:
-                    raise unreadable(raw.digest, error) from error
-                if piece is None:
-                    break
-                yield piece
+            end = offset + raw.rows(number) * raw.row_bytes
+            begin, stop = max(span.begin, offset), min(span.end, end)  # of what is copied
+            with _opened(raw, number) as file:
+                shared = begin + self._share(file, begin - offset, target, begin + to, stop - begin)
+                while offset < end:
+                    piece = _filled(raw, file, buffer[: end - offset])
+                    _write(target, piece[max(shared - offset, 0) : max(stop - offset, 0)], max(shared, offset) + to)
+                    yield piece, piece[max(begin - offset, 0) : max(stop - offset, 0)]
+                    offset += len(piece)
 
-    def _buffer(self) -> memoryview:
-        if (buffer := self._buffers.get()) is None:
-            raise _StoppedError
-        return buffer
+    def _share(self, source: FileIO, begin: int, target: int, at: int, nbytes: int) -> int:
+        """Share blocks of a file with the target, and return how many bytes from `begin` on are there now."""
+        nbytes -= nbytes % ALIGN
+        if not self._shares_blocks or nbytes <= 0 or begin % ALIGN or at % ALIGN:
+            return 0
+        try:
+            clone(source.fileno(), begin, target, at, nbytes)
+        except OSError:  # the file system cannot; where something else fails, writing raises it
+            self._shares_blocks = False
+            return 0
+        return nbytes
 
-    def _check(self) -> None:
-        """Hash the copied bytes, and compare each array with its digest."""
-        state = None
-        while (read := self._read.get()) is not None:
-            span, piece = read
-            state = state or new_hash(span.raw.dtype, span.raw.shape)
-            if piece is None:
-                check_digest(span.raw.digest, state)
-                state = None
-            else:
-                state.update(piece)
-                self._buffers.put(memoryview(piece.obj))
-
-    def _hash(self) -> None:
-        """Read each file back behind the writers, in order, and hash it."""
-        buffer = memoryview(bytearray(PIECE))
-        for number, shard in enumerate(self._shards):
-            state = hashlib.sha256(shard.head)
-            for index, stream in enumerate(shard.streams):
-                hashed = 0
-                while hashed < stream.nbytes:
-                    ready = self._wait(number, index, hashed)
-                    while hashed < ready:
-                        at, size = self._begins[number][index] + hashed, min(PIECE, ready - hashed)
-                        read = os.preadv(self._files[number], [buffer[:size]], at)
-                        if not read:
-                            raise StorageError(
-                                f"{shard.path} is shorter than the bytes written to it",
-                                "another process writes there: choose another --out, or repeat when it has ended",
-                            )
-                        state.update(buffer[:read])
-                        hashed += read
-            self._digests.append(state.hexdigest())
-
-    def _wait(self, number: int, index: int, hashed: int) -> int:
-        """Wait until more than `hashed` bytes of a tensor are written, and return how many are."""
+    def _wrote(self, tensor: _Tensor, nbytes: int) -> None:
+        """Count bytes written, and notify the flushing thread."""
         with self._turn:
-            while self._error is None and self._written[number][index] <= hashed:
-                self._turn.wait()
             if self._error is not None:
                 raise _StoppedError
-            return self._written[number][index]
+            self._dirty[tensor.file] += nbytes
+            self._advance(nbytes)
+            self._turn.notify_all()
 
     def _flush(self) -> None:
         """Flush written bytes to disk, repeatedly, until the writers have ended."""
@@ -259,26 +314,72 @@ class _Writing:
             for number in numbers:
                 os.fsync(self._files[number])
 
-    def _write(self, number: int, index: int, data: memoryview, nbytes: int) -> None:
-        """Write bytes of a tensor after the first `nbytes`, and notify the other threads."""
-        self._put(number, data, self._begins[number][index] + nbytes)
-        with self._turn:
-            if self._error is not None:
-                raise _StoppedError
-            self._written[number][index] += len(data)
-            self._dirty[number] += len(data)
-            self._advance(len(data))
-            self._turn.notify_all()
 
-    def _put(self, number: int, data: memoryview, at: int) -> None:
-        while data:
-            written = os.pwrite(self._files[number], data, at)
-            data, at = data[written:], at + written
+def clone(source: int, begin: int, target: int, at: int, nbytes: int) -> None:
+    """Share blocks of an open file with another.
 
-    def _close(self) -> None:
-        with self._turn:
-            self._writers -= 1
-            self._turn.notify_all()
+    Raises:
+        OSError: the system or the file system cannot.
+    """
+    ioctl(target, _FICLONERANGE, struct.pack("qQQQ", source, begin, nbytes, at))
+
+
+def _is_whole(span: Span, stream: Stream) -> bool:
+    raw = span.raw
+    return (span.begin, span.end, raw.dtype, raw.shape) == (0, raw.nbytes, stream.dtype, stream.shape)
+
+
+@contextmanager
+def _opened(raw: RawArray, number: int) -> Iterator[FileIO]:
+    """Open one file of an array.
+
+    Raises:
+        DamagedError: the file is not as it was stored.
+    """
+    with ExitStack() as stack:
+        try:
+            file = stack.enter_context(raw.opened(number))
+        except OSError as error:
+            raise unreadable(raw.digest, error) from error
+        yield file
+
+
+def _filled(raw: RawArray, file: FileIO, buffer: memoryview) -> memoryview:
+    """Fill a buffer from a file of an array, and return it.
+
+    Raises:
+        DamagedError: the file ends early, or cannot be read.
+    """
+    try:
+        fill(file, buffer)
+    except OSError as error:
+        raise unreadable(raw.digest, error) from error
+    return buffer
+
+
+def _write(file: int, data: memoryview, at: int) -> None:
+    while data:
+        written = os.pwrite(file, data, at)
+        data, at = data[written:], at + written
+
+
+def _emptied(queue: "SimpleQueue[_T]") -> Iterator[_T]:
+    """Yield the items of a queue that nothing is added to."""
+    with suppress(Empty):
+        while True:
+            yield queue.get_nowait()
+
+
+@contextmanager
+def _torch_threads() -> Iterator[None]:
+    """Restore the number of torch's threads afterwards: a thread that sets its own also sets that of later threads."""
+    import torch
+
+    threads = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _allocate(file: int, nbytes: int) -> None:

@@ -140,20 +140,16 @@ class Statistics:
         """A in real units, float64."""
         return real_value(self.matrix[:-1, :-1], self.exponents)
 
-    def add_lower_gram_to(self, total: Float[Tensor, "H H"], weight: float, *, first: bool) -> None:
-        """Add the lower triangle of `weight` · A to that of `total`, or with `first` put it there.
+    def add_upper_gram_to(self, total: Float[Tensor, "H H"], weight: float, *, first: bool) -> None:
+        """Add the upper triangle of `weight` · A to that of `total`, or with `first` put it there.
 
-        The bits are those of adding `gram`. Most of what is above the diagonal is left out, and nothing of the size of
+        The bits are those of adding `gram`. Most of what is below the diagonal is left out, and nothing of the size of
         A is made beside the two: rows go in tiles.
         """
-        scale = power_of_two(-self.exponents)
-        for start in range(0, len(total), _TILE):
-            stop = min(start + _TILE, len(total))
-            part = self.matrix[start:stop, :stop].double().mul_(scale[start:stop, None]).mul_(scale[None, :stop])
-            if first:
-                torch.mul(part, weight, out=total[start:stop, :stop])
-            else:
-                total[start:stop, :stop].add_(part, alpha=weight)
+        scale, size = power_of_two(-self.exponents), len(total)
+        for start in range(0, size, _TILE):
+            stop = min(start + _TILE, size)
+            _add_tile(total, self.matrix[start:stop, start:-1].double(), scale, start, weight, first=first)
 
     @property
     def moment(self) -> Float[Tensor, "H"]:
@@ -199,6 +195,101 @@ class Statistics:
             raise ValueError(
                 "statistics over different scales cannot be combined: they were taken on different weights"
             )
+
+
+@dataclass(frozen=True, eq=False)
+class PackedStatistics:
+    """Statistics as they are stored: half the size, and enough for sums of Grams.
+
+    Attributes:
+        packed: the upper triangle of G row by row, P = (H + 1)(H + 2)/2 integers.
+        exponents: p of shape (H,).
+        saturated: as in `Statistics`.
+    """
+
+    packed: Int64[Tensor, "P"]
+    exponents: Int16[Tensor, "H"]
+    saturated: int = 0
+
+    def __post_init__(self) -> None:
+        size = self.exponents.numel() + 1
+        if self.packed.numel() != size * (size + 1) // 2:
+            raise ValueError(f"{self.packed.numel():,} packed values do not go with {size - 1} channels")
+
+    def unpacked(self) -> Statistics:
+        """Return the whole matrix."""
+        return Statistics.unpack(self.packed, self.exponents, self.saturated)
+
+    @property
+    def count(self) -> int:
+        """n: the tokens that were counted, or the sum of their weights."""
+        return int(self.packed[-1])
+
+    @property
+    def moment(self) -> Float[Tensor, "H"]:
+        """s in real units, float64."""
+        return self.packed[self._ends()].double() * power_of_two(-self.exponents)
+
+    @property
+    def diagonal(self) -> Float[Tensor, "H"]:
+        """The diagonal of A in real units, float64."""
+        scale = power_of_two(-self.exponents)
+        return self.packed[self._starts()].double() * scale * scale
+
+    def add_upper_gram_to(self, total: Float[Tensor, "H H"], weight: float, *, first: bool) -> None:
+        """Add the upper triangle of `weight` · A to that of `total` (as `Statistics.add_upper_gram_to`)."""
+        scale, size, values = power_of_two(-self.exponents), len(total), self.packed.numpy()
+        begins = self._starts().tolist()
+        room = torch.zeros((_TILE, size), dtype=torch.float64)
+        for start in range(0, size, _TILE):
+            stop = min(start + _TILE, size)
+            tile = room[: stop - start, : size - start]
+            rows = tile.numpy()
+            for row in range(start, stop):
+                rows[row - start, row - start :] = values[begins[row] : begins[row] + size - row]
+            _add_tile(total, tile, scale, start, weight, first=first)
+
+    @property
+    def gram(self) -> Float[Tensor, "H H"]:
+        """A in real units, float64."""
+        size = self.exponents.numel()
+        total = torch.empty((size, size), dtype=torch.float64)
+        self.add_upper_gram_to(total, 1.0, first=True)
+        for start in range(0, size, _TILE):
+            stop = min(start + _TILE, size)
+            block = total[start:stop, start:stop]
+            block.copy_(block.triu() + block.triu(1).T)
+            total[stop:, start:stop] = total[start:stop, stop:].T
+        return total
+
+    def _starts(self) -> Int64[Tensor, "H"]:
+        """Return where each row of A begins among the packed values."""
+        size = self.exponents.numel() + 1
+        row = torch.arange(size - 1)
+        return row * size - row * (row - 1) // 2
+
+    def _ends(self) -> Int64[Tensor, "H"]:
+        """Return where each row's last value, its moment, is among the packed values."""
+        size = self.exponents.numel() + 1
+        return self._starts() + (size - 1 - torch.arange(size - 1))
+
+
+def _add_tile(
+    total: Float[Tensor, "H H"],
+    tile: Float[Tensor, "r c"],
+    scale: Float[Tensor, "H"],
+    start: int,
+    weight: float,
+    *,
+    first: bool,
+) -> None:
+    """Add r rows of integers, from their diagonal on, in real units to `total`; the tile is overwritten."""
+    rows = slice(start, start + len(tile))
+    tile.mul_(scale[rows, None]).mul_(scale[None, start:])
+    if first:
+        torch.mul(tile, weight, out=total[rows, start:])
+    else:
+        total[rows, start:].add_(tile, alpha=weight)
 
 
 def _largest(weights: Int64[Tensor, "T"] | None) -> int:

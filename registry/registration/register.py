@@ -5,7 +5,9 @@ arrays are written and read back, and one transaction of the catalog adds the ve
 """
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
+from threading import Lock
 from typing import Any
 
 import torch
@@ -34,6 +36,9 @@ from store.lock import exclusive
 from store.ownership import claim
 
 CONTENT_FORMAT = 1
+
+WRITERS = 4
+"""Arrays that are written at once: most of the time goes into waiting for the disk."""
 
 
 @dataclass(frozen=True)
@@ -115,28 +120,40 @@ def write_arrays(
 ) -> tuple[ArrayLink, ...]:
     """Write the arrays of a version that the store lacks, and return links to all; a failure leaves nothing behind.
 
-    The caller holds the registry's lock.
+    Several arrays are compressed, written, flushed and read back at once. The caller holds the registry's lock.
 
     Raises:
         StorageError: the disk refused.
         DamagedError: the bytes read back differ from those written, or the checkpoint changed meanwhile.
     """
-    links, fresh = [], []
     items = list(_arrays(hashed, collected))
-    try:
-        with progress("storing", sum(source.nbytes for _, _, source, _ in items), "B") as advance:
-            for role, name, source, known in items:
-                digest = known or digest_of(source)
-                if not store.has(digest):
-                    fresh.append(digest)
-                store.put(source, compress=role == "statistics", digest=digest)
-                links.append(ArrayLink(role, name, digest, source.dtype, source.shape, source.nbytes))
-                advance(source.nbytes)
-    except BaseException:
-        for digest in fresh:  # unreferenced: the caller holds the registry's lock
-            store.delete(digest)
-        raise
-    return tuple(links)
+    lock, begun, fresh = Lock(), set[str](), list[str]()
+
+    def store_array(role: Role, name: str, source: ArraySource, digest: str | None) -> ArrayLink:
+        if digest is None:
+            source = source.in_memory()  # packed once
+            digest = digest_of(source)
+        with lock:  # two arrays of a version may be equal
+            is_first = digest not in begun
+            begun.add(digest)
+            if is_first and not store.has(digest):
+                fresh.append(digest)
+        if is_first:
+            store.put(source, compress=role == "statistics", digest=digest)
+        return ArrayLink(role, name, digest, source.dtype, source.shape, source.nbytes)
+
+    with ThreadPoolExecutor(WRITERS, thread_name_prefix="storing") as pool:
+        try:
+            with progress("storing", sum(source.nbytes for _, _, source, _ in items), "B") as advance:
+                futures = [pool.submit(store_array, *item) for item in items]
+                for done in as_completed(futures):
+                    advance(done.result().nbytes)
+                return tuple(future.result() for future in futures)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            for digest in fresh:  # unreferenced: the caller holds the registry's lock
+                store.delete(digest)
+            raise
 
 
 def _expert(workspace: Workspace, candidate: Candidate, hashed: HashedCheckpoint) -> Registration:

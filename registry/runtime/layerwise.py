@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from registry.families import Family
 from registry.hosts.architecture import Architecture
-from registry.maths.products import linear
-from registry.runtime.loading import quiet_transformers
+from registry.runtime.fast_linear import with_fast_products
+from registry.runtime.loading import quiet_transformers, without_weights
 
 Weights = Callable[[str], Tensor]
 """Returns a tensor of the dense model by its name."""
@@ -38,7 +38,7 @@ class Layers:
         from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
         self._family, self._architecture, self._device = family, architecture, device
-        with quiet_transformers(), _without_weights():
+        with quiet_transformers(), without_weights():
             model: Any = AutoModelForCausalLM.from_config(
                 CONFIG_MAPPING[family.model_type].from_dict(dict(config)), dtype=torch.float32
             )
@@ -79,14 +79,14 @@ class Layers:
         """Return one layer with its weights."""
         module = copy.deepcopy(self._model.get_submodule(f"{self._family.layers}.{number}"))
         self._fill(module, f"{self._family.layers}.{number}.", weights)
-        return _with_fast_products(module)
+        return with_fast_products(module)
 
     def part(self, number: int, name: str, weights: Weights) -> Any:
         """Return one module of a layer with its weights."""
         path = f"{self._family.layers}.{number}.{name}"
         module = copy.deepcopy(self._model.get_submodule(path))
         self._fill(module, f"{path}.", weights)
-        return _with_fast_products(module)
+        return with_fast_products(module)
 
     def last_norm(self, weights: Weights) -> Any:
         """Return the norm before the head with its weights."""
@@ -123,21 +123,6 @@ class Layers:
     def _put(self, name: str, module: nn.Module) -> None:
         parent, _, child = name.rpartition(".")
         self._model.get_submodule(parent)._modules[child] = module
-
-
-class _Linear(nn.Linear):
-    """A linear map by the faster product."""
-
-    def forward(self, x: Float[Tensor, "*T I"]) -> Float[Tensor, "*T O"]:
-        """Return x Wᵀ + b."""
-        return linear(x, self.weight, self.bias)
-
-
-def _with_fast_products(module: nn.Module) -> nn.Module:
-    for part in module.modules():
-        if type(part) is nn.Linear:
-            part.__class__ = _Linear
-    return module
 
 
 class _Catcher(nn.Module):
@@ -207,20 +192,3 @@ def input_of(module: nn.Module, run: Callable[[], object]) -> Tensor:
     finally:
         handle.remove()
     raise AssertionError("the module was not called")
-
-
-@contextmanager
-def _without_weights() -> Iterator[None]:
-    """Create modules whose parameters have no storage while the context is open; their buffers have."""
-    register = nn.Module.register_parameter
-
-    def on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        register(module, name, parameter)
-        if parameter is not None:
-            module._parameters[name] = nn.Parameter(parameter.detach().to("meta"), requires_grad=False)
-
-    nn.Module.register_parameter = on_meta  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        nn.Module.register_parameter = register  # type: ignore[method-assign]

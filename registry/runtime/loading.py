@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from registry.errors import CheckpointError, InvalidInputError, first_line, is_foreign
 from registry.families import FAMILIES
@@ -13,6 +14,7 @@ from registry.hosts.remote_code import ENSEMBLE, ROUTED, context_code_host, ense
 from registry.io.display import few
 from registry.io.files import read_json, read_small
 from registry.io.torch_blocks import torch_dtype
+from registry.runtime.fast_linear import with_fast_products
 
 _CODE_BYTES = 2**20
 
@@ -67,7 +69,7 @@ def load_model(folder: Path, dtype: str, device: str | None) -> Any:
             f"{folder}: its keys do not match its architecture: {'; '.join(wrong)}", "save the checkpoint again"
         )
     try:
-        return model.to(device_name(device)).eval()
+        return with_fast_products(model.to(device_name(device)).eval())
     except (RuntimeError, AssertionError) as error:
         raise InvalidInputError(
             f"device {device!r} cannot be used: {first_line(error)}", "name another --device"
@@ -116,3 +118,20 @@ def quiet_transformers() -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if shows_bars:
             logging.enable_progress_bar()
+
+
+@contextmanager
+def without_weights() -> Iterator[None]:
+    """Create modules whose parameters have no storage while the context is open; their buffers have."""
+    register = nn.Module.register_parameter
+
+    def on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        register(module, name, parameter)
+        if parameter is not None:
+            module._parameters[name] = nn.Parameter(parameter.detach().to("meta"), requires_grad=False)
+
+    nn.Module.register_parameter = on_meta  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]

@@ -13,7 +13,7 @@ from typing import Any
 
 from registry.errors import DamagedError
 from registry.io.hashing import file_digest
-from registry.maths.statistics import Statistics, complete_folds
+from registry.maths.statistics import PackedStatistics, Statistics, complete_folds
 from registry.statistics import file as statistics_file
 from registry.statistics.file import Collected
 
@@ -48,6 +48,11 @@ class Cached:
         """Return the statistics of one site and layer."""
         return self._read(site, layer)[0]
 
+    def packed_statistics(self, site: str, layer: int) -> PackedStatistics:
+        """Return the statistics of one site and layer as they are stored."""
+        exponents = self.file.get_tensor(f"{site}.exponents")[layer].clone()
+        return PackedStatistics(self.file.get_tensor(f"{site}.gram.{layer}"), exponents)
+
     def folds(self, site: str, layer: int) -> tuple[Statistics, ...]:
         """Return the statistics of every fold of one site and layer."""
         return complete_folds(*self._read(site, layer))
@@ -59,8 +64,8 @@ class Cached:
 
 
 @dataclass(frozen=True)
-class StatisticsCache:
-    """Files of statistics in one folder.
+class FileCache:
+    """Files in one folder, each named after a key and the SHA-256 of its bytes.
 
     Attributes:
         folder: the folder.
@@ -72,13 +77,38 @@ class StatisticsCache:
     staging: Path | None = None
     putting: Callable[[], AbstractContextManager[object]] = nullcontext
 
-    def get(self, key: str) -> Cached | None:
-        """Return the statistics with a digest, or None if the cache has no intact file of them."""
+    def find(self, key: str) -> Path | None:
+        """Return the path of the intact file with a key, or None; a damaged one is deleted."""
         for path in sorted(self.folder.glob(f"{key}.*.safetensors")):
             with suppress(FileNotFoundError, DamagedError):  # an opt-out has just emptied the cache
                 if path.name.split(".")[1] == file_digest(path):
-                    return Cached.open(path)
+                    return path
                 path.unlink(missing_ok=True)
+        return None
+
+    def keep(self, key: str, fresh: Path) -> Path:
+        """Move a file into the folder, and return its path there.
+
+        Raises:
+            OSError: the folder cannot be written.
+            ConflictError: a version that it comes from was opted out meanwhile.
+        """
+        path = self.folder / f"{key}.{file_digest(fresh)}.safetensors"
+        with self.putting():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            fresh.replace(path)
+        return path
+
+
+@dataclass(frozen=True)
+class StatisticsCache(FileCache):
+    """Files of statistics in one folder."""
+
+    def get(self, key: str) -> Cached | None:
+        """Return the statistics with a digest, or None if the cache has no intact file of them."""
+        path = self.find(key)
+        with suppress(DamagedError):
+            return None if path is None else Cached.open(path)
         return None
 
     def put(self, key: str, collected: Collected) -> Cached:
@@ -92,9 +122,5 @@ class StatisticsCache:
         staging.mkdir(parents=True, exist_ok=True)
         fresh = staging / f"{key}.new"
         statistics_file.save(fresh, collected)
-        path = self.folder / f"{key}.{file_digest(fresh)}.safetensors"
-        cached = Cached.open(fresh)
-        with self.putting():
-            self.folder.mkdir(parents=True, exist_ok=True)
-            fresh.replace(path)
-        return replace(cached, path=path)
+        cached = Cached.open(fresh)  # the open file stays readable if an opt-out empties the cache meanwhile
+        return replace(cached, path=self.keep(key, fresh))

@@ -21,7 +21,8 @@ from registry.errors import CalibrationError, CheckpointError, StorageError
 from registry.families.sites import COUNTS, MLP_INPUT, SITES
 from registry.io.files import own_file
 from registry.progress import Progress, silent
-from registry.runtime.loading import load_model, load_tokenizer
+from registry.runtime.loading import load_tokenizer
+from registry.runtime.upcast import load_for_pass
 from registry.statistics import file as statistics_file
 from registry.statistics.file import Collected
 from registry.statistics.forward_pass import ModelRun, computed_by, take_statistics, window_size
@@ -158,7 +159,13 @@ def collect(
     if calibration is not None and settings.sites == COUNTS:
         collected = _counted(hashed, calibration, computed_by(checkpoint, settings))
         return replace(collected, calibration=calibration) if keep_calibration else collected
-    model = load_model(checkpoint.folder, settings.dtype or checkpoint.dtype, settings.device)
+    model = load_for_pass(
+        checkpoint.folder,
+        settings.dtype,
+        settings.device,
+        prefer_whole=calibration is None,  # text is sampled token by token
+        progress=progress,
+    )
     if calibration is None:
         calibration = _sampled_calibration(checkpoint, model, settings, progress)
         keep_calibration = True  # they reveal no more than the weights

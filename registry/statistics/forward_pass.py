@@ -24,6 +24,7 @@ from registry.io.work_dirs import resumable
 from registry.maths.limbs import Splitter
 from registry.maths.statistics import Statistics
 from registry.progress import Progress, remark
+from registry.runtime.compute_dtype import compute_dtype
 from registry.runtime.loading import device_name
 from registry.statistics import file as statistics_file
 from registry.statistics.accumulator import RunningSums
@@ -362,7 +363,7 @@ def computed_by(checkpoint: Checkpoint, settings: PassSettings, *, self_sampled:
         model = computed_by(checkpoint, replace(settings, sites="all")) if self_sampled else {}
         return {key: value for key, value in model.items() if key != "folds"} | {"sites": COUNTS}
     return {
-        "dtype": settings.dtype or checkpoint.dtype,
+        "dtype": compute_dtype(settings.dtype, checkpoint.dtype, settings.device),
         "batch_size": settings.batch_size,
         "device": device_name(settings.device).partition(":")[0],
         "sites": settings.sites,

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from registry.errors import InvalidInputError
 from registry.families.sites import SITES
-from registry.io.dtypes import WEIGHT_DTYPES
+from registry.io.dtypes import AUTO, COMPUTE_DTYPES
 
 DEFAULT_TOKENS = 24_576
 """Calibration tokens for an expert: 96 windows of 256. A sixth of it costs 0.2 of the normalised score."""
@@ -25,7 +25,8 @@ class PassSettings:
         seq_len: tokens in a window.
         batch_size: windows in a batch; every batch has this many, so that all have one shape.
         device: a torch device, or None for the GPU if there is one.
-        dtype: the dtype of the computation, or None for the checkpoint's own.
+        dtype: the dtype of the computation; `auto` is the checkpoint's own where the device computes it fast, else
+            float32.
         sites: a key of `SITES`: all, those that routers need, or `counts`, which counts the tokens of a text without a
             model: then only `tokens` and `seq_len` matter, and if the expert samples the text itself, what that
             depends on.
@@ -36,7 +37,7 @@ class PassSettings:
     seq_len: int = DEFAULT_SEQ_LEN
     batch_size: int = 16
     device: str | None = None
-    dtype: str | None = None
+    dtype: str = AUTO
     sites: str = "all"
     folds: int = DEFAULT_FOLDS
 
@@ -49,7 +50,7 @@ class PassSettings:
                 )
         if self.sites not in SITES:
             raise InvalidInputError(f"sites {self.sites!r} is not one of {', '.join(SITES)}", "choose one: --sites all")
-        if self.dtype is not None and self.dtype not in WEIGHT_DTYPES:
+        if self.dtype not in COMPUTE_DTYPES:
             raise InvalidInputError(
-                f"dtype {self.dtype!r} is not one of {', '.join(WEIGHT_DTYPES)}", "choose one of them: --dtype float32"
+                f"dtype {self.dtype!r} is not one of {', '.join(COMPUTE_DTYPES)}", "choose one of them: --dtype float32"
             )

@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from registry.composition.cards.pushed import CARD
+from registry.composition.first_format import is_weights
+from registry.composition.manifest import folder_document
 from registry.errors import CheckpointError
 from registry.io.dtypes import NAMES
 from registry.io.hashing import CHUNK
 from registry.io.model_folder import MARKER, fresh_folder, json_file, write_files
 from registry.io.torch_blocks import to_block, torch_dtype
+from registry.io.tree_digest import PREFIX, TreeHash
 from registry.progress import Advance, Progress
 from registry.training.parent import Parent
 
@@ -67,7 +70,7 @@ def write_trained(
         if CARD in parent.composed.files:
             page = card(parent.composed.card.decode(), document, digest)
             digests |= write_files(folder, {CARD: page.encode()})
-        write_files(folder, {MARKER: json_file({**document, "digest": digest, "files": digests})})
+        write_files(folder, {MARKER: json_file(folder_document(document, digest, digests))})
         record()
 
 
@@ -86,22 +89,27 @@ def card(page: str, document: Mapping[str, Any], digest: str) -> str:
 
 
 def _copy(parent: Parent, name: str, target: Path, patches: Mapping[int, bytes], advance: Advance) -> str:
-    """Copy a file with some of its bytes (offset → bytes) replaced, and return the SHA-256 of the copy."""
-    before, after, offset = hashlib.sha256(), hashlib.sha256(), 0
-    with (parent.folder / name).open("rb") as source, target.open("wb") as copy:
+    """Copy a file with some of its bytes (offset → bytes) replaced, and return the digest of the copy."""
+    path, known, offset = parent.folder / name, parent.composed.files[name], 0
+    error = CheckpointError(f"{path} was changed during training", "compose it again, and train the new folder")
+    size = path.stat().st_size
+    before = TreeHash(path, size) if known.startswith(PREFIX) else hashlib.sha256()
+    after = TreeHash(target, size) if is_weights(name) else hashlib.sha256()
+    with path.open("rb") as source, target.open("wb") as copy:
         while data := source.read(CHUNK):
-            before.update(data)
             changed = bytearray(data)
             for begin, new in patches.items():
                 first, last = max(begin, offset), min(begin + len(new), offset + len(data))
                 if first < last:
                     changed[first - offset : last - offset] = new[first - begin : last - begin]
             copy.write(changed)
-            after.update(changed)
+            try:
+                before.update(data)
+                after.update(changed)
+            except CheckpointError as cause:  # no longer a safetensors file
+                raise error from cause
             offset += len(data)
             advance(len(data))
-    if before.hexdigest() != parent.composed.files[name]:
-        raise CheckpointError(
-            f"{parent.folder / name} was changed during training", "compose it again, and train the new folder"
-        )
+    if offset != size or before.hexdigest() != known:
+        raise error
     return after.hexdigest()

@@ -19,6 +19,7 @@ from store.catalog import schema
 from store.catalog.tables import VERSION_TABLE
 from tests.conftest import files_of
 from tests.crash.commands import run
+from tests.digests import digests_of
 
 Rows = dict[str, list[dict[str, Any]]]
 _RANDOM = re.compile(r"[0-9a-f]{32}(?=\.partial)|(?:(?<=/tmp)|(?<=/reg-)|(?<=merged-))[a-z0-9_]{8}")
@@ -191,8 +192,7 @@ def _at_head(home: Path) -> bool:
 
 def _is_whole(folder: Path) -> bool:
     files = json.loads((folder / MARKER).read_bytes())["files"]
-    found = {name: digest for name, digest in _hashed(files_of(folder)).items() if name != MARKER}
-    return bool(found == files)
+    return bool(digests_of(files_of(folder)) == files)
 
 
 def _receipt(world: Path) -> Any:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import alembic.command
+import numcodecs.zstd
 import torch
 import transformers.models.llama.modeling_llama
 import transformers.models.mixtral.modeling_mixtral
@@ -30,6 +31,7 @@ from tests.crash.randomly import kill_at_random
 
 PRELOADED = (
     alembic.command,
+    numcodecs.zstd,
     zarr,
     transformers.models.llama.modeling_llama,
     transformers.models.mixtral.modeling_mixtral,

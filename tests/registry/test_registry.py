@@ -66,7 +66,7 @@ def test_same_data_is_recognised_without_another_pass(
     assert kept.version.ref == "code@2"
     other = registry.add_expert("code", bare, data=data, settings=PassSettings(tokens=256, seq_len=32))
     assert other.version.ref == "code@3"
-    monkeypatch.setattr("registry.statistics.collect.load_model", lambda *_: pytest.fail("another pass began"))
+    monkeypatch.setattr("registry.statistics.collect.load_for_pass", lambda *_, **__: pytest.fail("another pass began"))
     assert registry.add_expert("code", bare, data=data, settings=SETTINGS).version.ref == "code@1"
     assert (
         registry.add_expert("code", bare, data=data, settings=SETTINGS, keep_calibration=True).version.ref == "code@2"

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from tempfile import TemporaryFile
-from threading import Lock
+from threading import local
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -13,6 +13,7 @@ from torch import Tensor
 from registry.composition.plan import Plan
 from registry.io.torch_blocks import to_block, to_tensor
 from registry.maths.context.head_map import HeadSums
+from registry.maths.threads import Once
 from registry.member import Member
 
 _ROWS = 1024
@@ -34,33 +35,38 @@ class SharedTensors(Protocol):
 class HeadMaps:
     """The head map of each expert (`registry.maths.context.head_map`), computed when it is first used.
 
-    Those of one expert are in memory at a time: its tensors follow one another in a folder, or each takes all experts.
+    Safe for several threads, of which each keeps the map that it used last: tensors of one expert follow one another.
+    Where tensors hold the maps of all experts, `keep` has them wait in files.
 
     Args:
         source: the shared head and norm.
     """
 
     def __init__(self, source: SharedTensors) -> None:
-        self._source, self._lock = source, Lock()
-        self._kept: tuple[int, int, tuple[Tensor, Tensor]] | None = None
-        self._affine: tuple[int, tuple[Tensor, Tensor]] | None = None
-        self._rows: Any = None
-        """Rows of the shared head, (n, H) in float32, once they are needed."""
-        self._numbers = torch.empty(0, dtype=torch.int64)
-        """Token → its row there."""
+        self._source = source
+        self._last = local()
+        self._kept: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        self._shared_head = Once(self._used_rows)
 
-    def factors(self, expert: int, rank: int) -> tuple[Float[Tensor, "H k"], Float[Tensor, "k H"]]:
+    def factors(
+        self, expert: int, rank: int, *, keep: bool = False
+    ) -> tuple[Float[Tensor, "H k"], Float[Tensor, "k H"]]:
         """Return M_e of one expert as two factors, float64.
 
         Args:
             expert: its number among the members.
             rank: k.
+            keep: they will be asked for again after those of other experts.
         """
-        with self._lock:
-            if self._kept is None or self._kept[:2] != (expert, rank):
-                self._kept = None
-                self._kept = (expert, rank, self._sums(expert).solve(rank))
-            return self._kept[2]
+        last: tuple[int, int, tuple[Tensor, Tensor]] | None = getattr(self._last, "factors", None)
+        if last is not None and last[:2] == (expert, rank):
+            return last[2]
+        self._last.factors = last = None
+        found = self._kept.get((expert, rank)) or self._sums(expert).solve(rank)
+        if keep:
+            found = self._kept.setdefault((expert, rank), (_in_file(found[0]), _in_file(found[1])))
+        self._last.factors = expert, rank, found
+        return found
 
     def affine(self, expert: int) -> tuple[Float[Tensor, "H H"], Float[Tensor, "H"]]:
         """Return M_e and v_e of one expert, float64; v_e is zero where the last norm has no bias.
@@ -68,17 +74,17 @@ class HeadMaps:
         Args:
             expert: its number among the members.
         """
-        with self._lock:
-            if self._affine is None or self._affine[0] != expert:
-                self._affine = None
-                self._affine = (expert, self._sums(expert).affine())
-            return self._affine[1]
+        last: tuple[int, tuple[Tensor, Tensor]] | None = getattr(self._last, "affine", None)
+        if last is None or last[0] != expert:
+            self._last.affine = last = None
+            last = self._last.affine = (expert, self._sums(expert).affine())
+        return last[1]
 
     def _sums(self, expert: int) -> HeadSums:
         plan = self._source.plan
         member, family, architecture = plan.members[expert], plan.lead.family, plan.lead.architecture
         norm = family.head_input(architecture)
-        head = family.embedding if architecture.tie_word_embeddings else family.head
+        head = _head(plan)
         shared_norm, own_norm = (scale + norm.offset for scale in self._vectors(member, f"{norm.norm}.weight"))
         biases = self._vectors(member, f"{norm.norm}.bias") if norm.bias else None
         counts = member.token_counts.double()
@@ -88,7 +94,7 @@ class HeadMaps:
             for mine in block.split(_ROWS):
                 part = share[start : start + len(mine)]
                 used = part.nonzero()[:, 0]
-                theirs = self._shared_rows(head, used + start)
+                theirs = self._shared_rows(used + start)
                 start += len(mine)
                 if not len(used):
                     continue
@@ -102,28 +108,46 @@ class HeadMaps:
                     sums.add_shift(scaled[0], heads[1] @ biases[1] - heads[0] @ biases[0], part)
         return sums
 
-    def _shared_rows(self, head: str, tokens: Int64[Tensor, "r"]) -> Float[Tensor, "r H"]:
-        """Return rows of the shared head, float32, which is combined once: rows that members use wait in a file."""
-        if self._rows is None:
-            members = self._source.plan.members
-            counts = [member.token_counts for member in members]
-            used = torch.zeros(max(map(len, counts)), dtype=torch.bool)
-            for each in counts:
-                used[: len(each)] |= each > 0
-            self._numbers, start = used.cumsum(0) - 1, 0
-            with TemporaryFile() as file:
-                for block in self._source.combined(head):
-                    here = used[start : start + len(block)]
-                    file.write(to_block(block[: len(here)][here].float()).tobytes())
-                    start += len(block)
-                file.flush()
-                self._rows = np.memmap(file, dtype=np.float32, mode="r").reshape(int(used.sum()), -1)
-        return torch.from_numpy(self._rows[self._numbers[tokens].numpy()])
+    def _shared_rows(self, tokens: Int64[Tensor, "r"]) -> Float[Tensor, "r H"]:
+        """Return rows of the shared head, float32."""
+        rows, numbers = self._shared_head()
+        return torch.from_numpy(rows[numbers[tokens].numpy()])
+
+    def _used_rows(self) -> tuple[Any, Int64[Tensor, "V"]]:
+        """Combine the shared head once; return the rows that members use, (n, H) in a file, and token → its row."""
+        plan = self._source.plan
+        counts = [member.token_counts for member in plan.members]
+        used = torch.zeros(max(map(len, counts)), dtype=torch.bool)
+        for each in counts:
+            used[: len(each)] |= each > 0
+        start = 0
+        with TemporaryFile() as file:
+            for block in self._source.combined(_head(plan)):
+                here = used[start : start + len(block)]
+                file.write(to_block(block[: len(here)][here].float()).tobytes())
+                start += len(block)
+            file.flush()
+            rows = np.memmap(file, dtype=np.float32, mode="r").reshape(int(used.sum()), -1)
+        return rows, used.cumsum(0) - 1
 
     def _vectors(self, member: Member, name: str) -> tuple[Float[Tensor, "H"], Float[Tensor, "H"]]:
         """Return a vector of the shared model and that of a member, float64."""
         shared, own = self._source.combined(name), _blocks(member, name)
         return torch.cat(list(shared)).double(), torch.cat(list(own)).double()
+
+
+def _head(plan: Plan) -> str:
+    """Return the name of the head's weight in the dense model."""
+    family = plan.lead.family
+    return family.embedding if plan.lead.architecture.tie_word_embeddings else family.head
+
+
+def _in_file(tensor: Float[Tensor, "_ _"]) -> Float[Tensor, "_ _"]:
+    """Return a tensor whose numbers are in a temporary file, read when they are used."""
+    with TemporaryFile() as file:
+        file.write(to_block(tensor).tobytes())
+        file.flush()
+        return torch.from_numpy(np.memmap(file, dtype=np.float64, mode="c").reshape(tuple(tensor.shape)))
 
 
 def _blocks(member: Member, name: str) -> Iterator[Float[Tensor, "r ..."]]:

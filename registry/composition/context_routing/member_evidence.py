@@ -7,8 +7,8 @@ from jaxtyping import Bool, Float, Int, Int64
 from torch import Tensor
 
 from registry.calibration import Calibration
+from registry.composition.context_routing.head_maps import SharedTensors
 from registry.composition.plan import Plan, context_windows
-from registry.composition.tensor_source import TensorSource
 from registry.errors import InvalidInputError
 from registry.hosts.context import attention_reach
 from registry.hosts.context_mlp import ALARM, compares
@@ -105,7 +105,7 @@ def neutral_tokens(plan: Plan) -> set[int]:
     return {token for value in given for token in (value if isinstance(value, list) else [value]) if token is not None}
 
 
-def stream_unit(source: TensorSource) -> float:
+def stream_unit(source: SharedTensors) -> float:
     """Return the size of the embedding's mean row in the residual stream: √(mean square of all entries)."""
     total, count = 0.0, 0
     for rows in source.combined(source.plan.lead.family.embedding):

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from registry.composition.ensemble.plan import Ensemble
+from registry.composition.manifest import folder_document
 from registry.io.model_folder import MARKER, fresh_folder, json_file, write_files, write_weights
 from registry.progress import Progress
 
@@ -29,5 +30,6 @@ def write_ensemble(
         with progress("composing", ensemble.nbytes, "B") as advance:
             digests = write_weights(folder, ensemble.streams, advance)
         digests |= write_files(folder, ensemble.files)
-        write_files(folder, {MARKER: json_file(ensemble.document | {"digest": ensemble.digest, "files": digests})})
+        document = folder_document(ensemble.document, ensemble.digest, digests)
+        write_files(folder, {MARKER: json_file(document)})
         record()

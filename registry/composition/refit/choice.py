@@ -17,7 +17,7 @@ from registry.composition.tensor_source import RouterSolver
 from registry.families.sites import MLP_INPUT
 from registry.io.torch_blocks import torch_dtype
 from registry.maths.limbs import Splitter
-from registry.maths.statistics import Statistics, complete_folds
+from registry.maths.statistics import PackedStatistics, Statistics, complete_folds
 from registry.member import Member
 from registry.statistics.accumulator import RunningSums
 from registry.statistics.forward_pass import fold_of_window
@@ -169,3 +169,8 @@ class _LayerStatistics:
         for other in others:
             total = total + other
         return total
+
+    def packed_statistics(self, site: str, layer: int) -> PackedStatistics:
+        """Return the sum of the folds, as statistics are stored."""
+        total = self.statistics(site, layer)
+        return PackedStatistics(total.packed(), total.exponents, total.saturated)

@@ -9,7 +9,7 @@ from pathlib import Path
 from jaxtyping import Float
 from torch import Tensor
 
-from registry.composition.context_routing.head_maps import HeadMaps
+from registry.composition.context_routing.context_inputs import ContextInputs
 from registry.composition.tensor_source import RouterSolver, TensorSource, pass_over
 from registry.io.memory import return_freed_memory
 from registry.io.safetensors_writer import Stream, write_shard
@@ -39,7 +39,7 @@ class RefitSource:
         self._inner, self._folder = inner, folder
         self.plan = inner.plan
         self.routers = routers or inner.routers
-        self.head_maps = HeadMaps(self)
+        self.context = ContextInputs(self)
         self._files: dict[tuple[int | None, str], Path] = {}
         """(number of the member, or None for the trunk; name of the tensor) → file."""
         self._head: list[LeastSquares] = []

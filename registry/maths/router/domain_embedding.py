@@ -7,11 +7,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from registry.maths.router.solve import as_gate, solve
-from registry.maths.statistics import Statistics
+from registry.maths.statistics import PackedStatistics, Statistics
 
 
 def domain_embedding(
-    statistics: Iterable[Statistics], lam: float = 0.0, bias: Sequence[float] = (), normalize: bool = True
+    statistics: Iterable[Statistics | PackedStatistics],
+    lam: float = 0.0,
+    bias: Sequence[float] = (),
+    normalize: bool = True,
 ) -> Float[Tensor, "E H"]:
     """Return gate.weight of one layer, float64: row e is μ_e = s_e / n_e, at unit length, plus its bias.
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
-from registry.maths.statistics import Statistics
+from registry.maths.statistics import PackedStatistics, Statistics
 
 OWN, BASE, COUNTS = "own", "base", "counts"
 """What a method is made from: statistics of the expert's own forward pass, those of the base model's on the expert's
@@ -30,7 +30,7 @@ class RouterInputs:
         hidden_size: H.
     """
 
-    statistics: Iterable[Statistics] = ()
+    statistics: Iterable[Statistics | PackedStatistics] = ()
     weights: Sequence[float] = ()
     lam: float = 0.0
     normalize: bool = True

@@ -7,11 +7,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from registry.maths.router.solve import as_gate, solve
-from registry.maths.statistics import Statistics
+from registry.maths.statistics import PackedStatistics, Statistics
 
 
 def ridge(
-    statistics: Iterable[Statistics], weights: Sequence[float], lam: float, normalize: bool = True
+    statistics: Iterable[Statistics | PackedStatistics], weights: Sequence[float], lam: float, normalize: bool = True
 ) -> Float[Tensor, "E H"]:
     """Return gate.weight of one layer, float64: row e is expert e's column of W, at unit length.
 
@@ -36,7 +36,7 @@ def ridge(
         first = gram is None
         if gram is None:
             gram = torch.zeros((item.exponents.numel(),) * 2, dtype=torch.float64)
-        item.add_lower_gram_to(gram, weight, first=first)  # Cholesky reads no more
+        item.add_upper_gram_to(gram, weight, first=first)  # Cholesky reads no more
         moments.append(item.moment * weight)
     if gram is None:
         raise ValueError("a router needs at least one expert")

@@ -10,14 +10,14 @@ from registry.maths.threads import one_thread
 def solve(gram: Float[Tensor, "H H"], moments: Float[Tensor, "H E"], lam: float) -> Float[Tensor, "H E"]:
     """Return (gram + lam·I)⁻¹ moments, float64, the same whatever the number of threads.
 
-    Adds to `gram`, of which it reads the lower triangle alone.
+    Adds to `gram`, of which it reads the upper triangle alone.
 
     Raises:
         ValueError: the regularised Gram is not positive definite.
     """
     gram.diagonal().add_(lam)
     with one_thread():
-        factor, info = torch.linalg.cholesky_ex(gram)
+        factor, info = torch.linalg.cholesky_ex(gram.mT)  # its lower triangle, column by column, as LAPACK wants it
         if int(info) != 0:
             raise ValueError(
                 f"the summed Gram plus {lam:g}·I is not positive definite (order {int(info)} of {len(gram)})"

@@ -6,13 +6,16 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from registry.maths.statistics import Statistics
+from registry.maths.statistics import PackedStatistics
 
 Pass = Callable[[], Iterator[Tensor]]
 """Starts a pass over a tensor: blocks of its rows, in order."""
 
 TILE_ELEMENTS = 1 << 18
 """Elements of a tensor in `tiles`: 2 MiB of float64."""
+
+Rows = Callable[[int, int], Tensor]
+"""Returns some rows of a tensor, from the first number up to the second."""
 
 Options = Mapping[str, float]
 """The parameters of a method, all of them."""
@@ -30,6 +33,7 @@ class Combination:
         base: a pass over the base model's tensor, where the method needs it.
         digests: the members' content digests.
         inputs: for the weight of a linear map, the statistics of its input, one a member, taken one at a time.
+        products: and each member's rows of W_e G_e, W_e the weight and G_e its input's Gram, float64.
         input_weights: what each member's statistics and token counts are multiplied by.
         counts: for the embedding, how often each of its rows was used, (rows,) one a member.
         options: the method's parameters.
@@ -40,7 +44,8 @@ class Combination:
     weights: Sequence[float]
     base: Pass | None = None
     digests: Sequence[str] = ()
-    inputs: Callable[[], Iterator[Statistics]] | None = None
+    inputs: Callable[[], Iterator[PackedStatistics]] | None = None
+    products: Sequence[Rows] = ()
     input_weights: Sequence[float] = ()
     counts: Sequence[Tensor] | None = None
     options: Options = field(default_factory=dict)

@@ -6,14 +6,17 @@ minimises Σ_e ω_e ‖X_e (W − W_e)‖² at α = 1, with G_e = X_eᵀ X_e the
 small ridge r towards the average W̄ decides what no token shows. An embedding looks rows up: its Gram is diagonal, the
 count of each token, so a row is the average weighted by how often each member's calibration used it. All else is
 averaged, and so is a head that is tied to the embedding, whose rows are weighted as the embedding's.
+
+G_e W_e depends on one member alone: it is a statistic of that member (`products`), taken once and kept. What is left
+for a subset is to sum Grams and products and to solve once, so that the time hardly grows with the members.
 """
 
 from collections.abc import Iterator, Sequence
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from registry.maths.statistics import Statistics
 from registry.maths.threads import one_thread
 from registry.maths.trunk.combination import Combination, RowBlock, aligned, average
 from registry.maths.trunk.mean import mean
@@ -21,11 +24,11 @@ from registry.maths.trunk.mean import mean
 RIDGE = 1e-6
 """r, times the mean of the summed Gram's diagonal."""
 
-RUN_BYTES = 1 << 26
-"""Room for the rows that are solved for at a time, in float64: every run takes a pass over all statistics."""
-
 ROWS = 512
-"""RowBlock that are multiplied or solved for at once."""
+"""Rows that are multiplied or solved for at once. The last bits may depend on it."""
+
+_Factor = tuple[Tensor, float, list[Tensor]]
+"""The factor of a summed Gram (H, H), r, and the diagonal of each member's Gram (H,); none are kept at α = 1."""
 
 
 def regmean(combination: Combination) -> Iterator[Tensor]:
@@ -47,28 +50,42 @@ def regmean(combination: Combination) -> Iterator[Tensor]:
 def regmean_together(combinations: Sequence[Combination]) -> Iterator[tuple[int, Tensor]]:
     """Yield the rows of several W of one input, each with the number of its map: the bits of `regmean`, one by one.
 
-    Each run of rows takes one pass over the members' statistics, one member at a time, whatever maps it is of.
+    Their Gram is summed and factored once.
 
     Args:
-        combinations: of two members or more, with `inputs`.
+        combinations: of two members or more, with `inputs` and `products`.
 
     Raises:
         ValueError: the summed Gram is not positive definite.
     """
-    factors: dict[tuple[int, ...], tuple[Tensor, float]] = {}
-    weights = combinations[0].weights
-    for run in _runs(combinations):
-        if len(run[0][1].present) == 1:  # tokens that one member alone knows
-            yield from ((number, average(rows, weights)) for number, rows in run)
-            continue
-        with one_thread():
-            rights, (factor, ridge) = _right_sides(combinations[0], [rows for _, rows in run], factors)
-        for right, (number, rows) in zip(rights, run, strict=True):
-            right.add_(average(rows, weights), alpha=ridge)
-            for few in _few(right):
+    factors: dict[tuple[int, ...], _Factor] = {}
+    for number, combination in enumerate(combinations):
+        for rows in aligned(combination):
+            if len(rows.present) == 1:  # tokens that one member alone knows
+                yield number, average(rows, combination.weights)
+                continue
+            members = tuple(rows.present)
+            if members not in factors:
                 with one_thread():
-                    solved = torch.cholesky_solve(right[few].T.contiguous(), factor).T
+                    factors[members] = _factor(combination, members)
+            for few in _few(rows):
+                with one_thread():
+                    solved = _solved(combination, few, factors[members])
                 yield number, solved
+
+
+def products(blocks: Iterator[Float[Tensor, "r H"]], gram: Float[Tensor, "H H"]) -> Iterator[Float[Tensor, "r H"]]:
+    """Yield the rows of W_e G_e of one linear map, weight (R, H), float64: G_e W_e of the equation, transposed.
+
+    Args:
+        blocks: consecutive rows of the map's weight.
+        gram: G_e, float64.
+    """
+    for block in blocks:
+        for rows in block.split(ROWS):
+            with one_thread():
+                product = rows.double() @ gram
+            yield product
 
 
 def _by_counts(combination: Combination, counts: Sequence[Tensor]) -> Iterator[Tensor]:
@@ -84,74 +101,50 @@ def _by_counts(combination: Combination, counts: Sequence[Tensor]) -> Iterator[T
         yield torch.where(used[:, None] > 0, total / used.clamp_min(1e-300)[:, None], plain)
 
 
-def _right_sides(
-    combination: Combination, run: Sequence[RowBlock], factors: dict[tuple[int, ...], tuple[Tensor, float]]
-) -> tuple[list[Tensor], tuple[Tensor, float]]:
-    """Return Σ_e ω_e W_e Ĝ_e of each of the rows, and the factor of Σ_e ω_e Ĝ_e + r I with r, which is kept."""
-    present, gram = run[0].present, None
-    rights = [torch.zeros(_part(rows).shape, dtype=torch.float64) for rows in run]
-    inputs = _inputs(combination)
-    for member in range(len(combination.members)):
-        statistics = next(inputs)
-        if member not in present:
-            continue
-        own = _gram(statistics, combination.options["alpha"]).mul_(combination.input_weights[member])
-        del statistics  # so that one Gram of the member is in memory
-        for right, rows in zip(rights, run, strict=True):
-            part = rows.parts[member]
-            assert part is not None
-            for few in _few(part):
-                right[few].addmm_(part[few].double(), own)
-        if tuple(present) not in factors:
-            gram = own if gram is None else gram.add_(own)
-    if gram is not None:
-        factors[tuple(present)] = _factor(gram)
-    return rights, factors[tuple(present)]
+def _solved(combination: Combination, rows: RowBlock, factor: _Factor) -> Tensor:
+    """Return rows of W, (r, H): the solution for Σ_e ω_e Ĝ_e W_e + r W̄."""
+    lower, ridge, diagonals = factor
+    alpha, right = combination.options["alpha"], average(rows, combination.weights).mul_(ridge)
+    stop = rows.start + len(right)
+    for place, member in enumerate(rows.present):
+        weight, part = combination.input_weights[member], rows.parts[member]
+        assert part is not None
+        right.add_(combination.products[member](rows.start, stop), alpha=weight * alpha)
+        if diagonals:
+            right.addcmul_(part.double(), diagonals[place], value=weight * (1 - alpha))
+    solved: Tensor = torch.cholesky_solve(right.T, lower).T
+    return solved
 
 
-def _inputs(combination: Combination) -> Iterator[Statistics]:
+def _factor(combination: Combination, members: tuple[int, ...]) -> _Factor:
+    """Return the factor of Σ_e ω_e Ĝ_e + r I over some members."""
     assert combination.inputs is not None
-    return combination.inputs()
-
-
-def _gram(statistics: Statistics, alpha: float) -> Tensor:
-    gram = statistics.gram
-    if alpha == 1:
-        return gram
-    diagonal = gram.diagonal().clone()
-    gram.mul_(alpha).diagonal().copy_(diagonal)
-    return gram
-
-
-def _factor(gram: Tensor) -> tuple[Tensor, float]:
+    alpha, gram = combination.options["alpha"], None
+    diagonals: list[Tensor] = []
+    for member, statistics in enumerate(combination.inputs()):
+        if member not in members:
+            continue
+        weight, first = combination.input_weights[member], gram is None
+        if gram is None:
+            size = statistics.exponents.numel()
+            gram = torch.zeros((size, size), dtype=torch.float64)
+        statistics.add_upper_gram_to(gram, weight * alpha, first=first)
+        if alpha != 1:
+            diagonals.append(statistics.diagonal)
+            gram.diagonal().add_(diagonals[-1], alpha=weight * (1 - alpha))
+        del statistics  # so that one member's is in memory
+    assert gram is not None
     ridge = RIDGE * float(gram.diagonal().mean())
     gram.diagonal().add_(ridge)
-    factor, info = torch.linalg.cholesky_ex(gram)
+    lower, info = torch.linalg.cholesky_ex(gram.mT)
     if int(info) != 0 or not ridge > 0:
         raise ValueError(f"the summed Gram of its input is not positive definite (order {int(info)} of {len(gram)})")
-    return factor, ridge
+    return lower, ridge, diagonals
 
 
-def _runs(combinations: Sequence[Combination]) -> Iterator[list[tuple[int, RowBlock]]]:
-    """Yield rows, with the number of the combination that each are of, in as large runs as there is room for."""
-    held: list[tuple[int, RowBlock]] = []
-    room = RUN_BYTES
-    for number, combination in enumerate(combinations):
-        for rows in aligned(combination):
-            nbytes = 8 * _part(rows).numel()
-            if held and (rows.present != held[0][1].present or nbytes > room):
-                yield held
-                held, room = [], RUN_BYTES
-            held.append((number, rows))
-            room -= nbytes
-    if held:
-        yield held
-
-
-def _few(rows: Tensor) -> Iterator[slice]:
-    """Yield all rows, a few at a time."""
-    return (slice(start, start + ROWS) for start in range(0, len(rows), ROWS))
-
-
-def _part(rows: RowBlock) -> Tensor:
-    return next(part for part in rows.parts if part is not None)
+def _few(rows: RowBlock) -> Iterator[RowBlock]:
+    """Yield the same rows, a few at a time."""
+    length = len(next(part for part in rows.parts if part is not None))
+    for start in range(0, length, ROWS):
+        parts = tuple(None if part is None else part[start : start + ROWS] for part in rows.parts)
+        yield RowBlock(rows.start + start, parts, None)

@@ -138,7 +138,9 @@ def test_registering_twice_samples_once(bare: Path, registry: Registry, monkeypa
     settings = PassSettings(tokens=60, seq_len=16, batch_size=4)
     first = registry.add_expert("code", bare, settings=settings)
     assert first.added
-    monkeypatch.setattr("registry.statistics.collect.load_model", lambda *_: pytest.fail("the model was loaded again"))
+    monkeypatch.setattr(
+        "registry.statistics.collect.load_for_pass", lambda *_, **__: pytest.fail("the model was loaded again")
+    )
     again = registry.add_expert("code", bare, settings=settings)
     assert not again.added
     assert again.version == first.version

@@ -1,6 +1,5 @@
 """Proves: what a composed folder holds is what recipe and members say, tensor by tensor."""
 
-import hashlib
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +18,7 @@ from registry.io import model_folder as folder_module
 from registry.io.model_folder import MARKER, composed_of
 from registry.maths.router.ridge import ridge
 from tests.conftest import EXPERTS, Zoo, files_of
+from tests.digests import digests_of
 from tests.models import write_jsonl
 
 GATE = "model.layers.{}.block_sparse_moe.gate.weight"
@@ -106,9 +106,8 @@ def test_document_tells_recipe_members_and_the_digest_of_every_file(filled: Regi
     assert document["recipe"] == plan.recipe.document(["code", "math"])
     assert document["members"] == [{"name": name, "digest": filled.resolve(name).digest} for name in ("code", "math")]
     assert document["base"] == {"name": "base", "digest": filled.resolve("base").digest}
-    files = {name: hashlib.sha256(data).hexdigest() for name, data in files_of(tmp_path / "moe").items()}
-    del files[MARKER]
-    assert document["files"] == files
+    assert document["files"] == digests_of(files_of(tmp_path / "moe"))
+    assert document["format"] == 2
     assert composed_of(tmp_path / "moe") == {m["name"]: m["digest"] for m in document["members"]}
     assert composed_of(tmp_path) == {}
 
@@ -196,7 +195,7 @@ def test_disk_that_fills_up_leaves_nothing(filled: Registry, tmp_path: Path, mon
     filled.compose(["law"], tmp_path / "moe")
     before = files_of(tmp_path / "moe")
 
-    def full(*_: Any) -> Any:
+    def full(*_: Any, **__: Any) -> Any:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("registry.composition.model_writer.write_weights", full)
@@ -209,9 +208,9 @@ def test_disk_that_fills_up_leaves_nothing(filled: Registry, tmp_path: Path, mon
 def test_member_withdrawn_while_composing_stops_it(
     filled: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def meanwhile(*arguments: Any) -> Any:
+    def meanwhile(*arguments: Any, workers: int) -> Any:
         filled.opt_out("math")
-        return folder_module.write_weights(*arguments)
+        return folder_module.write_weights(*arguments, workers=workers)
 
     monkeypatch.setattr("registry.composition.model_writer.write_weights", meanwhile)
     with pytest.raises(RegError, match="math@1 was opted out"):

@@ -3,7 +3,6 @@
 References are computed here from the dense models alone, loaded on their own, with the formulas written out anew.
 """
 
-import hashlib
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from registry.io.model_folder import MARKER, composed_of
 from registry.progress import silent
 from registry.runtime.loading import has_our_code, load_model, quiet_transformers
 from tests.conftest import Zoo, files_of
+from tests.digests import digests_of
 from tests.models import make_model, save_checkpoint
 
 NAMES = ("code", "law", "math")
@@ -304,8 +304,8 @@ def test_order_of_naming_changes_no_byte(filled: Registry, tmp_path: Path, routi
 def test_document_card_and_files(write: Write, filled: Registry) -> None:
     ensemble, folder = write(routing="task-vector", top_k=2)
     document = json.loads((folder / MARKER).read_text())
-    digests = {name: hashlib.sha256(data).hexdigest() for name, data in files_of(folder).items() if name != MARKER}
-    assert document == ensemble.document | {"digest": ensemble.digest, "files": digests}
+    digests = digests_of(files_of(folder))
+    assert document == ensemble.document | {"format": 2, "digest": ensemble.digest, "files": digests}
     assert document["recipe"]["to"] == "ensemble"
     assert document["base"] == {"name": "base", "digest": filled.resolve("base").digest}
     assert document["recipe"] == {

@@ -126,7 +126,7 @@ def change(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
 UNTRUSTED: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "unknown key": (change("note", "x"), "has a key 'note', which this program does not know"),
     "no recipe": (change("recipe", ...), "has no key 'recipe'"),
-    "format": (change("format", 2), "has format 2, this program reads 1"),
+    "format": (change("format", 3), "has format 3, this program reads 1 and 2"),
     "members": (change("members", {}), "members is {}, it must be a list"),
     "no member": (change("members", []), "members are not in the order of their names"),
     "name": (change("members.0.name", "../x"), "is not of the form"),

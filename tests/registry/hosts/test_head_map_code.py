@@ -54,7 +54,7 @@ def last_stream(model: Any, plan: Plan) -> Float[Tensor, "T H"]:
 
 def mapped(model: Any, plan: Plan, expert: int, stream: Float[Tensor, "T H"]) -> Float[Tensor, "T H"]:
     """Return what the map of one expert should add: M_e x, or s (M_e n + v_e) where the norm has mean and bias."""
-    matrix, shift = StoredSource(plan).head_maps.affine(expert)
+    matrix, shift = StoredSource(plan).context.head_maps.affine(expert)
     if not norm_of(plan).centred:
         assert not shift.any()
         return stream @ matrix.T

@@ -83,7 +83,7 @@ def test_the_last_norm_sees_the_mapped_stream(variant: Variant, tmp_path: Path) 
     steady = float(steady_size(mapped, plan))
     for expert in range(2):
         before, after = (last_stream(model, expert, hidden) for model in (shared, mapped))
-        left, right = source.head_maps.factors(expert, rank)
+        left, right = source.context.head_maps.factors(expert, rank)
         expected = (before @ right.T @ left.T) * ripple(plan, before, steady)[:, None]
         assert float(expected.abs().max()) > 1e-3 * float(before.abs().max())  # the test can fail
         found = after - before

@@ -26,7 +26,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str = "else
         raise AssertionError("a forward pass")
 
     with monkeypatch.context() as patch, Registry(tmp_path / name) as opened:
-        patch.setattr("registry.statistics.collect.load_model", refuse)
+        patch.setattr("registry.statistics.collect.load_for_pass", refuse)
         patch.setattr("registry.runtime.loading.load_model", refuse)
         yield opened
 

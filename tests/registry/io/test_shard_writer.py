@@ -2,13 +2,17 @@
 
 import errno
 import os
+import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from registry import Recipe, Registry
 from registry.composition.model_writer import streams_of
@@ -16,6 +20,7 @@ from registry.composition.tensor_source import StoredSource
 from registry.io import shard_writer as module
 from registry.io.safetensors_writer import Span, Stream
 from registry.io.shard_writer import Shard, write_shards
+from registry.io.tree_digest import tree_digest
 from store import arrays
 from store.arrays import CARRIERS, ArraySource, ArrayStore
 from store.errors import DamagedError, StorageError
@@ -69,6 +74,18 @@ def two_rows(store: ArrayStore) -> Stream:
     return Stream("rows", "int16", (40, 7), blocks, spans)
 
 
+def stacked(store: ArrayStore) -> Stream:
+    """Return two arrays as one tensor with one axis more."""
+    raws = [store.open(store.put(random("bfloat16", (33, 5), seed))).raw for seed in (9, 10)]
+    spans = [Span(raw, 0, raw.nbytes) for raw in raws if raw is not None]
+
+    def blocks() -> Iterator[Any]:
+        for span in spans:
+            yield store.read(span.raw.digest)
+
+    return Stream("stacked", "bfloat16", (2, 33, 5), blocks, lambda: spans)
+
+
 def several(store: ArrayStore) -> list[Stream]:
     return [
         made("z", "float32", (70, 3), 1),
@@ -77,21 +94,87 @@ def several(store: ArrayStore) -> list[Stream]:
         made("a", "uint8", (9, 2, 2), 4),
         stored(store, "d", "uint8", (301,), 5)[0],
         two_rows(store),
+        replace(made("q", "float32", (70, 2), 11), job="attention"),
+        stacked(store),
+        made("n", "int64", (5,), 12),
+        replace(made("k", "float32", (30, 2), 13), job="attention"),
     ]
 
 
-def test_files_are_those_of_the_plain_way(store: ArrayStore, tmp_path: Path) -> None:
+def in_blocks(store: ArrayStore) -> list[Stream]:
+    """Return tensors whose first bytes, at least, are whole blocks both of the array's files and of the shard."""
+    return [stored(store, "a", "uint8", (3, 8192), 1)[0], stored(store, "b", "uint8", (2, 5000), 2)[0]]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_files_are_those_of_the_plain_way(store: ArrayStore, tmp_path: Path, workers: int) -> None:
     streams, told = several(store), list[int]()
     shards = [
         Shard(tmp_path / "1", tuple(streams)),
         Shard(tmp_path / "2", tuple(streams[1:3])),
         Shard(tmp_path / "3", ()),
     ]
-    digests = write_shards(shards, told.append)
+    threads = torch.get_num_threads()
+    digests = write_shards(shards, told.append, workers=workers)
+    assert torch.get_num_threads() == threads
     for shard, digest in zip(shards, digests, strict=True):
-        assert write_plain(tmp_path / "plain", shard.given) == digest
+        assert write_plain(tmp_path / "plain", shard.given) == digest == tree_digest(shard.path)
+        assert len(shard.head) % 4096 == 0
         assert (tmp_path / "plain").read_bytes() == shard.path.read_bytes()
     assert sum(told) == sum(shard.nbytes for shard in shards)
+
+
+def copy_instead(source: int, begin: int, target: int, at: int, nbytes: int) -> None:
+    """Do what sharing blocks does, on any file system."""
+    assert (begin % 4096, at % 4096, nbytes % 4096) == (0, 0, 0)
+    os.pwrite(target, os.pread(source, nbytes, begin), at)
+
+
+def refuse_to_share(*_: int) -> None:
+    raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+
+@pytest.mark.parametrize("clone", [copy_instead, refuse_to_share])
+def test_shared_blocks_give_the_same_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clone: Callable[..., None]
+) -> None:
+    calls = list[int]()
+
+    def count(source: int, begin: int, target: int, at: int, nbytes: int) -> None:
+        calls.append(nbytes)
+        clone(source, begin, target, at, nbytes)
+
+    monkeypatch.setattr(module, "clone", count)
+    monkeypatch.setattr(arrays, "CHUNK_ELEMENTS", 4096)
+    monkeypatch.setattr(module, "COPIERS", 1)
+    shard = Shard(tmp_path / "1", tuple(in_blocks(ArrayStore(tmp_path / "arrays"))))
+    (digest,) = write_shards([shard], lambda amount: None)
+    assert digest == write_plain(tmp_path / "plain", shard.given)
+    assert (tmp_path / "plain").read_bytes() == shard.path.read_bytes()
+    assert calls == ([8192] if clone is refuse_to_share else [8192, 8192, 8192, 4096])
+
+
+def test_jobs_are_rendered_by_one_thread_in_order(tmp_path: Path) -> None:
+    seen = list[tuple[str, int]]()
+
+    def stream(name: str, job: str) -> Stream:
+        def blocks() -> Iterator[Any]:
+            seen.append((name, threading.get_ident()))
+            yield from random("float32", (3, 2), 1).blocks()
+
+        return Stream(name, "float32", (3, 2), blocks, job=job)
+
+    streams = [stream("q", "one"), stream("a", ""), stream("x", "two"), stream("k", "one"), stream("b", "two")]
+    write_shards([Shard(tmp_path / "1", tuple(streams))], lambda amount: None)
+    assert [name for name, _ in seen] == ["q", "k", "a", "x", "b"]
+    assert {thread for _, thread in seen} == {threading.get_ident()}
+    seen.clear()
+    write_shards([Shard(tmp_path / "1", tuple(streams))], lambda amount: None, workers=3)
+    where = dict(seen)
+    assert threading.get_ident() not in where.values()
+    assert (where["q"], where["x"]) == (where["k"], where["b"])
+    for first, second in (("q", "k"), ("x", "b")):
+        assert [name for name, _ in seen if name in (first, second)] == [first, second]
 
 
 def damage(folder: Path) -> None:
@@ -118,6 +201,37 @@ def test_damaged_array_stops_it(store: ArrayStore, tmp_path: Path, harm: Callabl
     assert threading.active_count() == before
 
 
+@pytest.mark.parametrize("harm", [damage, cut, lose])
+@pytest.mark.parametrize("make", [two_rows, stacked])
+def test_damaged_part_stops_it(
+    store: ArrayStore, tmp_path: Path, make: Callable[[ArrayStore], Stream], harm: Callable[[Path], None]
+) -> None:
+    stream = make(store)
+    raw = (stream.spans() or ())[-1].raw
+    chunk = raw.layout.chunk(raw.folder, raw.count - 1)  # of rows, beyond those that are copied
+    chunk.rename(raw.folder / "c.3")
+    harm(raw.folder)
+    if (raw.folder / "c.3").exists():
+        (raw.folder / "c.3").rename(chunk)
+    with pytest.raises(DamagedError, match=rf"array {raw.digest[:12]} is damaged"):
+        write_shards([Shard(tmp_path / "1", (stream,))], lambda amount: None)
+
+
+def test_array_that_is_cut_while_it_is_read_stops_it(
+    store: ArrayStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream, digest = stored(store, "b", "float64", (2000,), 3)
+    fill = module.fill
+
+    def cut_first(file: Any, into: memoryview) -> None:
+        os.truncate(store.path(digest) / "c.3", 40)
+        fill(file, into)
+
+    monkeypatch.setattr(module, "fill", cut_first)
+    with pytest.raises(DamagedError, match=rf"array {digest[:12]} is damaged"):
+        write_shards([Shard(tmp_path / "1", (stream,))], lambda amount: None)
+
+
 @pytest.mark.parametrize("rows", [9, 11])
 def test_tensor_of_another_size_is_told(store: ArrayStore, tmp_path: Path, rows: int) -> None:
     wrong = Stream("a", "float32", (10,), random("float32", (rows,), 1).blocks)
@@ -125,9 +239,10 @@ def test_tensor_of_another_size_is_told(store: ArrayStore, tmp_path: Path, rows:
         write_shards([Shard(tmp_path / "1", (wrong, stored(store, "b", "uint8", (999,), 1)[0]))], lambda amount: None)
 
 
-@pytest.mark.parametrize("call", ["pwrite", "preadv", "fsync"])
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("call", ["pwrite", "posix_fallocate", "fsync"])
 def test_disk_that_refuses_stops_it(
-    store: ArrayStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+    store: ArrayStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, workers: int
 ) -> None:
     streams = several(store)
 
@@ -136,7 +251,46 @@ def test_disk_that_refuses_stops_it(
 
     monkeypatch.setattr(os, call, refuse)
     with pytest.raises(OSError, match="No space left on device"):
-        write_shards([Shard(tmp_path / "1", tuple(streams))], lambda amount: None)
+        write_shards([Shard(tmp_path / "1", tuple(streams))], lambda amount: None, workers=workers)
+
+
+def test_first_failure_of_a_rendering_thread_stops_the_others(store: ArrayStore, tmp_path: Path) -> None:
+    before, failed = threading.active_count(), threading.Event()
+
+    def fails() -> Iterator[Any]:
+        failed.set()
+        raise StorageError("it failed", "repeat")
+        yield
+
+    def endless() -> Iterator[Any]:
+        failed.wait()
+        yield from slowly(10**5)
+
+    streams = [Stream("endless", "uint8", (10**5,), endless), Stream("fails", "uint8", (9,), fails), *several(store)]
+    with pytest.raises(StorageError, match="it failed"):
+        write_shards([Shard(tmp_path / "1", tuple(streams))], lambda amount: None, workers=2)
+    assert threading.active_count() == before
+
+
+def slowly(count: int) -> Iterator[Any]:
+    """Yield so many bytes, one in a millisecond."""
+    for _ in range(count):
+        time.sleep(0.001)
+        yield from random("uint8", (1,), 1).blocks()
+
+
+def test_signal_stops_rendering_threads(store: ArrayStore, tmp_path: Path) -> None:
+    before = threading.active_count()
+
+    def endless() -> Iterator[Any]:
+        yield from slowly(10)
+        os.kill(os.getpid(), signal.SIGINT)
+        yield from slowly(10**5)
+
+    streams = (Stream("endless", "uint8", (10**5 + 10,), endless), *several(store))
+    with pytest.raises(KeyboardInterrupt):
+        write_shards([Shard(tmp_path / "1", streams)], lambda amount: None, workers=2)
+    assert threading.active_count() == before
 
 
 def test_interrupt_stops_it(store: ArrayStore, tmp_path: Path) -> None:

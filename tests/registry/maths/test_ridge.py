@@ -5,7 +5,7 @@ import torch
 
 from registry.maths.fixed_point import exponents_for, norm_bound, power_of_two, quantise
 from registry.maths.router.ridge import ridge
-from registry.maths.statistics import Statistics
+from registry.maths.statistics import PackedStatistics, Statistics
 
 HIDDEN = 24
 
@@ -94,16 +94,24 @@ def test_default_is_what_it_always_was() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 63, 64, 101, 200])
-def test_lower_triangle_of_the_sum_is_that_of_whole_grams(size: int) -> None:
+def test_upper_triangle_of_the_sum_is_that_of_whole_grams(size: int) -> None:
     draw = torch.Generator().manual_seed(size)
-    total, sums = torch.zeros((size, size), dtype=torch.float64), None
+    total, packed = torch.zeros((2, size, size), dtype=torch.float64)
+    sums = None
     for number, weight in enumerate((0.3, 1.0, 1.7)):
         rows = torch.randint(-30_000, 30_000, (50, size + 1), generator=draw)
         exponents = torch.randint(-3, 9, (size,), generator=draw).to(torch.int16)
         item = Statistics(rows.T @ rows * 2**21 + 1, exponents)  # beyond 53 bits
-        item.add_lower_gram_to(total, weight, first=number == 0)
+        item.add_upper_gram_to(total, weight, first=number == 0)
+        PackedStatistics(item.packed(), exponents).add_upper_gram_to(packed, weight, first=number == 0)
         sums = item.gram.mul_(weight) if sums is None else sums.add_(item.gram, alpha=weight)
     assert sums is not None
-    assert torch.equal(total.tril(), sums.tril())
-    factors = torch.linalg.cholesky_ex(total)[0], torch.linalg.cholesky_ex(sums)[0]
+    assert torch.equal(total.triu(), sums.triu())
+    assert torch.equal(packed.triu(), sums.triu())
+    last = PackedStatistics(item.packed(), exponents)
+    assert torch.equal(last.gram, item.gram)
+    assert torch.equal(last.moment, item.moment)
+    assert torch.equal(last.diagonal, item.gram.diagonal())
+    assert (last.count, last.unpacked()) == (item.count, item)
+    factors = torch.linalg.cholesky_ex(total.mT)[0], torch.linalg.cholesky_ex(sums)[0]
     assert torch.equal(torch.nan_to_num(factors[0]), torch.nan_to_num(factors[1]))

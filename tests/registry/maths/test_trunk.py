@@ -1,7 +1,7 @@
 """Proves: each trunk method equals an independent float64 reference, whatever the blocks its tensors come in."""
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from registry.maths.fixed_point import exponents_for
-from registry.maths.statistics import Statistics
+from registry.maths.statistics import PackedStatistics, Statistics
 from registry.maths.trunk import TRUNKS, Combination
 from registry.maths.trunk import combination as combination_module
+from registry.maths.trunk.combination import Rows
 from registry.maths.trunk.dare import kept
-from registry.maths.trunk.regmean import RIDGE, regmean_together
+from registry.maths.trunk.regmean import RIDGE, products, regmean_together
 
 DIGESTS = ["a" * 64, "b" * 64, "c" * 64]
 
@@ -33,6 +34,9 @@ def combined(method: str, members: Sequence[torch.Tensor], **changes: Any) -> to
     base = changes.pop("base", None)
     options = TRUNKS[method].options | changes.pop("options", {})
     weights = changes.pop("weights", [1.0] * len(members))
+    if "inputs" in changes:  # whole statistics, given as they are stored and as products
+        statistics = list(changes.pop("inputs")())
+        changes |= {"inputs": lambda: map(stored, statistics), "products": products_with(members, statistics)}
     combination = Combination(
         "w",
         [blocks(member, size + number) for number, member in enumerate(members)],
@@ -44,6 +48,16 @@ def combined(method: str, members: Sequence[torch.Tensor], **changes: Any) -> to
         **changes,
     )
     return torch.cat([part.double() for part in TRUNKS[method].combine(combination)])
+
+
+def stored(statistics: Statistics) -> PackedStatistics:
+    return PackedStatistics(statistics.packed(), statistics.exponents)
+
+
+def products_with(members: Sequence[torch.Tensor], statistics: Sequence[Statistics]) -> list[Rows]:
+    """The rows of each member's W_e G_e, from a plain product."""
+    whole = [member.double() @ taken.gram for member, taken in zip(members, statistics, strict=True)]
+    return [partial(lambda product, start, stop: product[start:stop], product) for product in whole]
 
 
 def test_mean_of_one_is_itself_and_of_several_the_weighted_average() -> None:
@@ -188,32 +202,44 @@ def test_regmean_where_one_member_alone_has_rows() -> None:
     torch.testing.assert_close(found[:7], combined("regmean", [one, two], inputs=lambda: iter(statistics)))
 
 
-@pytest.mark.parametrize("run_bytes", [1, 300_000, 1 << 26])
-def test_regmean_of_maps_of_one_input_has_the_bits_of_each_alone(
-    run_bytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_regmean_of_maps_of_one_input_has_the_bits_of_each_alone() -> None:
     heights, passes = (530, 7, 64), [0]
     statistics = [taken(features(seed, 64, 48)) for seed in range(2)]
     maps = [tensors(2, (height, 48), seed) for seed, height in enumerate(heights)]
 
-    def inputs() -> Iterator[Statistics]:
+    def inputs() -> Iterator[PackedStatistics]:
         passes[0] += 1
-        return iter(statistics)
+        return map(stored, statistics)
 
     weights = [1.0, 2.0]
     given = [
-        Combination(str(n), [blocks(m) for m in of], weights, None, (), inputs, weights, None, {"alpha": 1.0})
-        for n, of in enumerate(maps)
+        Combination(
+            str(number),
+            [blocks(m) for m in of],
+            weights,
+            inputs=inputs,
+            products=products_with(of, statistics),
+            input_weights=weights,
+            options={"alpha": 1.0},
+        )
+        for number, of in enumerate(maps)
     ]
     alone = [torch.cat(list(TRUNKS["regmean"].combine(one))) for one in given]
-    monkeypatch.setattr(sys.modules[regmean_together.__module__], "RUN_BYTES", run_bytes)
-    passes[0] = 0
+    assert passes[0] == 3
     found: list[list[torch.Tensor]] = [[], [], []]
     for number, rows in regmean_together(given):
         found[number].append(rows)
     assert [len(torch.cat(rows)) for rows in found] == list(heights)
     assert all(torch.equal(torch.cat(rows), one) for rows, one in zip(found, alone, strict=True))
-    assert passes[0] == {1: 8, 300_000: 1, 1 << 26: 1}[run_bytes]  # blocks of 100 rows, or all at once
+    assert passes[0] == 4  # Grams are summed once for all maps
+
+
+@pytest.mark.parametrize("heights", [(7,), (512, 1), (100, 100, 900)])
+def test_products_are_those_of_whole_tensors(heights: tuple[int, ...]) -> None:
+    gram = taken(features(0, 64, 48)).gram
+    parts = [tensors(1, (height, 48), seed)[0] for seed, height in enumerate(heights)]
+    found = torch.cat(list(products(iter(parts), gram)))
+    torch.testing.assert_close(found, torch.cat(parts).double() @ gram, rtol=1e-13, atol=0)
 
 
 def test_regmean_without_any_token_has_no_solution() -> None:

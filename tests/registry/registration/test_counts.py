@@ -35,7 +35,7 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: Any, **options: Any) -> None:
         raise AssertionError("a model was loaded")
 
-    monkeypatch.setattr("registry.statistics.collect.load_model", refuse)
+    monkeypatch.setattr("registry.statistics.collect.load_for_pass", refuse)
 
 
 @pytest.fixture

@@ -318,7 +318,7 @@ def test_own_calibration_file_is_taken(bare: Path, zoo: Zoo, registry: Registry)
         ({"tokens": 0}, "tokens is 0, the least is 1"),
         ({"seq_len": 1}, "seq_len is 1, the least is 2"),
         ({"batch_size": 0}, "batch_size is 0, the least is 1"),
-        ({"dtype": "int8"}, "dtype 'int8' is not one of bfloat16, float16, float32"),
+        ({"dtype": "int8"}, "dtype 'int8' is not one of auto, bfloat16, float16, float32"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(changes: dict[str, Any], message: str) -> None:

@@ -3,7 +3,6 @@
 And: the result is a composition of its own, which opting a member out lists; what cannot be trained is refused first.
 """
 
-import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -30,6 +29,7 @@ from registry.progress import Advance, silent
 from registry.training.parent import read_parent
 from store.digest import json_digest
 from tests.conftest import Zoo, files_of
+from tests.digests import digests_of
 from tests.models import logits
 
 SETTINGS = TrainSettings(steps=6, batch_size=2, seq_len=32, lr=0.05, balance=0.01, weight_decay=0.1)
@@ -61,10 +61,9 @@ def test_only_routers_change_and_equal_inputs_give_equal_bytes(
     for name, tensor in old.items():
         assert torch.equal(tensor, new[name]) is not name.endswith("gate.weight"), name
     assert {name for name in files if files[name] != parent[name]} == {"model.safetensors", "README.md", MARKER}
-    assert document.pop("files") == {
-        name: hashlib.sha256(data).hexdigest() for name, data in files.items() if name != MARKER
-    }
-    assert document.pop("digest") == json_digest(document) == done.digest
+    assert document.pop("files") == digests_of(files)
+    assert document.pop("format") == 2
+    assert document.pop("digest") == json_digest(document | {"format": 1}) == done.digest
     before = json.loads(parent[MARKER])
     assert document["parent"] == before["digest"]
     assert document["training"]["lr"] == 0.05

@@ -1,0 +1,207 @@
+"""Tree digests: the identity of a safetensors file, from the digests of its head and of its tensors.
+
+A tree digest is SHA-256 over lines of ASCII text, each with a newline at its end:
+
+    expert-registry safetensors tree 1
+    <SHA-256 of the head: the 8 bytes with the header's length, and the header>
+    <digest of the first tensor of the header>
+    …
+
+The digest of a tensor is that of the array store (`store.arrays.new_hash`), so a stored array that is copied whole
+needs no second hash. Everything of the file is covered: its tensors follow one another without a gap. Written as text
+a tree digest has the prefix `tree-sha256:`; a digest without a prefix is SHA-256 of a whole file.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Lock
+
+from registry.io.dtypes import NAMES
+from registry.io.hashing import CHUNK, file_digest
+from registry.io.safetensors_header import Entry, Header, head_bytes, not_safetensors, parse_head
+from registry.progress import Advance
+from store.arrays import new_hash
+
+PREFIX = "tree-sha256:"
+"""The prefix of a tree digest written as text."""
+
+THREADS = 4
+"""Tensors that are hashed at once."""
+
+_FORM = "expert-registry safetensors tree 1"
+_PIECE = 1 << 20
+
+
+def combine(head: bytes, tensors: Iterable[str]) -> str:
+    """Return the tree digest of a file.
+
+    Args:
+        head: the bytes before the tensors.
+        tensors: the digests of its tensors, in the order of the header.
+    """
+    lines = (_FORM, hashlib.sha256(head).hexdigest(), *tensors)
+    return PREFIX + hashlib.sha256("".join(f"{line}\n" for line in lines).encode("ascii")).hexdigest()
+
+
+def tree_digest(path: Path, advance: Advance = lambda amount: None) -> str:
+    """Return the tree digest of a file.
+
+    Args:
+        path: the file.
+        advance: receives the bytes read; called by one thread at a time.
+
+    Raises:
+        CheckpointError: the file is not a safetensors file, or has a dtype that no composition has.
+        OSError: the file cannot be read.
+    """
+    with path.open("rb", buffering=0) as file:
+        number, size, lock = file.fileno(), os.fstat(file.fileno()).st_size, Lock()
+        try:
+            start = _read(number, 0, min(8, size))
+            head = bytes(start + _read(number, 8, head_bytes(start, size) - 8))
+            header = parse_head(head, size)
+            advance(len(head))
+
+            def digest(entry: Entry) -> str:
+                state, buffer = _tensor_hash(entry), memoryview(bytearray(min(_PIECE, entry.end - entry.begin)))
+                for at in range(entry.begin, entry.end, _PIECE):
+                    piece = buffer[: entry.end - at]
+                    _fill(number, at, piece)
+                    state.update(piece)
+                    with lock:
+                        advance(len(piece))
+                return state.hexdigest()
+
+            with ThreadPoolExecutor(THREADS) as pool:
+                return combine(head, pool.map(digest, header.tensors.values()))
+        except ValueError as error:
+            raise not_safetensors(path, error) from error
+
+
+def digest_like(path: Path, known: str, advance: Advance = lambda amount: None) -> str:
+    """Return the digest of a file in the form of a known one: a tree digest, or SHA-256 of the whole file.
+
+    Raises:
+        CheckpointError: the known one is a tree digest, and the file is not a safetensors file.
+        OSError: the file cannot be read.
+    """
+    return tree_digest(path, advance) if known.startswith(PREFIX) else file_digest(path, advance)
+
+
+def tree_and_sha256(path: Path, advance: Advance = lambda amount: None) -> tuple[str, str]:
+    """Return the tree digest of a file and its SHA-256, reading it once.
+
+    Raises:
+        CheckpointError: the file is not a safetensors file, or has a dtype that no composition has.
+        OSError: the file cannot be read.
+    """
+    with path.open("rb") as file:
+        tree, whole = TreeHash(path, os.fstat(file.fileno()).st_size), hashlib.sha256()
+        while data := file.read(CHUNK):
+            tree.update(data)
+            whole.update(data)
+            advance(len(data))
+    return tree.hexdigest(), whole.hexdigest()
+
+
+class TreeHash:
+    """The tree digest of a file whose bytes come in order, used as a hash of `hashlib`.
+
+    Args:
+        path: the file, for messages.
+        size: its bytes.
+    """
+
+    def __init__(self, path: Path, size: int) -> None:
+        self._path, self._size = path, size
+        self._head, self._end = bytearray(), 8
+        self._header: Header | None = None
+        self._digests: dict[str, str] = {}
+        self._left: list[tuple[str, Entry]] = []
+        self._state = hashlib.sha256()
+        self._at = 0
+
+    def update(self, data: bytes | bytearray | memoryview) -> None:
+        """Add the next bytes of the file.
+
+        Raises:
+            CheckpointError: the file is not a safetensors file, or has a dtype that no composition has.
+        """
+        data = memoryview(data)
+        try:
+            if self._header is None:
+                data = self._update_head(data)
+            while len(data):
+                name, entry = self._left[-1]  # bytes beyond the last tensor: IndexError
+                part = data[: entry.end - self._at]
+                self._state.update(part)
+                self._at, data = self._at + len(part), data[len(part) :]
+                if self._at == entry.end:
+                    self._digests[name] = self._state.hexdigest()
+                    self._left.pop()
+                    self._next()
+        except (ValueError, IndexError) as error:
+            raise not_safetensors(self._path, error) from error
+
+    def hexdigest(self) -> str:
+        """Return the tree digest.
+
+        Raises:
+            CheckpointError: bytes are missing.
+        """
+        if self._header is None or self._left:
+            raise not_safetensors(self._path, ValueError("it ends early"))
+        return combine(bytes(self._head), (self._digests[name] for name in self._header.tensors))
+
+    def _update_head(self, data: memoryview) -> memoryview:
+        """Add bytes to the head, and return those after it."""
+        while len(self._head) < self._end and len(data):
+            part = data[: self._end - len(self._head)]
+            self._head += part
+            data = data[len(part) :]
+            if len(self._head) == 8:
+                self._end = head_bytes(bytes(self._head), self._size)
+        if len(self._head) == self._end and self._end > 8:
+            self._header, self._at = parse_head(bytes(self._head), self._size), self._end
+            tensors = sorted(self._header.tensors.items(), key=lambda item: (item[1].begin, item[1].end), reverse=True)
+            self._left = tensors
+            self._next()
+        return data
+
+    def _next(self) -> None:
+        """Begin the next tensor that has bytes."""
+        while self._left:
+            name, entry = self._left[-1]
+            self._state = _tensor_hash(entry)
+            if entry.begin < entry.end:
+                return
+            self._digests[name] = self._state.hexdigest()
+            self._left.pop()
+
+
+def _tensor_hash(entry: Entry) -> "hashlib._Hash":
+    if entry.dtype not in NAMES:
+        raise ValueError(f"it has a tensor of dtype {entry.dtype}, which no composition has")
+    return new_hash(NAMES[entry.dtype], entry.shape)
+
+
+def _read(number: int, at: int, count: int) -> bytearray:
+    """Return bytes of a file (raises the errors of `_fill`)."""
+    data = bytearray(count)
+    _fill(number, at, memoryview(data))
+    return data
+
+
+def _fill(number: int, at: int, into: memoryview) -> None:
+    """Fill a buffer with bytes of a file.
+
+    Raises:
+        ValueError: the file ends early.
+    """
+    while into:
+        if not (count := os.preadv(number, [into], at)):
+            raise ValueError("it ends early")
+        into, at = into[count:], at + count

@@ -1,0 +1,174 @@
+"""A model that computes in float32 over weights of a narrower dtype: each module's weights are cast while it runs.
+
+The weights stay in memory as they are stored. Beside them are float32 copies of the modules that are running, in room
+that is used again by the next module of the same shape. All values equal those of the model loaded in float32.
+
+Shapes: V rows of an embedding, H its channels, B windows, S tokens of a window, U different tokens among them.
+"""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from registry.checkpoint.weights import read_headers, weight_files
+from registry.errors import CheckpointError
+from registry.io.dtypes import NAMES, WEIGHT_DTYPES
+from registry.progress import Progress, silent
+from registry.runtime.compute_dtype import compute_dtype, report_dtype
+from registry.runtime.fast_linear import with_fast_products
+from registry.runtime.loading import device_name, load_model, quiet_transformers, without_weights
+
+WHOLE_SHARE = 0.5
+"""Share of the free memory that weights may take in float32 where the whole model is cast at once."""
+
+
+def load_for_pass(
+    folder: Path,
+    dtype: str,
+    device: str | None,
+    *,
+    prefer_whole: bool = False,
+    progress: Progress = silent,
+) -> Any:
+    """Return a causal language model in evaluation mode that computes in a dtype.
+
+    In float32 narrower weights are cast module by module. With `prefer_whole` the model is loaded in float32 instead if
+    that takes at most half of the free memory: for many short calls, such as sampling token by token.
+
+    Args:
+        folder: a model folder.
+        dtype: a dtype, or `auto`.
+        device: a torch device; None for the GPU if there is one.
+        prefer_whole: cast the whole model at once where memory allows.
+        progress: receives a remark if `auto` stands for another dtype than that of the weights.
+
+    Raises:
+        CheckpointError: keys are missing, unexpected or mismatched.
+        InvalidInputError: the device does not exist or cannot be used.
+    """
+    own, uniform, values = _stored(folder)
+    report_dtype(dtype, own, device, progress)
+    dtype = compute_dtype(dtype, own, device)
+    whole = dtype != "float32" or own == "float32" or not uniform
+    if whole or (prefer_whole and 4 * values <= WHOLE_SHARE * _free_memory(device)):
+        return load_model(folder, dtype, device)
+    return upcast(load_model(folder, own, device))
+
+
+def stored_dtype(folder: Path) -> str:
+    """Return the dtype that most weights of a model folder have.
+
+    Raises:
+        CheckpointError: the folder has no weights that can be read.
+    """
+    return _stored(folder)[0]
+
+
+def upcast(model: Any) -> Any:
+    """Return a model that computes in float32 over the weights of `model`, which must not be used afterwards."""
+    config = copy.deepcopy(model.config)
+    config.dtype = torch.float32
+    with quiet_transformers(), without_weights():
+        result: Any = type(model)._from_config(config, dtype=torch.float32)
+    weights = dict(model.named_modules(remove_duplicate=False))
+    stored = set(model.state_dict(keep_vars=True))
+    room = _Room()
+    for name, module in result.named_modules(remove_duplicate=False):
+        source = weights[name]
+        module._parameters.update(source._parameters)
+        for key, buffer in source._buffers.items():
+            own = module._buffers[key]
+            if buffer is None or own is None:
+                continue
+            if f"{name}.{key}".lstrip(".") in stored:  # from the file; other buffers are those of a model in float32
+                own = buffer.to(own.dtype)
+            module._buffers[key] = own.to(buffer.device)
+    for module in result.modules():
+        if any(weight is not None and weight.dtype != torch.float32 for weight in module._parameters.values()):
+            _hook(module, room)
+    result.generation_config = model.generation_config
+    return with_fast_products(result.eval())
+
+
+class _Room:
+    """Tensors of float32 that modules take for a while."""
+
+    def __init__(self) -> None:
+        self._free: dict[tuple[torch.Size, torch.device], list[Tensor]] = {}
+
+    def cast(self, weight: Tensor) -> Tensor:
+        """Return a float32 copy."""
+        free = self._free.get((weight.shape, weight.device))
+        return free.pop().copy_(weight) if free else weight.float()
+
+    def give_back(self, tensor: Tensor) -> None:
+        """Take a copy back, to be overwritten by the next."""
+        self._free.setdefault((tensor.shape, tensor.device), []).append(tensor)
+
+
+def _hook(module: nn.Module, room: _Room) -> None:
+    """Cast the weights of a module itself while it runs; of an embedding, only the rows that are looked up."""
+    running: list[dict[str, nn.Parameter | None]] = []
+
+    def before(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
+        running.append(dict(module._parameters))
+        if isinstance(module, nn.Embedding):
+            ids, *others = args
+            # (B, S) numbers of V rows → U rows (U, H), and (B, S) numbers of those
+            used, numbers = torch.unique(ids, return_inverse=True)
+            rows: Float[Tensor, "U H"] = module.weight[used].float()
+            module._parameters["weight"] = nn.Parameter(rows, requires_grad=False)
+            return (numbers, *others), kwargs
+        for name, weight in module._parameters.items():
+            if weight is not None and weight.is_floating_point():
+                module._parameters[name] = nn.Parameter(room.cast(weight.detach()), requires_grad=False)
+        return None
+
+    def after(_module: nn.Module, _args: Any, _kwargs: Any, _output: Any) -> None:
+        if not running:
+            return
+        original = running.pop()
+        for name, weight in original.items():
+            cast = module._parameters[name]
+            if cast is not None and cast is not weight and not isinstance(module, nn.Embedding):
+                room.give_back(cast.data)
+            module._parameters[name] = weight
+
+    if isinstance(module, nn.Embedding):
+        module.padding_idx = None  # it may be beyond the rows that are looked up
+    module.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
+    module.register_forward_hook(after, with_kwargs=True, always_call=True)
+
+
+def _stored(folder: Path) -> tuple[str, bool, int]:
+    """Return the dtype of most weights, whether all have it, and the number of values."""
+    tensors = read_headers(weight_files(folder)).values()
+    counts = {dtype: sum(NAMES[tensor.dtype] == dtype for tensor in tensors) for dtype in WEIGHT_DTYPES}
+    own = max(WEIGHT_DTYPES, key=counts.__getitem__)
+    if not tensors:
+        raise CheckpointError(f"{folder} has no weights", "name the folder of a model")
+    floating = [tensor for tensor in tensors if NAMES[tensor.dtype] in (*WEIGHT_DTYPES, "float64")]
+    return own, counts[own] == len(floating), sum(_size(tensor.shape) for tensor in floating)
+
+
+def _size(shape: tuple[int, ...]) -> int:
+    size = 1
+    for length in shape:
+        size *= length
+    return size
+
+
+def _free_memory(device: str | None) -> int:
+    """Return the bytes of memory that are free where the model runs; 0 where that is unknown."""
+    name = device_name(device)
+    if name.startswith("cuda"):
+        return int(torch.cuda.mem_get_info(name)[0])
+    try:
+        with Path("/proc/meminfo").open(encoding="ascii") as lines:
+            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration, ValueError, IndexError):
+        return 0

@@ -1,0 +1,129 @@
+"""Proves: float32 over weights of bfloat16 or float16 gives the bits of the model loaded in float32."""
+
+import platform
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from registry.calibration import Calibration
+from registry.checkpoint import Checkpoint
+from registry.families import FAMILIES
+from registry.io.dtypes import AUTO
+from registry.progress import silent
+from registry.runtime import compute_dtype as dtypes
+from registry.runtime import upcast as module
+from registry.runtime.loading import load_model
+from registry.runtime.upcast import load_for_pass, upcast
+from registry.statistics.forward_pass import ModelRun, take_statistics
+from registry.statistics.settings import PassSettings
+from tests.models import make_model, save_checkpoint
+
+WINDOWS = Calibration(
+    torch.randint(1, 320, (4, 16), generator=torch.Generator().manual_seed(0), dtype=torch.int32),
+    torch.full((4,), 16, dtype=torch.int32),
+    "random",
+)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_statistics_and_logits_equal_those_of_the_model_in_float32(
+    family: str, dtype: str, tmp_path: Path, tokenizer: Any
+) -> None:
+    folder = save_checkpoint(
+        make_model(family, 101, head_dim=8), tmp_path / "model", tokenizer, dtype=getattr(torch, dtype)
+    )
+    narrow, wide = load_for_pass(folder, "float32", "cpu"), load_model(folder, "float32", "cpu")
+    assert {weight.dtype for weight in narrow.parameters()} == {getattr(torch, dtype)}
+    with torch.no_grad():
+        ids = WINDOWS.ids.long()
+        assert torch.equal(narrow(input_ids=ids).logits, wide(input_ids=ids).logits)
+    checkpoint, settings = (
+        Checkpoint(folder, remote_code=True),
+        PassSettings(batch_size=2, dtype="float32", device="cpu"),
+    )
+    taken = [
+        take_statistics(checkpoint, "", ModelRun(model), WINDOWS, settings, progress=silent) for model in (narrow, wide)
+    ]
+    assert taken[0] == taken[1]
+    assert {weight.dtype for weight in narrow.parameters()} == {getattr(torch, dtype)}
+
+
+def test_sampled_text_is_that_of_the_model_in_float32(tmp_path: Path, tokenizer: Any) -> None:
+    folder = save_checkpoint(make_model("llama", 101), tmp_path / "model", tokenizer, dtype=torch.bfloat16)
+    prompt = torch.zeros((2, 1), dtype=torch.long)
+    texts = [
+        model.generate(prompt, max_new_tokens=12, do_sample=False, pad_token_id=0)
+        for model in (load_for_pass(folder, "float32", "cpu"), load_model(folder, "float32", "cpu"))
+    ]
+    assert torch.equal(*texts)
+
+
+def test_a_model_is_cast_whole_only_where_memory_allows(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save_checkpoint(make_model("llama", 101), tmp_path / "model", tokenizer, dtype=torch.bfloat16)
+
+    def dtype(**options: Any) -> torch.dtype:
+        return load_for_pass(folder, "float32", "cpu", **options).dtype  # type: ignore[no-any-return]
+
+    assert dtype() == torch.bfloat16
+    assert dtype(prefer_whole=True) == torch.float32
+    monkeypatch.setattr(module, "_free_memory", lambda device: 100_000)
+    assert dtype(prefer_whole=True) == torch.bfloat16
+
+
+def test_weights_of_several_dtypes_are_cast_whole(tmp_path: Path, tokenizer: Any) -> None:
+    model = make_model("llama", 101).bfloat16()
+    model.model.norm.float()
+    folder = tmp_path / "model"
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    assert load_for_pass(folder, "float32", "cpu").dtype == torch.float32
+
+
+def test_an_exception_leaves_the_weights_as_they_are(tmp_path: Path, tokenizer: Any) -> None:
+    model = upcast(make_model("llama", 101).bfloat16())
+
+    def stop(*_: Any) -> None:
+        raise RuntimeError("stop")
+
+    layer: nn.Module = model.model.layers[1].mlp.down_proj
+    handle = layer.register_forward_pre_hook(stop)
+    with pytest.raises(RuntimeError, match="stop"):
+        model(input_ids=WINDOWS.ids.long())
+    handle.remove()
+    assert {weight.dtype for weight in model.parameters()} == {torch.bfloat16}
+    assert model(input_ids=WINDOWS.ids.long()).logits.dtype == torch.float32
+
+
+def test_auto_is_the_dtype_of_the_weights_where_it_is_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dtypes, "is_fast", lambda dtype, device: device == "cuda" or dtype == "float32")
+    assert dtypes.compute_dtype(AUTO, "bfloat16", "cuda:0") == "bfloat16"
+    assert dtypes.compute_dtype(AUTO, "bfloat16", "cpu") == "float32"
+    assert dtypes.compute_dtype(AUTO, "float32", "cpu") == "float32"
+    assert dtypes.compute_dtype("float16", "float32", "cpu") == "float16"
+    remarks: list[str] = []
+
+    def progress(label: str, total: int, unit: str) -> Any:
+        remarks.append(label)
+        return silent(label, total, unit)
+
+    for wanted, device in ((AUTO, "cuda"), ("float32", "cpu"), (AUTO, "cpu")):
+        dtypes.report_dtype(wanted, "bfloat16", device, progress)
+    assert remarks == ["computing in float32: this CPU is slow in bfloat16, the dtype of the weights"]
+
+
+@pytest.mark.parametrize("bound", ["AVX2", "AVX512_CORE", "AVX512_CORE_VNNI"])
+def test_a_bound_on_the_instructions_counts(bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", bound)
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    if bound == "AVX2":  # oneDNN itself answers; it read the bound when it was loaded
+        monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    dtypes.is_fast.cache_clear()
+    assert not dtypes.is_fast("bfloat16", "cpu")
+    assert not dtypes.is_fast("float16", "cpu")
+    dtypes.is_fast.cache_clear()
