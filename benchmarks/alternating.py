@@ -28,6 +28,12 @@ Side = Callable[[], object] | Sequence[str]
 
 MEGABYTE = 10**6
 
+MOST_ROUNDS = "REG_BENCH_ROUNDS"
+"""Environment variable: rounds of a comparison, at most."""
+
+WITHOUT_SCORES = "REG_BENCH_WITHOUT_SCORES"
+"""Environment variable: leave out what does not depend on the processor, such as perplexities."""
+
 HEADER = (
     "| claim | ours | other | ratio: min | median | max | target | reached | peak: ours | other |\n"
     "|---|---|---|---|---|---|---|---|---|---|"
@@ -192,7 +198,7 @@ def alternate(
         claim: what is compared.
         ours: the side that the claim is about.
         other: what it is compared with.
-        rounds: runs of each side that count.
+        rounds: runs of each side that count; fewer where `REG_BENCH_ROUNDS` says so.
         target: what the ratio may be at most.
         warm_up: runs of each side before, which do not count.
         setup: calls before each run, and variables for commands.
@@ -201,7 +207,7 @@ def alternate(
     Raises:
         RuntimeError: a command failed.
     """
-    setup = setup or Setup()
+    setup, rounds = setup or Setup(), min(rounds, int(os.environ.get(MOST_ROUNDS, rounds)))
     results: tuple[list[Run], list[Run]] = ([], [])
     for number in range(warm_up + rounds):
         for side, before, runs in ((ours, setup.before_ours, results[0]), (other, setup.before_other, results[1])):

@@ -2,11 +2,13 @@
 
 import json
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.alternating import HEADER, Comparison
-from benchmarks.bench import BENCHMARKS
+from benchmarks.alternating import HEADER, MOST_ROUNDS, Comparison, alternate
+from benchmarks.bench import BENCHMARKS, MACHINES, Measured, page
+from benchmarks.compose_scaling import SERIES, TRUNKS, figure
 from benchmarks.context_cost import RECIPES, REFERENCES, table
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
@@ -35,6 +37,49 @@ def test_rows_have_the_columns_of_their_header(comparison: Comparison, reached: 
 def test_no_rounds_and_no_reason_are_no_comparison() -> None:
     with pytest.raises(ValueError, match="0 and 0 runs are no rounds"):
         Comparison("a claim", (), ())
+
+
+def scaling_rows() -> list[Comparison]:
+    return [
+        Comparison(
+            f"compose against `cp -r` and `sync`, by {series}, trunk {trunk}",
+            (1.0 + number, 1.2 + number),
+            (0.5, 0.6),
+            note=f"{point.experts} experts, H = {point.hidden:,}, {0.1 * (number + 1):.2f} GB",
+        )
+        for series, points in SERIES.items()
+        for number, point in enumerate(points)
+        for trunk in TRUNKS
+    ]
+
+
+def test_figure_has_a_panel_for_each_series_with_both_trunks_and_the_limit() -> None:
+    root = ElementTree.fromstring(figure(scaling_rows()))
+    panels = root.findall("{*}g")
+    assert [len(panel.findall("{*}polyline")) for panel in panels] == [3] * len(SERIES)
+    assert [len(panel.findall("{*}circle")) for panel in panels] == [3 * len(points) for points in SERIES.values()]
+
+
+def test_page_has_a_table_for_each_machine_and_tells_what_failed() -> None:
+    good, bad = Measured([Comparison("a claim", (1.0,), (2.0,), 0.6)], 90), Measured("no disk", 30)
+    text = page({"as-it-is": {"gram": good, "compose_scaling": Measured(scaling_rows(), 60)}, "avx2": {"gram": bad}})
+    assert [line for line in text.splitlines() if line.startswith("## ")] == [
+        f"## {m.title}" for m in MACHINES.values()
+    ]
+    assert "1 of 1 targets are reached. All of it took 3 min." in text
+    assert "`ATEN_CPU_CAPABILITY=avx2`, `ONEDNN_MAX_CPU_ISA=AVX2`" in text
+    assert "REG_BENCH" not in text
+    assert "`gram` gave nothing: no disk" in text
+    assert "compose_time.svg" in text
+
+
+def test_machines_run_benchmarks_that_exist() -> None:
+    assert all(set(machine.names) <= set(BENCHMARKS) for machine in MACHINES.values())
+
+
+def test_rounds_may_be_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(MOST_ROUNDS, "2")
+    assert len(alternate("a claim", lambda: None, lambda: None, 9).ours) == 2
 
 
 def test_cost_of_context_routing_is_compared_with_both_references() -> None:

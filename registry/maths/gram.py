@@ -1,20 +1,23 @@
 """Running sums Σ_t q̃_t q̃_tᵀ of integers, exact on every path: by int8 limbs where a device has them, else in float64.
 
-int32 holds the sums of products of limbs (`limbs`) for `PENDING` tokens. They are kept apart and folded into 64-bit
-integers when that many are reached, or when the sum is asked for, so that a batch costs little beyond its products.
+int32 holds the sums of products of limbs (`limbs`) for `PENDING` tokens, float64 those of the integers themselves for
+2^14 or more. They are kept apart and folded into 64-bit integers when that many are reached, or when the sum is asked
+for, so that a batch costs little beyond its products.
 All are symmetric, and only what is on and above the diagonal is computed, in panels of rows.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from time import perf_counter
 
 import torch
 from jaxtyping import Float, Int, Int16, Int64
 from torch import Tensor
 
 from registry.maths.fixed_point import NORM_BITS, quantise
-from registry.maths.limbs import WIDE, Form, Limbs, Splitter, in_groups, padded
+from registry.maths.limbs import WHOLE, WIDE, Form, Limbs, Splitter, in_groups, padded
+from registry.maths.threads import one_thread
 
 EXACT_BITS = 53
 """A float64 product of matrices is exact while its sums stay below 2^53."""
@@ -33,6 +36,12 @@ PANEL = {"cpu": (96, 256), "cuda": (2048, 2048)}
 
 PROBES = ((16, 32), (48, 80), (128, 64), (528, 304))
 """Tokens and channels of the products that are checked before int8 is used; CUDA needs multiples of 8."""
+
+
+SPEED = (512, 256)
+"""Tokens and channels of the products that are timed before int8 is used."""
+
+TRIES = 5
 
 
 class GramAccumulator:
@@ -56,8 +65,8 @@ class GramAccumulator:
         """
         self.exponents, self.bits, self.saturated = exponents, bits, 0
         self._splitter = splitter or Splitter()
-        self._int8 = bits <= WIDE.bits and has_int8(exponents.device.type)
-        self._pending: dict[int, _Pending] = {}
+        self._form = None if bits <= WIDE.bits and has_int8(exponents.device.type) else WHOLE
+        self._pending: dict[Form, _Pending] = {}
         self._total: Tensor | None = None
         self._folded = 0
 
@@ -73,8 +82,8 @@ class GramAccumulator:
             ValueError: an activation is NaN or infinite, or the sums leave 64-bit integers.
         """
         for pieces in in_groups(parts, AT_ONCE):
-            if self._int8:
-                found, held = self._splitter.of_activations(pieces, self.exponents, self.bits)
+            if self.bits <= WIDE.bits:
+                found, held = self._splitter.of_activations(pieces, self.exponents, self.bits, self._form)
                 self._add(found)
                 self.saturated += held
             else:
@@ -88,8 +97,8 @@ class GramAccumulator:
             ValueError: the sums leave 64-bit integers.
         """
         for piece in q.split(AT_ONCE):
-            if self._int8:
-                self._add(self._splitter.of_integers(piece, self.bits))
+            if self.bits <= WIDE.bits:
+                self._add(self._splitter.of_integers(piece, self.bits, self._form))
             else:
                 self.include(float64_gram(piece.double(), self.bits))
 
@@ -126,14 +135,15 @@ class GramAccumulator:
 
     def _add(self, found: Sequence[Limbs]) -> None:
         for limbs in found:
-            pending = self._pending.setdefault(limbs.form.bits, _Pending(limbs.form))
-            if pending.tokens and pending.tokens + limbs.tokens > PENDING:
+            pending = self._pending.setdefault(limbs.form, _Pending(limbs.form))
+            most = exact_tokens(self.bits) if limbs.form is WHOLE else PENDING
+            if pending.tokens and pending.tokens + limbs.tokens > most:
                 self._total, self._folded, self._pending = self.matrix(), self.count, {}
-                pending = self._pending[limbs.form.bits] = _Pending(limbs.form)
+                pending = self._pending[limbs.form] = _Pending(limbs.form)
             self._multiply(limbs, pending)
 
     def _multiply(self, limbs: Limbs, pending: "_Pending") -> None:
-        device, blocks = self.exponents.device, self._blocks()
+        device, blocks = self.exponents.device, panels_of(padded(self.exponents.numel()), self.exponents.device)
         planes = list(limbs.planes)
         if device.type == "cuda":  # its products want the rows of both factors to run along the sum
             planes = [plane.T.contiguous().T for plane in planes]
@@ -143,6 +153,12 @@ class GramAccumulator:
                 pending.panels.append([])
             for panel, block in enumerate(blocks):
                 factors = planes[left][:, block].T, planes[right][:, block.start :]
+                if limbs.form is WHOLE:
+                    if fresh:
+                        pending.panels[number].append(torch.mm(*factors))
+                    else:
+                        pending.panels[number][panel].addmm_(*factors)
+                    continue
                 if fresh:
                     pending.panels[number].append(torch._int_mm(*factors))
                     continue
@@ -151,19 +167,12 @@ class GramAccumulator:
                 pending.panels[number][panel].add_(torch._int_mm(*factors, out=product))
         pending.tokens += limbs.tokens
 
-    def _blocks(self) -> list[slice]:
-        """Return the rows of each panel; CUDA's products need 17 or more."""
-        width = padded(self.exponents.numel())
-        least, most = PANEL.get(self.exponents.device.type, PANEL["cpu"])
-        step = min(max(width // 6 // 32 * 32, least), most)
-        starts = [start for start in range(0, width, step) if start == 0 or width - start > 16]
-        return [slice(start, end) for start, end in zip(starts, [*starts[1:], width], strict=True)]
-
     def _fold(self, pending: "_Pending") -> Tensor:
         """Return what is pending as G: Σ r rᵀ + o sᵀ + s oᵀ + n o oᵀ, with o = q - r and s the sums of r."""
         size, form = self.exponents.numel() + 1, pending.form
         total = torch.empty((size, size), dtype=torch.int64, device=self.exponents.device)
-        blocks = [slice(block.start, min(block.stop, size)) for block in self._blocks()]
+        blocks = panels_of(padded(self.exponents.numel()), total.device)
+        blocks = [slice(block.start, min(block.stop, size)) for block in blocks]
         for panel, block in enumerate(blocks):
             rows = total[block, block.start :]
             parts = [panels[panel][: rows.shape[0], : rows.shape[1]] for panels in pending.panels]
@@ -178,17 +187,16 @@ class GramAccumulator:
             ones = total[:, -1] + form.offset * pending.tokens
             ones[-1] = pending.tokens
             for block in blocks:
-                total[block, block.start :] += u[block, None] + u[None, block.start :]
+                total[block, block.start :].add_(u[block, None]).add_(u[None, block.start :])
             total[:, -1] = total[-1] = ones
-        for block in blocks:
-            total[block.stop :, block] = total[block, block.stop :].T
+        _mirror(total, blocks)
         require_room(total)
         return total
 
 
 @dataclass
 class _Pending:
-    """Sums that are not folded yet: of each sum of a form its panels, int32."""
+    """Sums that are not folded yet: of each sum of a form its panels, int32 or float64."""
 
     form: Form
     panels: list[list[Tensor]] = field(default_factory=list)
@@ -198,7 +206,7 @@ class _Pending:
 def float64_gram(
     q: Float[Tensor, "T H"], bits: int, weights: Int64[Tensor, "T"] | None = None, largest: int = 1
 ) -> Int64[Tensor, "H1 H1"]:
-    """Return Σ_t w_t q̃_t q̃_tᵀ of integers by products in float64, so few tokens at a time that each is exact.
+    """Return Σ_t w_t q̃_t q̃_tᵀ of integers by products in float64, of so few tokens at a time that each is exact.
 
     Args:
         q: the integers, of any float dtype.
@@ -208,15 +216,38 @@ def float64_gram(
     """
     q = torch.cat([q.double(), q.new_ones((len(q), 1), dtype=torch.float64)], dim=1)
     total = torch.zeros((q.shape[1], q.shape[1]), dtype=torch.int64, device=q.device)
-    # rows · w · 2^(2 bits - 2) ≤ 2^52 in every product; w q is exact as well.
-    at_once = 2 ** (EXACT_BITS - 2 * (bits - 1) - 1 - (largest - 1).bit_length())
-    if weights is None:
-        for part in q.split(at_once):
-            total += (part.T @ part).to(torch.int64)
-        return total
-    for part, by in zip(q.split(at_once), weights.split(at_once), strict=True):
-        total += ((part * by[:, None]).T @ part).to(torch.int64)
+    blocks = panels_of(q.shape[1], q.device)
+    at_once = exact_tokens(bits, largest)
+    for start in range(0, len(q), at_once):
+        right = q[start : start + at_once]
+        left = right if weights is None else right * weights[start : start + at_once, None]
+        for block in blocks:
+            total[block, block.start :] += (left[:, block].T @ right[:, block.start :]).to(torch.int64)
+    _mirror(total, blocks)
     return total
+
+
+def exact_tokens(bits: int, largest: int = 1) -> int:
+    """Return of how many tokens float64 holds the sums exactly.
+
+    Tokens · w · 2^(2 bits - 2) ≤ 2^52, so that every partial sum is an integer below 2^53, in any order; w q is exact
+    as well.
+    """
+    return int(2 ** (EXACT_BITS - 2 * (bits - 1) - 1 - (largest - 1).bit_length()))
+
+
+def panels_of(width: int, device: torch.device) -> list[slice]:
+    """Return the rows of each panel of a square; CUDA's products need 17 or more."""
+    least, most = PANEL.get(device.type, PANEL["cpu"])
+    step = min(max(width // 6 // 32 * 32, least), most)
+    starts = [start for start in range(0, width, step) if start == 0 or width - start > 16]
+    return [slice(start, end) for start, end in zip(starts, [*starts[1:], width], strict=True)]
+
+
+def _mirror(total: Int64[Tensor, "H1 H1"], blocks: Sequence[slice]) -> None:
+    """Copy what is above the diagonal to below it."""
+    for block in blocks:
+        total[block.stop :, block] = total[block, block.stop :].T
 
 
 def require_room(*matrices: Int64[Tensor, "H1 H1"]) -> None:
@@ -236,18 +267,33 @@ def has_int8(device: str) -> bool:
     """Tell whether a kind of device multiplies int8 matrices fast and exactly.
 
     Processors without VNNI add pairs of products in 16 bits, where they overflow, or have no fast product at all. So
-    does oneDNN on any processor when `ONEDNN_MAX_CPU_ISA` forbids VNNI.
+    does oneDNN on any processor when `ONEDNN_MAX_CPU_ISA` forbids VNNI. What torch tells of a processor leaves out
+    those with VNNI and without AVX-512, so speed is measured, once a process; the sums are the same either way.
     """
-    supported = getattr(torch.cpu, "_is_vnni_supported", None)
-    if device == "cpu":
-        if not torch.backends.mkldnn.is_available() or supported is None or not supported():
-            return False
-    elif device != "cuda":
+    if device not in ("cpu", "cuda"):
         return False
     try:
-        return all(_is_exact(values, device) for shape in PROBES for values in _extremes(*shape))
+        with one_thread():  # threads that wait for one another would be timed, where others compute too
+            return (device == "cuda" or _is_fast()) and all(
+                _is_exact(values, device) for shape in PROBES for values in _extremes(*shape)
+            )
     except (RuntimeError, AssertionError):
         return False
+
+
+def _is_fast() -> bool:
+    """Tell whether a product of int8 takes at most half as long as one of float32; takes milliseconds.
+
+    A Gram takes four halves of the former, or one half of a product of float64, which takes as long as two of float32.
+    """
+    whole, real = torch.ones(SPEED, dtype=torch.int8), torch.ones(SPEED)
+    seconds: dict[torch.Tensor, list[float]] = {whole: [], real: []}
+    for _ in range(TRIES):
+        for rows, product in ((whole, torch._int_mm), (real, torch.mm)):
+            start = perf_counter()
+            product(rows.T, rows)
+            seconds[rows].append(perf_counter() - start)
+    return 2 * min(seconds[whole]) <= min(seconds[real])
 
 
 def _extremes(tokens: int, width: int) -> Iterator[Int[Tensor, "T H"]]:

@@ -1,4 +1,6 @@
-"""Integers in limbs that fit into int8, laid out for products of int8: the middle step from activations to a Gram.
+"""Integers laid out for exact products of matrices: the middle step from activations to a Gram.
+
+For products of int8 they are split into limbs that fit.
 
 Channel i of a token is the integer q_i = Σ_a B^a x_a,i + o, and a further channel holds the constant 1 (x_0 = 1, no
 o), so that the Gram brings the moments and the count along. With X_a of shape (T, C) for all tokens:
@@ -10,13 +12,15 @@ o), so that the Gram brings the moments and the count along. With X_a of shape (
         such limbs fit into int8
 
 Integers of 20 bits take the narrow form wherever a group of tokens allows it. A *plane* is one limb, or a sum of two.
+
+For products of float64 there is one plane, of the integers themselves.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int, Int8, Int16
+from jaxtyping import Float, Int, Int16, Shaped
 from torch import Tensor
 
 from registry.maths.fixed_point import limit, power_of_two, quantise
@@ -39,6 +43,7 @@ class Form:
         products: (left plane, right plane, sum that their product belongs to).
         factors: what each sum is multiplied by.
         offset: o.
+        dtype: of the planes.
     """
 
     bits: int
@@ -47,6 +52,7 @@ class Form:
     products: tuple[tuple[int, int, int], ...]
     factors: tuple[int, ...]
     offset: int
+    dtype: torch.dtype = torch.int8
 
 
 NARROW = Form(
@@ -72,6 +78,7 @@ WIDE = Form(
     ),
     offset=0,
 )
+WHOLE = Form(bits=20, planes=1, ones=(0,), products=((0, 0, 0),), factors=(1,), offset=0, dtype=torch.float64)
 
 
 @dataclass
@@ -79,19 +86,22 @@ class Limbs:
     """Tokens of one form; `planes` has zeros up to a multiple of 8 tokens and of 8 channels, as CUDA wants it."""
 
     form: Form
-    planes: Int8[Tensor, "planes T C"]
+    planes: Shaped[Tensor, "planes T C"]
     tokens: int
 
 
 class Splitter:
-    """Splits batches of tokens, and keeps the room for it from batch to batch."""
+    """Splits batches of tokens, and keeps the room for it from batch to batch.
+
+    Methods take the form of the integers, by default the narrowest form of limbs.
+    """
 
     def __init__(self) -> None:
         self._room: dict[str, Tensor] = {}
         self._bordered: dict[str, tuple[Tensor, tuple[int, ...], int]] = {}
 
     def of_activations(
-        self, parts: Sequence[Float[Tensor, "_ H"]], exponents: Int16[Tensor, "H"], bits: int
+        self, parts: Sequence[Float[Tensor, "_ H"]], exponents: Int16[Tensor, "H"], bits: int, form: Form | None = None
     ) -> tuple[list[Limbs], int]:
         """Return q = round(y · 2^p) of activations, and how many had to be held (as in `quantise`).
 
@@ -101,22 +111,22 @@ class Splitter:
             ValueError: an activation is NaN or infinite.
         """
         size = sum(map(len, parts)), len(exponents)
-        found: dict[int, Limbs] = {}
+        found: dict[Form, Limbs] = {}
         scale, held = power_of_two(exponents).float(), 0
         for pieces in in_groups(parts, _rows(exponents)):
             q, most = self._rounded(pieces, scale, bits)
             if q is None:
                 rounded, beyond = quantise(torch.cat(pieces), exponents, bits)
                 held, q, most = held + int(beyond.sum()), rounded.to(torch.int32), limit(bits)
-            self._put(found, size, q, most)
+            self._put(found, size, q, form or _narrowest(most))
         return self._closed(found), held
 
-    def of_integers(self, q: Int[Tensor, "T H"], bits: int) -> list[Limbs]:
+    def of_integers(self, q: Int[Tensor, "T H"], bits: int, form: Form | None = None) -> list[Limbs]:
         """Return integers within ±`limit(bits)`; the limbs are overwritten by the next call."""
-        found: dict[int, Limbs] = {}
+        found: dict[Form, Limbs] = {}
         for chunk in q.split(_rows(q[0])) if len(q) else ():
             most = limit(bits) if bits <= NARROW.bits else int(chunk.abs().max())
-            self._put(found, (len(q), q.shape[1]), chunk, most)
+            self._put(found, (len(q), q.shape[1]), chunk, form or _narrowest(most))
         return self._closed(found)
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -143,34 +153,34 @@ class Splitter:
             first += len(piece)
         # y · 2^p is exact, so that this sum is the only rounding.
         rounded.mul_(scale).add_(MAGIC)
-        least, most = float(rounded.amin()) - MAGIC, float(rounded.amax()) - MAGIC
+        least, most = (float(extreme) - MAGIC for extreme in rounded.aminmax())
         if not (-limit(bits) <= least and most <= limit(bits)):  # so is NaN
             return None, 0
         return rounded.view(torch.int32), int(max(-least, most))
 
-    def _put(self, found: dict[int, Limbs], size: tuple[int, int], q: Tensor, most: int) -> None:
+    def _put(self, found: dict[Form, Limbs], size: tuple[int, int], q: Tensor, form: Form) -> None:
         """Append integers, of which only the lowest 22 bits are read, to those of their form."""
-        form = NARROW if most <= limit(NARROW.bits) else WIDE
-        limbs = found.get(form.bits)
+        limbs = found.get(form)
         if limbs is None:
-            limbs = found[form.bits] = Limbs(form, self._planes(form, *size, q.device), 0)
+            limbs = found[form] = Limbs(form, self._planes(form, *size, q.device), 0)
         rows, channels = slice(limbs.tokens, limbs.tokens + len(q)), q.shape[1]
         for plane in form.ones:
             limbs.planes[plane, rows, channels] = 1
-        (self._narrow if form is NARROW else self._wide)(q, limbs.planes[:, rows, :channels])
+        fill = {NARROW: self._narrow, WIDE: self._wide, WHOLE: self._whole}[form]
+        fill(q, limbs.planes[:, rows, :channels])
         limbs.tokens += len(q)
 
     def _planes(self, form: Form, tokens: int, channels: int, device: torch.device) -> Tensor:
         """Return planes whose border of channels is zero."""
-        name = f"planes of {form.bits} bits"
-        planes = self.take(name, (form.planes, _eights(tokens), padded(channels)), torch.int8, device)
+        name = f"planes of {form.bits} bits, {form.dtype}"
+        planes = self.take(name, (form.planes, _eights(tokens), padded(channels)), form.dtype, device)
         known, border = self._bordered.get(name), (self._room[name], tuple(planes.shape), channels)
         if known is None or known[0] is not border[0] or known[1:] != border[1:]:
             planes[..., channels:] = 0
             self._bordered[name] = border
         return planes
 
-    def _closed(self, found: dict[int, Limbs]) -> list[Limbs]:
+    def _closed(self, found: dict[Form, Limbs]) -> list[Limbs]:
         for limbs in found.values():
             rows = _eights(limbs.tokens)
             limbs.planes[:, limbs.tokens : rows] = 0
@@ -190,6 +200,17 @@ class Splitter:
         planes[2].copy_(moved.bitwise_right_shift_(7))
         for plane, (one, other) in zip((3, 4, 5), ((0, 1), (0, 2), (1, 2)), strict=True):
             torch.add(planes[one], planes[other], out=planes[plane])
+
+    def _whole(self, q: Tensor, planes: Tensor) -> None:
+        moved = self.take("shifted", tuple(q.shape), torch.int32, q.device)
+        if q.dtype == torch.int32:  # the highest 10 bits may be of a float32
+            torch.bitwise_left_shift(q, 10, out=moved).bitwise_right_shift_(10)
+        planes[0].copy_(moved if q.dtype == torch.int32 else q)
+
+
+def _narrowest(most: int) -> Form:
+    """Return the narrowest form of limbs for integers up to a magnitude."""
+    return NARROW if most <= limit(NARROW.bits) else WIDE
 
 
 def _rows(channels: Tensor) -> int:

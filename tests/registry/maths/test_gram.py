@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from time import sleep
 
 import pytest
 import torch
@@ -60,7 +61,9 @@ def _plain(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor | None = N
 
 @pytest.mark.parametrize("kind", ["any", "highest", "lowest", "either", "few wide", "at the border"])
 @pytest.mark.parametrize("bits", [16, 20])
-def test_all_ways_give_the_same_integers(bits: int, kind: str) -> None:
+@pytest.mark.parametrize("int8", [True, False])
+def test_all_ways_give_the_same_integers(bits: int, kind: str, int8: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "has_int8", lambda device: int8)
     splitter = Splitter()  # shared, so that room of one shape is used for others
     for width in WIDTHS:
         for tokens in (1, 7, 8, 21):
@@ -153,6 +156,32 @@ def test_as_many_tokens_as_int32_holds_at_the_extremes() -> None:
     assert sums.matrix().tolist() == [[count * 2**30, -count * 2**15], [-count * 2**15, count]]
 
 
+@pytest.mark.parametrize("bits", [16, 20])
+def test_float64_sums_are_folded_before_they_round(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """2^14 tokens of 20 bits at the extremes are exact in float64; more are folded into integers first."""
+    monkeypatch.setattr(module, "has_int8", lambda device: False)
+    most = float(limit(bits))
+    x = torch.tensor([[most, -most, 1.0]]).expand(module.exact_tokens(20), 3)
+    sums = GramAccumulator(flat(3), bits)
+    for part in (x, x[:1000], x[:7]):
+        sums.add([part])
+    count, square = len(x) + 1007, int(most) ** 2
+    assert sums.count == count
+    assert sums.matrix()[:2, :2].tolist() == [[count * square, -count * square], [-count * square, count * square]]
+    assert sums.matrix()[3].tolist() == [count * int(most), -count * int(most), count, count]
+
+
+def test_int8_is_refused_where_it_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    product = torch._int_mm
+
+    def slow(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        sleep(0.05)
+        return product(left, right)
+
+    monkeypatch.setattr(torch, "_int_mm", slow)
+    assert not has_int8.__wrapped__("cpu")
+
+
 def test_devices_without_int8_take_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     q = integers(8000, 9, 20, "few wide").float()
     wanted = Statistics.of(q, flat(9), bits=20)
@@ -178,6 +207,7 @@ def test_product_that_overflows_is_found_out(monkeypatch: pytest.MonkeyPatch, sh
         return (pairs.sum(1) - surplus).to(torch.int32)
 
     monkeypatch.setattr(module, "PROBES", module.PROBES[:1])
+    monkeypatch.setattr(module, "_is_fast", lambda: True)
     monkeypatch.setattr(torch, "_int_mm", saturating)
     assert not has_int8.__wrapped__("cpu")
 
