@@ -19,7 +19,7 @@ from torch import Tensor
 
 from registry.maths.cholesky import cholesky_factor, cholesky_solved
 from registry.maths.threads import one_thread
-from registry.maths.trunk.combination import Combination, RowBlock, aligned, average
+from registry.maths.trunk.combination import Combination, RowBlock, aligned, average, tiles
 from registry.maths.trunk.mean import mean
 
 RIDGE = 1e-6
@@ -90,16 +90,17 @@ def products(blocks: Iterator[Float[Tensor, "r H"]], gram: Float[Tensor, "H H"])
 
 
 def _by_counts(combination: Combination, counts: Sequence[Tensor]) -> Iterator[Tensor]:
-    for rows in aligned(combination):
-        plain = average(rows, combination.weights)
-        total, used = torch.zeros_like(plain), torch.zeros(len(plain), dtype=torch.float64)
-        for member in rows.present:
-            part = rows.parts[member]
-            assert part is not None
-            times = counts[member][rows.start : rows.start + len(part)].double() * combination.input_weights[member]
-            total.addcmul_(part.double(), times[:, None])
-            used += times
-        yield torch.where(used[:, None] > 0, total / used.clamp_min(1e-300)[:, None], plain)
+    for block in aligned(combination):
+        for rows in tiles(block):
+            plain = average(rows, combination.weights)
+            total, used = torch.zeros_like(plain), torch.zeros((len(plain), 1), dtype=torch.float64)
+            for member in rows.present:
+                part = rows.parts[member]
+                assert part is not None
+                times = counts[member][rows.start : rows.start + len(part)].double() * combination.input_weights[member]
+                total.addcmul_(part.double(), times[:, None])
+                used += times[:, None]
+            yield torch.where(used > 0, total.div_(used.clamp_min(1e-300)), plain)
 
 
 def _solved(combination: Combination, rows: RowBlock, factor: _Factor) -> Tensor:
