@@ -76,7 +76,7 @@ def measure(scratch: Path) -> list[Comparison]:
     of = f"{SETTINGS.tokens:,} tokens, 102M weights"
     sides = partial(register, full), partial(register, first)
     claim = f"registering the {EXPERTS}th expert against the first"
-    found = [alternate(claim, *sides, ROUNDS, target=1.1, setup=Setup(forget, empty), note=of)]
+    found = [alternate(claim, *sides, ROUNDS, target=1.05, setup=Setup(forget, empty), note=of)]
     outs = scratch / "of-many", scratch / "of-two"
     gone = [partial(shutil.rmtree, out, True) for out in outs]
     sides = partial(compose, full, outs[0]), partial(compose, two, outs[1])

@@ -1,8 +1,8 @@
 """The registration pass against a bare forward pass of the same model: python -m benchmarks.registration_pass
 
-Both sides read the same batches of the same text in the same dtype. The bare pass is what `transformers` does, logits
-included; ours takes the exact statistics of all sites and folds, and finishes them. Models are random weights of real
-shapes in bfloat16, on a processor that has products of bfloat16.
+Both sides read the same batches of the same text in the dtype that `--dtype auto` chooses, bfloat16 or float32. The
+bare pass is what `transformers` does, logits included; in float32 its weights are, too. Ours takes the exact statistics
+of all sites and folds, and finishes them; its weights stay in bfloat16. Models are random weights of real shapes.
 """
 
 from collections.abc import Mapping
@@ -16,8 +16,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from benchmarks.alternating import Comparison, alternate, run
 from registry.calibration import Calibration
 from registry.checkpoint import Checkpoint
+from registry.io.dtypes import AUTO
 from registry.progress import silent
-from registry.runtime.loading import load_model
+from registry.runtime.compute_dtype import compute_dtype
+from registry.runtime.upcast import load_for_pass
 from registry.statistics.forward_pass import ModelRun, batch, take_statistics
 from registry.statistics.settings import PassSettings
 
@@ -105,7 +107,9 @@ def measure(scratch: Path) -> list[Comparison]:
     for shape in SHAPES:
         folder = make_checkpoint(shape, scratch / shape.model_type)
         checkpoint = Checkpoint(folder)
-        model = load_model(folder, "bfloat16", "cpu")
+        dtype = compute_dtype(AUTO, checkpoint.dtype, "cpu")
+        model = load_for_pass(folder, AUTO, "cpu")
+        plain = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
         windows = shape.tokens // settings.seq_len
         ids = torch.randint(0, shape.config["vocab_size"], (windows, settings.seq_len), dtype=torch.int32)
         calibration = Calibration(ids, torch.full((windows,), settings.seq_len, dtype=torch.int32), "random")
@@ -115,16 +119,16 @@ def measure(scratch: Path) -> list[Comparison]:
         ) -> object:
             return take_statistics(checkpoint, "", ModelRun(model), calibration, settings, progress=silent)
 
-        def bare(model: Any = model, calibration: Calibration = calibration) -> None:
+        def bare(model: Any = plain, calibration: Calibration = calibration) -> None:
             with torch.no_grad():
                 for first in range(0, len(calibration.ids), settings.batch_size):
                     model(input_ids=batch(calibration, first, settings.batch_size)[0], use_cache=False)
 
         claim = f"registration pass against a bare forward pass, {shape.name}"
         found.append(
-            alternate(claim, ours, bare, shape.rounds, target=TARGET, note=f"bfloat16, {shape.tokens:,} tokens")
+            alternate(claim, ours, bare, shape.rounds, target=TARGET, note=f"{dtype}, {shape.tokens:,} tokens")
         )
-        del model, ours, bare
+        del model, plain, ours, bare
     return found
 
 

@@ -15,6 +15,7 @@ from registry.io.limits import HEADER_BYTES
 from registry.maths.overlap import TOKENS_PER_DIRECTION, Overlap
 from registry.maths.statistics import Statistics
 from registry.maths.summary import Summary, summary_overlap
+from registry.maths.threads import one_thread
 from registry.member import Member, load_member
 from registry.progress import Progress, remark
 from registry.registration.summary_store import SummaryStore, summary_store
@@ -106,7 +107,8 @@ def overlaps(
     ]
     results = []
     store, progress = summary_store(workspace), workspace.progress
-    with progress("comparing", len(comparable), "expert") as advance:
+    # Matrices of a hundred rows: several threads would wait for one another more than they compute.
+    with one_thread(), progress("comparing", len(comparable), "expert") as advance:
         for sibling in comparable:
             try:
                 layers = _from_store(summaries, sibling, store) or _from_statistics(summaries, sibling, store)
@@ -140,7 +142,8 @@ def summarise(layers: Sequence[Statistics], progress: Progress) -> dict[int, Sum
     if not layers:
         return {}
     try:
-        return {number: Summary.of(layers[number]) for number in compared_layers(len(layers))}
+        with one_thread():  # a few narrow products, whose threads would wait for one another
+            return {number: Summary.of(layers[number]) for number in compared_layers(len(layers))}
     except ValueError as error:
         remark(progress, f"its text is not compared: {error}")
         return {}
