@@ -8,11 +8,12 @@ from typing import Any
 import torch
 
 from registry.checkpoint import COPIED_FILES
-from registry.composition.plan import Plan
+from registry.composition.plan import ROUTER, OutputTensor, Plan
 from registry.composition.provenance import origin
 from registry.composition.render import render, spans
 from registry.composition.tensor_source import TensorSource
-from registry.hosts.tensors import HeadMap, Made, OwnHeadMap, Trunk, Widened
+from registry.hosts import Constant
+from registry.hosts.tensors import Entries, HeadMap, Made, OwnHeadMap, Trunk, Widened
 from registry.io.memory import available_memory
 from registry.io.model_folder import json_file, write_files, write_weights
 from registry.io.safetensors_writer import Stream
@@ -51,7 +52,7 @@ def streams_of(source: TensorSource) -> list[Stream]:
             tensor.shape,
             partial(render, source, tensor),
             partial(spans, source, tensor),
-            tensor.part,
+            _file_part(tensor),
             origin(source.plan, tensor),
             _job(source.plan, tensor.made),
         )
@@ -62,6 +63,16 @@ def streams_of(source: TensorSource) -> list[Stream]:
 def rendering_threads(plan: Plan) -> int:
     """Return how many threads compute tensors: torch's, as far as half of the free memory holds the work of each."""
     return max(1, min(torch.get_num_threads(), available_memory() // 2 // max(1, plan.rendering_bytes)))
+
+
+def _file_part(tensor: OutputTensor) -> str:
+    """Return the part whose files hold a tensor: tensors that change with the same options of a recipe.
+
+    A context layer's own tensors change with what its routers read, the tensors that it widens and head maps do not.
+    """
+    if isinstance(tensor.made, HeadMap | OwnHeadMap):
+        return "head maps"
+    return ROUTER if isinstance(tensor.made, Entries | Constant) else tensor.part
 
 
 def _job(plan: Plan, made: Made) -> str:

@@ -170,8 +170,8 @@ def layout(folder: Path, streams: Iterable[Stream]) -> list[Shard]:
     """Distribute tensors over files.
 
     A model of at most `ONE_FILE_BYTES` is one file, as is usual, and is rewritten in a second. In a larger one, tensors
-    of different parts (experts, routers, trunk) do not share a file, so that a recomposition can reuse the files that
-    do not change; no file has more than `SHARD_BYTES` unless one tensor does.
+    of different parts (experts, head maps, routers, trunk) do not share a file, so that a recomposition can reuse the
+    files that do not change; no file has more than `SHARD_BYTES` unless one tensor does.
     """
     streams = list(streams)
     parts = sorted({stream.part for stream in streams})

@@ -40,7 +40,7 @@ class Stream:
         shape: its shape.
         blocks: starts a pass over its blocks.
         spans: the same bytes as consecutive parts of stored arrays, or None if they are not stored.
-        part: the part of the model (experts, routers, trunk); parts do not share a file if the model has several files.
+        part: of the model (experts, head maps, routers, trunk); parts share no file if the model has several files.
         origin: everything that its bytes depend on, as a JSON value; None if that is not known.
         job: computed tensors of one job are rendered one after another by one thread; without a name each is its own.
     """

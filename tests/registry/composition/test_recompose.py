@@ -76,6 +76,26 @@ def test_context_routing_is_written_as_in_a_fresh_folder(
     assert files_of(tmp_path / "moe") == files_of(tmp_path / "fresh")
 
 
+@pytest.mark.parametrize(
+    ("changed", "rewritten"),
+    [
+        ({}, set[str]()),
+        ({"temperature": 0.5}, {"model.layers.1.block_sparse_moe.gate.weight"}),
+        ({"context_window": 16.0}, {"model.layers.1.block_sparse_moe.gate.weight"}),
+    ],
+    ids=str,
+)
+def test_context_routing_leaves_experts_head_maps_and_trunk(
+    filled: Registry, tmp_path: Path, changed: dict[str, Any], rewritten: set[str]
+) -> None:
+    filled.compose(["code", "law"], tmp_path / "moe", Recipe())
+    files = json.loads((tmp_path / "moe" / "model.safetensors.index.json").read_text())["weight_map"]
+    before = {name: (tmp_path / "moe" / name).stat().st_ino for name in set(files.values())}
+    filled.compose(["code", "law"], tmp_path / "moe", Recipe(**changed), force=True)
+    changed_files = {name for name in before if (tmp_path / "moe" / name).stat().st_ino != before[name]}
+    assert changed_files == {files[name] for name in rewritten}
+
+
 def test_weights_leave_the_base_models_trunk_as_it_is(filled: Registry, tmp_path: Path) -> None:
     filled.compose(["code", "law"], tmp_path / "moe", Recipe(trunk="base", router="ridge"))
     before = inodes(tmp_path / "moe")
