@@ -26,6 +26,7 @@ from registry.composition.context_routing.context_inputs import ContextInputs
 from registry.composition.plan import Plan
 from registry.errors import InvalidInputError
 from registry.families.sites import MLP_INPUT
+from registry.io.memory import return_freed_memory
 from registry.io.torch_blocks import to_tensor
 from registry.maths.lam import LamCurve, lam_curve
 from registry.maths.router import BASE, OWN, ROUTERS, RouterInputs, balanced
@@ -241,6 +242,7 @@ class StoredSource:
                 stack.enter_context(self._products.of(member, site, layer, together)) for member in self.plan.members
             ]
             yield from combine([self._combination(name, [rows[name] for rows in opened]) for name in names])
+        return_freed_memory()
 
     def _combination(self, name: str, products: Sequence[Rows] = ()) -> Combination:
         plan, method = self.plan, TRUNKS[self.plan.recipe.trunk]

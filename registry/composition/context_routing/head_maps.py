@@ -11,6 +11,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from registry.composition.plan import Plan
+from registry.io.memory import return_freed_memory
 from registry.io.torch_blocks import to_block, to_tensor
 from registry.maths.context.head_map import HeadSums
 from registry.maths.threads import Once
@@ -62,7 +63,9 @@ class HeadMaps:
         if last is not None and last[:2] == (expert, rank):
             return last[2]
         self._last.factors = last = None
-        found = self._kept.get((expert, rank)) or self._sums(expert).solve(rank)
+        if (found := self._kept.get((expert, rank))) is None:
+            found = self._sums(expert).solve(rank)
+            return_freed_memory()
         if keep:
             found = self._kept.setdefault((expert, rank), (_in_file(found[0]), _in_file(found[1])))
         self._last.factors = expert, rank, found
