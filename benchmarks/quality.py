@@ -70,7 +70,7 @@ def main() -> None:
         home,
         work / "sampled",
         arguments.far.absolute() if arguments.far else None,
-        TestSettings(windows=arguments.windows),
+        TestSettings(windows=arguments.windows, dtype="float32"),
     )
     (work / "results").mkdir(parents=True, exist_ok=True)
     if arguments.part:
