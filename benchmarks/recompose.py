@@ -1,6 +1,11 @@
-"""Recomposing with another `--lam` or other `--weights` into the same folder, against composing all of it."""
+"""Recomposing with another option into the same folder, against composing all of it.
+
+Another `--lam` changes ridge routers alone, other `--weights` the routers and, but for the base model's, the trunk;
+another `--temperature` of the default recipe changes the routers and the context layer.
+"""
 
 import shutil
+from dataclasses import replace
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -10,7 +15,7 @@ from benchmarks.compose_copy import EXPERTS, SHAPE
 from benchmarks.random_experts import fill
 from registry import Recipe, Registry
 
-TARGET = 0.05
+TARGET = 0.1
 
 
 def measure(scratch: Path) -> list[Comparison]:
@@ -19,25 +24,32 @@ def measure(scratch: Path) -> list[Comparison]:
     same, fresh = scratch / "same", scratch / "fresh"
     found = []
     with Registry(home) as registry:
-        lams, weights = cycle([0.1, 1.0]), cycle([{names[0]: 2.0}, {names[1]: 2.0}])
+        changes = {
+            "lam": cycle([{"lam": 0.1}, {"lam": 1.0}]),
+            "weights": cycle([{"weights": {names[0]: 2.0}}, {"weights": {names[1]: 2.0}}]),
+            "temperature": cycle([{"temperature": 0.5}, {"temperature": 2.0}]),
+        }
 
-        def ours(trunk: str, what: str) -> None:
-            recipe = (
-                Recipe(trunk=trunk, router="ridge", lam=next(lams))
-                if what == "lam"
-                else Recipe(trunk=trunk, router="ridge", weights=next(weights))
-            )
+        def ours(recipe: Recipe, what: str) -> None:
+            registry.compose(names, same, replace(recipe, **next(changes[what])), force=True)
+
+        def other(recipe: Recipe) -> None:
+            registry.compose(names, fresh, recipe)
+
+        recipes = {
+            "lam": (Recipe(trunk="mean", router="ridge"), "trunk mean, router ridge", 3),
+            "weights": (Recipe(trunk="base", router="ridge"), "trunk base, router ridge", 3),
+            "temperature": (Recipe(), "the default recipe", 2),
+        }
+        for what, (recipe, label, rounds) in recipes.items():
             registry.compose(names, same, recipe, force=True)
-
-        def other(trunk: str) -> None:
-            registry.compose(names, fresh, Recipe(trunk=trunk, router="ridge"))
-
-        for trunk, what in (("mean", "lam"), ("base", "weights")):
-            registry.compose(names, same, Recipe(trunk=trunk, router="ridge"), force=True)
-            sides = (partial(ours, trunk, what), partial(other, trunk))
-            claim = f"recompose with another {what} against compose, trunk {trunk}"
+            sides = (partial(ours, recipe, what), partial(other, recipe))
+            claim = f"recompose with another {what} against compose, {label}"
             gone = partial(shutil.rmtree, fresh, True)
-            found.append(alternate(claim, *sides, 3, target=TARGET, setup=Setup(before_other=gone)))
+            warm_up = 1 if rounds > 2 else 0
+            found.append(
+                alternate(claim, *sides, rounds, target=TARGET, warm_up=warm_up, setup=Setup(before_other=gone))
+            )
     return found
 
 
