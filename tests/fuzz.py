@@ -36,6 +36,7 @@ import zarr
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from registry.errors import RegError
+from registry.statistics.input_products import PREFIX
 from tests.conftest import files_of
 from tests.fuzz_targets import TARGETS, Act
 from tests.fuzz_world import World
@@ -71,13 +72,18 @@ class Found:
 
 
 def signature(home: Path) -> dict[str, tuple[int, int]]:
-    """Return every file below `home` with its size and time of change."""
+    """Return every file below `home` with its size and time of change, but for products that compositions keep."""
     found = {}
     for path in sorted(home.rglob("*")):
         status = path.lstat()
-        if not path.is_dir():
+        if not path.is_dir() and not path.name.startswith(PREFIX):
             found[str(path.relative_to(home))] = (status.st_size, status.st_mtime_ns)
     return found
+
+
+def _lasting(home: Path) -> dict[str, bytes]:
+    """Return every file below `home`, but for products that compositions keep."""
+    return {name: data for name, data in files_of(home).items() if not Path(name).name.startswith(PREFIX)}
 
 
 class Batch:
@@ -182,7 +188,7 @@ def run(root: Path, inputs: int, seed: int, only: str | None = None, keep: Path 
     """Feed `inputs` inputs."""
     torch.set_num_threads(1)  # no thread pool may exist when a process forks
     world, found = World.make(root), Found()
-    batch, whole = Batch(world, [only] if only else list(TARGETS), seed, keep), files_of(world.home)
+    batch, whole = Batch(world, [only] if only else list(TARGETS), seed, keep), _lasting(world.home)
     number = 0
     while number < inputs:
         for said in batch.run(range(number, min(number + BATCH, inputs))):
@@ -195,7 +201,7 @@ def run(root: Path, inputs: int, seed: int, only: str | None = None, keep: Path 
             else:
                 (found.taken if "taken" in said else found.refused)[name] += 1
             number += 1
-    if files_of(world.home) != whole:
+    if _lasting(world.home) != whole:
         found.wrong.append("the home's bytes were changed")
     return found
 

@@ -90,9 +90,13 @@ MEANT = {
 
 
 @pytest.mark.parametrize("case", sorted(MEANT))
-def test_wrong_word_is_answered_with_the_nearest(filled: Registry, case: str) -> None:
+def test_wrong_word_is_answered_with_the_nearest(
+    filled: Registry, case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words, code, answer = MEANT[case]
     filled.alias("math", "stable")
+    filled.compose(["math"], tmp_path / "moe")
+    monkeypatch.chdir(tmp_path)
     assert answer in run(filled.home.path, *words, code=code).stderr
 
 

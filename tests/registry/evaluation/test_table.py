@@ -185,7 +185,7 @@ def test_one_text_in_place_of_a_list_is_refused(registry: Registry) -> None:
         registry.evaluate("moe", {})
     assert caught.value.hint == "put it into a list: ['moe']"
     with pytest.raises(InvalidInputError, match="data must be a list"):
-        registry.evaluate(["moe"], {"code": "file.txt"})
+        registry.evaluate([], {"code": "file.txt"})
     with pytest.raises(InvalidInputError, match="data must be a list"):
         registry.add_expert("x", "absent", data="file.txt")
     with pytest.raises(InvalidInputError, match="data must be a list"):
