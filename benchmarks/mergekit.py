@@ -155,7 +155,7 @@ def speed(scratch: Path, mergekit: Path) -> list[Comparison]:
             if any(version.name == LATE for version in registry.versions()):
                 registry.opt_out(LATE, purge=True)
 
-    for tokens in TOKENS:
+    for tokens in TOKENS[1:] if WITHOUT_SCORES in os.environ else TOKENS:
         both, add = scratch / "both.sh", [REG, "--home", str(home), "add-expert", LATE, str(folders[LATE])]
         add += ["--data", str(text), "--allow-unrelated", "--tokens", str(tokens), "--seq-len", "256"]
         both.write_text(f"set -e\n{shlex.join(add)}\n{shlex.join([*compose, ','.join(names[1:])])}\n")
