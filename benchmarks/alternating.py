@@ -31,8 +31,8 @@ MEGABYTE = 10**6
 MOST_ROUNDS = "REG_BENCH_ROUNDS"
 """Environment variable: rounds of a comparison, at most."""
 
-WITHOUT_SCORES = "REG_BENCH_WITHOUT_SCORES"
-"""Environment variable: leave out what does not depend on the processor, such as perplexities."""
+SHORT = "REG_BENCH_SHORT"
+"""Environment variable: leave out the largest shapes, and what does not depend on the processor, such as perplexities."""
 
 HEADER = (
     "| claim | ours | other | ratio: min | median | max | target | reached | peak: ours | other |\n"

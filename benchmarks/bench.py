@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.alternating import HEADER, MOST_ROUNDS, WITHOUT_SCORES, Comparison
+from benchmarks.alternating import HEADER, MOST_ROUNDS, SHORT, Comparison
 from benchmarks.compose_scaling import figure
 from benchmarks.random_experts import HOMES
 
@@ -63,7 +63,7 @@ MACHINES = {
     "as-it-is": Machine("The machine as it is", {MOST_ROUNDS: "5"}, BENCHMARKS),
     "avx2": Machine(
         "Held to AVX2",
-        {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", MOST_ROUNDS: "3", WITHOUT_SCORES: "1"},
+        {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", MOST_ROUNDS: "3", SHORT: "1"},
         (
             "gram",
             "registration_pass",

@@ -14,7 +14,7 @@ import threading
 from functools import partial
 from pathlib import Path
 
-from benchmarks.alternating import WITHOUT_SCORES, Comparison, Setup, alternate, run
+from benchmarks.alternating import SHORT, Comparison, Setup, alternate, run
 from benchmarks.random_experts import fill
 from registry import Recipe, Registry
 
@@ -83,7 +83,7 @@ def measure(scratch: Path) -> list[Comparison]:
         against("compose against one SHA-256 a byte", "trunk mean, router ridge", mean, partial(hash_once, nbytes), 2)
         against(claim, "trunk regmean, router ridge, the first time", regmean, partial(copy, whole, to), 1)
         against(claim, "trunk regmean, router ridge, products there", regmean, partial(copy, whole, to), 3, 3.0)
-        if WITHOUT_SCORES in os.environ:
+        if SHORT in os.environ:
             return found
         nbytes = made(Recipe())
         against(claim, "the default recipe, products there", Recipe(), partial(copy, whole, to), 2)

@@ -30,7 +30,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks import random_experts
-from benchmarks.alternating import WITHOUT_SCORES, Comparison, Setup, alternate, once, run
+from benchmarks.alternating import SHORT, Comparison, Setup, alternate, once, run
 from registry import PassSettings, Registry, TestSettings
 
 VERSION = "0.1.5"
@@ -155,7 +155,7 @@ def speed(scratch: Path, mergekit: Path) -> list[Comparison]:
             if any(version.name == LATE for version in registry.versions()):
                 registry.opt_out(LATE, purge=True)
 
-    for tokens in TOKENS[1:] if WITHOUT_SCORES in os.environ else TOKENS:
+    for tokens in TOKENS[1:] if SHORT in os.environ else TOKENS:
         both, add = scratch / "both.sh", [REG, "--home", str(home), "add-expert", LATE, str(folders[LATE])]
         add += ["--data", str(text), "--allow-unrelated", "--tokens", str(tokens), "--seq-len", "256"]
         both.write_text(f"set -e\n{shlex.join(add)}\n{shlex.join([*compose, ','.join(names[1:])])}\n")
@@ -202,7 +202,7 @@ def measure(scratch: Path) -> list[Comparison]:
     """Return the comparisons; for a part that cannot be measured here, why."""
     found = []
     parts = ((speed, dict(zip(CLAIMS, TARGETS, strict=True))), (quality, {QUALITY: 1.0}))
-    for part, claims in parts[: 1 if WITHOUT_SCORES in os.environ else 2]:
+    for part, claims in parts[: 1 if SHORT in os.environ else 2]:
         try:
             found += part(scratch, installed())
         except (_AbsentError, RuntimeError) as error:  # a command of mergekit's that failed, say

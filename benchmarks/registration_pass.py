@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from benchmarks.alternating import WITHOUT_SCORES, Comparison, alternate, run
+from benchmarks.alternating import SHORT, Comparison, alternate, run
 from registry.calibration import Calibration
 from registry.checkpoint import Checkpoint
 from registry.io.dtypes import AUTO
@@ -105,7 +105,7 @@ def measure(scratch: Path) -> list[Comparison]:
     """Return a comparison for each shape."""
     found = []
     settings = PassSettings(device="cpu")
-    for shape in SHAPES[:2] if WITHOUT_SCORES in os.environ else SHAPES:
+    for shape in SHAPES[:2] if SHORT in os.environ else SHAPES:
         folder = make_checkpoint(shape, scratch / shape.model_type)
         checkpoint = Checkpoint(folder)
         dtype = compute_dtype(AUTO, checkpoint.dtype, "cpu")

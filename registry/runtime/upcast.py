@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from registry.checkpoint.weights import read_headers, weight_files
 from registry.errors import CheckpointError
 from registry.io.dtypes import NAMES, WEIGHT_DTYPES
+from registry.io.memory import available_memory
 from registry.progress import Progress, silent
 from registry.runtime.compute_dtype import compute_dtype, report_dtype
 from registry.runtime.fast_linear import with_fast_products
@@ -163,12 +164,8 @@ def _size(shape: tuple[int, ...]) -> int:
 
 
 def _free_memory(device: str | None) -> int:
-    """Return the bytes of memory that are free where the model runs; 0 where that is unknown."""
+    """Return the bytes of memory that are free where the model runs."""
     name = device_name(device)
     if name.startswith("cuda"):
         return int(torch.cuda.mem_get_info(name)[0])
-    try:
-        with Path("/proc/meminfo").open(encoding="ascii") as lines:
-            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration, ValueError, IndexError):
-        return 0
+    return available_memory()
