@@ -32,7 +32,7 @@ MOST_ROUNDS = "REG_BENCH_ROUNDS"
 """Environment variable: rounds of a comparison, at most."""
 
 SHORT = "REG_BENCH_SHORT"
-"""Environment variable: leave out the largest shapes, and what does not depend on the processor, such as perplexities."""
+"""Environment variable: leave out the largest shapes, and what depends on no processor, such as perplexities."""
 
 HEADER = (
     "| claim | ours | other | ratio: min | median | max | target | reached | peak: ours | other |\n"

@@ -70,7 +70,6 @@ MACHINES = {
             "add_expert",
             "compose_copy",
             "regmean_experts",
-            "recompose",
             "router_solve",
             "mergekit",
         ),
