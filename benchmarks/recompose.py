@@ -5,10 +5,12 @@ another `--temperature` of the default recipe changes the routers and the contex
 """
 
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 from benchmarks.alternating import Comparison, Setup, alternate, run
 from benchmarks.compose_copy import EXPERTS, SHAPE
@@ -24,7 +26,7 @@ def measure(scratch: Path) -> list[Comparison]:
     same, fresh = scratch / "same", scratch / "fresh"
     found = []
     with Registry(home) as registry:
-        changes = {
+        changes: dict[str, Iterator[dict[str, Any]]] = {
             "lam": cycle([{"lam": 0.1}, {"lam": 1.0}]),
             "weights": cycle([{"weights": {names[0]: 2.0}}, {"weights": {names[1]: 2.0}}]),
             "temperature": cycle([{"temperature": 0.5}, {"temperature": 2.0}]),
