@@ -80,7 +80,7 @@ MACHINES = {
 
 @dataclass(frozen=True)
 class Measured:
-    """What one benchmark gave: its comparisons, or why there are none, and how long it ran."""
+    """The result of one benchmark: its comparisons or the reason for their absence, and how long it ran."""
 
     result: list[Comparison] | str
     seconds: float

@@ -98,7 +98,7 @@ class HeadSums:
                 return cholesky_solved(factor, cross), torch.eye(size, dtype=torch.float64)
             whole = torch.linalg.solve_triangular(factor, cross, upper=False)
             del cross
-            # V S² Vᵀ takes a third of the time of U S Vᵀ; U S = L⁻¹ Xᵀ P D V. Rounding touches directions below 1e-8 of
+            # V S² Vᵀ takes under half the time of U S Vᵀ; U S = L⁻¹ Xᵀ P D V. Rounding touches directions below 1e-8 of
             # the largest one alone.
             _, vectors = torch.linalg.eigh(whole.mT @ whole)  # in ascending order
             right = vectors[:, -rank:].flip(1).mT.contiguous()
