@@ -117,16 +117,19 @@ def overlaps(
 
     results = []
     # Matrices of a hundred rows: several threads would wait for one another more than they compute.
-    with one_thread(), progress("comparing", len(comparable), "expert") as advance:
-        with ThreadPoolExecutor(COMPARING, "comparing", torch.set_num_threads, (1,)) as pool:
-            for sibling, found in zip(comparable, pool.map(compare, comparable), strict=True):
-                if not isinstance(found, Exception):
-                    results.append(ExpertOverlap(sibling.version.ref, found))
-                elif not isinstance(found, RegError):
-                    remark(progress, f"the text of {sibling.version.ref} is not compared: {found}")
-                elif not workspace.is_purged(sibling.version):
-                    remark(progress, f"the text of {sibling.version.ref} is not compared: {found.message}")
-                advance(1)
+    with (
+        one_thread(),
+        progress("comparing", len(comparable), "expert") as advance,
+        ThreadPoolExecutor(COMPARING, "comparing", torch.set_num_threads, (1,)) as pool,
+    ):
+        for sibling, found in zip(comparable, pool.map(compare, comparable), strict=True):
+            if not isinstance(found, Exception):
+                results.append(ExpertOverlap(sibling.version.ref, found))
+            elif not isinstance(found, RegError):
+                remark(progress, f"the text of {sibling.version.ref} is not compared: {found}")
+            elif not workspace.is_purged(sibling.version):
+                remark(progress, f"the text of {sibling.version.ref} is not compared: {found.message}")
+            advance(1)
     return tuple(sorted(results, key=lambda overlap: -overlap.routing))
 
 
