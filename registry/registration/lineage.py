@@ -195,7 +195,6 @@ def relations_of(
         is_gone: tells whether a version was purged.
     """
 
-
     def compare(item: tuple[VersionRecord, Callable[[], WeightSamples]]) -> Relation | DamagedError | None:
         version, weights = item
         try:
