@@ -25,6 +25,7 @@ COMMANDS = {
     "compose": "compose",
     "preview": "preview",
     "lam-curve": "lam_curve",
+    "train-expert": "train_expert",
     "train-router": "train_router",
     "evaluate": "evaluate",
     "report": "report",

@@ -8,6 +8,7 @@ SUMMARIES = {
     "compose": "Compose registered experts into one model that transformers loads: a sparse mixture, unless --to says more.",
     "preview": "Predict the routing of a composition from statistics alone: no weights are read, nothing is written.",
     "lam-curve": "Print held-out error and accuracy of routers for various ridge strengths, layer by layer.",
+    "train-expert": "Train expert NAME from a base model, and register it with its statistics.",
     "train-router": "Train only the routers of a composed FOLDER on the language-model loss.",
     "evaluate": "Print perplexities of model folders per domain, and the routing of mixtures.",
     "report": "Write a page about a composition: routing by domain, confusion, overlap, load, scores, lam, lineage.",

@@ -6,10 +6,12 @@ from .evaluation import TestSettings as TestSettings
 from .maths.statistics import Statistics as Statistics
 from .registry import Registry as Registry
 from .statistics.settings import PassSettings as PassSettings
+from .training.expert import ExpertTraining as ExpertTraining
 from .training.settings import TrainSettings as TrainSettings
 
 __all__ = [
     "EnsembleRecipe",
+    "ExpertTraining",
     "PassSettings",
     "Plan",
     "Recipe",

@@ -172,6 +172,53 @@ class Registry:
         with registration.open_candidate(self._workspace, request) as candidate:
             return registration.register_base(self._workspace, candidate)
 
+    def train_expert(
+        self,
+        name: str,
+        base: PathLike,
+        data: Sequence[PathLike],
+        settings: training.ExpertTraining | None = None,
+        *,
+        out: PathLike | None = None,
+        tags: Mapping[str, str] | None = None,
+        license: str | None = None,  # noqa: A002 - the field's word
+        alias: str | None = None,
+        keep_calibration: bool = False,
+    ) -> training.TrainedExpert:
+        """Train an expert from a base model and register it, with statistics on the same text; return the result.
+
+        A training that was interrupted continues when it is started again. The version stores how it was trained and
+        its loss curve, in `expert_training.json`. With a frozen trunk its trunk is the base model's to the byte.
+
+        Args:
+            name: the expert's name.
+            base: the model to begin from: a registered name or version, a folder, or `hf://ORG/NAME[@REVISION]`.
+            data: `FILE`s of text.
+            settings: settings of the training.
+            out: a folder to write the checkpoint to, absent or empty; the expert is then not registered.
+            tags: as `add_expert`.
+            license: as `add_expert`.
+            alias: as `add_expert`.
+            keep_calibration: store the calibration tokens too.
+
+        Raises:
+            NotFoundError: there is no such base model.
+            CalibrationError: there is no text to train on.
+            InvalidInputError: a loss is NaN or infinite.
+            ConflictError: `name` is a base model's.
+            StorageError: a library for training is not installed, or the disk is full.
+        """
+        return training.train_expert(
+            self._workspace,
+            name,
+            base,
+            data,
+            settings or training.ExpertTraining(),
+            out=out,
+            annotations=Annotations(dict(tags or {}), license, alias),
+            keep_calibration=keep_calibration,
+        )
+
     def check(
         self,
         checkpoint: PathLike,

@@ -69,6 +69,14 @@ SCHEMAS: dict[str, Schema] = {
             best=number("The strength that --lam auto chooses."),
         )
     ),
+    "reg train-expert": record(
+        "The expert that was trained.",
+        version=maybe(VERSION),
+        out=maybe(text("The folder that was written, with --out.")),
+        training=document("How it was trained, and its loss curve (docs/formats.md)."),
+        loss=several(number("A loss."), "Losses on held-out tokens, before and after."),
+        tokens=whole("Number of held-out tokens."),
+    ),
     "reg train-router": record(
         "The composition whose routers were trained.",
         **COMPOSED,

@@ -22,6 +22,9 @@ TOKENIZER_FILES = (
 COPIED_FILES = (*TOKENIZER_FILES, "generation_config.json")
 """Files that a composed folder copies from its members."""
 
+EXPERT_TRAINING = "expert_training.json"
+"""The file in which an expert that was trained here says how."""
+
 
 def read_config(folder: Path) -> dict[str, Any]:
     """Return the config.json of a checkpoint folder.
@@ -42,13 +45,13 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_files(folder: Path) -> dict[str, bytes]:
-    """Return config.json, the tokenizer's files and generation_config.json of a model folder, byte for byte, by name.
+    """Return config.json, the tokenizer's files, generation_config.json and `EXPERT_TRAINING`, byte for byte, by name.
 
     Raises:
         CheckpointError: a file is too large, a `.json` file is not JSON, or a symbolic link leads out of the folder.
     """
     files = {}
-    for name in ("config.json", *COPIED_FILES):
+    for name in ("config.json", *COPIED_FILES, EXPERT_TRAINING):
         if (path := own_file(folder, name)) is not None:
             data = read_small(path, TOKENIZER_BYTES if name in TOKENIZER_FILES else JSON_BYTES)
             if data:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
+from registry.checkpoint.model_files import EXPERT_TRAINING
 from registry.composition.render import span
 from registry.hosts import RowSelection
 from registry.io.model_folder import fresh_folder, write_files, write_weights
@@ -45,7 +46,8 @@ def write_dense(members: Sequence[Member], out: Path, progress: Progress) -> Non
     with fresh_folder(out, replace=None, nbytes=nbytes) as folder:
         with progress("writing", nbytes, "B") as advance:
             write_weights(folder, streams, advance)
-        write_files(folder, {name: first.file(name) for name in first.names("file")})
+        copied = [name for name in first.names("file") if len(members) == 1 or name != EXPERT_TRAINING]
+        write_files(folder, {name: first.file(name) for name in copied})
 
 
 def _spans(members: Sequence[Member], role: Role, name: str, dtype: str) -> list[Span] | None:

@@ -1,4 +1,4 @@
-"""Training of a composition's routers alone (DUME+)."""
+"""Training: the routers of a composition alone (DUME+), or an expert from its base model."""
 
 import lazy_loader
 

@@ -22,9 +22,10 @@ class State:
     Attributes:
         step: the number of completed steps.
         loss: the loss on held-out windows before the first step.
-        changes: the change of each router in whitened coordinates, float32 of shape (E, H).
+        changes: what trains, float32: the change of each router in whitened coordinates, (E, H); or the weights.
         first: AdamW's first moments, of the same shapes.
         second: AdamW's second moments, of the same shapes.
+        losses: the loss of every completed step, where a training keeps them.
     """
 
     step: int
@@ -32,6 +33,7 @@ class State:
     changes: tuple[Tensor, ...]
     first: tuple[Tensor, ...]
     second: tuple[Tensor, ...]
+    losses: tuple[float, ...] = ()
 
 
 def save(path: Path, state: State) -> None:
@@ -46,7 +48,7 @@ def save(path: Path, state: State) -> None:
         for part, tensors in parts.items()
         for layer, tensor in enumerate(tensors)
     ]
-    document = {"format": _FORMAT, "step": state.step, "loss": state.loss}
+    document = {"format": _FORMAT, "step": state.step, "loss": state.loss, "losses": state.losses}
     try:
         replace_shard(path, streams, {"expert-registry": json.dumps(document)})
     except StorageError:
@@ -59,7 +61,7 @@ def load(path: Path, shapes: list[tuple[int, ...]], steps: int) -> State | None:
 
     Args:
         path: the file.
-        shapes: the shape (E, H) of each router.
+        shapes: the shape of each tensor that trains.
         steps: the steps of the whole training.
     """
     from safetensors import SafetensorError, safe_open
@@ -70,7 +72,8 @@ def load(path: Path, shapes: list[tuple[int, ...]], steps: int) -> State | None:
         with safe_open(path, framework="pt") as file:
             document = json.loads((file.metadata() or {})["expert-registry"])
             parts = {part: tuple(file.get_tensor(f"{part}.{layer}") for layer in range(len(shapes))) for part in _PARTS}
-            state = State(int(document["step"]), float(document["loss"]), **parts)
+            losses = tuple(float(loss) for loss in document.get("losses", ()))
+            state = State(int(document["step"]), float(document["loss"]), **parts, losses=losses)
             readable = document["format"] == _FORMAT
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError):
         return None

@@ -15,13 +15,12 @@ from registry.io.model_folder import check_output
 from registry.io.torch_blocks import torch_dtype
 from registry.io.work_dirs import resumable
 from registry.names.reference import require_list
-from registry.progress import Progress, remark
 from registry.runtime.gates import gates
 from registry.runtime.loading import device_name, load_model, load_tokenizer
 from registry.training.parent import Parent, members_of, read_parent
 from registry.training.settings import TrainSettings
 from registry.training.trainer import Trainer
-from registry.training.training_windows import make_windows, read_source
+from registry.training.training_windows import make_windows, read_source, shortened
 from registry.training.write_trained import gate_bytes, write_trained
 from registry.workspace import PathLike, Workspace
 from store.digest import json_digest
@@ -92,12 +91,14 @@ def train_router(
         raise InvalidInputError("there is nothing to train on", "give --data FILE, or several")
     parent = read_parent(folder, progress)
     members, used = members_of(parent, workspace)
-    settings = _shortened(settings, folder, progress)
+    settings = replace(settings, seq_len=shortened(settings.seq_len, folder, progress))
     candidates = settings.candidates(int(read_config(folder).get("num_experts_per_tok", 1)), len(members))
     tokenizer = load_tokenizer(folder)
     with workspace.reading(*used):
         windows = make_windows(
-            [read_source(source, members, tokenizer, settings, len(data)) for source in data], settings
+            [read_source(source, members, tokenizer, settings, len(data)) for source in data],
+            settings.seq_len,
+            settings.seed,
         )
     with exclusive(home.output_lock(out), f"training into {out}"):
         model = load_model(folder, settings.dtype, settings.device)
@@ -134,14 +135,6 @@ def _loss_as_written(trainer: Trainer, parent: Parent) -> float:
     for gate, weight in zip(trainer.gates, trainer.weights(), strict=True):
         gate.weight.data.copy_(weight.to(torch_dtype(NAMES[parent.gates[gate.layer][1].dtype])))
     return trainer.loss()
-
-
-def _shortened(settings: TrainSettings, folder: Path, progress: Progress) -> TrainSettings:
-    limit = read_config(folder).get("max_position_embeddings")
-    if not isinstance(limit, int) or limit < 2 or settings.seq_len <= limit:
-        return settings
-    remark(progress, f"windows have {limit:,} tokens, not {settings.seq_len:,}: the model takes no more")
-    return replace(settings, seq_len=limit)
 
 
 def _check(parent: Parent, model: Any, largest: int, members: int) -> None:

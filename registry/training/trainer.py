@@ -96,7 +96,8 @@ class Trainer:
         shapes = [tuple(change.shape) for change in self._changes]
         saved = None if state_path is None else states.load(state_path, shapes, settings.steps)
         if saved is None:
-            current = State(0, self.loss(), *([tuple(torch.zeros(shape) for shape in shapes)] * 3))
+            zeros = tuple(torch.zeros(shape) for shape in shapes)
+            current = State(0, self.loss(), zeros, zeros, zeros)
         else:
             current = saved
             self._restore(current)

@@ -13,9 +13,11 @@ from jaxtyping import Bool, Int64
 from torch import Tensor
 
 from registry.calibration import Calibration, Corpus, random_places
+from registry.checkpoint.model_files import read_config
 from registry.errors import CalibrationError
 from registry.io.torch_blocks import to_tensor
 from registry.member import Member
+from registry.progress import Progress, remark
 from registry.training.settings import TrainSettings
 
 HELD_OUT = 32
@@ -42,7 +44,7 @@ class Windows:
         """Return (ids, keep) of a step: windows in a seeded order, each used once before any is used again."""
         count = len(self.training)
         positions = range(step * size, (step + 1) * size)  # in the orders of all epochs, one after the other
-        orders = {epoch: self._order(epoch) for epoch in {position // count for position in positions}}
+        orders = {epoch: self.order(epoch) for epoch in {position // count for position in positions}}
         numbers = [self.training[orders[position // count][position % count]] for position in positions]
         return self.take(torch.stack(numbers))
 
@@ -50,17 +52,17 @@ class Windows:
         """Return (ids, keep) of some windows; keep is False at padding."""
         return self.all.ids[numbers].long(), self.all.keep[numbers]
 
-    def _order(self, epoch: int) -> Int64[Tensor, "N"]:
+    def order(self, epoch: int) -> Int64[Tensor, "N"]:
+        """Return the order of the training windows in an epoch."""
         return torch.randperm(len(self.training), generator=torch.Generator().manual_seed(self.seed + 1 + epoch))
 
 
-def make_windows(calibrations: Sequence[Calibration], settings: TrainSettings) -> Windows:
-    """Join the windows of all sources, cut or padded to `settings.seq_len` tokens.
+def make_windows(calibrations: Sequence[Calibration], size: int, seed: int) -> Windows:
+    """Join the windows of all sources, cut or padded to `size` tokens, and hold some out by `seed`.
 
     Raises:
         CalibrationError: there is no token to predict.
     """
-    size = settings.seq_len
     ids = torch.cat(
         [torch.nn.functional.pad(c.ids[:, :size], (0, max(0, size - c.ids.shape[1]))) for c in calibrations]
     )
@@ -69,9 +71,18 @@ def make_windows(calibrations: Sequence[Calibration], settings: TrainSettings) -
     usable = (lengths > 1).nonzero().flatten()
     if not len(usable):
         raise CalibrationError(f"{joined.label}: there is no token to predict", "give more text with --data")
-    shuffled = usable[torch.randperm(len(usable), generator=torch.Generator().manual_seed(settings.seed))]
+    shuffled = usable[torch.randperm(len(usable), generator=torch.Generator().manual_seed(seed))]
     held_out = min(HELD_OUT, len(shuffled) // 10)
-    return Windows(joined, shuffled[held_out:], shuffled[:held_out] if held_out else shuffled, settings.seed)
+    return Windows(joined, shuffled[held_out:], shuffled[:held_out] if held_out else shuffled, seed)
+
+
+def shortened(seq_len: int, folder: Path, progress: Progress) -> int:
+    """Return the tokens of a window: `seq_len`, or what the model of a folder takes, if that is less."""
+    limit = read_config(folder).get("max_position_embeddings")
+    if not isinstance(limit, int) or limit < 2 or seq_len <= limit:
+        return seq_len
+    remark(progress, f"windows have {limit:,} tokens, not {seq_len:,}: the model takes no more")
+    return limit
 
 
 def read_source(

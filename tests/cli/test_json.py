@@ -70,6 +70,7 @@ def outputs(zoo: Zoo, _filled_home: Path, tmp_path_factory: pytest.TempPathFacto
         run("compose", "--experts", "math,code", "--out", moe)
         run("compose", "--experts", "math,code", "--to", "ensemble", "--plan")
         run("compose", "--experts", "math,code", "--router", "ridge", "--out", work / "ridge")
+        run("train-expert", "new", "--base", "base", "--data", zoo.train["code"], "--tokens", 64, "--seq-len", 32)
         run("train-router", work / "ridge", "--data", "math", "--steps", 1, "--seq-len", 32, "--out", work / "trained")
         run("lam-curve", "--experts", "math,code")
         run("preview", "--experts", "math,code")

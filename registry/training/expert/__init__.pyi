@@ -1,0 +1,3 @@
+from .expert_settings import ExpertTraining as ExpertTraining
+from .train_expert import TrainedExpert as TrainedExpert
+from .train_expert import train_expert as train_expert

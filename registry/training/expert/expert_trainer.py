@@ -1,0 +1,285 @@
+"""The loop of an expert's training: that of `transformers.Trainer`, with our progress, and states that are no pickles.
+
+Shapes: B windows of a batch, S tokens of a window.
+"""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Int64
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+from transformers import PrinterCallback, TrainerCallback, TrainingArguments
+from transformers import Trainer as TransformersTrainer
+
+from registry.errors import InvalidInputError
+from registry.progress import Advance, Progress, remark
+from registry.training import state as states
+from registry.training.expert.expert_settings import ExpertTraining
+from registry.training.expert.trainable import is_finite
+from registry.training.state import State
+from registry.training.training_windows import Windows
+
+SAVE_SECONDS = 60.0
+"""Seconds between two saved states of a training."""
+REMARKS = 10
+"""Number of remarks on the loss."""
+BETAS = (0.9, 0.95)
+IGNORED = -100
+"""Label of a token that is not predicted."""
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Language-model losses of a training, in nats per token.
+
+    Attributes:
+        steps: of every step, before its change.
+        before: on held-out windows, before the first step.
+        after: on the same windows, after the last step.
+    """
+
+    steps: tuple[float, ...]
+    before: float
+    after: float
+
+
+@dataclass
+class ExpertTrainer:
+    """The training of some weights of a model.
+
+    Attributes:
+        model: the model, on its device.
+        parameters: the weights that train.
+        windows: the windows to train on.
+        settings: the settings of the training.
+        bfloat16: multiply in bfloat16; weights stay in float32.
+    """
+
+    model: Any
+    parameters: Sequence[torch.nn.Parameter]
+    windows: Windows
+    settings: ExpertTraining
+    bfloat16: bool
+    _optimiser: torch.optim.AdamW = field(init=False)
+
+    def __post_init__(self) -> None:
+        settings = self.settings
+        matrices = [part for part in self.parameters if part.ndim > 1]
+        others = [part for part in self.parameters if part.ndim <= 1]
+        groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}]
+        self._optimiser = torch.optim.AdamW(
+            [{**group, "initial_lr": settings.lr} for group in groups if group["params"]],
+            lr=settings.lr,
+            betas=BETAS,
+        )
+
+    def train(self, state_path: Path | None, scratch: Path, progress: Progress) -> Losses:
+        """Train, and return the losses.
+
+        Args:
+            state_path: the file of the training's state; if it exists, training continues from it. None to save no
+                state.
+            scratch: a folder for the library.
+            progress: reports steps, and remarks on the loss.
+
+        Raises:
+            InvalidInputError: a loss or a weight is NaN or infinite; the last saved state stays.
+        """
+        settings = self.settings
+        shapes = [tuple(part.shape) for part in self.parameters]
+        current = None if state_path is None else states.load(state_path, shapes, settings.steps)
+        if current is None:
+            current = State(0, self.loss(), (), (), ())
+        else:
+            self._restore(current)
+            remark(
+                progress, f"an interrupted training goes on: {current.step} of {settings.steps} steps were done before"
+            )
+        if current.step < settings.steps:
+            with progress("training", settings.steps, "step") as advance:
+                advance(current.step)
+                steps = _Steps(self, current, state_path, advance, progress)
+                self._run(current.step, steps, scratch)
+                losses = tuple(steps.losses)
+        else:
+            losses = current.losses
+        return Losses(losses, current.loss, self.loss())
+
+    def loss(self) -> float:
+        """Return the loss (nats per token) on held-out windows.
+
+        Raises:
+            InvalidInputError: it is NaN or infinite.
+        """
+        device = next(iter(self.model.parameters())).device
+        total, count = 0.0, 0
+        self.model.eval()
+        for numbers in self.windows.held_out.split(self.settings.batch_size):
+            ids, keep = self.windows.take(numbers)
+            with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=self.bfloat16):
+                logits = self.model(input_ids=ids.to(device), use_cache=False).logits[:, :-1].float()
+            # The logits (B, S, V) at token t predict token t + 1; nothing predicts the first token.
+            targets = ids[:, 1:].masked_fill(~keep[:, 1:], IGNORED).to(device)
+            total += float(F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum"))
+            count += int(keep[:, 1:].sum())
+        self.model.train()
+        return _finite(total / count, "on held-out windows")
+
+    def snapshot(self, step: int, before: float, losses: Sequence[float]) -> State:
+        """Return the state after a step, as copies."""
+        moments = [self._optimiser.state[part] for part in self.parameters]
+        return State(
+            step,
+            before,
+            tuple(part.detach().cpu().clone() for part in self.parameters),
+            tuple(_moment(of, "exp_avg", part) for of, part in zip(moments, self.parameters, strict=True)),
+            tuple(_moment(of, "exp_avg_sq", part) for of, part in zip(moments, self.parameters, strict=True)),
+            tuple(losses),
+        )
+
+    def _restore(self, saved: State) -> None:
+        parts = zip(self.parameters, saved.changes, saved.first, saved.second, strict=True)
+        for part, value, first, second in parts:
+            part.data.copy_(value)
+            self._optimiser.state[part] = {
+                "step": torch.tensor(float(saved.step)),
+                "exp_avg": first.to(part.device),
+                "exp_avg_sq": second.to(part.device),
+            }
+
+    def _run(self, start: int, steps: "_Steps", scratch: Path) -> None:
+        settings = self.settings
+        arguments = TrainingArguments(
+            output_dir=str(scratch),
+            max_steps=settings.steps - start,
+            per_device_train_batch_size=settings.batch_size,
+            gradient_accumulation_steps=settings.accumulate,
+            max_grad_norm=1.0,
+            bf16=self.bfloat16,
+            use_cpu=next(iter(self.model.parameters())).device.type == "cpu",
+            seed=settings.seed,
+            logging_strategy="steps",
+            logging_steps=1,
+            logging_nan_inf_filter=False,
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+            remove_unused_columns=False,
+        )
+        arguments._n_gpu = min(1, arguments.n_gpu)  # several GPUs without a launcher would be threads of one process
+        schedule = torch.optim.lr_scheduler.LambdaLR(self._optimiser, settings.rate, last_epoch=start - 1)
+        rows = _Rows(self.windows, start * settings.batch_size * settings.accumulate, settings)
+        trainer = _InOrder(
+            model=self.model,
+            args=arguments,
+            train_dataset=rows,
+            callbacks=[steps],
+            optimizers=(self._optimiser, schedule),
+        )
+        trainer.remove_callback(PrinterCallback)
+        trainer.train()
+
+
+class _Rows(Dataset[dict[str, Tensor]]):
+    """The windows of the remaining steps, in their order.
+
+    Args:
+        windows: the windows.
+        first: number of windows that were used before.
+        settings: the settings, which give the number of all.
+    """
+
+    def __init__(self, windows: Windows, first: int, settings: ExpertTraining) -> None:
+        self._windows, self._first = windows, first
+        self._count = settings.steps * settings.batch_size * settings.accumulate - first
+        self._epoch, self._order = -1, torch.zeros(0, dtype=torch.int64)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> dict[str, Int64[Tensor, "S"]]:
+        epoch, place = divmod(self._first + index, len(self._windows.training))
+        if epoch != self._epoch:
+            self._epoch, self._order = epoch, self._windows.order(epoch)
+        ids, keep = self._windows.take(self._windows.training[self._order[place : place + 1]])
+        return {"input_ids": ids[0], "labels": ids[0].masked_fill(~keep[0], IGNORED)}
+
+
+class _InOrder(TransformersTrainer):
+    """A trainer that takes the windows in their order."""
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """Return the batches."""
+        rows: Any = self.train_dataset
+        loader: Any = DataLoader(rows, batch_size=self.args.per_device_train_batch_size, shuffle=False)
+        prepared: DataLoader[Any] = self.accelerator.prepare(loader)
+        return prepared
+
+
+class _Steps(TrainerCallback):
+    """Progress, the loss curve and saved states of a training, step by step.
+
+    Args:
+        trainer: the training.
+        current: the state that it begins from.
+        state_path: the file of states, or None.
+        advance: receives steps.
+        progress: receives remarks.
+    """
+
+    def __init__(
+        self,
+        trainer: ExpertTrainer,
+        current: State,
+        state_path: Path | None,
+        advance: Advance,
+        progress: Progress,
+    ) -> None:
+        self._trainer, self._start, self._before = trainer, current.step, current.loss
+        self._path, self._advance, self._progress = state_path, advance, progress
+        self._saved_at = time.monotonic()
+        self.losses = list(current.losses)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """Seed what a model draws in a step, so that a training that goes on draws the same."""
+        torch.manual_seed(self._trainer.settings.seed + self._start + state.global_step)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **others: Any) -> None:
+        """Note the loss of a step, and save the state from time to time.
+
+        Raises:
+            InvalidInputError: the loss or a weight is not finite.
+        """
+        if logs is None or "loss" not in logs:  # the summary at the end
+            return
+        step, trainer = self._start + state.global_step, self._trainer
+        self.losses.append(_finite(float(logs["loss"]), f"in step {step}"))
+        self._advance(1)
+        every = max(1, trainer.settings.steps // REMARKS)
+        if step % every == 0:
+            mean = sum(self.losses[-every:]) / len(self.losses[-every:])
+            remark(self._progress, f"step {step} of {trainer.settings.steps}: loss {mean:.4f}")
+        if self._path is not None and time.monotonic() - self._saved_at >= SAVE_SECONDS:
+            if not is_finite(trainer.parameters):
+                _finite(math.nan, f"after step {step}")
+            states.save(self._path, trainer.snapshot(step, self._before, self.losses))
+            self._saved_at = time.monotonic()
+
+
+def _moment(of: Any, name: str, part: Tensor) -> Tensor:
+    """Return a moment of a weight; one that got no gradient has none yet."""
+    found: Tensor = of[name] if name in of else torch.zeros_like(part)
+    return found.detach().cpu().clone()
+
+
+def _finite(loss: float, where: str) -> float:
+    if not math.isfinite(loss):
+        raise InvalidInputError(f"the loss {where} is {loss}", "give a smaller --lr, or compute with --dtype float32")
+    return loss

@@ -1,0 +1,221 @@
+"""Training of an expert from its base model, and its registration."""
+
+import importlib.util
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from registry.calibration import Corpus, random_places
+from registry.checkpoint import Checkpoint, HashedCheckpoint, hash_checkpoint
+from registry.checkpoint.annotations import Annotations
+from registry.checkpoint.model_files import EXPERT_TRAINING
+from registry.checkpoint.open import open_checkpoint
+from registry.checkpoint.stored_weights import StoredWeights
+from registry.composition.dense import write_dense
+from registry.errors import CalibrationError, InvalidInputError, NotFoundError, StorageError
+from registry.io.dtypes import AUTO
+from registry.io.model_folder import check_output, fresh_folder, write_files, write_weights
+from registry.io.work_dirs import resumable, temporary
+from registry.member import load_member
+from registry.names.reference import check_name, require_list
+from registry.names.resolve import check_name_is_free
+from registry.progress import remark
+from registry.registration import Registration, RegistrationRequest, open_candidate, register_expert
+from registry.runtime.compute_dtype import is_fast
+from registry.runtime.loading import device_name, load_model, load_tokenizer
+from registry.statistics.settings import PassSettings
+from registry.training.expert.expert_settings import ExpertTraining
+from registry.training.expert.expert_trainer import ExpertTrainer, Losses
+from registry.training.expert.trainable import Trainable
+from registry.training.training_windows import HELD_OUT, Windows, make_windows, shortened
+from registry.workspace import PathLike, Workspace
+from store.digest import json_digest
+from store.lock import exclusive
+
+POINTS = 2000
+"""Most numbers of a stored loss curve."""
+
+
+@dataclass(frozen=True)
+class TrainedExpert:
+    """The result of a training.
+
+    Attributes:
+        document: the content of the checkpoint's `expert_training.json`.
+        losses: the losses.
+        tokens: the number of held-out tokens that `losses.before` and `losses.after` are averaged over.
+        out: the checkpoint folder that was written, or None if the expert was registered.
+        registration: the registration, or None with `out`.
+    """
+
+    document: dict[str, Any]
+    losses: Losses
+    tokens: int
+    out: Path | None = None
+    registration: Registration | None = None
+
+
+def train_expert(
+    workspace: Workspace,
+    name: str,
+    base: PathLike,
+    data: Sequence[PathLike],
+    settings: ExpertTraining,
+    *,
+    out: PathLike | None = None,
+    annotations: Annotations | None = None,
+    keep_calibration: bool = False,
+) -> TrainedExpert:
+    """Train an expert from a base model, and register it, or write its checkpoint to `out`.
+
+    An interrupted training continues when it is started again; on one machine with one number of threads, it gives the
+    same bytes.
+
+    Args:
+        workspace: the registry.
+        name: the expert's name.
+        base: a registered base model or expert, a folder, or `hf://ORG/NAME[@REVISION]`.
+        data: files of text.
+        settings: the settings of the training.
+        out: a folder to write the checkpoint to, instead of registering it; absent or empty.
+        annotations: tags, license and alias of the version.
+        keep_calibration: store the calibration tokens too.
+
+    Raises:
+        CheckpointError: the base model cannot be trained here.
+        CalibrationError: there is no text, or it has tokens beyond the model's vocabulary.
+        NotFoundError: there is no such base model.
+        ConflictError: `name` is a base model's.
+        InvalidInputError: a loss is not finite.
+        OutputError: `out` holds something.
+        StorageError: the disk is full or refuses, or a library is not installed.
+    """
+    check_name(name)
+    files = [Path(file) for file in require_list(data, "data")]
+    if not files:
+        raise InvalidInputError("there is nothing to train on", "give --data FILE, or several")
+    if importlib.util.find_spec("accelerate") is None:
+        raise StorageError("training needs accelerate", "run: pip install 'expert-registry[train]'")
+    if out is None:
+        workspace.check_owner()
+        check_name_is_free(workspace.catalog, name, "expert")
+    else:
+        check_output(Path(out).absolute(), replace=None)
+    with ExitStack() as stack:
+        checkpoint, holds = stack.enter_context(_opened(workspace, base))
+        scratch = stack.enter_context(temporary(workspace.home.merged, holds, prefix="training-"))
+        target = scratch / "expert" if out is None else Path(out).absolute()
+        document, losses, tokens = _trained(workspace, checkpoint, files, settings, target, holds)
+        if out is not None:
+            return TrainedExpert(document, losses, tokens, out=target)
+        request = RegistrationRequest(
+            name,
+            target,
+            data=files,
+            settings=PassSettings(device=settings.device),
+            annotations=annotations or Annotations(),
+            keep_calibration=keep_calibration,
+            allow_unrelated=True,  # it comes from a base model, registered or not
+        )
+        with open_candidate(workspace, request) as candidate:
+            registration = register_expert(workspace, candidate)
+        return TrainedExpert(document, losses, tokens, registration=registration)
+
+
+def _trained(
+    workspace: Workspace,
+    checkpoint: Checkpoint,
+    files: Sequence[Path],
+    settings: ExpertTraining,
+    target: Path,
+    holds: Sequence[str],
+) -> tuple[dict[str, Any], Losses, int]:
+    """Write the trained checkpoint to `target`, and return its document, losses, and number of held-out tokens."""
+    progress, home = workspace.progress, workspace.home
+    windows, settings = _windows(checkpoint, files, settings, workspace)
+    device = device_name(settings.device)
+    dtype = ("bfloat16" if is_fast("bfloat16", device) else "float32") if settings.dtype == AUTO else settings.dtype
+    hashed = hash_checkpoint(checkpoint, progress)
+    inputs = settings.document(device, dtype) | {"data": windows.all.digest, "base": hashed.weights}
+    with ExitStack() as stack:
+        state_path = stack.enter_context(resumable(home.partial, json_digest(["train-expert", inputs]), holds))
+        scratch = stack.enter_context(temporary(home.merged, holds, prefix="trainer-"))
+        trainable = Trainable(load_model(checkpoint.folder, "float32", device), hashed, settings)
+        trainer = ExpertTrainer(
+            trainable.model, list(trainable.parameters.values()), windows, settings, dtype == "bfloat16"
+        )
+        losses = trainer.train(state_path, scratch, progress)
+        document = _document(inputs, losses)
+        with exclusive(home.output_lock(target), f"training into {target}"):
+            _write(target, trainable, hashed, document, workspace)
+    return document, losses, int((windows.all.lengths[windows.held_out] - 1).sum())
+
+
+def _write(
+    target: Path, trainable: Trainable, hashed: HashedCheckpoint, document: Mapping[str, Any], workspace: Workspace
+) -> None:
+    streams = list(trainable.streams())
+    nbytes = sum(stream.nbytes for stream in streams)
+    with fresh_folder(target, replace=None, nbytes=nbytes) as folder:
+        with workspace.progress("writing", nbytes, "B") as advance:
+            write_weights(folder, streams, advance)
+        write_files(folder, hashed.files | {EXPERT_TRAINING: json.dumps(document, indent=2).encode()})
+
+
+def _windows(
+    checkpoint: Checkpoint, files: Sequence[Path], settings: ExpertTraining, workspace: Workspace
+) -> tuple[Windows, ExpertTraining]:
+    settings = replace(settings, seq_len=shortened(settings.seq_len, checkpoint.folder, workspace.progress))
+    tokenizer = load_tokenizer(checkpoint.folder)
+    count = settings.steps * settings.batch_size * settings.accumulate + HELD_OUT
+    calibration = random_places(
+        Corpus(files, tokenizer),
+        tokenizer,
+        tokens=count * settings.seq_len,
+        seq_len=settings.seq_len,
+        seed=settings.seed,
+    )
+    windows = make_windows([calibration], settings.seq_len, settings.seed)
+    largest, vocabulary = int(windows.all.ids.max()), checkpoint.architecture.vocab_size
+    if largest >= vocabulary:
+        raise CalibrationError(
+            f"{calibration.label}: token {largest:,} is beyond the model's vocabulary of {vocabulary:,}",
+            "put the tokenizer that the model was trained with into its folder",
+        )
+    passes = count / max(1, len(windows.training))
+    if passes >= 2:
+        remark(
+            workspace.progress, f"{calibration.label} is read {passes:.1f} times: it has fewer tokens than asked for"
+        )
+    return windows, settings
+
+
+def _document(inputs: Mapping[str, Any], losses: Losses) -> dict[str, Any]:
+    """Return the content of `expert_training.json`; a long loss curve is stored as means of as many steps each."""
+    every = -(-len(losses.steps) // POINTS)
+    groups = [losses.steps[start : start + every] for start in range(0, len(losses.steps), max(1, every))]
+    curve = [sum(group) / len(group) for group in groups]
+    held_out = {"before": losses.before, "after": losses.after}
+    return {"format": 1, "training": dict(inputs), "held_out": held_out, "every": every, "loss": curve}
+
+
+@contextmanager
+def _opened(workspace: Workspace, base: PathLike) -> Iterator[tuple[Checkpoint, tuple[str, ...]]]:
+    """Open a base model as a folder; yield it and the digests of the registered versions that it comes from."""
+    try:
+        version = workspace.resolve(os.fspath(base))
+    except (NotFoundError, InvalidInputError):
+        if not Path(base).is_dir() and not os.fspath(base).startswith("hf://"):
+            raise
+        with open_checkpoint(base, workspace.home.merged, progress=workspace.progress) as checkpoint:
+            yield checkpoint, ()
+        return
+    holds = StoredWeights(workspace, version).registered_as
+    with temporary(workspace.home.merged, holds, prefix="training-") as scratch, workspace.reading(version):
+        folder = scratch / "base"
+        write_dense([load_member(workspace, version)], folder, workspace.progress)
+        yield Checkpoint(folder, label=version.ref, remote_code=True), holds

@@ -1,0 +1,114 @@
+"""The weights of a loaded model that train, and the trained weights in the form of a checkpoint."""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from registry.checkpoint import HashedCheckpoint
+from registry.errors import CheckpointError, StorageError
+from registry.io.safetensors_writer import Stream
+from registry.io.torch_blocks import to_block, torch_dtype
+from registry.training.expert.expert_settings import FREE, ExpertTraining
+from store.arrays import ArraySource, Block, digest_of
+
+
+class Trainable:
+    """A dense model, and which of its weights train.
+
+    Args:
+        model: the model, loaded in float32 from the folder of `hashed`.
+        hashed: the checkpoint.
+        settings: the settings of the training.
+
+    Attributes:
+        model: the model to train: with a low-rank change, its wrapper.
+        parameters: the weights that train, by name.
+
+    Raises:
+        CheckpointError: the model's weights do not have the names of the checkpoint's.
+    """
+
+    def __init__(self, model: Any, hashed: HashedCheckpoint, settings: ExpertTraining) -> None:
+        self._hashed, self._rank = hashed, settings.rank
+        checkpoint = hashed.checkpoint
+        own = dict(model.named_parameters())
+        if missing := sorted({*checkpoint.trunk, *checkpoint.mlp} - own.keys()):
+            raise CheckpointError(
+                f"{checkpoint.label}: transformers loads {missing[0]} under another name, so it cannot be trained here",
+                "train it elsewhere, and register it: reg add-expert NAME CKPT --data FILE",
+            )
+        self._tensors = {name: own[name] for name in (*checkpoint.trunk, *checkpoint.mlp)}
+        model.requires_grad_(False)
+        self.model = model
+        if settings.trunk == FREE:
+            for name in checkpoint.trunk:
+                own[name].requires_grad_(True)
+        if settings.rank is None:
+            for name in checkpoint.mlp:
+                own[name].requires_grad_(True)
+        else:
+            self.model = _with_low_rank(model, _modules(checkpoint.mlp), settings.rank, settings.seed)
+            if settings.trunk == FREE:  # the wrapper froze all that it did not add
+                for name in checkpoint.trunk:
+                    own[name].requires_grad_(True)
+        self.parameters = {name: part for name, part in self.model.named_parameters() if part.requires_grad}
+
+    def streams(self) -> Iterator[Stream]:
+        """Yield the tensors of the trained checkpoint, each in the dtype that it has in the base model.
+
+        Raises:
+            CheckpointError: a weight that is frozen has moved.
+        """
+        checkpoint = self._hashed.checkpoint
+        if self._rank is not None:
+            self.model = self.model.merge_and_unload()
+            trained = {*checkpoint.mlp, *(name for name in checkpoint.trunk if self._tensors[name].requires_grad)}
+            self._tensors |= {name: part for name, part in self.model.named_parameters() if name in self._tensors}
+        else:
+            trained = set(self.parameters)
+        for name, tensor in self._tensors.items():
+            dtype, shape = checkpoint.dtype_of(name), checkpoint.shapes[name]
+            if name not in trained and digest_of(_source(tensor, dtype)) != self._hashed.tensors[name]:
+                raise CheckpointError(
+                    f"{checkpoint.label}: {name} is frozen, and has changed during the training",
+                    "this is a bug in the program or in a library; please report it",
+                )
+            yield Stream(name, dtype, shape, partial(_blocks, tensor, dtype))
+
+
+def is_finite(parameters: Sequence[Tensor]) -> bool:
+    """Tell whether all weights are finite."""
+    return all(bool(torch.isfinite(part).all()) for part in parameters)
+
+
+def _modules(names: Sequence[str]) -> list[str]:
+    """Return the modules of weights, each once."""
+    return list(dict.fromkeys(name.rpartition(".")[0] for name in names))
+
+
+def _with_low_rank(model: Any, modules: Sequence[str], rank: int, seed: int) -> Any:
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError as error:
+        raise StorageError(
+            "low-rank training needs peft", "run: pip install 'expert-registry[train]', or give --mlp full"
+        ) from error
+
+    torch.manual_seed(seed)  # of the first factors
+    linear = [name for name in modules if isinstance(model.get_submodule(name), torch.nn.Linear)]
+    config = LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules=linear, bias="none")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of one library to the other
+        return get_peft_model(model, config)
+
+
+def _blocks(tensor: Tensor, dtype: str) -> Iterator[Block]:
+    yield to_block(tensor.detach().to(torch_dtype(dtype)))
+
+
+def _source(tensor: Tensor, dtype: str) -> ArraySource:
+    return ArraySource(dtype, tuple(tensor.shape), partial(_blocks, tensor, dtype))

@@ -1,0 +1,210 @@
+"""Proves: what is frozen is the base model's to the byte; a training that goes on ends in the same bytes and curve.
+
+And: a low-rank change is added to the weights, the version stores how it was trained, and wrong input is refused first.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from registry import ExpertTraining, Registry
+from registry.checkpoint import Checkpoint
+from registry.checkpoint.model_files import EXPERT_TRAINING
+from registry.errors import (
+    CalibrationError,
+    ConflictError,
+    InvalidInputError,
+    NotFoundError,
+    OutputError,
+    StorageError,
+)
+from registry.member import load_member
+from registry.progress import Advance, silent
+from registry.training import TrainedExpert, train_expert
+from tests.conftest import Zoo, files_of
+from tests.models import logits
+
+SETTINGS = ExpertTraining(tokens=6 * 2 * 32, batch_size=2, seq_len=32, lr=0.01, device="cpu", dtype="float32")
+IDS = torch.randint(1, 320, (2, 32), generator=torch.Generator().manual_seed(0))
+
+
+def settings_with(**changes: Any) -> ExpertTraining:
+    return ExpertTraining(**(vars(SETTINGS) | changes))
+
+
+def train(registry: Registry, zoo: Zoo, out: Path | None = None, **changes: Any) -> TrainedExpert:
+    settings = settings_with(**changes)
+    return registry.train_expert("fresh", "base", [zoo.train["code"]], settings, out=out)
+
+
+@pytest.mark.parametrize("changes", [{}, {"mlp": "lora:2"}, {"trunk": "free"}, {"mlp": "lora:2", "trunk": "free"}])
+def test_what_is_frozen_is_the_base_models_to_the_byte(
+    filled: Registry, zoo: Zoo, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    done = train(filled, zoo, tmp_path / "out", **changes)
+    assert done.registration is None
+    base, mlp = Checkpoint(zoo.base), Checkpoint(zoo.base).mlp
+    old, new = load_file(zoo.base / "model.safetensors"), load_file(tmp_path / "out" / "model.safetensors")
+    assert old.keys() == new.keys()
+    for name, tensor in old.items():
+        assert new[name].dtype == tensor.dtype
+        is_trained = name in mlp or changes.get("trunk") == "free"
+        assert torch.equal(tensor, new[name]) is not is_trained, name
+    assert files_of(tmp_path / "out").keys() - files_of(zoo.base).keys() == {EXPERT_TRAINING}
+    assert Checkpoint(tmp_path / "out").shapes == base.shapes
+    if "mlp" in changes:  # the change of a matrix has the rank that was asked for
+        name = next(name for name in mlp if name.endswith("down_proj.weight"))
+        values = torch.linalg.svdvals(new[name].double() - old[name].double())
+        assert float(values[2]) < 1e-5 * float(values[0])
+    assert not torch.equal(logits(tmp_path / "out", IDS), logits(zoo.base, IDS))
+
+
+def test_the_loss_falls_and_the_version_stores_how_it_was_trained(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
+    done = train(filled, zoo, tokens=40 * 4 * 32, batch_size=4)
+    assert done.losses.after < done.losses.before
+    assert sum(done.losses.steps[-10:]) < sum(done.losses.steps[:10])
+    assert done.registration is not None
+    version = done.registration.version
+    assert version.ref == "fresh@1"
+    member, base = (load_member(filled._workspace, filled.resolve(name)) for name in ("fresh", "base"))
+    assert {link.digest for link in member.arrays if link.role == "trunk"} == {
+        link.digest for link in base.arrays if link.role == "trunk"
+    }
+    document = json.loads(member.file(EXPERT_TRAINING))
+    assert document == done.document
+    assert document["loss"] == list(done.losses.steps)
+    assert document["training"]["base"] == base.content["weights"]
+    filled.export("fresh", tmp_path / "exported")
+    assert json.loads((tmp_path / "exported" / EXPERT_TRAINING).read_bytes()) == document
+    filled.compose(["fresh", "code"], tmp_path / "moe")
+    assert EXPERT_TRAINING not in files_of(tmp_path / "moe")
+    again = train(filled, zoo, tokens=40 * 4 * 32, batch_size=4)
+    assert again.registration is not None
+    assert (again.registration.added, again.registration.version) == (False, version)
+    continued = filled.train_expert("further", "fresh", [zoo.train["law"]], SETTINGS)
+    assert continued.document["training"]["base"] == member.content["weights"]
+
+
+@pytest.mark.parametrize("changes", [{}, {"mlp": "lora:2"}, {"accumulate": 2}])
+@pytest.mark.parametrize("at", [1, 4, 6])
+def test_an_interrupted_training_goes_on_to_the_same_curve_and_bytes(
+    filled: Registry, zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int, changes: dict[str, Any]
+) -> None:
+    if "accumulate" in changes:
+        changes = changes | {"tokens": 2 * SETTINGS.tokens}
+    whole = train(filled, zoo, tmp_path / "whole", **changes)
+    assert len(whole.losses.steps) == 6
+    monkeypatch.setattr("registry.training.expert.expert_trainer.SAVE_SECONDS", 0.0)
+    told: list[str] = []
+    filled.progress = interrupting(at, told)
+    with pytest.raises(KeyboardInterrupt):
+        train(filled, zoo, tmp_path / "out", **changes)
+    assert not (tmp_path / "out").exists()
+    assert len(list(filled.home.partial.iterdir())) == (at > 1)
+    filled.progress = interrupting(None, told)
+    assert train(filled, zoo, tmp_path / "out", **changes).losses == whole.losses
+    assert any("goes on: " in line for line in told) == (at > 1)
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+    assert not list(filled.home.partial.iterdir())
+    filled.progress = silent
+
+
+def interrupting(at: int | None, told: list[str]) -> Callable[..., Any]:
+    """Return a progress that interrupts when step `at` is done."""
+
+    @contextmanager
+    def progress(label: str, total: int, unit: str) -> Iterator[Advance]:
+        told.append(label)
+        steps = 0
+
+        def advance(amount: int) -> None:
+            nonlocal steps
+            steps += amount
+            if unit == "step" and amount and steps == at:
+                raise KeyboardInterrupt
+
+        yield advance
+
+    return progress
+
+
+def test_an_opt_out_of_the_base_deletes_the_state(
+    filled: Registry, zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("registry.training.expert.expert_trainer.SAVE_SECONDS", 0.0)
+    filled.progress = interrupting(3, [])
+    with pytest.raises(KeyboardInterrupt):
+        train(filled, zoo, tmp_path / "out")
+    assert list(filled.home.partial.iterdir())
+    filled.progress = silent
+    filled.opt_out("base", purge=True)
+    assert not list(filled.home.partial.iterdir())
+
+
+def test_a_loss_that_is_not_finite_stops(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
+    before = files_of(filled.home.arrays)
+    with pytest.raises(InvalidInputError, match=r"the loss in step [0-9]+ is (nan|inf)|the loss on held-out") as caught:
+        train(filled, zoo, lr=1e30, warmup=0)
+    assert "--lr" in str(caught.value.hint)
+    assert files_of(filled.home.arrays) == before
+
+
+def test_wrong_input_is_refused_before_anything_is_trained(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
+    code = [zoo.train["code"]]
+    with pytest.raises(NotFoundError, match="nosuch"):
+        filled.train_expert("fresh", "nosuch", code, SETTINGS)
+    with pytest.raises(ConflictError, match="base"):
+        filled.train_expert("base", "base", code, SETTINGS)
+    with pytest.raises(InvalidInputError, match="nothing to train on"):
+        filled.train_expert("fresh", "base", [], SETTINGS)
+    with pytest.raises(InvalidInputError, match="UPPER"):
+        filled.train_expert("UPPER", "base", code, SETTINGS)
+    empty = tmp_path / "empty.txt"
+    empty.write_text("")
+    with pytest.raises(CalibrationError, match="no text"):
+        filled.train_expert("fresh", "base", [empty], SETTINGS)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    with pytest.raises(OutputError, match="full"):
+        train(filled, zoo, tmp_path / "full")
+    wrong: list[dict[str, Any]] = [
+        {"tokens": 0},
+        {"lr": 0.0},
+        {"lr": float("nan")},
+        {"weight_decay": -1.0},
+        {"warmup": 7},
+        {"trunk": "loose"},
+        {"mlp": "lora:0"},
+        {"mlp": "half"},
+        {"dtype": "float16"},
+        {"device": "cuda:1"},
+    ]
+    for changes in wrong:
+        with pytest.raises(InvalidInputError, match=next(iter(changes))):
+            settings_with(**changes)
+
+
+def test_without_the_library_the_error_names_the_extra(
+    filled: Registry, zoo: Zoo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(StorageError, match="accelerate") as caught:
+        train(filled, zoo)
+    assert "expert-registry[train]" in str(caught.value.hint)
+
+
+def test_a_long_curve_is_stored_as_means(
+    filled: Registry, zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[train_expert.__module__], "POINTS", 4)
+    done = train(filled, zoo, tmp_path / "out")
+    steps = done.losses.steps
+    assert (done.document["every"], len(done.document["loss"])) == (2, 3)
+    assert done.document["loss"][0] == (steps[0] + steps[1]) / 2
