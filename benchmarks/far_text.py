@@ -14,6 +14,11 @@ The text of `quality.py`'s far experts, on a Debian system:
 
 A file is a document, cut at blank lines into parts of at most 12,000 characters; parts below 200 characters and parts
 that stood there before are left out. One file in ten, by the digest of its path, is test text: no file is in both.
+
+An expert on such text, all weights trained, as those of `quality.py`:
+
+    reg train-expert chinese --base ../shared/experts/base --data far/corpora/chinese/train.jsonl.gz --trunk free \\
+        --tokens 819200 --batch-size 16 --out far/chinese
 """
 
 import argparse
