@@ -179,7 +179,7 @@ def test_compositions_have_the_same_bytes_cold_warm_and_after_damage(
 def test_another_ridge_strength_reads_no_statistics_and_solves_no_map(
     filled: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: Recipe
 ) -> None:
-    settings = {"trunk": recipe.trunk, "router": "ridge", "lam": 3.0}
+    settings: dict[str, Any] = {"trunk": recipe.trunk, "router": "ridge", "lam": 3.0}
     filled.compose(PAIR, tmp_path / "before", recipe)
     with monkeypatch.context() as patch:
         patch.setattr(Member, "packed_statistics", refuse)
