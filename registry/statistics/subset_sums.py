@@ -10,6 +10,7 @@ Bytes of one layer: 4 H (H + 1) for the Grams of one site, and 8 R H for each li
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
@@ -19,12 +20,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from registry.errors import StorageError
 from registry.io.safetensors_writer import Stream
 from registry.io.torch_blocks import to_block
 from registry.maths.gram_sum import GramSum, gram_sum
 from registry.member import Member
 from registry.statistics.input_products import arrays_of
-from registry.statistics.kept_tensors import MAPS, SUMS, KeptTensors
+from registry.statistics.kept_tensors import MAPS, SUMS, KeptTensors, OpenTensors
 from store.arrays import Block
 
 NumberedBlock = tuple[int, Tensor]
@@ -54,7 +56,6 @@ class SubsetSums:
         Raises:
             IncompatibleError: a member was registered without these statistics.
             DamagedError: a stored array is damaged.
-            StorageError: the disk is full or refuses.
         """
         compute = partial(_gram_sum, members, site, layer, weights)
         for member in members:
@@ -68,9 +69,10 @@ class SubsetSums:
             return _streams(fresh[0])
 
         made_from = [layer, [arrays_of(member, site, layer) for member in members], list(weights)]
-        with self.kept.opened(SUMS, made_from, streams) as tensors:
-            if fresh:
-                return fresh[0]
+        with ExitStack() as stack:
+            tensors = _unless_full(stack, self.kept.opened(SUMS, made_from, streams))
+            if fresh or tensors is None:
+                return fresh[0] if fresh else compute()
             size, experts = tensors.entries["moments"].shape
             gram, moments = (torch.empty((size, width), dtype=torch.float64) for width in (size, experts))
             total = GramSum(gram, moments)
@@ -97,7 +99,6 @@ class SubsetSums:
             first: the number of the map to begin with.
 
         Raises:
-            StorageError: the disk is full or refuses.
             Exception: any error of `solve`.
         """
 
@@ -106,10 +107,22 @@ class SubsetSums:
             return [Stream(_name(number), "float64", shape, lambda: _next(solved)) for number, shape in numbered]
 
         numbered = list(enumerate(shapes))
-        with self.kept.opened(MAPS, made_from, streams) as tensors:
+        with ExitStack() as stack:
+            tensors = _unless_full(stack, self.kept.opened(MAPS, made_from, streams))
+            if tensors is None:
+                yield from solve(first)
+                return
             for number, (height, *_) in numbered[first:]:
                 for start in range(0, height, ROWS):
                     yield number, tensors.rows(_name(number), start, min(start + ROWS, height))
+
+
+def _unless_full(stack: ExitStack, opened: AbstractContextManager[OpenTensors]) -> OpenTensors | None:
+    """Open a file of tensors for as long as the stack lasts; None if the disk is full or refuses."""
+    try:
+        return stack.enter_context(opened)
+    except (OSError, StorageError):
+        return None
 
 
 def _gram_sum(members: Sequence[Member], site: str, layer: int, weights: Sequence[float]) -> GramSum:

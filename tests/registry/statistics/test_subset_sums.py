@@ -5,6 +5,7 @@ An opt-out deletes all of them.
 
 import shutil
 from collections.abc import Iterator
+from errno import ENOSPC
 from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
@@ -130,6 +131,22 @@ def test_maps_are_solved_once(sums: SubsetSums, cache: Path, how: str, first: in
         (path,) = cache.iterdir()
         damage(path, how)
     assert solved == ([0] if how == "none" else [0, 0])
+
+
+def test_a_full_disk_only_keeps_nothing(members: tuple[Member, ...], cache: Path) -> None:
+    def full() -> str:
+        raise OSError(ENOSPC, "no space left on device")
+
+    def solve(begin: int) -> Iterator[tuple[int, torch.Tensor]]:
+        yield begin, torch.ones(2, 3, dtype=torch.float64)
+
+    sums = SubsetSums(KeptTensors(FileCache(cache), full))
+    expected = gram_sum([member.packed_statistics(MLP_INPUT, 0) for member in members], [1.0, 1.0])
+    assert same(sums.gram(members, MLP_INPUT, 0, [1.0, 1.0]), expected)
+    ((number, rows),) = sums.maps([(2, 3)], "maps", solve)
+    assert number == 0
+    assert torch.equal(rows, torch.ones(2, 3, dtype=torch.float64))
+    assert not cache.exists()
 
 
 def test_maps_that_cannot_be_solved_leave_nothing(sums: SubsetSums, cache: Path) -> None:
