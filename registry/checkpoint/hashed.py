@@ -1,5 +1,6 @@
 """Digests of a checkpoint's tensors and files, computed in one read that also checks that its weights are finite."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from registry.checkpoint.checkpoint import Checkpoint
@@ -7,6 +8,9 @@ from registry.checkpoint.tokenizer import identify
 from registry.progress import Progress
 from store.arrays import digest_of
 from store.digest import json_digest
+
+HASHERS = 4
+"""Tensors that are read and hashed at once; each holds one block of rows."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +44,16 @@ def hash_checkpoint(checkpoint: Checkpoint, progress: Progress) -> HashedCheckpo
     tokenizer, tokens = identify(files)
     sources = {name: checkpoint.source(name) for name in (*checkpoint.trunk, *checkpoint.mlp)}
     tensors = {}
-    with progress("hashing", sum(source.nbytes for source in sources.values()), "B") as advance:
-        for name, source in sources.items():
-            tensors[name] = digest_of(source)
-            advance(source.nbytes)
+    with (
+        progress("hashing", sum(source.nbytes for source in sources.values()), "B") as advance,
+        ThreadPoolExecutor(HASHERS, thread_name_prefix="hashing") as pool,
+    ):
+        futures = {name: pool.submit(digest_of, source) for name, source in sources.items()}
+        try:
+            for name, future in futures.items():
+                tensors[name] = future.result()
+                advance(sources[name].nbytes)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
     return HashedCheckpoint(checkpoint, tensors, files, json_digest(tensors), tokenizer, tokens)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
@@ -9,7 +10,7 @@ from typing import Any
 
 import torch
 
-from registry.errors import ConflictError, DamagedError, IncompatibleError, NotFoundError
+from registry.errors import ConflictError, DamagedError, IncompatibleError, NotFoundError, RegError
 from registry.families.sites import MLP_INPUT
 from registry.io.limits import HEADER_BYTES
 from registry.maths.overlap import TOKENS_PER_DIRECTION, Overlap
@@ -18,6 +19,7 @@ from registry.maths.summary import Summary, summary_overlap
 from registry.maths.threads import one_thread
 from registry.member import Member, load_member
 from registry.progress import Progress, remark
+from registry.registration.lineage import COMPARING
 from registry.registration.summary_store import SummaryStore, summary_store
 from registry.workspace import Workspace
 from store.catalog import VersionRecord
@@ -105,25 +107,28 @@ def overlaps(
         and (compared_layers(_size(sibling.version, "num_hidden_layers")), _size(sibling.version, "hidden_size"))
         == (list(summaries), size)
     ]
-    results = []
     store, progress = summary_store(workspace), workspace.progress
+
+    def compare(sibling: RegisteredExpert) -> dict[int, Overlap] | Exception:
+        try:
+            return _from_store(summaries, sibling, store) or _from_statistics(summaries, sibling, store)
+        except (DamagedError, NotFoundError, ConflictError, IncompatibleError, ValueError) as error:
+            return error  # it must not block a registration; a ValueError: forged or inconsistent statistics
+
+    results = []
     # Matrices of a hundred rows: several threads would wait for one another more than they compute.
-    with one_thread(), progress("comparing", len(comparable), "expert") as advance:
-        for sibling in comparable:
-            try:
-                layers = _from_store(summaries, sibling, store) or _from_statistics(summaries, sibling, store)
-            except (
-                DamagedError,
-                NotFoundError,
-                ConflictError,
-                IncompatibleError,
-            ) as error:  # it must not block a registration
-                if not workspace.is_purged(sibling.version):
-                    remark(progress, f"the text of {sibling.version.ref} is not compared: {error.message}")
-            except ValueError as error:  # forged or inconsistent statistics
-                remark(progress, f"the text of {sibling.version.ref} is not compared: {error}")
-            else:
-                results.append(ExpertOverlap(sibling.version.ref, layers))
+    with (
+        one_thread(),
+        progress("comparing", len(comparable), "expert") as advance,
+        ThreadPoolExecutor(COMPARING, "comparing", torch.set_num_threads, (1,)) as pool,
+    ):
+        for sibling, found in zip(comparable, pool.map(compare, comparable), strict=True):
+            if not isinstance(found, Exception):
+                results.append(ExpertOverlap(sibling.version.ref, found))
+            elif not isinstance(found, RegError):
+                remark(progress, f"the text of {sibling.version.ref} is not compared: {found}")
+            elif not workspace.is_purged(sibling.version):
+                remark(progress, f"the text of {sibling.version.ref} is not compared: {found.message}")
             advance(1)
     return tuple(sorted(results, key=lambda overlap: -overlap.routing))
 

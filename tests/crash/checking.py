@@ -13,6 +13,7 @@ from typing import Any
 
 import registry.maintenance.garbage
 from registry import Registry
+from registry.families.sites import TOKEN_COUNTS
 from registry.io.model_folder import MARKER
 from registry.registration.summary_store import strays_in
 from store.catalog import schema
@@ -146,14 +147,17 @@ def outcome(world: Path) -> dict[str, Any]:
             assert not list(opened.verify().problems)
             opened.gc()
             assert opened.verify().orphans == 0
-            members = [version.name for version in opened.versions(kind="expert")]
+            experts = opened.versions(kind="expert")
+            members = [version.name for version in experts]
             active = [version.digest for version in opened.versions()]
         for name in ("partial", "work", "merged", "cache"):
             assert files_of(home / name) == {}, f"{name} is not empty"
         assert strays_in(home / "summaries", active) == [], "summaries of no version"
         composed = {path.name: files_of(path) for path in sorted(world.iterdir()) if path.name in ("moe", "out")}
         if members:
-            done = run(world, ["compose", "--experts", ",".join(members), "--force", "--out", world / "after"])
+            counts_alone = any(record.site == TOKEN_COUNTS for one in experts for record in one.statistics)
+            trunk = ["--trunk", "mean"] if counts_alone else []  # regmean needs the statistics of every member
+            done = run(world, ["compose", "--experts", ",".join(members), *trunk, "--force", "--out", world / "after"])
             assert done.exit_code == 0, done.output
             composed["after"] = files_of(world / "after")
         found["folders"] = {name: _hashed(files) for name, files in composed.items()}

@@ -25,7 +25,13 @@ from tests.models import make_model, save_checkpoint, sentences, train_tokenizer
 
 GOLDEN = Path(__file__).parents[1] / "store" / "golden"
 NAMES = ("base", "code", "math", "law", "german")
-SMALL = {"num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 32, "tie_word_embeddings": True}
+SMALL = {
+    "num_hidden_layers": 1,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_attention_heads": 2,  # heads of 8 channels hold the evidence of all four experts
+    "tie_word_embeddings": True,
+}
 _PASS = "--tokens 64 --seq-len 32 --batch-size 1"
 _TEXT = "--windows 2 --seq-len 16 --batch-size 1"
 
