@@ -123,7 +123,9 @@ class _Writing:
     ) -> None:
         self._shards, self._files, self._advance = shards, files, advance
         self._flushes, self._workers = flush, workers
-        self._turn = threading.Condition()  # guards the attributes up to the error
+        self._turn = threading.Lock()  # guards the attributes up to the error
+        self._ready = threading.Condition(self._turn)  # for the flushing thread: enough is unflushed, or writers ended
+        self._idle = threading.Condition(self._turn)  # for the calling thread: a thread ended, or failed
         self._dirty = [0] * len(shards)
         self._writers = self._running = 0
         self._error: BaseException | None = None
@@ -189,13 +191,18 @@ class _Writing:
         with self._turn:
             self._writers -= writers
             self._running -= running
-            self._turn.notify_all()
+            self._notify()
 
     def _wait(self) -> None:
         """Wait until the threads have ended: an interrupt may stop this, where `Thread.join` would lose the thread."""
         with self._turn:
             while self._running:
-                self._turn.wait()
+                self._idle.wait()
+
+    def _notify(self) -> None:
+        """Wake all that wait, with the lock held."""
+        self._ready.notify_all()
+        self._idle.notify_all()
 
     def _guarded(self, run: Callable[[], None]) -> None:
         try:
@@ -209,7 +216,7 @@ class _Writing:
         with self._turn:
             if self._error is None or not isinstance(error, Exception):
                 self._error = error
-            self._turn.notify_all()
+            self._notify()
 
     def _render_alone(self) -> None:
         """Render on one thread of torch: the setting belongs to the calling thread."""
@@ -288,13 +295,14 @@ class _Writing:
         return nbytes
 
     def _wrote(self, tensor: _Tensor, nbytes: int) -> None:
-        """Count bytes written, and notify the flushing thread."""
+        """Count bytes written, and wake the flushing thread once there are enough for it."""
         with self._turn:
             if self._error is not None:
                 raise _StoppedError
             self._dirty[tensor.file] += nbytes
             self._advance(nbytes)
-            self._turn.notify_all()
+            if sum(self._dirty) >= FLUSH_BYTES:
+                self._ready.notify()
 
     def _flush(self) -> None:
         """Flush written bytes to disk, repeatedly, until the writers have ended."""
@@ -302,7 +310,7 @@ class _Writing:
         while writing:
             with self._turn:
                 while self._error is None and self._writers and sum(self._dirty) < FLUSH_BYTES:
-                    self._turn.wait()
+                    self._ready.wait()
                 if self._error is not None:
                     raise _StoppedError
                 writing = bool(self._writers)
