@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import cached_property, partial
 from itertools import groupby
+from math import prod
 from operator import itemgetter
 from typing import Protocol, runtime_checkable
 
@@ -32,13 +33,13 @@ from registry.maths.lam import LamCurve, lam_curve
 from registry.maths.router import BASE, OWN, ROUTERS, RouterInputs, balanced
 from registry.maths.statistics import PackedStatistics, Statistics
 from registry.maths.trunk import TRUNKS, Combination
-from registry.maths.trunk.combination import Pass, Rows
+from registry.maths.trunk.combination import Pass, Rows, tile_rows
 from registry.member import Member
 from registry.statistics.cache import Cached
 from registry.statistics.input_products import InputProducts, arrays_of
 from registry.statistics.kept_tensors import KeptTensors
 from registry.statistics.subset_sums import NumberedBlock, SubsetSums
-from store.arrays import ArraySource
+from store.arrays import ArraySource, blocks_of_rows
 
 
 @runtime_checkable
@@ -270,9 +271,12 @@ class StoredSource:
                 inputs = partial(_statistics, plan.members, site, layer)
             elif name == plan.lead.family.embedding:
                 counts = [member.token_counts for member in plan.members]  # (V,) each
+        shapes = {member.weight(name).shape for member in members}
+        # Pieces that the cache holds are averaged before the next is read. Of one shape, they are the tiles of blocks.
+        rows = tile_rows(prod(shapes.pop()[1:])) if method.tiled and inputs is None and len(shapes) == 1 else None
         return Combination(
             name,
-            [pass_over(member, name) for member in members],
+            [pass_over(member, name, rows) for member in members],
             plan.weights,
             None if base is None else pass_over(base, name),
             [member.version.digest for member in plan.members],
@@ -307,9 +311,17 @@ class RecollectedSource:
         return self._inner.mlp(member, name)
 
 
-def pass_over(member: Member, name: str) -> Pass:
-    """Return a function that starts a pass over a member's tensor, in blocks of its rows."""
+def pass_over(member: Member, name: str, rows: int | None = None) -> Pass:
+    """Return a function that starts a pass over a member's tensor, in blocks of its rows.
+
+    Args:
+        member: the member.
+        name: the tensor.
+        rows: rows of a block, at most, if the tensor is stored uncompressed; each of its files begins a new block.
+    """
     source = member.open_weight(name)
+    if rows is not None and (raw := source.raw) is not None:
+        return lambda: (to_tensor(block, source.dtype) for block in blocks_of_rows(raw, rows))
     return lambda: (to_tensor(block, source.dtype) for block in source.blocks())
 
 
