@@ -3,7 +3,8 @@
 Composing flushes what it writes to disk, and `cp` does not: `sync FOLDER/*` flushes the copy's files, on the same file
 system. Beside it: against the one SHA-256 that every byte of an expert goes through, on two threads and nothing else;
 with the trunk by RegMean, which computes much more than it copies, for the first time (products of weights and Grams
-are taken) and afterwards; and by the default recipe, which adds two layers and head maps.
+are taken), with weights that were not used before (sums and solves are made from products that are there) and
+afterwards; and by the default recipe, which adds two layers and head maps.
 """
 
 import hashlib
@@ -11,7 +12,10 @@ import os
 import shutil
 import subprocess
 import threading
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 from benchmarks.alternating import SHORT, Comparison, Setup, alternate, run
@@ -50,18 +54,28 @@ def measure(scratch: Path) -> list[Comparison]:
     out, to, whole = scratch / "moe", scratch / "copy", scratch / "whole"
     found: list[Comparison] = []
     with Registry(home) as registry:
+        numbers = count(1)
 
         def compose(recipe: Recipe) -> None:
             registry.compose(names, out, recipe)
 
+        def compose_weighted(recipe: Recipe) -> None:
+            compose(replace(recipe, weights={names[0]: 1.5 + next(numbers)}))
+
         def against(
-            claim: str, note: str, recipe: Recipe, other: partial[None], rounds: int, target: float | None = None
+            claim: str,
+            note: str,
+            recipe: Recipe,
+            other: partial[None],
+            rounds: int,
+            target: float | None = None,
+            ours: Callable[[Recipe], None] = compose,
         ) -> None:
             fresh, gone = partial(shutil.rmtree, out, True), partial(shutil.rmtree, to, True)
             found.append(
                 alternate(
                     claim,
-                    partial(compose, recipe),
+                    partial(ours, recipe),
                     other,
                     rounds,
                     target=target,
@@ -82,11 +96,13 @@ def measure(scratch: Path) -> list[Comparison]:
         against(claim, "trunk mean, router ridge", mean, partial(copy, whole, to), 5, 1.2)
         against("compose against one SHA-256 a byte", "trunk mean, router ridge", mean, partial(hash_once, nbytes), 2)
         against(claim, "trunk regmean, router ridge, the first time", regmean, partial(copy, whole, to), 1)
-        against(claim, "trunk regmean, router ridge, products there", regmean, partial(copy, whole, to), 3, 3.0)
+        copied = partial(copy, whole, to)
+        against(claim, "trunk regmean, router ridge, other weights", regmean, copied, 3, 3.0, compose_weighted)
+        against(claim, "trunk regmean, router ridge, composed before", regmean, copied, 3, 3.0)
         if SHORT in os.environ:
             return found
         nbytes = made(Recipe())
-        against(claim, "the default recipe, products there", Recipe(), partial(copy, whole, to), 2)
+        against(claim, "the default recipe, composed before", Recipe(), partial(copy, whole, to), 2)
     return found
 
 

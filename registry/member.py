@@ -151,9 +151,9 @@ class Member:
             f"statistics, collect them again first: reg collect CKPT --data FILE --out CKPT{alternative}",
         )
 
-    @property
+    @cached_property
     def token_counts(self) -> torch.Tensor:
-        """Occurrences of each token in the calibration, int64 of shape (V,)."""
+        """Occurrences of each token in the calibration, int64 of shape (V,), read once: many tensors depend on them."""
         return self._tensor("statistics", TOKEN_COUNTS)
 
     @property

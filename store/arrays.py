@@ -23,7 +23,7 @@ from store.chunk_files import read_compressed, write_array
 from store.digest import canonical_json
 from store.errors import DamagedError, InvalidInputError, NotFoundError, StorageError
 from store.permissions import SPACE
-from store.raw_chunks import RawArray, raw_form
+from store.raw_chunks import RawArray, fill, raw_form
 from store.zarr_layout import CARRIERS as CARRIERS
 from store.zarr_layout import CHUNK_ELEMENTS as CHUNK_ELEMENTS
 from store.zarr_layout import ROW_ELEMENTS, Layout, check_chunks, read_layout, regular_size
@@ -196,7 +196,7 @@ class ArrayStore:
         dtype, shape = layout.dtype, layout.shape
         raw = raw_form(layout, path, digest)
         if raw is not None and layout.height == rows_per_block(shape):
-            return ArraySource(dtype, shape, lambda: _checked(digest, dtype, shape, _raw_blocks(raw)), raw)
+            return ArraySource(dtype, shape, lambda: _checked(digest, dtype, shape, _raw_blocks(raw, raw.height)), raw)
         if layout.compressed and layout.height == rows_per_block(shape):
             return ArraySource(dtype, shape, lambda: _checked(digest, dtype, shape, read_compressed(path, layout)))
 
@@ -315,6 +315,19 @@ class ArrayStore:
             raise _damaged(digest, f"zarr.json is unreadable ({error})") from error
 
 
+def blocks_of_rows(raw: RawArray, rows: int) -> Iterator[Block]:
+    """Yield an uncompressed array in its carrier dtype, few rows at a time, and check it after the last.
+
+    Args:
+        raw: the array.
+        rows: rows of a block, at most; every file begins a new block.
+
+    Raises:
+        DamagedError: the bytes do not match the digest.
+    """
+    return _checked(raw.digest, raw.dtype, raw.shape, _raw_blocks(raw, rows))
+
+
 def check_digest(digest: str, state: "hashlib._Hash") -> None:
     """Check that a hash, begun with `new_hash`, matches the digest of an array.
 
@@ -345,14 +358,16 @@ def _checked(digest: str, dtype: str, shape: tuple[int, ...], blocks: Iterator[B
     check_digest(digest, state)
 
 
-def _raw_blocks(raw: RawArray) -> Iterator[Block]:
+def _raw_blocks(raw: RawArray, rows: int) -> Iterator[Block]:
     import numpy as np
 
     carrier = CARRIERS[raw.dtype][0]
     for number in range(raw.count):
-        block = np.empty((raw.rows(number), *raw.shape[1:]), carrier)
-        raw.read(number, block.data.cast("B"))
-        yield block
+        with raw.opened(number) as file:
+            for start in range(0, height := raw.rows(number), rows):
+                block = np.empty((min(rows, height - start), *raw.shape[1:]), carrier)
+                fill(file, block.data.cast("B"))
+                yield block
 
 
 def _damaged(digest: str, why: str) -> DamagedError:

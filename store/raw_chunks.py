@@ -77,11 +77,6 @@ class RawArray:
         with FileIO(os.open(self.layout.chunk(self.folder, number), os.O_RDONLY | os.O_NOFOLLOW)) as file:
             yield file
 
-    def read(self, number: int, into: memoryview) -> None:
-        """Fill a buffer with the bytes of one file (raises the errors of `opened`)."""
-        with self.opened(number) as file:
-            fill(file, into)
-
 
 def fill(file: FileIO, into: memoryview) -> None:
     """Fill a buffer with the next bytes of a file.

@@ -139,7 +139,8 @@ def check_chunks(layout: Layout, folder: Path, numbers: Sequence[int]) -> None:
         if not layout.compressed and (padding := (number + 1) * layout.height - layout.shape[0]) > 0:
             with file.open("rb") as chunk:
                 chunk.seek(expected - padding * layout.row_bytes)
-                if any(chunk.read()):
+                rest = chunk.read()
+                if rest != bytes(len(rest)):
                     raise ValueError(f"{file.name} does not end in zeros")
 
 

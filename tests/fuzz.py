@@ -36,7 +36,7 @@ import zarr
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from registry.errors import RegError
-from registry.statistics.input_products import PREFIX
+from registry.statistics.kept_tensors import PREFIXES
 from tests.conftest import files_of
 from tests.fuzz_targets import TARGETS, Act
 from tests.fuzz_world import World
@@ -76,14 +76,14 @@ def signature(home: Path) -> dict[str, tuple[int, int]]:
     found = {}
     for path in sorted(home.rglob("*")):
         status = path.lstat()
-        if not path.is_dir() and not path.name.startswith(PREFIX):
+        if not path.is_dir() and not path.name.startswith(PREFIXES):
             found[str(path.relative_to(home))] = (status.st_size, status.st_mtime_ns)
     return found
 
 
 def _lasting(home: Path) -> dict[str, bytes]:
     """Return every file below `home`, but for products that compositions keep."""
-    return {name: data for name, data in files_of(home).items() if not Path(name).name.startswith(PREFIX)}
+    return {name: data for name, data in files_of(home).items() if not Path(name).name.startswith(PREFIXES)}
 
 
 class Batch:

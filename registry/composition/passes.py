@@ -54,7 +54,7 @@ from registry.runtime.gates import gates
 from registry.runtime.loading import load_model
 from registry.statistics.cache import Cached, StatisticsCache
 from registry.statistics.forward_pass import HookPoint, ModelRun, batch, take_statistics
-from registry.statistics.input_products import InputProducts
+from registry.statistics.kept_tensors import KeptTensors
 from registry.statistics.settings import PassSettings
 from registry.workspace import Workspace
 from store.digest import json_digest
@@ -135,8 +135,7 @@ def tensor_source_of(plan: Plan, context: PassContext) -> TensorSource:
         InvalidInputError: a linear system cannot be solved.
     """
     recipe = plan.recipe
-    products = InputProducts(context.cache, partial(mkdtemp, dir=context.work))
-    source: TensorSource = StoredSource(plan, products)
+    source: TensorSource = StoredSource(plan, KeptTensors(context.cache, partial(mkdtemp, dir=context.work)))
     if recipe.to == "moe" and recipe.refits:
         source = _refitted(source, context)
     if recipe.to == "moe" and recipe.retakes:

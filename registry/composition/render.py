@@ -6,6 +6,7 @@ tensor add up to (R, C). Expert tensors that are stacked have the experts E firs
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from registry.hosts import Constant, Experts, RowSelection, Trunk
 from registry.hosts.tensors import Entries, Evidence, EvidenceEmbedding, HeadMap, OwnHeadMap, Router, Widened
 from registry.io.safetensors_writer import Span
 from registry.io.torch_blocks import to_block, to_tensor, torch_dtype
-from store.arrays import ArraySource, Block, rows_per_block
+from store.arrays import CARRIERS, ArraySource, Block, rows_per_block
 
 
 def render(source: TensorSource, tensor: OutputTensor) -> Iterator[Block]:
@@ -36,7 +37,7 @@ def render(source: TensorSource, tensor: OutputTensor) -> Iterator[Block]:
             for combined in _combine(source, trunk):
                 yield to_block(combined.to(dtype))
         case Constant(shape, value):
-            rows_at_once = rows_per_block(shape)
+            rows_at_once = _few_rows(shape)
             for start in range(0, shape[0], rows_at_once):
                 count = min(rows_at_once, shape[0] - start)
                 yield to_block(torch.full((count, *shape[1:]), value, dtype=dtype))
@@ -72,16 +73,20 @@ def _widened(source: TensorSource, widened: Widened, tensor: OutputTensor) -> It
                 yield to_block(torch.zeros((more, widened.shape[-1]), dtype=dtype))
         return
     for combined in _combine(source, inner):
-        scaled = combined.double() * widened.scale if widened.scale != 1.0 else combined
-        if widened.axis == -1:
-            more = widened.shape[-1] - scaled.shape[-1]
-            scaled = torch.nn.functional.pad(scaled, (0, more))
-        yield to_block(scaled.to(dtype))
+        scaled = (combined.double() * widened.scale if widened.scale != 1.0 else combined).to(dtype)
+        yield to_block(
+            torch.nn.functional.pad(scaled, (0, widened.shape[-1] - scaled.shape[-1] if widened.axis else 0))
+        )
     if widened.axis == 0:
         tail = torch.zeros((widened.shape[0] - inner.shape[0], *widened.shape[1:]), dtype=torch.float64)
         for index, value in widened.tail:
             tail[index - inner.shape[0]] = value
         yield to_block(tail.to(dtype))
+
+
+def _few_rows(shape: tuple[int, ...]) -> int:
+    """Return the rows of a block that stays in the processor's cache until it is written."""
+    return max(1, rows_per_block(shape) // 16)
 
 
 def padded(block: Block, width: int) -> Block:
@@ -102,7 +107,7 @@ def _entries(source: TensorSource, sparse: Entries, dtype: torch.dtype) -> Itera
         values += [(index, float(limits[pair]) * factor * unit) for index, pair, factor in sparse.thresholds]
         shrink = largest / max(largest, *(abs(value) for _, value in values))
         values = [(index, value * shrink) for index, value in values]
-    rows_at_once = rows_per_block(flat)
+    rows_at_once = _few_rows(flat)
     by_block: dict[int, list[tuple[int, tuple[int, ...], float]]] = {}
     for index, value in values:
         row = index[0]
@@ -142,7 +147,7 @@ def _head_map(source: TensorSource, maps: HeadMap, dtype: torch.dtype) -> Iterat
     unit = source.context.unit**maps.unit_power if maps.projection == "down" and maps.unit_power else 1.0
     gates = torch.tensor([gate for gate, _ in levels], dtype=torch.float64).repeat_interleave(rank)
     factors = torch.tensor([factor for _, factor in levels], dtype=torch.float64).repeat_interleave(rank) * unit
-    rows_at_once = rows_per_block((height, width))
+    rows_at_once = _few_rows((height, width))
     for expert in maps.experts:
         left, right = source.context.head_maps.factors(expert, rank, keep=len(maps.experts) > 1)  # (H, k), (k, H)
         for start in range(0, height, rows_at_once):
@@ -161,11 +166,24 @@ def _head_map(source: TensorSource, maps: HeadMap, dtype: torch.dtype) -> Iterat
 
 
 def spans(source: TensorSource, tensor: OutputTensor) -> list[Span] | None:
-    """Return the stored bytes that an expert tensor consists of; None for a tensor that is computed."""
-    if not isinstance(tensor.made, Experts):
+    """Return the stored bytes and the zeros that an expert tensor consists of; None for a tensor that is computed."""
+    made = tensor.made
+    experts = made.inner if isinstance(made, Widened) else made
+    if not isinstance(experts, Experts):
         return None
-    parts = [span(source.mlp(member, rows.name), rows, tensor.dtype) for member, rows in tensor.made.parts]
-    return [part for part in parts if part is not None] if None not in parts else None
+    parts = [span(source.mlp(member, rows.name), rows, tensor.dtype) for member, rows in experts.parts]
+    stored = [part for part in parts if part is not None]
+    if len(stored) < len(parts):
+        return None
+    if not isinstance(made, Widened):
+        return stored
+    if any(len(part.raw.shape) != 2 for part in stored):
+        return None
+    size = CARRIERS[tensor.dtype][1]
+    if made.axis == 0:
+        after = (made.shape[-2] - experts.shape[-2]) * made.shape[-1] * size
+        return [replace(part, after=after) for part in stored]
+    return [replace(part, padding=made.shape[-1] * size - part.raw.row_bytes) for part in stored]
 
 
 def span(source: ArraySource, rows: RowSelection, dtype: str) -> Span | None:

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import cached_property, partial
 from itertools import groupby
+from math import prod
 from operator import itemgetter
 from typing import Protocol, runtime_checkable
 
@@ -32,14 +33,13 @@ from registry.maths.lam import LamCurve, lam_curve
 from registry.maths.router import BASE, OWN, ROUTERS, RouterInputs, balanced
 from registry.maths.statistics import PackedStatistics, Statistics
 from registry.maths.trunk import TRUNKS, Combination
-from registry.maths.trunk.combination import Pass, Rows
+from registry.maths.trunk.combination import Pass, Rows, tile_rows
 from registry.member import Member
 from registry.statistics.cache import Cached
-from registry.statistics.input_products import InputProducts
-from store.arrays import ArraySource
-
-_NumberedBlock = tuple[int, Tensor]
-"""The number of a map among those that are combined together, and a block of its rows."""
+from registry.statistics.input_products import InputProducts, arrays_of
+from registry.statistics.kept_tensors import KeptTensors
+from registry.statistics.subset_sums import NumberedBlock, SubsetSums
+from store.arrays import ArraySource, blocks_of_rows
 
 
 @runtime_checkable
@@ -62,10 +62,11 @@ class RouterSolver:
     Args:
         plan: the composition.
         members: the statistics of each member, in the plan's order.
+        sums: where the sum of the plan's members' own statistics is kept; None to add up `members`.
     """
 
-    def __init__(self, plan: Plan, members: Sequence[SiteStatistics]) -> None:
-        self._plan, self._members = plan, members
+    def __init__(self, plan: Plan, members: Sequence[SiteStatistics], sums: SubsetSums | None = None) -> None:
+        self._plan, self._members, self._sums = plan, members, sums
         self._curves: dict[int, LamCurve] = {}
         self._gates: dict[int, Tensor] = {}
 
@@ -134,6 +135,7 @@ class RouterSolver:
             layer,
             [member.version.digest for member in plan.members],
             plan.lead.architecture.hidden_size,
+            partial(self._sums.gram, plan.members, MLP_INPUT, layer, self.weights) if self._sums else None,
         )
         try:
             return method.solve(inputs)
@@ -176,15 +178,15 @@ class StoredSource:
 
     Args:
         plan: the composition.
-        products: the members' products of weights and Grams.
+        kept: the members' products of weights and Grams, and sums over them.
     """
 
-    def __init__(self, plan: Plan, products: InputProducts | None = None) -> None:
+    def __init__(self, plan: Plan, kept: KeptTensors | None = None) -> None:
         self.plan = plan
-        self.routers = RouterSolver(plan, plan.members)
+        self._products, self._sums = InputProducts(kept or KeptTensors()), SubsetSums(kept or KeptTensors())
+        self.routers = RouterSolver(plan, plan.members, self._sums)
         self.context = ContextInputs(self)
-        self._products = products or InputProducts()
-        self._pending: dict[tuple[str, int], tuple[list[str], Iterator[tuple[int, Iterator[_NumberedBlock]]]]] = {}
+        self._pending: dict[tuple[str, int], tuple[list[str], Iterator[tuple[int, Iterator[NumberedBlock]]]]] = {}
         """Input → the maps of it that are still to come, and their rows."""
 
     def combined(self, name: str) -> Iterator[Float[Tensor, "r ..."]]:
@@ -227,22 +229,34 @@ class StoredSource:
         if name not in names[:1]:  # not the map that comes next: factor again, and begin with this map
             together = self._maps_of_input[site_and_layer]
             names = together[together.index(name) :]
-            maps = groupby(self._together(together, names), key=itemgetter(0))
+            maps = groupby(self._together(together, len(together) - len(names)), key=itemgetter(0))
         _, blocks = next(maps)  # the blocks (r, C) of the first map
         yield from (block for _, block in blocks)
         if names[1:]:
             self._pending[site_and_layer] = names[1:], maps
 
-    def _together(self, together: Sequence[str], names: Sequence[str]) -> Iterator[_NumberedBlock]:
-        """Yield the rows of some of the maps of one input."""
+    def _together(self, names: Sequence[str], first: int) -> Iterator[NumberedBlock]:
+        """Yield the rows of the maps of one input, from one of them on."""
+        plan, (site, layer) = self.plan, self._linear_inputs[names[0]]
+        solve = partial(self._solved, names)
+        shapes = [plan.lead.weight(name).shape for name in names]
+        arrays = [arrays_of(member, site, layer, names) for member in plan.members]
+        options = [plan.recipe.trunk, dict(plan.recipe.method_options), plan.weights, plan.statistics_weights]
+        made_from = [layer, list(names), arrays, options]
+        keeps = self._sums.keeps(plan.weights) and self._sums.keeps(plan.statistics_weights)
+        yield from self._sums.maps(shapes, made_from, solve, first) if keeps else solve(first)
+        return_freed_memory()
+
+    def _solved(self, names: Sequence[str], first: int) -> Iterator[NumberedBlock]:
+        """Yield the same, from the members' products."""
         combine, (site, layer) = TRUNKS[self.plan.recipe.trunk].together, self._linear_inputs[names[0]]
         assert combine is not None
         with ExitStack() as stack:
             opened = [
-                stack.enter_context(self._products.of(member, site, layer, together)) for member in self.plan.members
+                stack.enter_context(self._products.of(member, site, layer, names)) for member in self.plan.members
             ]
-            yield from combine([self._combination(name, [rows[name] for rows in opened]) for name in names])
-        return_freed_memory()
+            combinations = [self._combination(name, [rows[name] for rows in opened]) for name in names[first:]]
+            yield from ((first + number, rows) for number, rows in combine(combinations))
 
     def _combination(self, name: str, products: Sequence[Rows] = ()) -> Combination:
         plan, method = self.plan, TRUNKS[self.plan.recipe.trunk]
@@ -257,9 +271,12 @@ class StoredSource:
                 inputs = partial(_statistics, plan.members, site, layer)
             elif name == plan.lead.family.embedding:
                 counts = [member.token_counts for member in plan.members]  # (V,) each
+        shapes = {member.weight(name).shape for member in members}
+        # Pieces that the cache holds are averaged before the next is read. Of one shape, they are the tiles of blocks.
+        rows = tile_rows(prod(shapes.pop()[1:])) if method.tiled and inputs is None and len(shapes) == 1 else None
         return Combination(
             name,
-            [pass_over(member, name) for member in members],
+            [pass_over(member, name, rows) for member in members],
             plan.weights,
             None if base is None else pass_over(base, name),
             [member.version.digest for member in plan.members],
@@ -294,9 +311,17 @@ class RecollectedSource:
         return self._inner.mlp(member, name)
 
 
-def pass_over(member: Member, name: str) -> Pass:
-    """Return a function that starts a pass over a member's tensor, in blocks of its rows."""
+def pass_over(member: Member, name: str, rows: int | None = None) -> Pass:
+    """Return a function that starts a pass over a member's tensor, in blocks of its rows.
+
+    Args:
+        member: the member.
+        name: the tensor.
+        rows: rows of a block, at most, if the tensor is stored uncompressed; each of its files begins a new block.
+    """
     source = member.open_weight(name)
+    if rows is not None and (raw := source.raw) is not None:
+        return lambda: (to_tensor(block, source.dtype) for block in blocks_of_rows(raw, rows))
     return lambda: (to_tensor(block, source.dtype) for block in source.blocks())
 
 

@@ -15,9 +15,9 @@ def file_digest(path: Path, advance: Callable[[int], None] = lambda amount: None
         path: the file.
         advance: called with the number of bytes after each read.
     """
-    state = hashlib.sha256()
-    with path.open("rb") as file:
-        while data := file.read(CHUNK):
-            state.update(data)
-            advance(len(data))
+    state, room = hashlib.sha256(), memoryview(bytearray(CHUNK))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(room):
+            state.update(room[:count])
+            advance(count)
     return state.hexdigest()

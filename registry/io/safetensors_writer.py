@@ -3,8 +3,10 @@
 safetensors' own writer writes to a temporary file with a random name, which could not be found again after a crash.
 """
 
+import errno
 import json
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +25,27 @@ PYTORCH = {"format": "pt"}
 
 @dataclass(frozen=True)
 class Span:
-    """Bytes of a stored array, from `begin` up to `end`, that a tensor contains unchanged."""
+    """Bytes of a stored array that a tensor contains unchanged.
+
+    Attributes:
+        raw: the array.
+        begin: the first byte.
+        end: the byte after the last; of whole rows, if zeros follow them.
+        padding: bytes of zeros that follow each row of the array.
+        after: bytes of zeros that follow all.
+    """
 
     raw: RawArray
     begin: int
     end: int
+    padding: int = 0
+    after: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes, zeros included."""
+        padding = (self.end - self.begin) // self.raw.row_bytes * self.padding
+        return self.end - self.begin + padding + self.after
 
 
 @dataclass(frozen=True)
@@ -39,7 +57,7 @@ class Stream:
         dtype: its dtype.
         shape: its shape.
         blocks: starts a pass over its blocks.
-        spans: the same bytes as consecutive parts of stored arrays, or None if they are not stored.
+        spans: the same bytes as consecutive parts of stored arrays and zeros, or None if they are not stored.
         part: of the model (experts, head maps, routers, trunk); parts share no file if the model has several files.
         origin: everything that its bytes depend on, as a JSON value; None if that is not known.
         job: computed tensors of one job are rendered one after another by one thread; without a name each is its own.
@@ -146,3 +164,29 @@ def replace_shard(path: Path, streams: Sequence[Stream], metadata: Mapping[str, 
         raise StorageError(
             f"{path} cannot be written: {error.strerror or error}", "free some space, or choose another folder"
         ) from error
+
+
+def write_at(file: int, data: memoryview, at: int) -> None:
+    """Write bytes to a place in a file.
+
+    Raises:
+        OSError: the disk is full or refuses.
+    """
+    while data:
+        written = os.pwrite(file, data, at)
+        data, at = data[written:], at + written
+
+
+def allocate(file: int, nbytes: int) -> None:
+    """Allocate the blocks of a file, if the system can: writing is several times as fast then.
+
+    Raises:
+        OSError: the disk is full.
+    """
+    if not hasattr(os, "posix_fallocate"):
+        return
+    try:
+        os.posix_fallocate(file, 0, nbytes)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):  # the errors of file systems without it
+            raise

@@ -13,7 +13,6 @@ array's own, against which it was checked.
 The first failure in any thread stops all of them, and is raised in the calling thread.
 """
 
-import errno
 import os
 import struct
 import sys
@@ -29,7 +28,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
-from registry.io.safetensors_writer import Span, Stream, check_size, head, in_order
+from registry.io.safetensors_writer import Span, Stream, allocate, check_size, head, in_order, write_at
 from registry.io.tree_digest import combine
 from registry.progress import Advance
 from store.arrays import check_digest, new_hash, unreadable
@@ -123,7 +122,9 @@ class _Writing:
     ) -> None:
         self._shards, self._files, self._advance = shards, files, advance
         self._flushes, self._workers = flush, workers
-        self._turn = threading.Condition()  # guards the attributes up to the error
+        self._turn = threading.Lock()  # guards the attributes up to the error
+        self._ready = threading.Condition(self._turn)  # for the flushing thread: enough is unflushed, or writers ended
+        self._idle = threading.Condition(self._turn)  # for the calling thread: a thread ended, or failed
         self._dirty = [0] * len(shards)
         self._writers = self._running = 0
         self._error: BaseException | None = None
@@ -137,8 +138,8 @@ class _Writing:
         self._queue()
         for file, shard in zip(self._files, self._shards, strict=True):
             if not self._shares_blocks:  # which takes no space
-                _allocate(file, len(shard.head) + shard.nbytes)
-            _write(file, memoryview(shard.head), 0)
+                allocate(file, len(shard.head) + shard.nbytes)
+            write_at(file, memoryview(shard.head), 0)
         writers = [self._copy] * min(COPIERS, os.cpu_count() or 1, self._copies.qsize())
         if self._workers > 1:
             writers += [self._render_alone] * min(self._workers, self._jobs.qsize())
@@ -189,13 +190,18 @@ class _Writing:
         with self._turn:
             self._writers -= writers
             self._running -= running
-            self._turn.notify_all()
+            self._notify()
 
     def _wait(self) -> None:
         """Wait until the threads have ended: an interrupt may stop this, where `Thread.join` would lose the thread."""
         with self._turn:
             while self._running:
-                self._turn.wait()
+                self._idle.wait()
+
+    def _notify(self) -> None:
+        """Wake all that wait, with the lock held."""
+        self._ready.notify_all()
+        self._idle.notify_all()
 
     def _guarded(self, run: Callable[[], None]) -> None:
         try:
@@ -209,7 +215,7 @@ class _Writing:
         with self._turn:
             if self._error is None or not isinstance(error, Exception):
                 self._error = error
-            self._turn.notify_all()
+            self._notify()
 
     def _render_alone(self) -> None:
         """Render on one thread of torch: the setting belongs to the calling thread."""
@@ -228,7 +234,7 @@ class _Writing:
                     data = block.data.cast("B")
                     if nbytes + len(data) <= stream.nbytes:
                         state.update(data)
-                        _write(self._files[tensor.file], data, tensor.begin + nbytes)
+                        write_at(self._files[tensor.file], data, tensor.begin + nbytes)
                         self._wrote(tensor, len(data))
                     nbytes += len(data)
                 check_size(stream, nbytes)
@@ -245,14 +251,23 @@ class _Writing:
             nbytes = 0
             for span in spans:
                 state = new_hash(span.raw.dtype, span.raw.shape)
-                if nbytes + span.end - span.begin <= stream.nbytes:
-                    for piece, part in self._copied(span, tensor, nbytes, buffer):
+                if nbytes + span.nbytes <= stream.nbytes:
+                    copied = (
+                        self._padded(span, tensor, nbytes)
+                        if span.padding
+                        else self._copied(span, tensor, nbytes, buffer)
+                    )
+                    for piece, part in copied:
                         state.update(piece)
                         if own is not None:
                             own.update(part)
                         self._wrote(tensor, len(part))
                     check_digest(span.raw.digest, state)
-                nbytes += span.end - span.begin
+                    for part in self._zeros(tensor, nbytes + span.nbytes - span.after, span.after):
+                        if own is not None:
+                            own.update(part)
+                        self._wrote(tensor, len(part))
+                nbytes += span.nbytes
             check_size(stream, nbytes)
             self._digests[tensor.file][tensor.index] = spans[0].raw.digest if own is None else own.hexdigest()
 
@@ -272,9 +287,40 @@ class _Writing:
                 shared = begin + self._share(file, begin - offset, target, begin + to, stop - begin)
                 while offset < end:
                     piece = _filled(raw, file, buffer[: end - offset])
-                    _write(target, piece[max(shared - offset, 0) : max(stop - offset, 0)], max(shared, offset) + to)
+                    write_at(target, piece[max(shared - offset, 0) : max(stop - offset, 0)], max(shared, offset) + to)
                     yield piece, piece[max(begin - offset, 0) : max(stop - offset, 0)]
                     offset += len(piece)
+
+    def _padded(self, span: Span, tensor: _Tensor, nbytes: int) -> Iterator[tuple[memoryview, memoryview]]:
+        """Write one span with zeros after each row, and yield as `_copied`: each byte is touched in the cache only."""
+        import numpy as np
+
+        raw, width, target = span.raw, span.raw.row_bytes, self._files[tensor.file]
+        wide = np.zeros((max(1, PIECE // (width + span.padding)), width + span.padding), np.uint8)
+        narrow = np.empty((len(wide), width), np.uint8)
+        buffer, padded = narrow.reshape(-1).data, wide.reshape(-1).data
+        at = tensor.begin + nbytes
+        for number in range(raw.count):
+            row, end = number * raw.height, number * raw.height + raw.rows(number)
+            with _opened(raw, number) as file:
+                while row < end:
+                    piece = _filled(raw, file, buffer[: (end - row) * width])
+                    height = len(piece) // width
+                    begin = min(max(span.begin // width - row, 0), height)
+                    stop = max(min(span.end // width - row, height), begin)
+                    wide[: stop - begin, :width] = narrow[begin:stop]
+                    part = padded[: (stop - begin) * (width + span.padding)]
+                    write_at(target, part, at)
+                    yield piece, part
+                    row, at = row + height, at + len(part)
+
+    def _zeros(self, tensor: _Tensor, nbytes: int, count: int) -> Iterator[memoryview]:
+        """Write zeros to a tensor with `nbytes` before them; yield them by pieces."""
+        zeros = memoryview(bytes(min(count, PIECE)))
+        for start in range(0, count, PIECE):
+            part = zeros[: count - start]
+            write_at(self._files[tensor.file], part, tensor.begin + nbytes + start)
+            yield part
 
     def _share(self, source: FileIO, begin: int, target: int, at: int, nbytes: int) -> int:
         """Share blocks of a file with the target, and return how many bytes from `begin` on are there now."""
@@ -288,13 +334,14 @@ class _Writing:
         return nbytes
 
     def _wrote(self, tensor: _Tensor, nbytes: int) -> None:
-        """Count bytes written, and notify the flushing thread."""
+        """Count bytes written, and wake the flushing thread once there are enough for it."""
         with self._turn:
             if self._error is not None:
                 raise _StoppedError
             self._dirty[tensor.file] += nbytes
             self._advance(nbytes)
-            self._turn.notify_all()
+            if sum(self._dirty) >= FLUSH_BYTES:
+                self._ready.notify()
 
     def _flush(self) -> None:
         """Flush written bytes to disk, repeatedly, until the writers have ended."""
@@ -302,7 +349,7 @@ class _Writing:
         while writing:
             with self._turn:
                 while self._error is None and self._writers and sum(self._dirty) < FLUSH_BYTES:
-                    self._turn.wait()
+                    self._ready.wait()
                 if self._error is not None:
                     raise _StoppedError
                 writing = bool(self._writers)
@@ -366,12 +413,6 @@ def _filled(raw: RawArray, file: FileIO, buffer: memoryview) -> memoryview:
     return buffer
 
 
-def _write(file: int, data: memoryview, at: int) -> None:
-    while data:
-        written = os.pwrite(file, data, at)
-        data, at = data[written:], at + written
-
-
 def _emptied(queue: "SimpleQueue[_T]") -> Iterator[_T]:
     """Yield the items of a queue that nothing is added to."""
     with suppress(Empty):
@@ -389,18 +430,3 @@ def _torch_threads() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-def _allocate(file: int, nbytes: int) -> None:
-    """Allocate the blocks of a file, if the system can: writing is several times as fast then.
-
-    Raises:
-        OSError: the disk is full.
-    """
-    if not hasattr(os, "posix_fallocate"):
-        return
-    try:
-        os.posix_fallocate(file, 0, nbytes)
-    except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):  # the errors of file systems without it
-            raise

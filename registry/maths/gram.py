@@ -8,7 +8,7 @@ All are symmetric, and only what is on and above the diagonal is computed, in pa
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from time import perf_counter
 
 import torch
@@ -30,6 +30,9 @@ PENDING = 2**16 - 1
 
 AT_ONCE = 2**13
 """Tokens that are split at a time."""
+
+RARE_TOKENS = 2**10
+"""Rare tokens (`limbs`) of a sum that are multiplied together; fewer wait, which costs less memory than their sums."""
 
 PANEL = {"cpu": (96, 256), "cuda": (2048, 2048)}
 """Rows of a panel, at least and at most: fewer save work at the diagonal, more use the device better."""
@@ -67,13 +70,14 @@ class GramAccumulator:
         self._splitter = splitter or Splitter()
         self._form = None if bits <= WIDE.bits and has_int8(exponents.device.type) else WHOLE
         self._pending: dict[Form, _Pending] = {}
+        self._rare: list[Int[Tensor, "_ H"]] = []
         self._total: Tensor | None = None
         self._folded = 0
 
     @property
     def count(self) -> int:
         """The tokens that were counted, or the sum of their weights."""
-        return self._folded + sum(pending.tokens for pending in self._pending.values())
+        return self._folded + sum(pending.tokens for pending in self._pending.values()) + sum(map(len, self._rare))
 
     def add(self, parts: Sequence[Float[Tensor, "_ H"]]) -> None:
         """Add tokens, one row each.
@@ -83,8 +87,12 @@ class GramAccumulator:
         """
         for pieces in in_groups(parts, AT_ONCE):
             if self.bits <= WIDE.bits:
-                found, held = self._splitter.of_activations(pieces, self.exponents, self.bits, self._form)
+                found, rare, held = self._splitter.of_activations(pieces, self.exponents, self.bits, self._form)
                 self._add(found)
+                self._rare += rare
+                if sum(map(len, self._rare)) >= RARE_TOKENS:
+                    q, self._rare = torch.cat(self._rare), []
+                    self._add(self._splitter.of_integers(q, self.bits, self._form))
                 self.saturated += held
             else:
                 q, beyond = quantise(torch.cat(pieces), self.exponents, self.bits)
@@ -123,8 +131,11 @@ class GramAccumulator:
             ValueError: the sums leave 64-bit integers.
         """
         size, total = self.exponents.numel() + 1, self._total
-        for pending in self._pending.values():
-            folded = self._fold(pending)
+        parts = [partial(self._fold, pending) for pending in self._pending.values()]
+        if self._rare:
+            parts.append(partial(float64_gram, torch.cat(self._rare).double(), self.bits))
+        for part in parts:
+            folded = part()
             if total is not None:
                 require_room(total, folded)
                 folded += total
@@ -138,7 +149,7 @@ class GramAccumulator:
             pending = self._pending.setdefault(limbs.form, _Pending(limbs.form))
             most = exact_tokens(self.bits) if limbs.form is WHOLE else PENDING
             if pending.tokens and pending.tokens + limbs.tokens > most:
-                self._total, self._folded, self._pending = self.matrix(), self.count, {}
+                self._total, self._folded, self._pending, self._rare = self.matrix(), self.count, {}, []
                 pending = self._pending[limbs.form] = _Pending(limbs.form)
             self._multiply(limbs, pending)
 

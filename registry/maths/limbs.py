@@ -5,22 +5,27 @@ For products of int8 they are split into limbs that fit.
 Channel i of a token is the integer q_i = Σ_a B^a x_a,i + o, and a further channel holds the constant 1 (x_0 = 1, no
 o), so that the Gram brings the moments and the count along. With X_a of shape (T, C) for all tokens:
 
+    small, |q| < 2^13:   B = 128, two limbs in [-64, 63], o = 64
+        three squares, since X_0ᵀX_1 + X_1ᵀX_0 = (X_0 + X_1)ᵀ(X_0 + X_1) - X_0ᵀX_0 - X_1ᵀX_1 (Karatsuba), and sums of
+        two such limbs fit into int8
     narrow, |q| < 2^15:  B = 256, two limbs in [-128, 127], o = 128
         Σ = X_0ᵀX_0 + B (X_0ᵀX_1 + X_1ᵀX_0) + B² X_1ᵀX_1
     wide, |q| < 2^19:    B = 128, limbs in [-64, 63], [-64, 63] and [-32, 32], o = 0
-        six squares, since X_aᵀX_b + X_bᵀX_a = (X_a + X_b)ᵀ(X_a + X_b) - X_aᵀX_a - X_bᵀX_b (Karatsuba), and sums of two
-        such limbs fit into int8
+        six squares in the same way
 
-Integers of 20 bits take the narrow form wherever a group of tokens allows it. A *plane* is one limb, or a sum of two.
+A group of tokens takes the first form that holds all its integers. Where that is not the small one because of a few
+tokens, these are *rare*: they are handed back as integers, and the others take the small form. A *plane* is one limb,
+or a sum of two.
 
 For products of float64 there is one plane, of the integers themselves.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int, Int16, Shaped
+from jaxtyping import Float, Int, Int16, Int32, Shaped
 from torch import Tensor
 
 from registry.maths.fixed_point import limit, power_of_two, quantise
@@ -30,6 +35,9 @@ MAGIC = 1.5 * 2**23
 
 CHUNK = 2**18
 """Activations that are quantised at a time, so that they stay in the cache."""
+
+RARE = 16
+"""Tokens beyond the small form are rare where at most one in so many of a group is."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +63,14 @@ class Form:
     dtype: torch.dtype = torch.int8
 
 
+SMALL = Form(
+    bits=14,
+    planes=3,  # X_0, X_1, X_0 + X_1
+    ones=(0, 2),
+    products=((0, 0, 0), (1, 1, 1), (2, 2, 2)),
+    factors=(1 - 2**7, 2**14 - 2**7, 2**7),
+    offset=64,
+)
 NARROW = Form(
     bits=16,
     planes=2,
@@ -83,11 +99,19 @@ WHOLE = Form(bits=20, planes=1, ones=(0,), products=((0, 0, 0),), factors=(1,), 
 
 @dataclass
 class Limbs:
-    """Tokens of one form; `planes` has zeros up to a multiple of 8 tokens and of 8 channels, as CUDA wants it."""
+    """Tokens of one form.
+
+    Attributes:
+        form: of the integers.
+        planes: has zeros up to a multiple of 8 tokens and of 8 channels, as CUDA wants it, and in place of rare tokens.
+        rows: of the planes that are taken: tokens, and rare ones.
+        tokens: without the rare ones.
+    """
 
     form: Form
     planes: Shaped[Tensor, "planes T C"]
-    tokens: int
+    rows: int = 0
+    tokens: int = 0
 
 
 class Splitter:
@@ -102,8 +126,8 @@ class Splitter:
 
     def of_activations(
         self, parts: Sequence[Float[Tensor, "_ H"]], exponents: Int16[Tensor, "H"], bits: int, form: Form | None = None
-    ) -> tuple[list[Limbs], int]:
-        """Return q = round(y · 2^p) of activations, and how many had to be held (as in `quantise`).
+    ) -> tuple[list[Limbs], list[Int[Tensor, "_ H"]], int]:
+        """Return q = round(y · 2^p) of activations: limbs, rare tokens, and how many had to be held (as in `quantise`).
 
         The limbs are overwritten by the next call.
 
@@ -112,14 +136,21 @@ class Splitter:
         """
         size = sum(map(len, parts)), len(exponents)
         found: dict[Form, Limbs] = {}
+        rare: list[Tensor] = []
         scale, held = power_of_two(exponents).float(), 0
         for pieces in in_groups(parts, _rows(exponents)):
-            q, most = self._rounded(pieces, scale, bits)
-            if q is None:
+            q, rows, most = self._rounded(pieces, scale)
+            if not most <= limit(bits):  # so is NaN
                 rounded, beyond = quantise(torch.cat(pieces), exponents, bits)
                 held, q, most = held + int(beyond.sum()), rounded.to(torch.int32), limit(bits)
-            self._put(found, size, q, form or _narrowest(most))
-        return self._closed(found), held
+            elif form is None and most > limit(SMALL.bits):
+                apart = (rows > limit(SMALL.bits)).nonzero()[:, 0]
+                if len(apart) * RARE <= len(q):
+                    rare.append(q[apart].bitwise_left_shift_(10).bitwise_right_shift_(10))
+                    self._put(found, size, q, SMALL, apart)
+                    continue
+            self._put(found, size, q, form or _narrowest(int(most)))
+        return self._closed(found), rare, held
 
     def of_integers(self, q: Int[Tensor, "T H"], bits: int, form: Form | None = None) -> list[Limbs]:
         """Return integers within ±`limit(bits)`; the limbs are overwritten by the next call."""
@@ -138,37 +169,48 @@ class Splitter:
             room = self._room[name] = torch.empty(size, dtype=dtype, device=device)
         return room[:size].view(shape)
 
-    def _rounded(self, pieces: Sequence[Tensor], scale: Tensor, bits: int) -> tuple[Tensor | None, int]:
-        """Return activations quantised, in the lowest 22 bits of an int32, and their largest magnitude.
+    def _rounded(
+        self, pieces: Sequence[Float[Tensor, "_ H"]], scale: Float[Tensor, "H"]
+    ) -> tuple[Int32[Tensor, "T H"], Float[Tensor, "T"], float]:
+        """Return activations quantised, in the lowest 22 bits, the largest magnitude of each row, and of all.
 
-        None where one is beyond the limit, not finite, or of more digits than float32 has.
+        The last is NaN or infinite where one activation is, or where they have more digits than float32.
         """
-        if pieces[0].dtype == torch.float64:
-            return None, 0
         shape = sum(map(len, pieces)), len(scale)
         rounded = self.take("rounded", shape, torch.float32, scale.device)
+        integers = rounded.view(torch.int32)
+        if pieces[0].dtype == torch.float64:
+            return integers, rounded[:, 0], math.inf
         first = 0
         for piece in pieces:
             rounded[first : first + len(piece)].copy_(piece)
             first += len(piece)
         # y · 2^p is exact, so that this sum is the only rounding.
-        rounded.mul_(scale).add_(MAGIC)
-        least, most = (float(extreme) - MAGIC for extreme in rounded.aminmax())
-        if not (-limit(bits) <= least and most <= limit(bits)):  # so is NaN
-            return None, 0
-        return rounded.view(torch.int32), int(max(-least, most))
+        torch.addcmul(scale.new_full((), MAGIC), rounded, scale, out=rounded)
+        # Sums and differences of such numbers are exact.
+        rows = torch.maximum(rounded.amax(dim=1), 2 * MAGIC - rounded.amin(dim=1)).sub_(MAGIC)
+        return integers, rows, float(rows.max())
 
-    def _put(self, found: dict[Form, Limbs], size: tuple[int, int], q: Tensor, form: Form) -> None:
-        """Append integers, of which only the lowest 22 bits are read, to those of their form."""
+    def _put(
+        self, found: dict[Form, Limbs], size: tuple[int, int], q: Tensor, form: Form, apart: Tensor | None = None
+    ) -> None:
+        """Append integers, of which only the lowest 22 bits are read, to those of their form, without the rows `apart`.
+
+        Zeros take the place of those rows: a number of rows that varied would have kernels compiled again and again.
+        """
         limbs = found.get(form)
         if limbs is None:
-            limbs = found[form] = Limbs(form, self._planes(form, *size, q.device), 0)
-        rows, channels = slice(limbs.tokens, limbs.tokens + len(q)), q.shape[1]
+            limbs = found[form] = Limbs(form, self._planes(form, *size, q.device))
+        planes, channels = limbs.planes[:, limbs.rows : limbs.rows + len(q)], q.shape[1]
         for plane in form.ones:
-            limbs.planes[plane, rows, channels] = 1
-        fill = {NARROW: self._narrow, WIDE: self._wide, WHOLE: self._whole}[form]
-        fill(q, limbs.planes[:, rows, :channels])
+            planes[plane, :, channels] = 1
+        fill = {SMALL: self._small, NARROW: self._narrow, WIDE: self._wide, WHOLE: self._whole}[form]
+        fill(q, planes[..., :channels])
+        limbs.rows += len(q)
         limbs.tokens += len(q)
+        if apart is not None:
+            planes[:, apart] = 0
+            limbs.tokens -= len(apart)
 
     def _planes(self, form: Form, tokens: int, channels: int, device: torch.device) -> Tensor:
         """Return planes whose border of channels is zero."""
@@ -182,16 +224,23 @@ class Splitter:
 
     def _closed(self, found: dict[Form, Limbs]) -> list[Limbs]:
         for limbs in found.values():
-            rows = _eights(limbs.tokens)
-            limbs.planes[:, limbs.tokens : rows] = 0
+            rows = _eights(limbs.rows)
+            limbs.planes[:, limbs.rows : rows] = 0
             limbs.planes = limbs.planes[:, :rows]
         return list(found.values())
 
+    def _small(self, q: Tensor, planes: Tensor) -> None:
+        planes[0].copy_(q).bitwise_and_(127).sub_(64)
+        planes[1].copy_(self._shifted(q, 7))
+        torch.add(planes[0], planes[1], out=planes[2])
+
     def _narrow(self, q: Tensor, planes: Tensor) -> None:
         planes[0].copy_(q).bitwise_xor_(-128)
+        planes[1].copy_(self._shifted(q, 8))
+
+    def _shifted(self, q: Tensor, bits: int) -> Tensor:
         shifted = self.take("shifted", tuple(q.shape), torch.int32, q.device)
-        q = q if q.dtype == torch.int32 else shifted.copy_(q)
-        planes[1].copy_(torch.bitwise_right_shift(q, 8, out=shifted))
+        return torch.bitwise_right_shift(q if q.dtype == torch.int32 else shifted.copy_(q), bits, out=shifted)
 
     def _wide(self, q: Tensor, planes: Tensor) -> None:
         moved = torch.add(q, 64 + 64 * 128, out=self.take("shifted", tuple(q.shape), torch.int32, q.device))
@@ -210,7 +259,7 @@ class Splitter:
 
 def _narrowest(most: int) -> Form:
     """Return the narrowest form of limbs for integers up to a magnitude."""
-    return NARROW if most <= limit(NARROW.bits) else WIDE
+    return next(form for form in (SMALL, NARROW, WIDE) if most <= limit(form.bits))
 
 
 def _rows(channels: Tensor) -> int:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from store import arrays as module
-from store.arrays import CARRIERS, ArraySource, ArrayStore, digest_of, rows_per_block
+from store.arrays import CARRIERS, ArraySource, ArrayStore, blocks_of_rows, digest_of, rows_per_block
 from store.errors import DamagedError
 
 
@@ -138,3 +138,21 @@ def test_strange_files_are_no_arrays(store: ArrayStore) -> None:
     (store.root / "00").mkdir()
     (store.root / "00" / ("f" * 64)).mkdir()
     assert list(store.digests()) == [digest]
+
+
+@pytest.mark.parametrize("rows", [1, 3, 9, 1000])
+def test_few_rows_at_a_time_are_the_array_and_are_checked(
+    store: ArrayStore, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CHUNK_ELEMENTS", 64)  # nine rows a file
+    data = np.arange(100 * 7, dtype=np.uint16).reshape(100, 7)
+    digest = store.put(ArraySource.of(data, "bfloat16"))
+    raw = store.open(digest).raw
+    assert raw is not None
+    blocks = list(blocks_of_rows(raw, rows))
+    assert max(map(len, blocks)) == min(rows, raw.height)
+    assert np.array_equal(np.concatenate(blocks), data)
+    chunk = raw.layout.chunk(raw.folder, raw.count - 1)
+    chunk.write_bytes(b"\x01" + chunk.read_bytes()[1:])
+    with pytest.raises(DamagedError, match="is damaged: its content has digest"):
+        list(blocks_of_rows(raw, rows))

@@ -4,11 +4,11 @@ from registry.maths.router.balance import balanced
 from registry.maths.router.domain_embedding import domain_embedding
 from registry.maths.router.method import BASE, COUNTS, OWN, RouterInputs, RouterMethod
 from registry.maths.router.random import random
-from registry.maths.router.ridge import ridge
+from registry.maths.router.ridge import ridge_of_sum
 
 ROUTERS = {
     "ridge": RouterMethod(
-        lambda given: ridge(given.statistics, given.weights, given.lam, given.normalize),
+        lambda given: ridge_of_sum(given.total(), given.lam, given.normalize),
         OWN,
         frozenset({"lam", "weights", "normalize"}),
     ),

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
+from registry.maths.gram_sum import GramSum, gram_sum
 from registry.maths.statistics import PackedStatistics, Statistics
 
 OWN, BASE, COUNTS = "own", "base", "counts"
@@ -28,6 +29,7 @@ class RouterInputs:
         layer: number of the layer.
         digests: content digest of each member, in name order.
         hidden_size: H.
+        kept_sum: returns the weighted sum of the statistics where it is kept; None to add them up.
     """
 
     statistics: Iterable[Statistics | PackedStatistics] = ()
@@ -39,6 +41,15 @@ class RouterInputs:
     layer: int = 0
     digests: Sequence[str] = ()
     hidden_size: int = 0
+    kept_sum: Callable[[], GramSum] | None = None
+
+    def total(self) -> GramSum:
+        """Return the weighted sum of the statistics, for the caller to overwrite.
+
+        Raises:
+            ValueError: there is no member.
+        """
+        return gram_sum(self.statistics, self.weights) if self.kept_sum is None else self.kept_sum()
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Sequence
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from registry.maths.gram_sum import GramSum, gram_sum
 from registry.maths.router.solve import as_gate, solve
 from registry.maths.statistics import PackedStatistics, Statistics
 
@@ -31,13 +31,9 @@ def ridge(
     Raises:
         ValueError: the regularised Gram is not positive definite, or a column is zero.
     """
-    gram, moments = None, []
-    for item, weight in zip(statistics, weights, strict=True):
-        first = gram is None
-        if gram is None:
-            gram = torch.zeros((item.exponents.numel(),) * 2, dtype=torch.float64)
-        item.add_upper_gram_to(gram, weight, first=first)  # Cholesky reads no more
-        moments.append(item.moment * weight)
-    if gram is None:
-        raise ValueError("a router needs at least one expert")
-    return as_gate(solve(gram, torch.stack(moments, dim=1), lam), normalize)
+    return ridge_of_sum(gram_sum(statistics, weights), lam, normalize)
+
+
+def ridge_of_sum(total: GramSum, lam: float, normalize: bool = True) -> Float[Tensor, "E H"]:
+    """Return gate.weight of one layer from the members' sum, which is overwritten (arguments and errors as `ridge`)."""
+    return as_gate(solve(total.gram, total.moments, lam), normalize)

@@ -26,6 +26,7 @@ class TrunkMethod:
         needs_base: the base model takes part, so one must be registered.
         needs_members: the members' own tensors take part.
         needs_inputs: so do statistics of each linear map's input, and token counts.
+        tiled: tensors without statistics of an input are combined by `tiles`, whatever rows a pass gives at once.
         together: the same for several linear maps of one input, which is cheaper than one by one; each yielded with
             its number, in their order, to the same bits.
         options: its parameters and their defaults.
@@ -35,13 +36,14 @@ class TrunkMethod:
     needs_base: bool = False
     needs_members: bool = True
     needs_inputs: bool = False
+    tiled: bool = False
     together: Callable[[Sequence[Combination]], Iterator[tuple[int, Tensor]]] | None = None
     options: Mapping[str, float] = field(default_factory=dict)
 
 
 TRUNKS = {
-    "regmean": TrunkMethod(regmean, needs_inputs=True, together=regmean_together, options={"alpha": 1.0}),
-    "mean": TrunkMethod(mean),
+    "regmean": TrunkMethod(regmean, needs_inputs=True, tiled=True, together=regmean_together, options={"alpha": 1.0}),
+    "mean": TrunkMethod(mean, tiled=True),
     "base": TrunkMethod(base, needs_base=True, needs_members=False),
     "ties": TrunkMethod(ties, needs_base=True, options={"density": 0.8, "scale": 1.0}),
     "dare": TrunkMethod(dare, needs_base=True, options={"density": 0.8, "scale": 1.0}),

@@ -87,11 +87,15 @@ def aligned(combination: Combination) -> Iterator[RowBlock]:
                 held[number] = part[shortest:] if len(part) > shortest else next(streams[number], None)
 
 
+def tile_rows(width: int) -> int:
+    """Return the rows of a tile, whose rows have so many elements."""
+    return max(1, TILE_ELEMENTS // max(1, width))
+
+
 def tiles(rows: RowBlock) -> Iterator[RowBlock]:
     """Yield the same rows a few at a time, so that what is made of them stays in the cache."""
     length = len(next(part for part in (*rows.parts, rows.base) if part is not None))
-    width = max((part[0].numel() for part in (*rows.parts, rows.base) if part is not None), default=1)
-    step = max(1, TILE_ELEMENTS // max(1, width))
+    step = tile_rows(max((part[0].numel() for part in (*rows.parts, rows.base) if part is not None), default=1))
     for start in range(0, length, step):
         parts = tuple(None if part is None else part[start : start + step] for part in rows.parts)
         base = None if rows.base is None else rows.base[start : start + step]

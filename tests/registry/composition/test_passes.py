@@ -28,7 +28,7 @@ from registry.runtime.loading import load_model
 from registry.statistics import file as statistics_file
 from registry.statistics.collect import collect_to
 from registry.statistics.forward_pass import ModelRun, take_statistics
-from registry.statistics.input_products import PREFIX
+from registry.statistics.kept_tensors import PREFIXES
 from registry.statistics.scales import scales
 from registry.statistics.settings import PassSettings
 from tests.conftest import SETTINGS, Zoo, files_of
@@ -214,7 +214,7 @@ def test_damaged_cache_is_found_out_and_made_again(filled: Registry, tmp_path: P
     filled.compose(PAIR, tmp_path / "first", Recipe(router="ridge", refine=1))
     assert passes() == 2
     whole = files_of(filled.home.cache)
-    name = min(name for name in whole if not name.startswith(PREFIX))
+    name = min(name for name in whole if not name.startswith(PREFIXES))
     damaged = bytearray(whole[name])
     damaged[-5] ^= 1
     (filled.home.cache / name).write_bytes(damaged)
@@ -305,7 +305,7 @@ def test_pass_that_fails_leaves_nothing(filled: Registry, tmp_path: Path, monkey
         with pytest.raises(CalibrationError, match="a pass runs"):
             filled.compose(PAIR, tmp_path / "moe", recipe)
         assert list(filled.home.work.iterdir()) == []
-        assert all(path.name.startswith(PREFIX) for path in filled.home.cache.glob("*"))
+        assert all(path.name.startswith(PREFIXES) for path in filled.home.cache.glob("*"))
         assert not (tmp_path / "moe").exists()
     assert filled.compositions() == []
 

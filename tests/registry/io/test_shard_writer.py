@@ -87,6 +87,23 @@ def stacked(store: ArrayStore) -> Stream:
     return Stream("stacked", "bfloat16", (2, 33, 5), blocks, lambda: spans)
 
 
+def widened(store: ArrayStore) -> Stream:
+    """Return rows 4 to 25 of one array and all of another, both a column of zeros after them, and rows of zeros."""
+    raws = [store.open(store.put(random("int16", (rows, 6), rows))).raw for rows in (37, 19)]
+    spans = [
+        Span(raw, *at, 2, after)
+        for raw, at, after in zip(raws, ((48, 312), (0, 228)), (14, 154), strict=True)
+        if raw is not None
+    ]
+
+    def blocks() -> Iterator[Any]:
+        for span, after in zip(spans, (1, 11), strict=True):
+            rows = store.read(span.raw.digest)[span.begin // 12 : span.end // 12]
+            yield np.pad(rows, ((0, after), (0, 1)))
+
+    return Stream("widened", "int16", (22 + 1 + 19 + 11, 7), blocks, lambda: spans)
+
+
 def several(store: ArrayStore) -> list[Stream]:
     return [
         made("z", "float32", (70, 3), 1),
@@ -97,6 +114,7 @@ def several(store: ArrayStore) -> list[Stream]:
         two_rows(store),
         replace(made("q", "float32", (70, 2), 11), job="attention"),
         stacked(store),
+        widened(store),
         made("n", "int64", (5,), 12),
         replace(made("k", "float32", (30, 2), 13), job="attention"),
     ]
@@ -203,7 +221,7 @@ def test_damaged_array_stops_it(store: ArrayStore, tmp_path: Path, harm: Callabl
 
 
 @pytest.mark.parametrize("harm", [damage, cut, lose])
-@pytest.mark.parametrize("make", [two_rows, stacked])
+@pytest.mark.parametrize("make", [two_rows, stacked, widened])
 def test_damaged_part_stops_it(
     store: ArrayStore, tmp_path: Path, make: Callable[[ArrayStore], Stream], harm: Callable[[Path], None]
 ) -> None:
@@ -317,7 +335,9 @@ def test_composition_is_that_of_the_plain_way(
     plan = registry.plan(["code", "math"], Recipe(router=router, lam=1.0))
     registry.compose(["code", "math"], tmp_path / "moe", Recipe(router=router, lam=1.0))
     streams = streams_of(StoredSource(plan))
-    copied = [stream for stream in streams if stream.spans() is not None]
-    assert bool(copied) is (router == "ridge")  # a context layer makes every tensor wider
+    spans = [span for stream in streams for span in stream.spans() or ()]
+    assert {(span.padding > 0, span.after > 0) for span in spans} == (
+        {(False, False)} if router == "ridge" else {(True, False), (False, True)}  # a context layer makes all wider
+    )
     write_plain(tmp_path / "plain", streams)
     assert (tmp_path / "plain").read_bytes() == (tmp_path / "moe" / "model.safetensors").read_bytes()

@@ -17,6 +17,7 @@ from registry.maths.gram import GramAccumulator, float64_gram, has_int8
 from registry.maths.limbs import Splitter
 from registry.maths.statistics import Statistics
 
+KINDS = ("any", "highest", "lowest", "either", "few wide", "at the border", "small", "beyond small", "rare")
 WIDTHS = (1, 2, 7, 23, 24, 95, 96, 97, 113, 300)
 
 
@@ -43,6 +44,12 @@ def integers(tokens: int, width: int, bits: int, kind: str) -> torch.Tensor:
             return torch.where(torch.arange(tokens)[:, None] % 5 == 3, q, q % 1000)
         case "at the border":
             return torch.where(q > 0, 32767, -32768).clamp(-most, most)
+        case "small":
+            return torch.where(q > 0, 8191, -8191)
+        case "beyond small":
+            return torch.where(q > 0, 8192, -8192)
+        case "rare":
+            return torch.where(torch.arange(tokens)[:, None] == 4, q, q % 8192)
     return q
 
 
@@ -59,7 +66,7 @@ def _plain(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor | None = N
     return product if out is None else out.copy_(product)
 
 
-@pytest.mark.parametrize("kind", ["any", "highest", "lowest", "either", "few wide", "at the border"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bits", [16, 20])
 @pytest.mark.parametrize("int8", [True, False])
 def test_all_ways_give_the_same_integers(bits: int, kind: str, int8: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,6 +142,37 @@ def test_activations_are_rounded_as_ever(dtype: torch.dtype, bits: int) -> None:
         sums.add([x])
         assert torch.equal(sums.matrix(), reference(q))
         assert sums.saturated == int(held.sum())
+
+
+@pytest.mark.parametrize("bits", [16, 20])
+@pytest.mark.parametrize("together", [2, 5, 2**10])
+def test_rare_tokens_change_nothing(bits: int, together: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RARE_TOKENS", together)
+    q = torch.randint(-8191, 8192, (200, 30), generator=torch.Generator().manual_seed(bits))
+    q[::40, 7] = torch.tensor([limit(bits), -limit(bits), 8192, -8192, 20_000])
+    sums = GramAccumulator(flat(30), bits)
+    for start in range(0, 200, 50):
+        part = q[start : start + 50].float()
+        before = sums.count
+        sums.add([part[:10], part[10:]])
+        assert sums.count == before + 50
+        assert torch.equal(sums.matrix(), reference(q[: start + 50]))
+    apart = sum(map(len, sums._rare))
+    assert apart == 5 % together if together > 2 else apart < 2
+    assert {form.bits for form in sums._pending} == {14} if together > 5 else len(sums._pending) > 1
+    taken = Statistics.taken(sums)
+    assert (taken.count, taken.saturated) == (200, 0)
+
+
+def test_rare_tokens_are_counted_where_sums_are_folded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PENDING", 100)
+    q = torch.randint(-8191, 8192, (320, 30), generator=torch.Generator().manual_seed(0))
+    q[::80, 3] = 30_000
+    sums = GramAccumulator(flat(30))
+    for part in q.float().split(80):
+        sums.add([part])
+    assert sums.count == 320
+    assert torch.equal(sums.matrix(), reference(q))
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])

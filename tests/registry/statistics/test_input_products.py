@@ -15,9 +15,10 @@ from registry.families.sites import ATTENTION_INPUT
 from registry.hosts.remote_code import REMOTE_CODE
 from registry.io.torch_blocks import to_tensor
 from registry.member import Member
-from registry.statistics import input_products
+from registry.statistics import kept_tensors
 from registry.statistics.cache import FileCache
-from registry.statistics.input_products import PREFIX, InputProducts
+from registry.statistics.input_products import InputProducts
+from registry.statistics.kept_tensors import PRODUCTS, KeptTensors
 from tests.conftest import files_of
 
 PAIR = ("code", "math")
@@ -64,12 +65,12 @@ def test_some_rows(member: Member) -> None:
 @pytest.mark.parametrize("damage", ["none", "bit", "cut", "gone"])
 def test_the_cache_gives_the_same_bits_whatever_happened_to_it(member: Member, cache: Path, damage: str) -> None:
     cached, expected = (
-        InputProducts(FileCache(cache), partial(mkdtemp, dir=cache.parent)),
+        InputProducts(KeptTensors(FileCache(cache), partial(mkdtemp, dir=cache.parent))),
         taken(InputProducts(), member),
     )
     assert same(taken(cached, member), expected)
     (path,) = cache.iterdir()
-    assert path.name.startswith(PREFIX)
+    assert path.name.startswith(PRODUCTS)
     data = bytearray(path.read_bytes())
     if damage == "bit":
         data[-9] ^= 1
@@ -85,7 +86,7 @@ def test_the_cache_gives_the_same_bits_whatever_happened_to_it(member: Member, c
 
 
 def test_files_in_use_stay_readable(member: Member, cache: Path) -> None:
-    cached = InputProducts(FileCache(cache), partial(mkdtemp, dir=cache.parent))
+    cached = InputProducts(KeptTensors(FileCache(cache), partial(mkdtemp, dir=cache.parent)))
     expected = taken(cached, member)
     with cached.of(member, ATTENTION_INPUT, 1, NAMES) as rows:
         shutil.rmtree(cache)  # an opt-out empties the cache
@@ -93,7 +94,7 @@ def test_files_in_use_stay_readable(member: Member, cache: Path) -> None:
 
 
 def test_the_cache_keeps_what_was_used_last(member: Member, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cached = InputProducts(FileCache(cache), partial(mkdtemp, dir=cache.parent))
+    cached = InputProducts(KeptTensors(FileCache(cache), partial(mkdtemp, dir=cache.parent)))
     for place, layer in enumerate((0, 1, 0)):
         names = [name.replace("layers.1", f"layers.{layer}") for name in NAMES]
         with cached.of(member, ATTENTION_INPUT, layer, names):
@@ -101,13 +102,13 @@ def test_the_cache_keeps_what_was_used_last(member: Member, cache: Path, monkeyp
         files = sorted(cache.iterdir(), key=lambda path: path.stat().st_mtime_ns)
         assert len(files) == min(place + 1, 2)
     room = sum(path.stat().st_size for path in files) + 10
-    monkeypatch.setattr(input_products, "MOST_BYTES", room)
+    monkeypatch.setattr(kept_tensors, "MOST_BYTES", room)
     with cached.of(member, ATTENTION_INPUT, 1, NAMES[:1]):
         pass
     kept = set(cache.iterdir())
     assert files[1] in kept
     assert files[0] not in kept
-    monkeypatch.setattr(input_products, "MOST_BYTES", 10)
+    monkeypatch.setattr(kept_tensors, "MOST_BYTES", 10)
     with cached.of(member, ATTENTION_INPUT, 1, NAMES[1:]):
         pass
     assert set(cache.iterdir()) == kept
@@ -115,7 +116,7 @@ def test_the_cache_keeps_what_was_used_last(member: Member, cache: Path, monkeyp
 
 def test_compositions_keep_products_and_an_opt_out_deletes_them(filled: Registry, tmp_path: Path) -> None:
     filled.compose(PAIR, tmp_path / "one", REGMEAN)
-    kept = list(filled.home.cache.glob(f"{PREFIX}*"))
+    kept = list(filled.home.cache.glob(f"{PRODUCTS}*"))
     assert kept
     filled.compose(PAIR, tmp_path / "two", REGMEAN)
     assert files_of(tmp_path / "one") == files_of(tmp_path / "two")
