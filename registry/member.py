@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from registry.calibration import Calibration
+from registry.checkpoint.router_rows import ROUTER_FILE, RouterRows, unpack_rows
 from registry.errors import ConflictError, DamagedError, IncompatibleError, RegError
 from registry.families import FAMILIES, Family, Translation
 from registry.families.sites import MLP_INPUT, TOKEN_COUNTS
@@ -155,6 +156,33 @@ class Member:
     def token_counts(self) -> torch.Tensor:
         """Occurrences of each token in the calibration, int64 of shape (V,), read once: many tensors depend on them."""
         return self._tensor("statistics", TOKEN_COUNTS)
+
+    @cached_property
+    def router_rows(self) -> RouterRows | None:
+        """The router rows that it was trained with beside a public expert, or None.
+
+        Raises:
+            CheckpointError: its file of rows is of another form.
+        """
+        if ROUTER_FILE not in self.names("file"):
+            return None
+        shape = self.architecture.num_hidden_layers, self.architecture.hidden_size
+        return unpack_rows(self.file(ROUTER_FILE), shape, self.version.ref)
+
+    def router_row(self, layer: int) -> torch.Tensor:
+        """Return its row of one layer, float32 of shape (H,); zeros for a base model, which is the public expert.
+
+        Raises:
+            IncompatibleError: it is an expert that was trained without a row.
+        """
+        if self.version.kind == "base":
+            return torch.zeros(self.architecture.hidden_size)
+        if self.router_rows is None:
+            raise IncompatibleError(
+                f"{self.version.ref} has no router row: it was not trained beside a public expert",
+                f"train it so: reg train-expert {self.name} --base B --data FILE --coordinate; or choose --router ridge",
+            )
+        return torch.from_numpy(self.router_rows.rows[layer].copy())
 
     @property
     def tokens(self) -> int:

@@ -44,6 +44,12 @@ from cli.version_output import version_document
     help="Train the MLPs in full, or a low-rank change of rank R, which is added to them at the end.",
 )
 @click.option(
+    "--coordinate",
+    is_flag=True,
+    help="Train the MLPs beside the frozen ones of BASE, with a router row of their own in every layer (FlexOlmo): for "
+    "--router anchored.",
+)
+@click.option(
     "--tokens", type=Integer(1), metavar="N", default=409_600, show_default=True, help="Training tokens in total."
 )
 @click.option("--seq-len", type=Integer(2), metavar="N", default=256, show_default=True, help="Tokens per window.")

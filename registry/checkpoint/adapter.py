@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from registry import maths  # loads torch when one of its functions is called
 from registry.checkpoint.adapter_config import CONFIG, SAVE, Settings
-from registry.checkpoint.model_files import EXPERT_TRAINING, TOKENIZER_FILES, read_files
+from registry.checkpoint.model_files import OWN_FILES, TOKENIZER_FILES, read_files
 from registry.checkpoint.weights import INDEX, SINGLE, Stored, read_headers, weight_source
 from registry.errors import CheckpointError
 from registry.io.display import some
@@ -291,7 +291,7 @@ def merge_adapter(adapter: Adapter, base: DenseWeights, out: Path, progress: Pro
 
 def _files(adapter: Adapter, base: DenseWeights, shapes: dict[str, tuple[int, ...]]) -> dict[str, bytes]:
     """Return the small files of the merged model, whose tensors have `shapes`; tokenizer files are all from one."""
-    files = {name: data for name, data in base.files().items() if name != EXPERT_TRAINING}  # that is of the base model
+    files = {name: data for name, data in base.files().items() if name not in OWN_FILES}
     own = {name: data for name, data in read_files(adapter.folder).items() if name != "config.json"}
     if own.keys() & _VOCABULARIES:
         files = {name: data for name, data in files.items() if name not in TOKENIZER_FILES}

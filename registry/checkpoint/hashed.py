@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from registry.checkpoint.checkpoint import Checkpoint
+from registry.checkpoint.router_rows import ROUTER_FILE, unpack_rows
 from registry.checkpoint.tokenizer import identify
 from registry.progress import Progress
 from store.arrays import digest_of
@@ -38,9 +39,12 @@ def hash_checkpoint(checkpoint: Checkpoint, progress: Progress) -> HashedCheckpo
     """Read all of a checkpoint, and return its digests.
 
     Raises:
-        CheckpointError: weights are NaN or infinite, or a file cannot be read.
+        CheckpointError: weights are NaN or infinite, or a file cannot be read or holds no router rows.
     """
     files = checkpoint.files()
+    if ROUTER_FILE in files:
+        size = checkpoint.architecture.num_hidden_layers, checkpoint.architecture.hidden_size
+        unpack_rows(files[ROUTER_FILE], size, checkpoint.label)
     tokenizer, tokens = identify(files)
     sources = {name: checkpoint.source(name) for name in (*checkpoint.trunk, *checkpoint.mlp)}
     tensors = {}

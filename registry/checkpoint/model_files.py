@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from registry.checkpoint.router_rows import ROUTER_FILE
 from registry.errors import CheckpointError
 from registry.io.files import GENUINE, own_file, read_json, read_small
 from registry.io.limits import JSON_BYTES, SMALL_BYTES, TOKENIZER_BYTES, TOKENIZER_VALUES
@@ -24,6 +25,8 @@ COPIED_FILES = (*TOKENIZER_FILES, "generation_config.json")
 
 EXPERT_TRAINING = "expert_training.json"
 """The file in which an expert that was trained here says how."""
+OWN_FILES = (EXPERT_TRAINING, ROUTER_FILE)
+"""Files of an expert that no composition, and no expert that begins from it, takes over."""
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -45,13 +48,13 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_files(folder: Path) -> dict[str, bytes]:
-    """Return config.json, the tokenizer's files, generation_config.json and `EXPERT_TRAINING`, byte for byte, by name.
+    """Return config.json, the tokenizer's files, generation_config.json and `OWN_FILES`, byte for byte, by name.
 
     Raises:
         CheckpointError: a file is too large, a `.json` file is not JSON, or a symbolic link leads out of the folder.
     """
     files = {}
-    for name in ("config.json", *COPIED_FILES, EXPERT_TRAINING):
+    for name in ("config.json", *COPIED_FILES, *OWN_FILES):
         if (path := own_file(folder, name)) is not None:
             data = read_small(path, TOKENIZER_BYTES if name in TOKENIZER_FILES else JSON_BYTES)
             if data:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from registry.checkpoint.tokenizer import tokenizer_conflict
 from registry.composition.ensemble.recipe import EnsembleRecipe
 from registry.composition.recipe import AUTO, Recipe
-from registry.composition.recipe.recipe_fields import FROM_COUNTS, FROM_OWN_PASSES
+from registry.composition.recipe.recipe_fields import FROM_COUNTS, FROM_OWN_PASSES, FROM_ROWS
 from registry.errors import IncompatibleError, InvalidInputError
 from registry.families.sites import MLP_INPUT, SITES, TOKEN_COUNTS
 from registry.maths.router import COUNTS, OWN, ROUTERS
@@ -66,6 +66,8 @@ def make_subset(members: Sequence[Member], base: Member | None, recipe: Recipe |
         )
     everyone = (*ordered, *([base] if base and recipe.needs_base else []))
     check_compatible(everyone)
+    if isinstance(recipe, Recipe) and recipe.to == "moe" and recipe.router in FROM_ROWS:
+        check_anchors(ordered, base)
     return Subset(ordered, base if recipe.needs_base else None, leading(everyone))
 
 
@@ -106,6 +108,38 @@ def check_compatible(members: Sequence[Member]) -> None:
             raise IncompatibleError(
                 f"{pair}: their tokenizers differ: {conflict}",
                 "leave one of them out, or train them with one tokenizer: added tokens need the same numbers",
+            )
+
+
+def check_anchors(members: Sequence[Member], base: Member | None) -> None:
+    """Check that experts were trained beside one public expert, the base model, whose trunk they share to the byte.
+
+    Raises:
+        IncompatibleError: an expert has no router row, was trained beside another model, or has another trunk.
+    """
+    assert base is not None, "routers of trained rows go with the trunk of the base model"
+    trunk = {link.name: link.digest for link in base.arrays if link.role == "trunk"}
+    for member in members:
+        if member.version.kind == "base":
+            if member.version.digest != base.version.digest:
+                raise IncompatibleError(
+                    f"{member.version.ref} is not the base model of this composition, {base.version.ref}",
+                    f"name that one among the experts, or give --base {member.version.ref}",
+                )
+            continue
+        member.router_row(0)
+        anchor = member.router_rows.anchor if member.router_rows else ""
+        if anchor != base.content["weights"]:
+            raise IncompatibleError(
+                f"{member.version.ref} was trained beside another public expert ({anchor[:12]}) than {base.version.ref} "
+                f"({str(base.content['weights'])[:12]})",
+                "give the base model that it was trained from: --base NAME[@V]",
+            )
+        moved = next((name for name, digest in trunk.items() if member.weight(name).digest != digest), None)
+        if moved is not None:
+            raise IncompatibleError(
+                f"{moved} of {member.version.ref} differs from that of {base.version.ref}, though its trunk was frozen",
+                f"train it again: reg train-expert {member.name} --base {base.version.ref} --data FILE --coordinate",
             )
 
 

@@ -14,7 +14,7 @@ from registry.composition.passes import pass_context, tensor_source_of
 from registry.composition.plan import Plan, make_plan
 from registry.composition.preview import Preview, preview_plan
 from registry.composition.recipe import Recipe
-from registry.composition.recipe.recipe_fields import FROM_COUNTS
+from registry.composition.recipe.recipe_fields import FROM_COUNTS, FROM_ROWS
 from registry.composition.write import write_composition
 from registry.errors import InvalidInputError
 from registry.io.model_folder import check_output
@@ -26,6 +26,7 @@ from registry.names.reference import require_list
 from registry.names.resolve import base_model
 from registry.workspace import PathLike, Workspace
 from store.catalog import VersionRecord
+from store.catalog.records import Kind
 from store.lock import exclusive
 
 
@@ -61,9 +62,9 @@ def plan_composition(
             f"{recipe.label} takes no base model, and base {base!r} was given",
             "drop --base, or use that model's trunk: --trunk base",
         )
-    members = [
-        load_member(workspace, workspace.resolve(ref, kind="expert")) for ref in require_list(experts, "experts")
-    ]
+    # Beside experts that were trained to coordinate with it, the base model is an expert too: the public one.
+    kind: Kind | None = None if isinstance(recipe, Recipe) and recipe.router in FROM_ROWS else "expert"
+    members = [load_member(workspace, workspace.resolve(ref, kind=kind)) for ref in require_list(experts, "experts")]
     base_member = load_member(workspace, base_model(workspace.catalog, base)) if recipe.needs_base else None
     with workspace.reading(*(member.version for member in (*members, *([base_member] if base_member else [])))):
         if isinstance(recipe, EnsembleRecipe):

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from registry.checkpoint.model_files import EXPERT_TRAINING
+from registry.checkpoint.model_files import OWN_FILES
 from registry.composition.render import span
 from registry.hosts import RowSelection
 from registry.io.model_folder import fresh_folder, write_files, write_weights
@@ -46,7 +46,7 @@ def write_dense(members: Sequence[Member], out: Path, progress: Progress) -> Non
     with fresh_folder(out, replace=None, nbytes=nbytes) as folder:
         with progress("writing", nbytes, "B") as advance:
             write_weights(folder, streams, advance)
-        copied = [name for name in first.names("file") if len(members) == 1 or name != EXPERT_TRAINING]
+        copied = [name for name in first.names("file") if len(members) == 1 or name not in OWN_FILES]
         write_files(folder, {name: first.file(name) for name in copied})
 
 

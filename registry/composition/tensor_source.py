@@ -135,6 +135,7 @@ class RouterSolver:
             layer,
             [member.version.digest for member in plan.members],
             plan.lead.architecture.hidden_size,
+            lambda: [member.router_row(layer) for member in plan.members],
             partial(self._sums.gram, plan.members, MLP_INPUT, layer, self.weights) if self._sums else None,
         )
         try:

@@ -99,6 +99,7 @@ _TRUNKS = {
 _ROUTERS = {
     "context": ("maron1961indexing", "lewis1998naive", "su2021roformer"),
     "domain-embedding": ("shi2025flexolmo",),
+    "anchored": ("shi2025flexolmo",),
     "random": ("sukhbaatar2024btx",),
 }
 _ROUTINGS = {

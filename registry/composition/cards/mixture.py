@@ -47,6 +47,8 @@ _SOURCES = {
     "most, compared with the others': naive Bayes over unigrams (Maron 1961; Lewis 1998). Each token's evidence is in "
     "the weights and is averaged over the text so far, by one layer of attention with rotary positions (RoFormer) or "
     "by the modelling file; nothing of it is trained.",
+    "anchored": "The routers are the rows that each expert was trained with beside the frozen public expert, as in "
+    '"FlexOlmo", section 3.3.1.',
     "random": 'The routers are random, as in "Branch-Train-MiX" before training.',
     "regmean": 'The trunk is solved for by "Dataless Knowledge Fusion by Merging Weights of Language Models", RegMean.',
     "mean": 'The trunk is the average of the experts\', as in "Branch-Train-MiX".',

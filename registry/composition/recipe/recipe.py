@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from registry.composition.recipe.recipe_fields import AUTO as AUTO
 from registry.composition.recipe.recipe_fields import (
@@ -89,7 +89,7 @@ class Recipe:
     refine_trunk: bool = default("refine_trunk")
     device: str | None = default("device")
     top_k: int | None = default("top_k")
-    temperature: float = default("temperature")
+    temperature: float = cast(float, None)  # that of the router method
     weights: Mapping[str, float] = field(default_factory=partial(default, "weights"))
     balance: str = default("balance")
     to: str = default("to")
@@ -97,6 +97,9 @@ class Recipe:
     host: str | None = default("host")
 
     def __post_init__(self) -> None:
+        if self.temperature is None:
+            usual = FIELDS["temperature"]
+            object.__setattr__(self, "temperature", usual.default_with.get(str(self.router), usual.default))
         if self.to not in OUTPUTS:
             raise InvalidInputError(
                 f"output {self.to!r} is not one of {', '.join(OUTPUTS)}",

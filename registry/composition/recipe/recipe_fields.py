@@ -254,9 +254,10 @@ FIELDS: dict[str, RecipeField] = {
             default_with={"task-arithmetic": 0.3}, limits=Limits(-10.0, 10.0), group=TRUNK_OPTIONS,
         ),
         RecipeField(
-            "router", FieldKind.CHOICE, "Router method: context, ridge, domain-embedding or random.", "METHOD",
+            "router", FieldKind.CHOICE, "Router method: context, ridge, domain-embedding, anchored or random.",
+            "METHOD",
             _MIXTURES,
-            default="context", choices=("context", "ridge", "domain-embedding", "random"), noun="router method",
+            default="context", choices=("context", "ridge", "domain-embedding", "anchored", "random"), noun="router method",
             label="Router", note="how each layer’s gate is made",
         ),
         RecipeField(
@@ -326,8 +327,9 @@ FIELDS: dict[str, RecipeField] = {
         ),
         RecipeField(
             "temperature", FieldKind.NUMBER, "Divides the router logits.", "X", _MIXED, default=0.05,
-            default_with={ENSEMBLE: 1.0}, limits=Limits(0.0, above=True),
-            label="Temperature", note="divides the router’s logits; 0.05 if empty, in an ensemble 1", advanced=True,
+            default_with={ENSEMBLE: 1.0, "anchored": 1.0}, limits=Limits(0.0, above=True),
+            label="Temperature", note="divides the router’s logits; 0.05 if empty, with anchored and in an ensemble 1",
+            advanced=True,
         ),
         RecipeField(
             "weights", FieldKind.BY_MEMBER, "Members' weights in every sum over them.", "A=W,…", _ALL,
@@ -363,6 +365,9 @@ FROM_BASE_PASSES = ("domain-embedding",)
 FROM_COUNTS = ("context",)
 """Router methods that use statistics, by where these come from: the expert's own forward pass, the base model's, or
 counts of tokens."""
+
+FROM_ROWS = ("anchored",)
+"""Router methods whose rows were trained with the experts."""
 
 
 NEEDS_BASE = {

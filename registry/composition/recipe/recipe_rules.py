@@ -11,6 +11,7 @@ from registry.composition.recipe.recipe_fields import (
     FROM_BASE_PASSES,
     FROM_COUNTS,
     FROM_OWN_PASSES,
+    FROM_ROWS,
     MOE,
     TRUNK_OPTIONS,
     FieldKind,
@@ -133,6 +134,19 @@ def _contradiction(values: Mapping[str, Any]) -> Problem | None:
                 f"{FIELDS[name].called} {special!r} needs",
                 "drop it, or choose --router ridge",
             )
+    if router in FROM_ROWS and values["trunk"] != "base":
+        return Problem(
+            ("router", "trunk"),
+            f"router method {router!r} stacks rows that were trained on the base model's trunk, and trunk method "
+            f"{values['trunk']!r} makes another",
+            "choose --trunk base, or --router ridge",
+        )
+    if router in FROM_ROWS and refined:
+        return Problem(
+            (refined, "router"),
+            f"router method {router!r} has rows as they were trained, and a refinement solves them again",
+            f"drop {FIELDS[refined].option}, or choose --router ridge",
+        )
     if values["refine_trunk"] and values["refine_mlp"]:
         return Problem(
             ("refine_trunk", "refine_mlp"),

@@ -1,5 +1,6 @@
 """Router methods: one file a method, one line a method in `ROUTERS`."""
 
+from registry.maths.router.anchored import anchored
 from registry.maths.router.balance import balanced
 from registry.maths.router.domain_embedding import domain_embedding
 from registry.maths.router.method import BASE, COUNTS, OWN, RouterInputs, RouterMethod
@@ -18,6 +19,7 @@ ROUTERS = {
         BASE,
         frozenset({"lam", "bias", "normalize"}),
     ),
+    "anchored": RouterMethod(lambda given: anchored(given.rows()), None, frozenset()),
     "random": RouterMethod(
         lambda given: random(given.digests, given.hidden_size, given.layer, given.seed, given.normalize),
         None,

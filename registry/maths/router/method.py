@@ -29,6 +29,7 @@ class RouterInputs:
         layer: number of the layer.
         digests: content digest of each member, in name order.
         hidden_size: H.
+        rows: returns the rows that the members were trained with, one a member.
         kept_sum: returns the weighted sum of the statistics where it is kept; None to add them up.
     """
 
@@ -41,6 +42,7 @@ class RouterInputs:
     layer: int = 0
     digests: Sequence[str] = ()
     hidden_size: int = 0
+    rows: Callable[[], Sequence[Tensor]] = list
     kept_sum: Callable[[], GramSum] | None = None
 
     def total(self) -> GramSum:

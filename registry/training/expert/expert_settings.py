@@ -26,6 +26,8 @@ class ExpertTraining:
         trunk: `frozen`, so that all experts of one base model share it to the byte; or `free`: everything trains.
         mlp: `full`, or `lora:R`: a low-rank change of rank R of every matrix of the MLPs (Hu et al. 2022, eq. 3), which
             is added to the weights at the end.
+        coordinate: train the MLPs beside the frozen public ones of the base model, with a router row of their own in
+            every layer (FlexOlmo, Shi et al. 2025, §3.3.1); the trunk is then frozen.
         lr: the highest learning rate of AdamW.
         warmup: steps in which the rate rises; None for a twentieth of them. It then falls to a tenth as a cosine.
         weight_decay: of AdamW, on matrices alone.
@@ -41,6 +43,7 @@ class ExpertTraining:
     accumulate: int = 1
     trunk: str = FROZEN
     mlp: str = FULL
+    coordinate: bool = False
     lr: float = 3e-4
     warmup: int | None = None
     weight_decay: float = 0.1
@@ -62,6 +65,11 @@ class ExpertTraining:
             _refuse("trunk", repr(self.trunk), f"it is {FROZEN} or {FREE}", FROZEN)
         if self.mlp != FULL and not _LORA.fullmatch(self.mlp):
             _refuse("mlp", repr(self.mlp), "it is full, or lora: and a rank", "lora:16")
+        if self.coordinate and self.trunk != FROZEN:
+            raise InvalidInputError(
+                "experts that are trained to coordinate share a frozen trunk, and trunk is free",
+                "drop --coordinate, or give --trunk frozen",
+            )
         if self.dtype not in DTYPES:
             _refuse("dtype", repr(self.dtype), f"it is one of {', '.join(DTYPES)}", AUTO)
         if self.device is not None and self.device not in ("cpu", "cuda"):

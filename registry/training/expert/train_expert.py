@@ -12,8 +12,9 @@ from typing import Any
 from registry.calibration import Corpus, random_places
 from registry.checkpoint import Checkpoint, HashedCheckpoint, hash_checkpoint
 from registry.checkpoint.annotations import Annotations
-from registry.checkpoint.model_files import EXPERT_TRAINING
+from registry.checkpoint.model_files import EXPERT_TRAINING, OWN_FILES
 from registry.checkpoint.open import open_checkpoint
+from registry.checkpoint.router_rows import ROUTER_FILE, pack_rows
 from registry.checkpoint.stored_weights import StoredWeights
 from registry.composition.dense import write_dense
 from registry.errors import CalibrationError, InvalidInputError, NotFoundError, StorageError
@@ -163,7 +164,11 @@ def _write(
     with fresh_folder(target, replace=None, nbytes=nbytes) as folder:
         with workspace.progress("writing", nbytes, "B") as advance:
             write_weights(folder, streams, advance)
-        write_files(folder, hashed.files | {EXPERT_TRAINING: json.dumps(document, indent=2).encode()})
+        files = {name: data for name, data in hashed.files.items() if name not in OWN_FILES}
+        files[EXPERT_TRAINING] = json.dumps(document, indent=2).encode()
+        if (rows := trainable.rows()) is not None:
+            files[ROUTER_FILE] = pack_rows(rows)
+        write_files(folder, files)
 
 
 def _windows(

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from registry.checkpoint import HashedCheckpoint
+from registry.checkpoint.router_rows import RouterRows
 from registry.errors import CheckpointError, StorageError
 from registry.io.safetensors_writer import Stream
 from registry.io.torch_blocks import to_block, torch_dtype
+from registry.training.expert.coordinated import EXPERT, PUBLIC, CoordinatedMLP, coordinate, within
 from registry.training.expert.expert_settings import FREE, ExpertTraining
 from store.arrays import ArraySource, Block, digest_of
 
@@ -41,20 +43,25 @@ class Trainable:
                 f"{checkpoint.label}: transformers loads {missing[0]} under another name, so it cannot be trained here",
                 "train it elsewhere, and register it: reg add-expert NAME CKPT --data FILE",
             )
-        self._tensors = {name: own[name] for name in (*checkpoint.trunk, *checkpoint.mlp)}
         model.requires_grad_(False)
+        self._names = {name: name for name in (*checkpoint.trunk, *checkpoint.mlp)}
+        self._layers: list[CoordinatedMLP] = []
+        if settings.coordinate:
+            self._layers = coordinate(model, checkpoint.mlp, checkpoint.architecture.hidden_size)
+            self._names |= {name: within(name, EXPERT) for name in checkpoint.mlp}
+            own = dict(model.named_parameters())
+        mlp = [self._names[name] for name in checkpoint.mlp]
+        free = [own[name] for name in checkpoint.trunk] if settings.trunk == FREE else []
+        free += [layer.row for layer in self._layers]
         self.model = model
-        if settings.trunk == FREE:
-            for name in checkpoint.trunk:
-                own[name].requires_grad_(True)
         if settings.rank is None:
-            for name in checkpoint.mlp:
-                own[name].requires_grad_(True)
+            free += [own[name] for name in mlp]
         else:
-            self.model = _with_low_rank(model, _modules(checkpoint.mlp), settings.rank, settings.seed)
-            if settings.trunk == FREE:  # the wrapper froze all that it did not add
-                for name in checkpoint.trunk:
-                    own[name].requires_grad_(True)
+            self.model = _with_low_rank(model, _modules(mlp), settings.rank, settings.seed)
+        for part in free:  # after the wrapper, which freezes all that it does not add
+            part.requires_grad_(True)
+        self._tensors = {name: own[now] for name, now in self._names.items()}
+        self._public = {name: own[within(name, PUBLIC)] for name in checkpoint.mlp if self._layers}
         self.parameters = {name: part for name, part in self.model.named_parameters() if part.requires_grad}
 
     def streams(self) -> Iterator[Stream]:
@@ -64,20 +71,29 @@ class Trainable:
             CheckpointError: a weight that is frozen has moved.
         """
         checkpoint = self._hashed.checkpoint
+        trained = {name for name, tensor in self._tensors.items() if tensor.requires_grad}
         if self._rank is not None:
             self.model = self.model.merge_and_unload()
-            trained = {*checkpoint.mlp, *(name for name in checkpoint.trunk if self._tensors[name].requires_grad)}
-            self._tensors |= {name: part for name, part in self.model.named_parameters() if name in self._tensors}
-        else:
-            trained = set(self.parameters)
-        for name, tensor in self._tensors.items():
-            dtype, shape = checkpoint.dtype_of(name), checkpoint.shapes[name]
-            if name not in trained and digest_of(_source(tensor, dtype)) != self._hashed.tensors[name]:
+            own = dict(self.model.named_parameters())
+            trained |= set(checkpoint.mlp)
+            self._tensors = {name: own[now] for name, now in self._names.items()}
+        frozen = {name: tensor for name, tensor in self._tensors.items() if name not in trained}
+        for name, tensor in (*frozen.items(), *self._public.items()):
+            if digest_of(_source(tensor, checkpoint.dtype_of(name))) != self._hashed.tensors[name]:
                 raise CheckpointError(
                     f"{checkpoint.label}: {name} is frozen, and has changed during the training",
                     "this is a bug in the program or in a library; please report it",
                 )
-            yield Stream(name, dtype, shape, partial(_blocks, tensor, dtype))
+        for name, tensor in self._tensors.items():
+            dtype = checkpoint.dtype_of(name)
+            yield Stream(name, dtype, checkpoint.shapes[name], partial(_blocks, tensor, dtype))
+
+    def rows(self) -> RouterRows | None:
+        """Return the router rows that were trained, or None without."""
+        if not self._layers:
+            return None
+        rows = torch.stack([layer.row.detach().float().cpu() for layer in self._layers])
+        return RouterRows(self._hashed.weights, rows.numpy())
 
 
 def is_finite(parameters: Sequence[Tensor]) -> bool:

@@ -10,16 +10,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from registry import ExpertTraining, Registry
+from registry import ExpertTraining, Recipe, Registry, TestSettings
 from registry.checkpoint import Checkpoint
 from registry.checkpoint.model_files import EXPERT_TRAINING
+from registry.checkpoint.router_rows import ROUTER_FILE, RouterRows, pack_rows, unpack_rows
 from registry.errors import (
     CalibrationError,
+    CheckpointError,
     ConflictError,
+    IncompatibleError,
     InvalidInputError,
     NotFoundError,
     OutputError,
@@ -29,7 +33,7 @@ from registry.member import load_member
 from registry.progress import Advance, silent
 from registry.training import TrainedExpert, train_expert
 from tests.conftest import Zoo, files_of
-from tests.models import logits
+from tests.models import logits, make_model, save_checkpoint, train_tokenizer
 
 SETTINGS = ExpertTraining(tokens=6 * 2 * 32, batch_size=2, seq_len=32, lr=0.01, device="cpu", dtype="float32")
 IDS = torch.randint(1, 320, (2, 32), generator=torch.Generator().manual_seed(0))
@@ -208,3 +212,79 @@ def test_a_long_curve_is_stored_as_means(
     steps = done.losses.steps
     assert (done.document["every"], len(done.document["loss"])) == (2, 3)
     assert done.document["loss"][0] == (steps[0] + steps[1]) / 2
+
+
+def test_coordinated_experts_compose_by_their_rows(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
+    settings = settings_with(tokens=20 * 4 * 32, batch_size=4, coordinate=True)
+    for name in ("law", "math"):
+        filled.train_expert(f"{name}-beside", "base", [zoo.train[name]], settings)
+    members = [load_member(filled._workspace, filled.resolve(f"{name}-beside")) for name in ("law", "math")]
+    base = load_member(filled._workspace, filled.resolve("base"))
+    for member in members:
+        assert member.router_rows is not None
+        assert member.router_rows.anchor == base.content["weights"]
+        assert member.router_rows.rows.any()
+        assert {link.digest for link in member.arrays if link.role == "trunk"} == {
+            link.digest for link in base.arrays if link.role == "trunk"
+        }
+    recipe = Recipe(router="anchored", trunk="base", top_k=2)
+    assert recipe.temperature == 1.0
+    experts = ["math-beside", "base", "law-beside"]
+    filled.compose(experts, tmp_path / "moe", recipe)
+    gates = {name: part for name, part in load_file(tmp_path / "moe" / "model.safetensors").items() if "gate.w" in name}
+    for layer, (_, gate) in enumerate(sorted(gates.items())):
+        rows = [torch.zeros(gate.shape[1]), *(member.router_row(layer) for member in members)]  # in name order
+        assert torch.equal(gate, torch.stack(rows).to(gate.dtype))
+    filled.compose(list(reversed(experts)), tmp_path / "again", recipe)
+    assert files_of(tmp_path / "again") == files_of(tmp_path / "moe")
+    assert filled.reproduce(tmp_path / "moe").is_identical
+    filled.compose(["math-beside", "base"], tmp_path / "pair", recipe)
+    filled.opt_out("law-beside", purge=True)
+    filled.compose(["math-beside", "base"], tmp_path / "after", recipe)
+    assert files_of(tmp_path / "after") == files_of(tmp_path / "pair")
+
+
+def test_a_pair_is_the_model_that_was_trained(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
+    """The composition of public expert and one other computes what its training did."""
+    settings = settings_with(tokens=30 * 4 * 32, batch_size=4, coordinate=True)
+    done = filled.train_expert("beside", "base", [zoo.train["law"]], settings)
+    filled.compose(["beside", "base"], tmp_path / "moe", Recipe(router="anchored", trunk="base", dtype="float32"))
+    data = {"law": [zoo.train["law"]]}
+    before, after = filled.evaluate([zoo.base, tmp_path / "moe"], data, TestSettings(windows=8, seq_len=32))[:2]
+    assert after.perplexity["law"] < before.perplexity["law"]
+    assert done.losses.after < done.losses.before
+
+
+def test_what_was_not_trained_beside_the_same_expert_is_refused(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
+    recipe = Recipe(router="anchored", trunk="base")
+    with pytest.raises(IncompatibleError, match="law@1 has no router row") as caught:
+        filled.plan(["law", "base"], recipe)
+    assert "--coordinate" in str(caught.value.hint)
+    filled.train_expert("beside", "base", [zoo.train["law"]], settings_with(coordinate=True))
+    filled.add_base("other", save_checkpoint(make_model("llama", 700), tmp_path / "other", train_tokenizer()))
+    with pytest.raises(IncompatibleError, match="beside another public expert"):
+        filled.plan(["beside"], recipe, base="other")
+    with pytest.raises(IncompatibleError, match="other@1 is not the base model"):
+        filled.plan(["beside", "other"], recipe, base="base")
+    with pytest.raises(InvalidInputError, match="trunk"):
+        Recipe(router="anchored")
+    with pytest.raises(InvalidInputError, match="refine"):
+        Recipe(router="anchored", trunk="base", refine=1)
+    with pytest.raises(InvalidInputError, match="coordinate share a frozen trunk"):
+        settings_with(coordinate=True, trunk="free")
+    with pytest.raises(InvalidInputError, match="base model, not an expert"):
+        filled.plan(["beside", "base"], Recipe(router="random", trunk="base"))
+
+
+@pytest.mark.parametrize("damage", [b"", b"\xff" * 100, (2**60).to_bytes(8, "little")])
+def test_rows_of_another_form_are_refused(filled: Registry, zoo: Zoo, tmp_path: Path, damage: bytes) -> None:
+    filled.train_expert("beside", "base", [zoo.train["law"]], settings_with(coordinate=True), out=tmp_path / "out")
+    whole = (tmp_path / "out" / ROUTER_FILE).read_bytes()
+    (tmp_path / "out" / ROUTER_FILE).write_bytes(damage or whole[:-4])
+    with pytest.raises(CheckpointError, match=ROUTER_FILE):
+        filled.add_expert("beside", tmp_path / "out", data=[zoo.train["law"]])
+    rows = unpack_rows(whole, (2, 32), "out")
+    for wrong in (rows.rows[:1], np.full_like(rows.rows, np.nan)):
+        (tmp_path / "out" / ROUTER_FILE).write_bytes(pack_rows(RouterRows(rows.anchor, wrong)))
+        with pytest.raises(CheckpointError, match="expected finite float32"):
+            filled.add_expert("beside", tmp_path / "out", data=[zoo.train["law"]])
