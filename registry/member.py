@@ -180,7 +180,8 @@ class Member:
         if self.router_rows is None:
             raise IncompatibleError(
                 f"{self.version.ref} has no router row: it was not trained beside a public expert",
-                f"train it so: reg train-expert {self.name} --base B --data FILE --coordinate; or choose --router ridge",
+                f"train it so: reg train-expert {self.name} --base B --data FILE --coordinate; "
+                "or choose --router ridge",
             )
         return torch.from_numpy(self.router_rows.rows[layer].copy())
 

@@ -1,7 +1,7 @@
 """Router rows of an expert that was trained beside a public expert, as a file of its checkpoint.
 
-An expert's row r of a layer has the logit r·x for the layer's MLP input x; the public expert has the logit 0, so a row is
-the difference of the two rows of FlexOlmo (Shi et al. 2025, §3.3.1), whose public row is frozen.
+An expert's row r of a layer has the logit r·x for the layer's MLP input x; the public expert has the logit 0. So a row
+is the difference of the two rows of FlexOlmo (Shi et al. 2025, §3.3.1), whose public row is frozen.
 
 Shapes: L layers, H hidden size.
 """

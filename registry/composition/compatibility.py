@@ -131,8 +131,8 @@ def check_anchors(members: Sequence[Member], base: Member | None) -> None:
         anchor = member.router_rows.anchor if member.router_rows else ""
         if anchor != base.content["weights"]:
             raise IncompatibleError(
-                f"{member.version.ref} was trained beside another public expert ({anchor[:12]}) than {base.version.ref} "
-                f"({str(base.content['weights'])[:12]})",
+                f"{member.version.ref} was trained beside another public expert, {anchor[:12]}, than "
+                f"{base.version.ref}, {str(base.content['weights'])[:12]}",
                 "give the base model that it was trained from: --base NAME[@V]",
             )
         moved = next((name for name, digest in trunk.items() if member.weight(name).digest != digest), None)

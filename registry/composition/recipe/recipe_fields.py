@@ -255,9 +255,8 @@ FIELDS: dict[str, RecipeField] = {
         ),
         RecipeField(
             "router", FieldKind.CHOICE, "Router method: context, ridge, domain-embedding, anchored or random.",
-            "METHOD",
-            _MIXTURES,
-            default="context", choices=("context", "ridge", "domain-embedding", "anchored", "random"), noun="router method",
+            "METHOD", _MIXTURES, default="context",
+            choices=("context", "ridge", "domain-embedding", "anchored", "random"), noun="router method",
             label="Router", note="how each layer’s gate is made",
         ),
         RecipeField(

@@ -237,7 +237,7 @@ def test_coordinated_experts_compose_by_their_rows(filled: Registry, zoo: Zoo, t
         assert torch.equal(gate, torch.stack(rows).to(gate.dtype))
     filled.compose(list(reversed(experts)), tmp_path / "again", recipe)
     assert files_of(tmp_path / "again") == files_of(tmp_path / "moe")
-    assert filled.reproduce(tmp_path / "moe").is_identical
+    assert filled.reproduce(tmp_path / "moe").is_same
     filled.compose(["math-beside", "base"], tmp_path / "pair", recipe)
     filled.opt_out("law-beside", purge=True)
     filled.compose(["math-beside", "base"], tmp_path / "after", recipe)
