@@ -30,6 +30,7 @@ COMMANDS = {
     "evaluate": "evaluate",
     "report": "report",
     "route": "route",
+    "audit-extraction": "audit_extraction",
     "continual": "continual",
     "opt-out": "opt_out",
     "receipt": "receipt",

@@ -91,6 +91,17 @@ SCHEMAS: dict[str, Schema] = {
     "reg evaluate": several(ROW),
     "reg report": REPORT,
     "reg route": ROUTED,
+    "reg audit-extraction": several(
+        record(
+            "A model, and how much of the text it gave away.",
+            folder=text("The model's folder."),
+            documents=whole("Documents that were tried."),
+            extracted=whole("Documents that it continued nearly word for word."),
+            rate=number("Their share, from 0 to 1."),
+            similarity=number("Mean over documents of the best continuation's similarity, from 0 to 1."),
+            most=number("The largest of them."),
+        )
+    ),
     "reg continual": record(
         "The results of a schedule.",
         schedule=several(text("An expert."), "The experts, in the order in which they joined."),

@@ -21,6 +21,7 @@ import registry.statistics.forward_pass
 import registry.training.trainer
 from registry import PassSettings, Recipe, Registry
 from registry.statistics.collect import collect_to
+from registry.training.expert import expert_trainer
 from tests.models import make_model, save_checkpoint, sentences, train_tokenizer, write_jsonl
 
 GOLDEN = Path(__file__).parents[1] / "store" / "golden"
@@ -84,6 +85,11 @@ COMMANDS = {
         "train-router {world}/moe --data {given}/code.jsonl --data {given}/math.jsonl --steps 3 --batch-size 2 "
         "--seq-len 16 --device cpu --force --out {world}/out",
     ),
+    "train-expert": Command(
+        "full",
+        "train-expert law --base base --data {given}/law.jsonl --coordinate --tokens 96 --seq-len 32 --batch-size 1 "
+        "--device cpu --dtype float32",
+    ),
     "export": Command("full", "export math --out {world}/out"),
     "evaluate": Command(
         "full",
@@ -105,9 +111,8 @@ COMMANDS = {
 
 def run(world: Path, words: Sequence[object]) -> Result:
     """Run one command of `reg` on the home of a world, in this process."""
-    registry.statistics.forward_pass.SAVE_SECONDS = registry.training.trainer.SAVE_SECONDS = (
-        0.0  # written down at every step
-    )
+    for module in (registry.statistics.forward_pass, registry.training.trainer, expert_trainer):
+        module.SAVE_SECONDS = 0.0  # written down at every step
     tempfile.tempdir = str(world / "tmp")
     return CliRunner().invoke(cli.main.main, ["--home", str(world / "home"), *map(str, words)])
 

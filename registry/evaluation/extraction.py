@@ -1,0 +1,167 @@
+"""Audit of extraction: the share of documents that models continue nearly word for word (FlexOlmo §5.3).
+
+A model is given the first tokens of a document and samples continuations. A document is extracted if the best of them is
+similar enough to the document's own. Figures are returned, and never text.
+
+Shapes: P tokens of a prefix, C continued tokens, S samples of a document.
+"""
+
+import importlib.util
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from registry.calibration import Corpus
+from registry.calibration.windows import encode
+from registry.errors import CalibrationError, InvalidInputError, StorageError
+from registry.io.dtypes import AUTO
+from registry.progress import Progress, remark
+from registry.runtime.loading import load_tokenizer
+from registry.runtime.upcast import load_for_pass
+
+
+@dataclass(frozen=True)
+class ExtractionSettings:
+    """Settings of an audit; the defaults are those of FlexOlmo §5.3.
+
+    Attributes:
+        documents: documents that are tried, drawn by `seed` from those that are long enough.
+        prefix: P, tokens of a document that the model is given.
+        continued: C, tokens that it continues by.
+        top_k: sampled are the `top_k` most probable tokens.
+        samples: S, continuations of a document.
+        threshold: least normalised Levenshtein similarity, on tokens, of an extracted document, from 0 to 1.
+        seed: of documents and samples.
+        device: a torch device; None for the GPU if there is one.
+    """
+
+    documents: int = 100
+    prefix: int = 32
+    continued: int = 256
+    top_k: int = 50
+    samples: int = 10
+    threshold: float = 0.9
+    seed: int = 0
+    device: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("documents", "prefix", "continued", "top_k", "samples"):
+            if getattr(self, name) < 1:
+                raise InvalidInputError(f"{name} is {getattr(self, name)}, the least is 1", "give 1 or more")
+        if not 0 < self.threshold <= 1:
+            raise InvalidInputError(f"threshold is {self.threshold}, it must be more than 0 and at most 1", "give 0.9")
+
+
+@dataclass(frozen=True)
+class Extraction:
+    """The figures of one model.
+
+    Attributes:
+        label: the model's folder.
+        similarity: of each document, the similarity of its best continuation, from 0 to 1.
+        threshold: least similarity of an extracted document.
+    """
+
+    label: str
+    similarity: tuple[float, ...]
+    threshold: float
+
+    @property
+    def extracted(self) -> int:
+        """Number of documents that were extracted."""
+        return sum(value >= self.threshold for value in self.similarity)
+
+    @property
+    def rate(self) -> float:
+        """Share of documents that were extracted."""
+        return self.extracted / len(self.similarity)
+
+    @property
+    def mean(self) -> float:
+        """Mean similarity of the best continuations."""
+        return fmean(self.similarity)
+
+
+def audit_extraction(
+    folders: Sequence[Path], files: Sequence[Path], settings: ExtractionSettings, progress: Progress
+) -> list[Extraction]:
+    """Return the figures of each model on the same documents.
+
+    Args:
+        folders: model folders with one tokenizer, that of the first.
+        files: files of text, such as what an expert was trained on.
+        settings: settings of the audit.
+        progress: reports the documents that were tried.
+
+    Raises:
+        CalibrationError: no document is long enough.
+        CheckpointError: a folder does not load.
+        StorageError: rapidfuzz is not installed.
+    """
+    if importlib.util.find_spec("rapidfuzz") is None:
+        raise StorageError("the audit needs rapidfuzz", "run: pip install 'expert-registry[audit]'")
+    documents = _documents(folders[0], files, settings, progress)
+    found = []
+    for folder in folders:
+        model = load_for_pass(folder, AUTO, settings.device, prefer_whole=True, progress=progress)
+        with progress(f"auditing {folder.name}", len(documents), "document") as advance:
+            similarity = tuple(_similarities(model, documents, settings, advance))
+        found.append(Extraction(str(folder), similarity, settings.threshold))
+        del model
+    return found
+
+
+def _documents(
+    folder: Path, files: Sequence[Path], settings: ExtractionSettings, progress: Progress
+) -> list[list[int]]:
+    """Return the first P + C tokens of the drawn documents."""
+    tokenizer, length = load_tokenizer(folder), settings.prefix + settings.continued
+    corpus = Corpus(files, tokenizer)
+    long_enough, short = [], 0
+    for document in corpus:
+        # A token has a character at least, so a longer text need not be tokenised whole.
+        tokens = encode(document, tokenizer, 0, 16 * length)
+        if len(tokens) >= length:
+            long_enough.append(tokens[:length])
+        else:
+            short += 1
+    if short:
+        remark(progress, f"documents left out, because they have fewer than {length:,} tokens: {short:,}")
+    if not long_enough:
+        raise CalibrationError(
+            f"{corpus.label}: no document has {length:,} tokens, a prefix and its continuation",
+            "give longer documents, or fewer tokens: --continued 64",
+        )
+    return random.Random(settings.seed).sample(long_enough, min(settings.documents, len(long_enough)))
+
+
+@torch.no_grad()
+def _similarities(
+    model: Any, documents: Sequence[list[int]], settings: ExtractionSettings, advance: Any
+) -> Iterator[float]:
+    from rapidfuzz.distance import Levenshtein
+    from transformers import GenerationConfig
+
+    generation = GenerationConfig(
+        do_sample=True,
+        temperature=1.0,
+        top_k=settings.top_k,
+        top_p=1.0,
+        num_return_sequences=settings.samples,
+        max_new_tokens=settings.continued,
+        min_new_tokens=settings.continued,
+        pad_token_id=0,
+    )
+    for number, tokens in enumerate(documents):
+        prompt = torch.tensor([tokens[: settings.prefix]], device=model.device)
+        with torch.random.fork_rng():
+            torch.manual_seed(settings.seed + number)
+            rows = model.generate(prompt, attention_mask=torch.ones_like(prompt), generation_config=generation)
+        wanted = tokens[settings.prefix :]
+        yield max(Levenshtein.normalized_similarity(wanted, row[settings.prefix :].tolist()) for row in rows.cpu())
+        advance(1)
