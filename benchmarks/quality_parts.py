@@ -108,7 +108,7 @@ _APART: dict[str, tuple[str, ...]] = {
     ),
     "refined": ("dume", "refine-1", "refine-2", "advantage", "domain-embedding"),
     "dume+": ("dume+",),
-    "btx": ("btx",),
+    "router-ft": ("router-ft",),
     "ensembles": ("btm", "btm-top-1", "perplexity", "task-vector"),
     "dense": DENSE,
     "seeds": ("random",),

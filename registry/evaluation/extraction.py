@@ -1,7 +1,7 @@
 """Audit of extraction: the share of documents that models continue nearly word for word (FlexOlmo §5.3).
 
-A model is given the first tokens of a document and samples continuations. A document is extracted if the best of them is
-similar enough to the document's own. Figures are returned, and never text.
+A model is given the first tokens of a document and samples continuations. A document is extracted if the best of
+them is similar enough to the document's own. Figures are returned, and never text.
 
 Shapes: P tokens of a prefix, C continued tokens, S samples of a document.
 """

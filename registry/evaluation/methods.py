@@ -59,7 +59,7 @@ METHODS: dict[str, Method] = {
     "oracle-base": Method({"trunk": "base", **RIDGE}, oracle=True),
     "oracle": Method(RIDGE, oracle=True),
     "random": Method({**PAPER, "trunk": "mean", "router": "random"}, SEEDS),
-    "btx": Method({**PAPER, "trunk": "mean", "router": "random", "train_steps": TRAIN_STEPS}),
+    "router-ft": Method({**PAPER, "trunk": "mean", "router": "random", "train_steps": TRAIN_STEPS}),
     "dume": Method({"trunk": "mean", "refine": 1, **PAPER}),
     "dume+": Method({"trunk": "mean", "refine": 1, "train_steps": TRAIN_STEPS, **PAPER}),
     "mean-own": Method({"trunk": "mean", **PAPER}),
