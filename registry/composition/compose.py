@@ -174,8 +174,9 @@ def used_versions(plan: Plan | Ensemble) -> list[VersionRecord]:
 
 
 def used_members(plan: Plan | Ensemble) -> list[Member]:
-    """Return the members of a plan, and the base model if it takes part."""
-    return [*plan.members, *([plan.base] if plan.base else [])]
+    """Return the members of a plan, and the base model if it takes part and is not a member itself."""
+    versions = {member.version.id for member in plan.members}
+    return [*plan.members, *([plan.base] if plan.base and plan.base.version.id not in versions else [])]
 
 
 def _nothing() -> None:
