@@ -288,3 +288,13 @@ def test_rows_of_another_form_are_refused(filled: Registry, zoo: Zoo, tmp_path: 
         (tmp_path / "out" / ROUTER_FILE).write_bytes(pack_rows(RouterRows(rows.anchor, wrong)))
         with pytest.raises(CheckpointError, match="expected finite float32"):
             filled.add_expert("beside", tmp_path / "out", data=[zoo.train["law"]])
+
+
+def test_trainings_of_one_process_do_not_touch_one_another(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
+    first = train(filled, zoo, tmp_path / "first")
+    half = train(filled, zoo, tmp_path / "half", dtype="bfloat16")
+    assert half.document["training"]["dtype"] == "bfloat16"
+    assert half.losses.steps != first.losses.steps
+    assert half.losses.after == pytest.approx(first.losses.after, rel=0.05)
+    assert train(filled, zoo, tmp_path / "again").losses == first.losses
+    assert files_of(tmp_path / "again") == files_of(tmp_path / "first")
