@@ -17,7 +17,7 @@ from benchmarks.compose_copy import copy
 from benchmarks.random_experts import fill
 from registry import Recipe, Registry
 
-ROUNDS = 2
+ROUNDS = 1
 TRUNKS = ("mean", "regmean")
 
 

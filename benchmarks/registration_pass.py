@@ -73,7 +73,7 @@ SHAPES = (
         "1.2B parameters, as Llama 3.2",
         "llama",
         4096,
-        2,
+        1,
         {
             "vocab_size": 128_256,
             "hidden_size": 2048,
