@@ -111,8 +111,8 @@ COMMANDS = {
 
 def run(world: Path, words: Sequence[object]) -> Result:
     """Run one command of `reg` on the home of a world, in this process."""
-    for module in (registry.statistics.forward_pass, registry.training.trainer, expert_trainer):
-        module.SAVE_SECONDS = 0.0  # written down at every step
+    registry.statistics.forward_pass.SAVE_SECONDS = 0.0  # written down at every step
+    registry.training.trainer.SAVE_SECONDS = expert_trainer.SAVE_SECONDS = 0.0
     tempfile.tempdir = str(world / "tmp")
     return CliRunner().invoke(cli.main.main, ["--home", str(world / "home"), *map(str, words)])
 

@@ -317,7 +317,7 @@ COUNTS: dict[str, tuple[list[int], str | None]] = {
 @pytest.mark.parametrize("name", COUNTS)
 def test_hostile_counts(filled: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     counts, message = COUNTS[name]
-    own = vars(Member)["token_counts"].fget
+    own = vars(Member)["token_counts"].func
 
     def given(member: Member) -> torch.Tensor:
         found: torch.Tensor = own(member)

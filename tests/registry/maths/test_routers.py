@@ -23,6 +23,9 @@ def expert(seed: int, tokens: int = 300) -> Statistics:
     return Statistics.of(torch.empty(tokens, HIDDEN).normal_(generator=draw) + centre, SCALES)
 
 
+ROWS = [torch.arange(HIDDEN, dtype=torch.float32) * member for member in (0, 1, -2)]
+
+
 def times(statistics: Statistics, factor: int) -> Statistics:
     return Statistics(statistics.matrix * factor, statistics.exponents)
 
@@ -32,7 +35,15 @@ def inputs(members: Sequence[Statistics]) -> RouterInputs:
         yield from members
 
     return RouterInputs(
-        one_by_one(), [1.0] * 3, lam=0.1, bias=[0.0, -0.5, 0.2], seed=7, layer=2, digests=DIGESTS, hidden_size=HIDDEN
+        one_by_one(),
+        [1.0] * 3,
+        lam=0.1,
+        bias=[0.0, -0.5, 0.2],
+        seed=7,
+        layer=2,
+        digests=DIGESTS,
+        hidden_size=HIDDEN,
+        rows=lambda: ROWS,
     )
 
 
@@ -41,6 +52,7 @@ def test_table_says_what_each_method_takes() -> None:
         "ridge": (OWN, ["lam", "normalize", "weights"]),
         "context": (COUNTS, ["context_window", "vocabulary"]),
         "domain-embedding": (BASE, ["bias", "lam", "normalize"]),
+        "anchored": (None, []),
         "random": (None, ["normalize", "seed"]),
     }
 
@@ -55,6 +67,7 @@ def test_every_method_solves_from_one_set_of_inputs(name: str) -> None:
     direct = {
         "ridge": lambda: ridge(members, [1.0] * 3, 0.1),
         "domain-embedding": lambda: domain_embedding(members, 0.1, [0.0, -0.5, 0.2]),
+        "anchored": lambda: torch.stack(ROWS).double(),
         "random": lambda: random(DIGESTS, HIDDEN, 2, 7),
     }[name]()
     assert gate.shape == (3, HIDDEN)
@@ -63,7 +76,7 @@ def test_every_method_solves_from_one_set_of_inputs(name: str) -> None:
     assert all(torch.equal(member.matrix, b) for member, b in zip(members, before, strict=True))
 
 
-@pytest.mark.parametrize("name", ["ridge", "domain-embedding"])
+@pytest.mark.parametrize("name", ["ridge", "domain-embedding", "anchored"])
 def test_no_expert_is_refused(name: str) -> None:
     solve = ROUTERS[name].solve
     assert solve is not None
