@@ -46,7 +46,7 @@ def measure(scratch: Path) -> list[Comparison]:
         for what, (recipe, label, rounds) in recipes.items():
             registry.compose(names, same, recipe, force=True)
             sides = (partial(ours, recipe, what), partial(other, recipe))
-            claim = f"recompose with another {what} against compose, {label}"
+            claim = f"recompose with {'other' if what == 'weights' else 'another'} {what} against compose, {label}"
             gone = partial(shutil.rmtree, fresh, True)
             warm_up = 1 if rounds > 2 else 0
             found.append(
