@@ -15,11 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from registry import PassSettings, Registry
+from registry.checkpoint.router_rows import ROUTER_FILE, RouterRows, pack_rows
 from tests.models import WORDS, sentences, write_jsonl
 
 STATISTICS = Path(__file__).parent / "golden_statistics"
@@ -112,6 +114,23 @@ class Home:
     def text(self, domain: str, count: int = 12) -> Path:
         """Return a file of text that no expert was calibrated on."""
         return write_jsonl(self.folder / f"{domain}.jsonl", sentences(domain, count, seed=1))
+
+    def beside(self) -> tuple[str, str]:
+        """Return two experts with router rows, registered as trained beside the base model, whose weights they have."""
+        version = self.registry.resolve(BASE)
+        assert version.content is not None
+        sizes = version.content["architecture"]
+        names = "beside.one", "beside.two"
+        for number, name in enumerate(names, start=1):
+            if any(version.name == name for version in self.registry.versions()):
+                continue
+            self.registry.export(BASE, folder := self.folder / name)
+            rows = np.arange(sizes["num_hidden_layers"] * sizes["hidden_size"], dtype=np.float32) % (5 + number) - 2
+            rows = (rows / 8).astype(np.float32).reshape(sizes["num_hidden_layers"], sizes["hidden_size"])
+            (folder / ROUTER_FILE).write_bytes(pack_rows(RouterRows(version.content["weights"], rows)))
+            counts = PassSettings(tokens=64, seq_len=_SEQ_LEN, sites="counts", folds=1)
+            self.registry.add_expert(name, folder, data=[self.text("german")], settings=counts, license=f"mit-{number}")
+        return names
 
     def pair(self, kind: str) -> tuple[str, str]:
         """Return two experts of a kind, registered; of OLMo 2 the second one writes its calibration text itself."""

@@ -86,6 +86,12 @@ def of_kind(kind: str, **settings: Any) -> Case:
     return Case(lambda home, out: composed(recipe, home.pair(kind)).write(home, out), STATISTICS, recipe)
 
 
+def anchored() -> Case:
+    """Return the case of experts that were trained beside the base model, and the base model as the public expert."""
+    recipe = Recipe(trunk="base", router="anchored")
+    return Case(lambda home, out: composed(recipe, (*home.beside(), BASE)).write(home, out), NOTHING, recipe)
+
+
 def like() -> Case:
     """Return the case of a dense model whose weights come from documents."""
 
@@ -188,6 +194,7 @@ CASES: dict[str, Case] = {
     "vocabulary, trunk base": moe("code", MORE_TOKENS, trunk="base"),
     # trunks
     "regmean alpha": moe(trunk_options={"alpha": 0.9}),
+    "anchored": anchored(),
     "mean": moe(trunk="mean"),
     "base": moe(trunk="base"),
     "ties": moe(trunk="ties"),
