@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from registry.checkpoint.checkpoint import Checkpoint
 from registry.checkpoint.router_rows import ROUTER_FILE, unpack_rows
 from registry.checkpoint.tokenizer import identify
+from registry.maths.threads import prepare_threads
 from registry.progress import Progress
 from store.arrays import digest_of
 from store.digest import json_digest
@@ -48,6 +49,7 @@ def hash_checkpoint(checkpoint: Checkpoint, progress: Progress) -> HashedCheckpo
     tokenizer, tokens = identify(files)
     sources = {name: checkpoint.source(name) for name in (*checkpoint.trunk, *checkpoint.mlp)}
     tensors = {}
+    prepare_threads()
     with (
         progress("hashing", sum(source.nbytes for source in sources.values()), "B") as advance,
         ThreadPoolExecutor(HASHERS, thread_name_prefix="hashing") as pool,
