@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-ROUTER_FILE = "router.safetensors"
+ROUTER_FILE = "expert_router.safetensors"
 _ROWS, _FORMAT = "rows", "expert-registry router rows 1"
 
 

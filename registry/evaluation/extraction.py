@@ -18,11 +18,17 @@ import torch
 
 from registry.calibration import Corpus
 from registry.calibration.windows import encode
-from registry.errors import CalibrationError, InvalidInputError, StorageError
+from registry.checkpoint import read_files
+from registry.checkpoint.model_files import read_config
+from registry.errors import CalibrationError, CheckpointError, InvalidInputError, StorageError
+from registry.evaluation.text import conflict
 from registry.io.dtypes import AUTO
 from registry.progress import Progress, remark
 from registry.runtime.loading import load_tokenizer
 from registry.runtime.upcast import load_for_pass
+
+_CHARACTERS_PER_TOKEN = 16
+"""Characters of a document that are tokenised for each token that is needed."""
 
 
 @dataclass(frozen=True)
@@ -100,11 +106,13 @@ def audit_extraction(
 
     Raises:
         CalibrationError: no document is long enough.
-        CheckpointError: a folder does not load.
+        CheckpointError: a folder does not load, or has another tokenizer than the first.
+        InvalidInputError: a model takes fewer tokens.
         StorageError: rapidfuzz is not installed.
     """
     if importlib.util.find_spec("rapidfuzz") is None:
         raise StorageError("the audit needs rapidfuzz", "run: pip install 'expert-registry[audit]'")
+    _check(folders, settings)
     documents = _documents(folders[0], files, settings, progress)
     found = []
     for folder in folders:
@@ -116,28 +124,48 @@ def audit_extraction(
     return found
 
 
+def _check(folders: Sequence[Path], settings: ExtractionSettings) -> None:
+    """Check that all models take the text, and make the same tokens of it, before one is loaded."""
+    length, files = settings.prefix + settings.continued, [read_files(folder) for folder in folders]
+    for folder, own in zip(folders, files, strict=True):
+        limit = read_config(folder).get("max_position_embeddings")
+        if isinstance(limit, int) and limit < length:
+            raise InvalidInputError(
+                f"{folder} takes {limit:,} tokens, and a prefix and its continuation have {length:,}",
+                f"give fewer: --continued {max(1, limit - settings.prefix)}",
+            )
+        if difference := conflict(files[0], own):
+            raise CheckpointError(
+                f"the tokenizers of {folders[0]} and {folder} differ: {difference}", "audit each in a run of its own"
+            )
+
+
 def _documents(
     folder: Path, files: Sequence[Path], settings: ExtractionSettings, progress: Progress
 ) -> list[list[int]]:
-    """Return the first P + C tokens of the drawn documents."""
-    tokenizer, length = load_tokenizer(folder), settings.prefix + settings.continued
+    """Return the first P + C tokens of documents drawn by reservoir (Vitter 1985, algorithm R), which bounds memory."""
+    tokenizer, length, draw = load_tokenizer(folder), settings.prefix + settings.continued, random.Random(settings.seed)
     corpus = Corpus(files, tokenizer)
-    long_enough, short = [], 0
+    drawn: list[list[int]] = []
+    long_enough = short = 0
     for document in corpus:
-        # A token has a character at least, so a longer text need not be tokenised whole.
-        tokens = encode(document, tokenizer, 0, 16 * length)
-        if len(tokens) >= length:
-            long_enough.append(tokens[:length])
-        else:
+        tokens = encode(document, tokenizer, 0, _CHARACTERS_PER_TOKEN * length)
+        if len(tokens) < length:
             short += 1
+            continue
+        long_enough += 1
+        if len(drawn) < settings.documents:
+            drawn.append(tokens[:length])
+        elif (place := draw.randrange(long_enough)) < settings.documents:
+            drawn[place] = tokens[:length]
     if short:
         remark(progress, f"documents left out, because they have fewer than {length:,} tokens: {short:,}")
-    if not long_enough:
+    if not drawn:
         raise CalibrationError(
             f"{corpus.label}: no document has {length:,} tokens, a prefix and its continuation",
             "give longer documents, or fewer tokens: --continued 64",
         )
-    return random.Random(settings.seed).sample(long_enough, min(settings.documents, len(long_enough)))
+    return drawn
 
 
 @torch.no_grad()

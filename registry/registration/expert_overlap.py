@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
+from threading import Lock
 from typing import Any
 
 import torch
@@ -107,11 +108,14 @@ def overlaps(
         and (compared_layers(_size(sibling.version, "num_hidden_layers")), _size(sibling.version, "hidden_size"))
         == (list(summaries), size)
     ]
-    store, progress = summary_store(workspace), workspace.progress
+    store, progress, reading = summary_store(workspace), workspace.progress, Lock()
 
     def compare(sibling: RegisteredExpert) -> dict[int, Overlap] | Exception:
         try:
-            return _from_store(summaries, sibling, store) or _from_statistics(summaries, sibling, store)
+            if (layers := _from_store(summaries, sibling, store)) is not None:
+                return layers
+            with reading:  # the Grams of one expert at a time
+                return _from_statistics(summaries, sibling, store)
         except (DamagedError, NotFoundError, ConflictError, IncompatibleError, ValueError) as error:
             return error  # it must not block a registration; a ValueError: forged or inconsistent statistics
 

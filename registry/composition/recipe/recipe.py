@@ -63,7 +63,8 @@ class Recipe:
         device: what passes run on, None for the GPU if there is one.
         top_k: experts per token, from 1 to the number of members; None for `TOP_K`, or for one member and for a
             context router 1.
-        temperature: > 0; router logits are divided by it, which at top_k = 1 changes nothing. Those of a ridge router
+        temperature: > 0; router logits are divided by it, which at top_k = 1 changes nothing. By default 0.05, and 1
+            for an anchored router, whose rows were trained without one. The logits of a ridge router
             whose columns are not normalised lie about 0 for other experts' tokens and about 1 for its own.
         weights: member name → ω > 0, its weight in every sum over members; 1 where absent.
         balance: `tokens` divides each member's statistics by its share of the tokens, so that one with many does not

@@ -31,6 +31,7 @@ SAVE_SECONDS = 60.0
 REMARKS = 10
 """Number of remarks on the loss."""
 BETAS = (0.9, 0.95)
+"""Decay rates of AdamW's moments."""
 IGNORED = -100
 """Label of a token that is not predicted."""
 
@@ -110,6 +111,7 @@ class ExpertTrainer:
                 losses = tuple(steps.losses)
         else:
             losses = current.losses
+        self.check_finite("after the last step")
         return Losses(losses, current.loss, self.loss())
 
     def loss(self) -> float:
@@ -131,6 +133,15 @@ class ExpertTrainer:
             count += int(keep[:, 1:].sum())
         self.model.train()
         return _finite(total / count, "on held-out windows")
+
+    def check_finite(self, when: str) -> None:
+        """Check that all weights that train are finite.
+
+        Raises:
+            InvalidInputError: one is not.
+        """
+        if not is_finite(self.parameters):
+            _finite(math.nan, when)
 
     def snapshot(self, step: int, before: float, losses: Sequence[float]) -> State:
         """Return the state after a step, as copies."""
@@ -267,8 +278,7 @@ class _Steps(TrainerCallback):
             mean = sum(self.losses[-every:]) / len(self.losses[-every:])
             remark(self._progress, f"step {step} of {trainer.settings.steps}: loss {mean:.4f}")
         if self._path is not None and time.monotonic() - self._saved_at >= SAVE_SECONDS:
-            if not is_finite(trainer.parameters):
-                _finite(math.nan, f"after step {step}")
+            trainer.check_finite(f"after step {step}")
             states.save(self._path, trainer.snapshot(step, self._before, self.losses))
             self._saved_at = time.monotonic()
 

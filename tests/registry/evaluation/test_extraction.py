@@ -53,8 +53,11 @@ def test_documents_that_are_too_short_are_left_out(zoo: Zoo, seen: Path, tmp_pat
     (found,) = audit_extraction([zoo.base], [short], SETTINGS, progress)  # type: ignore[arg-type]
     assert len(found.similarity) == 1
     assert "documents left out, because they have fewer than 24 tokens: 1" in told
-    with pytest.raises(CalibrationError, match="no document has 10,008 tokens"):
+    with pytest.raises(CalibrationError, match="no document has 108 tokens"):
+        audit_extraction([zoo.base], [seen], ExtractionSettings(prefix=8, continued=100), silent)
+    with pytest.raises(InvalidInputError, match="takes 128 tokens") as caught:
         audit_extraction([zoo.base], [seen], ExtractionSettings(prefix=8, continued=10_000), silent)
+    assert "--continued 120" in str(caught.value.hint)
 
 
 def test_wrong_settings_are_refused(zoo: Zoo, seen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
