@@ -81,14 +81,11 @@ def scored(home: Path, kind: str, shared: Path, work: Path, windows: int) -> Ite
             registry.compose(list(members), folder, recipe)
             folders.append(folder)
         rows = registry.evaluate(folders, data, TestSettings(windows=windows), baselines=True)
-    for name, row in zip(RECIPES[kind], rows, strict=False):
-        yield name, row.perplexity
-    experts = {row.name: row.perplexity for row in rows[len(folders) :]}
-    yield (
-        "each domain by its own expert, whole",
-        {domain: next(of[domain] for name, of in experts.items() if domain in name) for domain in DOMAINS},
-    )
-    yield "base model", next(of for name, of in experts.items() if BASE in name)
+    of = {row.name: row.perplexity for row in rows}
+    for name, folder in zip(RECIPES[kind], folders, strict=True):
+        yield name, of[folder.name]
+    yield "each domain by its own expert, whole", {domain: of[f"expert {domain}"][domain] for domain in DOMAINS}
+    yield "base model", of[f"base {BASE}@1"]
 
 
 def page(rows: list[tuple[str, str, dict[str, float]]], tokens: int, windows: int, seconds: dict[str, float]) -> str:
