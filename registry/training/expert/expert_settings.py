@@ -2,16 +2,31 @@
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from registry.errors import InvalidInputError
 from registry.io.dtypes import AUTO
+from registry.workspace import PathLike
 
 FULL = "full"
 FROZEN, FREE = "frozen", "free"
 DTYPES = (AUTO, "bfloat16", "float32")
 _LORA = re.compile(r"lora:([1-9][0-9]{0,4})")
+
+
+@dataclass(frozen=True)
+class TrainingText:
+    """The text of a training.
+
+    Attributes:
+        own: files of the expert's text.
+        public: files of public text, whose embeddings the router rows of `coordinate` begin with.
+    """
+
+    own: Sequence[PathLike]
+    public: Sequence[PathLike] = ()
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
 from registry import ExpertTraining, Recipe, Registry, TestSettings
+from registry.calibration.corpus import Document
+from registry.calibration.windows import encode
 from registry.checkpoint import Checkpoint
 from registry.checkpoint.model_files import EXPERT_TRAINING
 from registry.checkpoint.router_rows import ROUTER_FILE, RouterRows, pack_rows, unpack_rows
@@ -31,7 +34,9 @@ from registry.errors import (
 )
 from registry.member import load_member
 from registry.progress import Advance, silent
+from registry.runtime.loading import load_model, load_tokenizer
 from registry.training import TrainedExpert, train_expert
+from registry.training.expert.expert_trainer import ExpertTrainer
 from tests.conftest import Zoo, files_of
 from tests.models import logits, make_model, save_checkpoint, train_tokenizer
 
@@ -242,6 +247,60 @@ def test_coordinated_experts_compose_by_their_rows(filled: Registry, zoo: Zoo, t
     filled.opt_out("law-beside", purge=True)
     filled.compose(["math-beside", "base"], tmp_path / "after", recipe)
     assert files_of(tmp_path / "after") == files_of(tmp_path / "pair")
+
+
+def test_rows_begin_as_differences_of_embeddings(
+    filled: Registry, zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fewer tokens than a window of each text, so that the reference is one pass of the base model over all."""
+    texts = {"own": "def f(x): return x + 1", "public": "the court held that the"}
+    for name, text in texts.items():
+        (tmp_path / f"{name}.txt").write_text(text)
+    begun: list[list[Tensor]] = []
+
+    def first(trainer: Any) -> None:
+        begun.append([part.detach().clone() for part in trainer.parameters if part.ndim == 1])
+
+    monkeypatch.setattr("registry.training.expert.expert_trainer.ExpertTrainer.__post_init__", counted(first))
+    settings = settings_with(coordinate=True, tokens=2 * 64, seq_len=64)
+    own, public = [tmp_path / "own.txt"], [tmp_path / "public.txt"]
+    done = filled.train_expert("beside", "base", own, settings, public_data=public, out=tmp_path / "out")
+    model, tokenizer = load_model(zoo.base, "float32", "cpu"), load_tokenizer(zoo.base)
+    seen: dict[str, dict[int, Tensor]] = {name: {} for name in texts}
+    for name, text in texts.items():
+        for layer, block in enumerate(model.model.layers):
+            block.mlp.register_forward_pre_hook(
+                lambda _module, inputs, layer=layer, of=seen[name]: of.update({layer: inputs[0][0].double().mean(0)})
+            )
+        model(input_ids=torch.tensor([encode(Document(text), tokenizer)]))
+        for block in model.model.layers:
+            block.mlp._forward_pre_hooks.clear()
+    for layer, row in enumerate(begun[0]):
+        expected, other = (seen[name][layer] / seen[name][layer].norm() for name in texts)
+        assert torch.allclose(row.double(), expected - other, atol=1e-6)
+        assert row.any()
+    without = filled.train_expert("beside", "base", own, settings, out=tmp_path / "without")
+    assert not any(row.any() for row in begun[1])
+    assert done.document["training"].keys() - without.document["training"].keys() == {"public"}
+    again = filled.train_expert("beside", "base", own, settings, public_data=public, out=tmp_path / "again")
+    assert files_of(tmp_path / "again") == files_of(tmp_path / "out") != files_of(tmp_path / "without")
+    assert again.document == done.document
+    with pytest.raises(InvalidInputError, match="without --coordinate"):
+        filled.train_expert("beside", "base", own, SETTINGS, public_data=public)
+    (tmp_path / "empty.txt").touch()
+    with pytest.raises(CalibrationError, match="no text"):
+        filled.train_expert("beside", "base", own, settings, public_data=[tmp_path / "empty.txt"])
+
+
+def counted(first: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Return the preparation of a trainer that calls `first` before it."""
+    prepare = ExpertTrainer.__post_init__
+
+    def both(trainer: ExpertTrainer) -> None:
+        first(trainer)
+        prepare(trainer)
+
+    return both
 
 
 def test_a_pair_is_the_model_that_was_trained(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
