@@ -50,6 +50,11 @@ from cli.version_output import version_document
     "--router anchored.",
 )
 @click.option(
+    "--router-bias",
+    is_flag=True,
+    help="With --coordinate: a bias trains beside each row. A mixture with one carries a modelling file.",
+)
+@click.option(
     "--public-data",
     multiple=True,
     type=file_path,

@@ -43,6 +43,7 @@ class ExpertTraining:
             is added to the weights at the end.
         coordinate: train the MLPs beside the frozen public ones of the base model, with a router row of their own in
             every layer (FlexOlmo, Shi et al. 2025, §3.3.1); the trunk is then frozen.
+        router_bias: with `coordinate`, a bias trains beside each row, from 0 on; its logit is r·x + b.
         lr: the highest learning rate of AdamW.
         warmup: steps in which the rate rises; None for a twentieth of them. It then falls to a tenth as a cosine.
         weight_decay: of AdamW, on matrices alone.
@@ -59,6 +60,7 @@ class ExpertTraining:
     trunk: str = FROZEN
     mlp: str = FULL
     coordinate: bool = False
+    router_bias: bool = False
     lr: float = 3e-4
     warmup: int | None = None
     weight_decay: float = 0.1
@@ -84,6 +86,11 @@ class ExpertTraining:
             raise InvalidInputError(
                 "experts that are trained to coordinate share a frozen trunk, and trunk is free",
                 "drop --coordinate, or give --trunk frozen",
+            )
+        if self.router_bias and not self.coordinate:
+            raise InvalidInputError(
+                "router_bias is for a router row, and an expert without --coordinate has none",
+                "add --coordinate, or drop --router-bias",
             )
         if self.dtype not in DTYPES:
             _refuse("dtype", repr(self.dtype), f"it is one of {', '.join(DTYPES)}", AUTO)

@@ -52,12 +52,14 @@ class Trainable:
         self._names = {name: name for name in (*checkpoint.trunk, *checkpoint.mlp)}
         self._layers: list[CoordinatedMLP] = []
         if settings.coordinate:
-            self._layers = coordinate(model, checkpoint.mlp, checkpoint.architecture.hidden_size)
+            self._layers = coordinate(
+                model, checkpoint.mlp, checkpoint.architecture.hidden_size, bias=settings.router_bias
+            )
             self._names |= {name: within(name, EXPERT) for name in checkpoint.mlp}
             own = dict(model.named_parameters())
         mlp = [self._names[name] for name in checkpoint.mlp]
         free = [own[name] for name in checkpoint.trunk] if settings.trunk == FREE else []
-        free += [layer.row for layer in self._layers]
+        free += [part for layer in self._layers for part in (layer.row, layer.bias) if part is not None]
         self.model = model
         if settings.rank is None:
             free += [own[name] for name in mlp]
@@ -106,11 +108,12 @@ class Trainable:
             yield Stream(name, dtype, checkpoint.shapes[name], partial(_blocks, tensor, dtype))
 
     def rows(self) -> RouterRows | None:
-        """Return the router rows that were trained, or None without."""
+        """Return the router rows that were trained, and their biases, or None without."""
         if not self._layers:
             return None
-        rows = torch.stack([layer.row.detach().float().cpu() for layer in self._layers])
-        return RouterRows(self._hashed.weights, rows.numpy())
+        rows = torch.stack([layer.row.detach().float().cpu() for layer in self._layers])  # (L, H)
+        biases = [layer.bias.detach().float().cpu() for layer in self._layers if layer.bias is not None]
+        return RouterRows(self._hashed.weights, rows.numpy(), torch.cat(biases).numpy() if biases else None)
 
 
 def is_finite(parameters: Sequence[Tensor]) -> bool:

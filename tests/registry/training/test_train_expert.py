@@ -36,6 +36,7 @@ from registry.member import load_member
 from registry.progress import Advance, silent
 from registry.runtime.loading import load_model, load_tokenizer
 from registry.training import TrainedExpert, train_expert
+from registry.training.expert.coordinated import CoordinatedMLP
 from registry.training.expert.expert_trainer import ExpertTrainer
 from tests.conftest import Zoo, files_of
 from tests.models import logits, make_model, save_checkpoint, train_tokenizer
@@ -343,10 +344,49 @@ def test_rows_of_another_form_are_refused(filled: Registry, zoo: Zoo, tmp_path: 
     with pytest.raises(CheckpointError, match=ROUTER_FILE):
         filled.add_expert("beside", tmp_path / "out", data=[zoo.train["law"]])
     rows = unpack_rows(whole, (2, 32), "out")
-    for wrong in (rows.rows[:1], np.full_like(rows.rows, np.nan)):
-        (tmp_path / "out" / ROUTER_FILE).write_bytes(pack_rows(RouterRows(rows.anchor, wrong)))
+    assert rows.bias is None
+    short, infinite, wide = np.zeros(1, dtype=np.float32), np.full(2, np.inf, dtype=np.float32), np.zeros(2)
+    cases: list[tuple[Any, Any]] = [(rows.rows[:1], None), (np.full_like(rows.rows, np.nan), None)]
+    for wrong, bias in (*cases, *((rows.rows, bias) for bias in (short, infinite, wide))):
+        (tmp_path / "out" / ROUTER_FILE).write_bytes(pack_rows(RouterRows(rows.anchor, wrong, bias)))
         with pytest.raises(CheckpointError, match="expected finite float32"):
             filled.add_expert("beside", tmp_path / "out", data=[zoo.train["law"]])
+    bias = np.array([-1.5, 0.25], dtype=np.float32)
+    again = unpack_rows(pack_rows(RouterRows(rows.anchor, rows.rows, bias)), (2, 32), "out")
+    assert again.bias is not None
+    assert (again.anchor, again.rows.tolist(), again.bias.tolist()) == (rows.anchor, rows.rows.tolist(), [-1.5, 0.25])
+
+
+def test_a_bias_trains_beside_its_row(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
+    settings = settings_with(tokens=20 * 4 * 32, batch_size=4, coordinate=True, router_bias=True)
+    for name in ("out", "again"):
+        done = filled.train_expert("beside", "base", [zoo.train["law"]], settings, out=tmp_path / name)
+    assert files_of(tmp_path / "again") == files_of(tmp_path / "out")
+    assert done.losses.after < done.losses.before
+    rows = unpack_rows((tmp_path / "out" / ROUTER_FILE).read_bytes(), (2, 32), "out")
+    assert rows.bias is not None
+    assert rows.bias.shape == (2,)
+    assert rows.bias.all()
+    with pytest.raises(InvalidInputError, match="without --coordinate"):
+        settings_with(router_bias=True)
+
+
+def test_a_coordinated_mlp_mixes_by_its_logit() -> None:
+    generator = torch.Generator().manual_seed(0)
+    linear = torch.nn.Linear(4, 4, bias=False)
+    layer = CoordinatedMLP(linear, 4, bias=True)
+    x = torch.randn(2, 3, 4, generator=generator)
+    assert torch.equal(layer(x), linear(x))
+    assert layer.bias is not None
+    with torch.no_grad():
+        layer.row.copy_(torch.randn(4, generator=generator))
+        layer.bias.fill_(-0.75)
+        next(layer.expert.parameters()).mul_(2.0)
+    share = torch.sigmoid(x @ layer.row - 0.75)[..., None]
+    assert torch.allclose(layer(x), (1 - share) * linear(x) + share * 2 * linear(x), atol=1e-6)
+    with torch.no_grad():
+        layer.bias.fill_(-1e4)
+    assert torch.equal(layer(x), linear(x))
 
 
 def test_trainings_of_one_process_do_not_touch_one_another(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
