@@ -53,7 +53,7 @@ def test_table_says_what_each_method_takes() -> None:
         "ridge": (OWN, ["lam", "normalize", "weights"]),
         "context": (COUNTS, ["context_window", "vocabulary"]),
         "domain-embedding": (BASE, ["bias", "lam", "normalize"]),
-        "anchored": (None, []),
+        "anchored": (None, ["bias"]),
         "random": (None, ["normalize", "seed"]),
     }
 
