@@ -114,7 +114,7 @@ def train(bench: Bench, kind: str, domains: Sequence[str]) -> Figures:
                 continue
             settings = ExpertTraining(tokens=bench.tokens, **KINDS[kind])
             public = [bench.text(GENERAL, "train")] if settings.coordinate else []
-            done = registry.train_expert(domain, BASE, [bench.text(domain, "train")], settings, public=public)
+            done = registry.train_expert(domain, BASE, [bench.text(domain, "train")], settings, public_data=public)
             losses[domain] = [done.losses.before, done.losses.after]
             print(f"{kind} {domain}: loss {done.losses.before:.3f}, {done.losses.after:.3f}", flush=True)
     return {"losses": losses}
