@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from registry import EnsembleRecipe, ExpertTraining, Recipe, Registry, TestSettings, TrainSettings
+from registry import EnsembleRecipe, ExpertTraining, MixtureTraining, Recipe, Registry, TestSettings, TrainSettings
 
 Figures = dict[str, Any]
 Rows = dict[str, dict[str, float]]
@@ -49,7 +49,6 @@ COMPOSITIONS: dict[str, dict[str, tuple[str | None, Recipe | EnsembleRecipe]]] =
         "regmean, ridge": (None, Recipe(router="ridge")),
         "regmean, context (the default)": (None, Recipe()),
         "regmean, context, with the public expert": (PUBLIC, Recipe()),
-        "regmean, context, --refine-mlp": (None, Recipe(refine_mlp=True)),
     },
     "frozen": CLOSED,
     "coordinated": CLOSED
@@ -159,6 +158,33 @@ def _far(kind: str) -> Callable[[Bench], Figures]:
     return run
 
 
+MIXTURES: dict[str, tuple[Recipe, tuple[str, ...]]] = {
+    "BTX, trained on public text": (Recipe(trunk="mean", router="random", top_k=2, temperature=1.0), (GENERAL,)),
+    "BTX, trained on all text": (Recipe(trunk="mean", router="random", top_k=2, temperature=1.0), (*NEAR, GENERAL)),
+    "DUME+, all weights, trained on all text": (Recipe(trunk="mean", router="ridge", top_k=2), (*NEAR, GENERAL)),
+    "regmean, ridge, all weights, trained on all text": (Recipe(router="ridge", top_k=2), (*NEAR, GENERAL)),
+}
+"""Mixture of free experts whose weights all train → its recipe, and the domains of the text."""
+
+
+def mixtures(bench: Bench) -> Figures:
+    """Train all weights of mixtures of free experts, each on as many tokens as one expert, and score them."""
+    folders: dict[str, Path] = {}
+    with Registry(bench.home("free")) as registry:
+        for number, (name, (recipe, domains)) in enumerate(MIXTURES.items()):
+            start, folders[name] = (bench.work / "folders" / f"{which}-{number}" for which in ("start", "trained"))
+            for folder in (start, folders[name]):
+                shutil.rmtree(folder, ignore_errors=True)
+            registry.compose(list(NEAR), start, recipe)
+            settings = MixtureTraining("all", tokens=bench.tokens)
+            data = [str(bench.text(domain, "train")) for domain in domains]
+            done = registry.train(start, folders[name], data, settings)
+            print(f"{name}: {done.before:.4f}, {done.after:.4f}", flush=True)
+        found = registry.evaluate(list(folders.values()), bench.tests(NEAR), bench.settings)
+    of = {row.name: row.perplexity for row in found}
+    return {"rows": {name: of[folder.name] for name, folder in folders.items()}}
+
+
 STARTS: dict[str, tuple[str, Recipe]] = {
     "DUME": ("DUME+", Recipe(trunk="mean", router="ridge", normalize=True, refine=1, top_k=1)),
     "random routers": ("BTX, routers alone", Recipe(trunk="mean", router="random", normalize=True, top_k=1)),
@@ -218,6 +244,7 @@ PARTS: dict[str, Callable[[Bench], Figures]] = {
     **{f"train-{kind}": _trained(kind) for kind in KINDS},
     **{f"near-{kind}": _near(kind) for kind in KINDS},
     **{f"far-{kind}": _far(kind) for kind in KINDS},
+    "mixtures": mixtures,
     "dume": dume,
 }
 """Name of a part → what runs it, in order."""
