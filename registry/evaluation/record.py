@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from registry.composition.integrity import ComposedFolder
-from registry.errors import RegError, StorageError
+from registry.errors import ConflictError, RegError, StorageError
 from registry.evaluation.benchmark import Benchmark
 from registry.evaluation.results import Row
+from registry.names.resolve import find_by_digest
 from registry.progress import Progress, remark
 from store.catalog import Catalog
 from store.digest import json_digest
@@ -56,8 +57,10 @@ def store_figures(
     problem = next(composed.problems(progress), None)
     if problem is None:
         try:
+            for member in composed.manifest.members:  # an opt-out has deleted the figures of what it was made from
+                find_by_digest(catalog, member.name, member.digest, "it")
             catalog.record_evaluation(composed.digest, asked, document)
-        except StorageError as error:
+        except (ConflictError, StorageError) as error:
             problem = error.message
     if problem is not None:
         remark(progress, f"the figures of {name or folder.name} are not stored: {problem}")

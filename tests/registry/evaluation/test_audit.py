@@ -79,6 +79,7 @@ def test_an_opt_out_deletes_the_figures_of_its_compositions_and_of_its_text(
     experts = [audit.document["experts"] for audit in own.audits(own.compositions(without.digest)[0])]
     assert experts == [{"code": own.resolve("code").digest}, {"math": math.digest}]
     own.opt_out("math", purge=True)
+    own.audit_extraction([tmp_path / "moe"], [zoo.train["code"]], SETTINGS)  # the folder is still there
     assert own.audits(own.compositions(with_math.digest)[0]) == []
     (left,) = own.audits(own.compositions(without.digest)[0])
     assert left.document["data"]["label"] == "code.train.jsonl"
