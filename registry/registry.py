@@ -491,6 +491,29 @@ class Registry:
             self._workspace, folders, data, settings, wanted, experts=experts, base=base
         )
 
+    def audit_extraction(
+        self,
+        folders: Sequence[PathLike],
+        data: Sequence[PathLike],
+        settings: evaluation.ExtractionSettings | None = None,
+    ) -> list[evaluation.Extraction]:
+        """Return how many documents each model continues nearly word for word from their first tokens, and no text.
+
+        The figures of a composition that was made here are stored with it.
+
+        Args:
+            folders: model folders with one tokenizer, that of the first.
+            data: files of text, such as what an expert was trained on.
+            settings: settings of the audit.
+
+        Raises:
+            CalibrationError: no document is long enough.
+            CheckpointError: a folder holds no model, or has another tokenizer than the first.
+            InvalidInputError: a model takes fewer tokens.
+            StorageError: rapidfuzz is not installed.
+        """
+        return evaluation.audit_registered(self._workspace, folders, data, settings)
+
     def continual(
         self,
         schedule: Sequence[str],
@@ -742,8 +765,12 @@ class Registry:
         return composition_of(self.catalog, digest)
 
     def evaluations(self, composition: CompositionRecord) -> list[EvaluationRecord]:
-        """Return the stored evaluations of `composition`, the latest first."""
+        """Return the stored evaluations by scores of `composition`, the latest first."""
         return self.catalog.evaluations(composition.digest)
+
+    def audits(self, composition: CompositionRecord) -> list[EvaluationRecord]:
+        """Return the stored audits of extraction of `composition`, the latest first."""
+        return self.catalog.audits(composition.digest)
 
     def relations(self, ref: str) -> tuple[registration.Relation, ...]:
         """Return the distance of the version `ref` to every other active version of its shape, the nearest first.

@@ -1,4 +1,4 @@
-"""Output of a composition with its evaluations."""
+"""Output of a composition with its evaluations and audits."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,12 +14,14 @@ if TYPE_CHECKING:
 
 
 def show_composition(
-    composition: "CompositionRecord", evaluations: "Sequence[EvaluationRecord]", as_json: bool
+    composition: "CompositionRecord",
+    evaluations: "Sequence[EvaluationRecord]",
+    audits: "Sequence[EvaluationRecord]",
+    as_json: bool,
 ) -> None:
-    """Print a composition: members, recipe, folders and evaluations."""
+    """Print a composition: members, recipe, folders, evaluations and audits."""
     if as_json:
-        documents = [{"asked": e.asked, "evaluated_at": e.evaluated_at, **e.document} for e in evaluations]
-        print_json(vars(composition) | {"evaluations": documents})
+        print_json(vars(composition) | {"evaluations": _documents(evaluations), "audits": _documents(audits)})
         return
     members, base = members_and_base(composition)
     rows = [("made", composition.created_at), ("host", composition.document["host"]), ("members", members)]
@@ -30,6 +32,29 @@ def show_composition(
     for evaluation in evaluations:
         click.echo()
         _print_evaluation(evaluation.evaluated_at, evaluation.document)
+    if audits:
+        click.echo()
+        print_table(
+            ("extraction audit", "extracted", "rate", "mean similarity", "largest", "prefix", "continued"),
+            [_audit_row(audit.document) for audit in audits],
+        )
+
+
+def _documents(records: "Sequence[EvaluationRecord]") -> list[dict[str, Any]]:
+    return [{"asked": each.asked, "evaluated_at": each.evaluated_at, **each.document} for each in records]
+
+
+def _audit_row(document: Mapping[str, Any]) -> tuple[str, ...]:
+    data, found, settings = document["data"], document["extraction"], document["settings"]
+    return (
+        data["label"],
+        f"{found['extracted']} of {data['documents']}",
+        f"{found['rate']:.1%}",
+        f"{found['similarity']:.3f}",
+        f"{found['most']:.3f}",
+        str(settings["prefix"]),
+        str(settings["continued"]),
+    )
 
 
 def _print_evaluation(at: str, document: Mapping[str, Any]) -> None:

@@ -182,13 +182,26 @@ EVALUATION = record(
     figures=ROW,
     oracle=maybe(document("The same fields, with every token sent to its domain's own expert.")),
 )
+AUDIT = record(
+    "An audit of extraction.",
+    asked=digest("The digest of data and settings."),
+    evaluated_at=text("The time, ISO 8601, UTC."),
+    data=document("The text: label, digest of the tokens that were tried, number of documents."),
+    experts=by("expert", digest("The digest of a version whose calibration text it is.")),
+    settings=document("The settings: documents, prefix, continued, top_k, samples, threshold, seed, device."),
+    extraction=document("The figures: extracted, rate, similarity, most, as of reg audit-extraction."),
+)
 SHOWN_VERSION = plus(
     VERSION,
     bytes=by("role", whole("Bytes of its arrays of that role.")),
     compositions=several(digest("A composition's digest."), "The compositions made from it."),
     relations=RELATIONS,
 )
-SHOWN_COMPOSITION = plus(COMPOSITION, evaluations=several(EVALUATION, "Its evaluations, latest first."))
+SHOWN_COMPOSITION = plus(
+    COMPOSITION,
+    evaluations=several(EVALUATION, "Its evaluations, latest first."),
+    audits=several(AUDIT, "Its audits of extraction, latest first."),
+)
 OPTED_OUT = record(
     "An opted-out version.",
     ref=REF,

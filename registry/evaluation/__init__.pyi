@@ -1,4 +1,7 @@
+from .audit import audit_registered as audit_registered
 from .continual import Continual as Continual
+from .extraction import Extraction as Extraction
+from .extraction import ExtractionSettings as ExtractionSettings
 from .methods import METHODS as METHODS
 from .methods import Method as Method
 from .model_folders import check_model_folders as check_model_folders

@@ -107,7 +107,21 @@ def test_show_tells_a_composition_and_what_was_found_of_it(run: Run, zoo: Zoo, t
     assert told["folder"] == str(tmp_path / "moe")
     assert printed.count("evaluated ") == 2
     assert f"{row['score']['code']:.2f}" in printed
+    assert "extraction audit" not in printed
     assert "there is no composition and no expert 'abcdef'" in run("show", "abcdef", code=1).stderr
+
+
+def test_show_prints_the_audits_of_a_composition(run: Run, zoo: Zoo, tmp_path: Path) -> None:
+    run("compose", "--experts", "code,math", "--trunk", "base", "--out", tmp_path / "moe")
+    (made,) = json.loads(run("compositions", "--json").stdout)
+    words = ["audit-extraction", tmp_path / "moe", "--data", zoo.test["math"], "--documents", 2, "--samples", 2]
+    (found,) = json.loads(run(*words, "--prefix", 8, "--continued", 4, "--json").stdout)
+    (audit,) = json.loads(run("show", made["digest"], "--json").stdout)["audits"]
+    assert audit["extraction"] == {key: found[key] for key in ("extracted", "rate", "similarity", "most")}
+    header, line = run("show", made["digest"]).stdout.split("\n\n")[-1].strip().splitlines()
+    assert header.split()[:3] == ["extraction", "audit", "extracted"]
+    assert line.split()[:4] == ["math.test.jsonl", str(found["extracted"]), "of", "2"]
+    assert line.split()[5:] == [f"{found['similarity']:.3f}", f"{found['most']:.3f}", "8", "4"]
 
 
 def test_continual(run: Run, zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
