@@ -1,3 +1,5 @@
+from .accuracy_scores import AccuracyRow as AccuracyRow
+from .accuracy_scores import accuracy_scores as accuracy_scores
 from .continual import Continual as Continual
 from .methods import METHODS as METHODS
 from .methods import Method as Method
