@@ -468,6 +468,7 @@ class Registry:
         experts: Sequence[str] = (),
         methods: Sequence[str] = (),
         base: str | None = None,
+        seeds: int | None = None,
     ) -> list[evaluation.Row]:
         """Return perplexity per domain, and the normalised score where a domain's own expert is registered.
 
@@ -484,9 +485,10 @@ class Registry:
             experts: compose these by each of `methods` too, into folders that are deleted again.
             methods: names of `registry.evaluation.METHODS`, or `all`.
             base: the base model for these methods; default the only one that is registered.
+            seeds: seeds of methods with randomness, 1 or more; default five, or three if their routers are trained.
         """
         evaluation.check_model_folders(self._workspace, folders)
-        wanted = evaluation.Wanted(baselines, oracle, speed, tuple(require_list(methods, "methods")))
+        wanted = evaluation.Wanted(baselines, oracle, speed, tuple(require_list(methods, "methods")), seeds)
         return evaluation.evaluate_registered(
             self._workspace, folders, data, settings, wanted, experts=experts, base=base
         )

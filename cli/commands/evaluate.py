@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from cli.options import file_path, split
+from cli.options import Integer, file_path, split
 from cli.output import print_json
 from cli.recipe import check_members
 from cli.score_tables import forms, print_csv, print_tables, ranking_of, tables_of, test_text, wide_table
@@ -34,6 +34,12 @@ from cli.session import Session, pass_session
     help="Methods that compose --experts; each composition is scored, then deleted.",
 )
 @click.option("--base", metavar="NAME[@V]", help="The base model of --methods. [default: the only one registered]")
+@click.option(
+    "--seeds",
+    type=Integer(1),
+    metavar="N",
+    help="Seeds of random methods, shown as mean ± standard deviation. [default: 5; 3 where routers are trained]",
+)
 @forms
 @pass_session
 def evaluate(
@@ -47,6 +53,7 @@ def evaluate(
     experts: tuple[str, ...],
     methods: tuple[str, ...],
     base: str | None,
+    seeds: int | None,
     as_json: bool,
     as_markdown: bool,
     as_csv: bool,
@@ -60,13 +67,15 @@ def evaluate(
     number of tokens read.
 
     With --experts and --methods there is one row per method, and a ranking by average score; methods with several seeds
-    show mean ± standard deviation.
+    show mean ± standard deviation (the seed of the training where routers are trained, else that of the recipe).
     Scores of a composition made here are stored with it: reg show DIGEST.
     """
     if not folders and not experts:
         raise click.UsageError("Missing argument '[FOLDER…]' (or '--experts' and '--methods').")
     if bool(experts) != bool(methods):
         raise click.UsageError("--experts and --methods go together.")
+    if seeds is not None and not methods:
+        raise click.UsageError("--seeds is of --methods.")
     if experts:
         check_members(session, split(experts))
     from registry import TestSettings
@@ -82,6 +91,7 @@ def evaluate(
             experts=split(experts),
             methods=split(methods),
             base=base,
+            seeds=seeds,
         )
     if as_json:
         print_json([row.document() for row in rows])

@@ -25,12 +25,14 @@ class Wanted:
         speed: measure the time of a token in every mixture, relative to a dense expert's.
         methods: names of `methods.DENSE` and `methods.METHODS`, or `all`, which skips methods that do not fit the
             experts, with a remark.
+        seeds: number of seeds of methods with randomness, 1 or more; None for each method's own.
     """
 
     baselines: bool = False
     oracle: bool = False
     speed: bool = False
     methods: tuple[str, ...] = ()
+    seeds: int | None = None
 
     def has(self, dense: str) -> bool:
         """Tell whether a row without a composition is selected."""
@@ -154,7 +156,7 @@ class _Table:
         """Return the rows of a method, as means over its seeds; each composition is deleted once it is scored."""
         method = METHODS[name]
         runs: list[list[Row]] = []
-        for settings in method.runs:
+        for settings in method.runs(self._wanted.seeds):
             with temporary_folder() as temporary:
                 folder = temporary / name
                 try:
