@@ -49,7 +49,7 @@ def evaluate_registered(
             f"seeds is {wanted.seeds}, the least is 1" if wanted.methods else "seeds are of methods, and there is none",
             "run: reg evaluate --experts a,b --methods random --seeds 5 --data a=FILE",
         )
-    check_model_folders(workspace, paths)
+    check_model_folders(workspace, paths, wanted.active_experts)
     composed = None
     if experts:
         composed = (
