@@ -23,6 +23,7 @@ from cli.main import main as reg
 from registry import Recipe, Registry
 from registry.checkpoint import Checkpoint, hash_checkpoint
 from registry.checkpoint.hub_download import HubReference
+from registry.checkpoint.training_record import parse_training
 from registry.composition import read_recipe
 from registry.errors import RegError
 from registry.evaluation import accuracy_scores
@@ -344,6 +345,19 @@ def results(world: World, draw: Draw) -> Act:
     return act
 
 
+def training(world: World, draw: Draw) -> Act:
+    """Return a reading of an expert's record of its training that was changed."""
+    document = {
+        "format": 1,
+        "training": {"steps": 5, "tokens": 640, "trunk": "frozen", "warmup": None},
+        "held_out": {"before": 5.5, "after": 4.5},
+        "every": 2,
+        "loss": [5.25, 4.75, 4.5],
+    }
+    changed = changed_json(draw, json.dumps(document).encode())
+    return lambda: parse_training(changed, "x@1/expert_training.json").at
+
+
 def arrays(world: World, draw: Draw) -> Act:
     """Return a verification and a composition of a registry of which an array was changed."""
     home = shutil.copytree(world.home, world.scratch / "home")
@@ -481,6 +495,7 @@ TARGETS: dict[str, tuple[int, Callable[[World, Draw], Act]]] = {
     "composition": (8, composition),
     "recipe_file": (6, recipe_file),
     "results": (4, results),
+    "training": (4, training),
     "statistics": (8, statistics),
     "arrays": (6, arrays),
     "context": (6, context),
