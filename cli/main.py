@@ -28,6 +28,7 @@ COMMANDS = {
     "train-expert": "train_expert",
     "train-router": "train_router",
     "evaluate": "evaluate",
+    "scores": "scores",
     "report": "report",
     "route": "route",
     "audit-extraction": "audit_extraction",

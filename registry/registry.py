@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import overload
+from typing import Literal, overload
 
 from registry import composition as composition_  # methods have the names of these three packages
 from registry import evaluation, hub, maintenance, maths, registration, training
 from registry import opt_out as opt_out_
 from registry import report as report_
+from registry.checkpoint import TrainingRecord, readable_training
 from registry.checkpoint.annotations import Annotations
 from registry.home import Home
 from registry.io.model_folder import require_composed
@@ -468,6 +469,8 @@ class Registry:
         experts: Sequence[str] = (),
         methods: Sequence[str] = (),
         base: str | None = None,
+        seeds: int | None = None,
+        active_experts: Sequence[int] | Literal["all"] = (),
     ) -> list[evaluation.Row]:
         """Return perplexity per domain, and the normalised score where a domain's own expert is registered.
 
@@ -484,9 +487,12 @@ class Registry:
             experts: compose these by each of `methods` too, into folders that are deleted again.
             methods: names of `registry.evaluation.METHODS`, or `all`.
             base: the base model for these methods; default the only one that is registered.
+            seeds: seeds of methods with randomness, 1 or more; default five, or three if their routers are trained.
+            active_experts: for each folder, which must be a mixture, add a row for each of these numbers of experts per
+                token, from 1 to its number of experts; `all` for every one. Nothing is written.
         """
-        evaluation.check_model_folders(self._workspace, folders)
-        wanted = evaluation.Wanted(baselines, oracle, speed, tuple(require_list(methods, "methods")))
+        active = evaluation.check_model_folders(self._workspace, folders, active_experts)
+        wanted = evaluation.Wanted(baselines, oracle, speed, tuple(require_list(methods, "methods")), seeds, active)
         return evaluation.evaluate_registered(
             self._workspace, folders, data, settings, wanted, experts=experts, base=base
         )
@@ -726,6 +732,13 @@ class Registry:
     def arrays_of(self, version: VersionRecord) -> list[ArrayLink]:
         """Return the arrays of `version`: role, name, digest, dtype and shape of each."""
         return self.catalog.arrays_of(version)
+
+    def training_of(self, version: VersionRecord) -> TrainingRecord | None:
+        """Return how `reg train-expert` trained `version`, with its loss curve; None if it was not trained so.
+
+        A record of another form, which an imported checkpoint can hold, gives None and a remark.
+        """
+        return readable_training(self._workspace, version)
 
     def log(
         self, subject: str | None = None, *, limit: int | None = None, before: int | None = None

@@ -80,6 +80,9 @@ def _print_evaluation(at: str, document: Mapping[str, Any]) -> None:
     setting = f"windows of {settings['seq_len']:,} tokens, {settings['dtype']}"
     click.echo(f"evaluated {at[:19]}: {setting}")
     print_tables([Table(header, rows)])
+    if active := [row for row in document.get("active_experts", ()) if row["average"] is not None]:
+        scores = ", ".join(f"{row['experts_per_token']}: {figure(row['average'])}" for row in active)
+        click.echo(f"average score by experts per token  {scores}")
     if figures["overall_load"]:
         shares = ", ".join(f"{name} {share:.1%}" for name, share in figures["overall_load"].items())
         click.echo(f"load  {shares}")

@@ -1,3 +1,5 @@
+from .accuracy_scores import AccuracyRow as AccuracyRow
+from .accuracy_scores import accuracy_scores as accuracy_scores
 from .audit import audit_registered as audit_registered
 from .continual import Continual as Continual
 from .extraction import Extraction as Extraction

@@ -1,6 +1,5 @@
 """Record of an evaluation's figures with the composition that was evaluated."""
 
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -8,22 +7,24 @@ from typing import Any
 from registry.composition.integrity import ComposedFolder
 from registry.errors import ConflictError, RegError, StorageError
 from registry.evaluation.benchmark import Benchmark
-from registry.evaluation.results import Row
+from registry.evaluation.table import FolderRows, Recorder
 from registry.names.resolve import find_by_digest
 from registry.progress import Progress, remark
 from store.catalog import Catalog
 from store.digest import json_digest
 
 
-def recorder(catalog: Catalog) -> Callable[[str, Path, Benchmark, Row, Row | None], None]:
+def recorder(catalog: Catalog) -> Recorder:
     """Return a function that records the rows of a folder if it is an unchanged composition of `catalog`."""
 
-    def record(name: str, folder: Path, benchmark: Benchmark, row: Row, oracle: Row | None) -> None:
-        inputs = {
+    def record(name: str, folder: Path, benchmark: Benchmark, rows: FolderRows) -> None:
+        inputs: dict[str, Any] = {
             "data": {domain: windows.digest for domain, windows in benchmark.windows.items()},
             "settings": asdict(benchmark.settings),
         }
-        document = _document(benchmark, row, oracle)
+        if rows.active_experts:  # a later evaluation without them leaves these where they are
+            inputs["active_experts"] = [row.experts_per_token for row in rows.active_experts]
+        document = _document(benchmark, rows)
         store_figures(catalog, folder, json_digest(inputs), document, benchmark.progress, name=name)
 
     return record
@@ -66,7 +67,8 @@ def store_figures(
         remark(progress, f"the figures of {name or folder.name} are not stored: {problem}")
 
 
-def _document(benchmark: Benchmark, row: Row, oracle: Row | None) -> dict[str, Any]:
+def _document(benchmark: Benchmark, rows: FolderRows) -> dict[str, Any]:
+    active = [row.document() for row in rows.active_experts]
     return {
         "data": {
             domain: {"digest": windows.digest, "label": windows.label, "tokens": benchmark.tokens[domain]}
@@ -74,6 +76,7 @@ def _document(benchmark: Benchmark, row: Row, oracle: Row | None) -> dict[str, A
         },
         "experts": {domain: member.version.digest for domain, member in benchmark.experts.items()},
         "settings": asdict(benchmark.settings),
-        "figures": row.document(),
-        "oracle": None if oracle is None else oracle.document(),
+        "figures": rows.row.document(),
+        "oracle": None if rows.oracle is None else rows.oracle.document(),
+        **({"active_experts": active} if active else {}),
     }

@@ -71,6 +71,24 @@ def test_methods_stand_side_by_side(run: Run, zoo: Zoo) -> None:
     assert "Missing argument" in run("evaluate", *text(zoo, "code"), code=2).stderr
 
 
+def test_active_experts_are_rows_and_shown_with_the_composition(run: Run, zoo: Zoo, tmp_path: Path) -> None:
+    run("compose", "--experts", "code,math", "--out", tmp_path / "moe")
+    words = ["evaluate", tmp_path / "moe", *text(zoo, "code", "math"), "--active-experts"]
+    rows = json.loads(run(*words, "all", "--json").stdout)
+    assert [row["name"] for row in rows] == ["moe", "moe top-1", "moe top-2"]
+    lines = read_csv(run(*words, "2,1", "--csv").stdout)
+    assert [int(line["active parameters"]) for line in lines[1:]] == [row["active_parameters"] for row in rows[1:]]
+    (made,) = json.loads(run("compositions", "--json").stdout)
+    line = f"average score by experts per token  1: {rows[1]['average']:.2f}, 2: {rows[2]['average']:.2f}"
+    assert line in run("show", made["digest"]).stdout.splitlines()
+    for wrong in ("0", "1,x", "-1", "²", "1e3", "all,1"):
+        assert "is not all, nor a list of numbers" in run(*words, wrong, code=2).stderr
+    assert "moe has 2" in run(*words, "3", code=1).stderr
+    methods = ["evaluate", "--experts", "code", "--methods", "base", *text(zoo, "code")]
+    assert "--active-experts is of FOLDER" in run(*methods, "--active-experts", "1", code=2).stderr
+    assert "--seeds is of --methods" in run(*words, "1", "--seeds", 2, code=2).stderr
+
+
 def test_seeds_are_mean_and_deviation_in_one_cell(capsys: pytest.CaptureFixture[str]) -> None:
     spread = Spread(5, {"a": 0.5}, {"a": 1.25}, 1.25)
     rows = [Row("random", {"a": 7.0}, {"a": 77.0}, {"a": 10}, spread=spread), Row("fixed", {"a": 6.0}, {"a": 88.0})]
