@@ -180,6 +180,7 @@ class Registry:
         data: Sequence[PathLike],
         settings: training.ExpertTraining | None = None,
         *,
+        public_data: Sequence[PathLike] = (),
         out: PathLike | None = None,
         tags: Mapping[str, str] | None = None,
         license: str | None = None,  # noqa: A002 - the field's word
@@ -196,6 +197,8 @@ class Registry:
             base: the model to begin from: a registered name or version, a folder, or `hf://ORG/NAME[@REVISION]`.
             data: `FILE`s of text.
             settings: settings of the training.
+            public_data: `FILE`s of public text: with `coordinate` the router rows begin as the differences of the
+                embeddings of both texts; without, at 0.
             out: a folder to write the checkpoint to, absent or empty; the expert is then not registered.
             tags: as `add_expert`.
             license: as `add_expert`.
@@ -213,7 +216,7 @@ class Registry:
             self._workspace,
             name,
             base,
-            data,
+            training.TrainingText(data, public_data),
             settings or training.ExpertTraining(),
             out=out,
             annotations=Annotations(dict(tags or {}), license, alias),

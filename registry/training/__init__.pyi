@@ -1,5 +1,6 @@
 from .expert import ExpertTraining as ExpertTraining
 from .expert import TrainedExpert as TrainedExpert
+from .expert import TrainingText as TrainingText
 from .expert import train_expert as train_expert
 from .settings import TrainSettings as TrainSettings
 from .train_router import Trained as Trained

@@ -152,7 +152,7 @@ def some_recipe(values: dict[str, Any]) -> Recipe | EnsembleRecipe:
         ("lam", "token_weight"),
         ("refine", "token_weight"),
         ("trunk", *TRUNK_NUMBERS),
-        ("router",),
+        ("router", "bias"),
     ):
         values = {name: value for name, value in values.items() if name not in contradicting}
         with suppress(InvalidInputError):
