@@ -44,6 +44,11 @@ class ArrayLinks(Transactions):
         with self._reading() as session:
             return [_link(TRAINED, name, row) for name, row in session.execute(query)]
 
+    def trained(self) -> list[str]:
+        """Return the digests of the compositions that have trained arrays, sorted."""
+        with self._reading() as session:
+            return sorted(session.scalars(select(CompositionArray.composition_digest).distinct()))
+
     def trained_with(self, versions: Sequence[VersionRecord]) -> set[str]:
         """Return the digest of every array of a composition that was made from any of `versions`, and trained."""
         with self._reading() as session:

@@ -4,7 +4,6 @@ And: a low-rank change is added to the weights, the version stores how it was tr
 """
 
 import json
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,7 +30,7 @@ from registry.errors import (
 )
 from registry.member import load_member
 from registry.progress import Advance, silent
-from registry.training import TrainedExpert, train_expert
+from registry.training import TrainedExpert
 from tests.conftest import Zoo, files_of
 from tests.models import logits, make_model, save_checkpoint, train_tokenizer
 
@@ -105,7 +104,7 @@ def test_an_interrupted_training_goes_on_to_the_same_curve_and_bytes(
         changes = changes | {"tokens": 2 * SETTINGS.tokens}
     whole = train(filled, zoo, tmp_path / "whole", **changes)
     assert len(whole.losses.steps) == 6
-    monkeypatch.setattr("registry.training.expert.expert_trainer.SAVE_SECONDS", 0.0)
+    monkeypatch.setattr("registry.training.weight_trainer.SAVE_SECONDS", 0.0)
     told: list[str] = []
     filled.progress = interrupting(at, told)
     with pytest.raises(KeyboardInterrupt):
@@ -142,7 +141,7 @@ def interrupting(at: int | None, told: list[str]) -> Callable[..., Any]:
 def test_an_opt_out_of_the_base_deletes_the_state(
     filled: Registry, zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("registry.training.expert.expert_trainer.SAVE_SECONDS", 0.0)
+    monkeypatch.setattr("registry.training.weight_trainer.SAVE_SECONDS", 0.0)
     filled.progress = interrupting(3, [])
     with pytest.raises(KeyboardInterrupt):
         train(filled, zoo, tmp_path / "out")
@@ -207,7 +206,7 @@ def test_without_the_library_the_error_names_the_extra(
 def test_a_long_curve_is_stored_as_means(
     filled: Registry, zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys.modules[train_expert.__module__], "POINTS", 4)
+    monkeypatch.setattr("registry.training.weight_trainer.POINTS", 4)
     done = train(filled, zoo, tmp_path / "out")
     steps = done.losses.steps
     assert (done.document["every"], len(done.document["loss"])) == (2, 3)
