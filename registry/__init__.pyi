@@ -8,12 +8,14 @@ from .maths.statistics import Statistics as Statistics
 from .registry import Registry as Registry
 from .statistics.settings import PassSettings as PassSettings
 from .training.expert import ExpertTraining as ExpertTraining
+from .training.mixture import MixtureTraining as MixtureTraining
 from .training.settings import TrainSettings as TrainSettings
 
 __all__ = [
     "EnsembleRecipe",
     "ExpertTraining",
     "ExtractionSettings",
+    "MixtureTraining",
     "PassSettings",
     "Plan",
     "Recipe",

@@ -431,8 +431,37 @@ class Registry:
         require_composed(Path(folder))
         return training.train_router(self._workspace, folder, out, data, settings, force=force, record=record)
 
+    def train(
+        self,
+        folder: PathLike,
+        out: PathLike,
+        data: Sequence[str],
+        settings: training.MixtureTraining,
+        *,
+        force: bool = False,
+        record: bool = True,
+    ) -> training.Trained:
+        """Train weights of a composed mixture on text: routers alone, expert MLPs, or all; and return the result.
+
+        Args:
+            folder: a composed folder.
+            out: the folder to write, absent or empty; or with `force` an earlier composition.
+            data: `FILE`s of text, or names of members whose calibration tokens were kept.
+            settings: settings of the training.
+            force: see `out`.
+            record: store the tensors that change, and record the result in the catalog.
+
+        Raises:
+            CheckpointError: `folder` is not a composition, or was changed since it was composed.
+            InvalidInputError: its routers would get no gradient, or a loss is not finite.
+        """
+        require_composed(Path(folder))
+        return training.train_mixture(self._workspace, folder, out, data, settings, force=force, record=record)
+
     def reproduce(self, folder: PathLike, out: PathLike | None = None) -> composition_.Reproduction:
         """Compose a folder again from its own `composition.json`, and compare every byte of every file.
+
+        Of a trained folder, the stored tensors replace those of its parent.
 
         Args:
             folder: a composed folder; its members must be registered here and active, by name and digest.
@@ -442,8 +471,8 @@ class Registry:
             every file of either folder, and whether it is the same.
 
         Raises:
-            CheckpointError: `folder` is not a composition, or its routers were trained.
-            NotFoundError: a member is not registered here.
+            CheckpointError: `folder` is not a composition.
+            NotFoundError: a member is not registered here, or a tensor that was trained is not stored.
         """
         require_composed(Path(folder))
         return composition_.reproduce_folder(self._workspace, Path(folder), None if out is None else Path(out))

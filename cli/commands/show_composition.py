@@ -27,6 +27,7 @@ def show_composition(
     rows = [("made", composition.created_at), ("host", composition.document["host"]), ("members", members)]
     rows += [("base", base)] if base else []
     rows += [(key, _text(value)) for key, value in composition.document["recipe"].items()]
+    rows += _training(composition.document)
     rows += [("folder", folder) for folder in composition.folders]
     print_table(("composition", composition.digest), rows)
     for evaluation in evaluations:
@@ -55,6 +56,22 @@ def _audit_row(document: Mapping[str, Any]) -> tuple[str, ...]:
         str(settings["prefix"]),
         str(settings["continued"]),
     )
+
+
+def _training(document: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the rows of a trained composition: parent, amount, and losses where they are stored."""
+    training = document.get("training")
+    if training is None:
+        return []
+    rows = [
+        ("parent", document["parent"]),
+        ("trained", f"{training.get('train', 'routers')}, {training['steps']} steps"),
+    ]
+    if curve := training.get("loss"):
+        held_out = training["held_out"]
+        rows.append(("loss", f"{curve[0]:.4f} in the first step, {curve[-1]:.4f} in the last"))
+        rows.append(("held out", f"{held_out['before']:.4f} before, {held_out['after']:.4f} after"))
+    return rows
 
 
 def _print_evaluation(at: str, document: Mapping[str, Any]) -> None:

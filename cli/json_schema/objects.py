@@ -83,6 +83,17 @@ COMPOSED = {
     "members": several(CONTENT, "The members, in the order of the experts."),
     "base": maybe(record("The base model, if used.", name=text("Its name."), digest=digest("Its digest."))),
 }
+
+TRAINED = {
+    **COMPOSED,
+    "lam": optional(several(number("A strength."), "Strengths of the parent, if it was composed with --lam auto.")),
+    "parent": digest("The digest of the composition that was trained."),
+    "training": document("Everything that the trained weights depend on, and their digests (docs/formats.md)."),
+    "digest": digest("The digest of the trained composition."),
+    "loss": several(number("A loss."), "Losses on held-out tokens, before and after."),
+    "tokens": whole("Number of held-out tokens."),
+    "out": text("The folder that was written."),
+}
 PUSHED = record(
     "The result of a push.",
     repo_id=text("ORG/NAME."),

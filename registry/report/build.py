@@ -188,7 +188,7 @@ class _Gathering:
             plan = plan_composition(self._workspace, refs, recipe, base=base.ref if base else None)
             preview = preview_composition(self._workspace, refs, recipe, base=base.ref if base else None)
             if manifest.parent:
-                self.notes.append("predictions from statistics concern the routers before their training")
+                self.notes.append("predictions from statistics concern the composition before its training")
         return plan, preview
 
     def curves(self, plan: Plan | None) -> tuple[Curve, ...]:
@@ -232,14 +232,12 @@ class _Gathering:
         parent = manifest.parent
         if parent:
             nodes.append(Node(parent, parent[:_DIGITS], "composition", tuple(sources), "before training"))
-            nodes.append(Node(digest, digest[:_DIGITS], "trained", (parent,), "this composition, its routers trained"))
+            nodes.append(Node(digest, digest[:_DIGITS], "trained", (parent,), "this composition, after training"))
         else:
             nodes.append(Node(digest, digest[:_DIGITS], "composition", tuple(sources), "this composition"))
         children = [record for record in records if record.document.get("parent") == digest]
         nodes += [
-            Node(
-                child.digest, child.digest[:_DIGITS], "trained", (digest,), f"routers trained, {child.created_at[:10]}"
-            )
+            Node(child.digest, child.digest[:_DIGITS], "trained", (digest,), f"trained, {child.created_at[:10]}")
             for child in children[:_CHILDREN]
         ]
         return tuple(nodes)

@@ -8,8 +8,8 @@ import pytest
 from registry import ExpertTraining
 from registry.checkpoint.training_record import MOST_LOSSES, parse_training
 from registry.errors import CheckpointError
-from registry.training.expert.expert_trainer import Losses
-from registry.training.expert.train_expert import POINTS, _document
+from registry.training.expert.train_expert import _document
+from registry.training.weight_trainer import POINTS, Losses
 
 
 def document(**changes: Any) -> dict[str, Any]:

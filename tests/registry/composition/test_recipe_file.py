@@ -271,7 +271,7 @@ def test_a_composition_document_that_no_recipe_makes_is_refused(filled: Registry
     document = filled.plan(["math", "code"]).document
     path = tmp_path / MARKER
     path.write_text(json.dumps(document | {"parent": "0" * 64, "training": {}}), encoding="utf-8")
-    with pytest.raises(InvalidInputError, match="describes trained routers, which no recipe makes"):
+    with pytest.raises(InvalidInputError, match="describes a trained composition, which no recipe makes"):
         read_recipe(path)
     path.write_text(json.dumps(document | {"recipe": document["recipe"] | {"lam": 1}}), encoding="utf-8")
     with pytest.raises(CheckpointError, match="lam is 1"):
