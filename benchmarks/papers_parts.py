@@ -40,6 +40,9 @@ CLOSED: dict[str, tuple[str | None, Recipe | EnsembleRecipe]] = {
 }
 """Composition of experts that share a trunk → who else takes part, and its recipe."""
 
+BIASES = (-0.25, -0.5, -1.0, -2.0)
+"""Logits by which every expert stands back from the public one."""
+
 COMPOSITIONS: dict[str, dict[str, tuple[str | None, Recipe | EnsembleRecipe]]] = {
     "free": {
         "soup: average of all weights": (None, Recipe(to="dense", trunk="mean")),
@@ -56,6 +59,10 @@ COMPOSITIONS: dict[str, dict[str, tuple[str | None, Recipe | EnsembleRecipe]]] =
         "rows as trained, with the public expert": (BASE, Recipe(**ANCHORED)),
         "rows as trained, top 4": (BASE, Recipe(**ANCHORED, top_k=4)),
         "rows as trained, without it": (None, Recipe(**ANCHORED)),
+        **{
+            f"rows as trained, bias {bias:g}": (BASE, Recipe(**ANCHORED, bias=dict.fromkeys(NEAR, bias)))
+            for bias in BIASES
+        },
     },
 }
 """Kind → composition → who takes part beside the experts of the domains, and its recipe."""
@@ -107,13 +114,15 @@ def train(bench: Bench, kind: str, domains: Sequence[str]) -> Figures:
         if BASE not in names:
             registry.add_base(BASE, bench.shared / "experts" / BASE)
         if PUBLIC not in names:
-            registry.add_expert(PUBLIC, bench.shared / "experts" / BASE, data=[bench.text(GENERAL, "train")])
+            text = [bench.text(GENERAL, "train")]
+            registry.add_expert(PUBLIC, bench.shared / "experts" / BASE, data=text, keep_calibration=True)
         for domain in domains:
             if domain in names:
                 continue
             settings = ExpertTraining(tokens=bench.tokens, **KINDS[kind])
             public = [bench.text(GENERAL, "train")] if settings.coordinate else []
-            done = registry.train_expert(domain, BASE, [bench.text(domain, "train")], settings, public_data=public)
+            text = [bench.text(domain, "train")]
+            done = registry.train_expert(domain, BASE, text, settings, public_data=public, keep_calibration=True)
             losses[domain] = [done.losses.before, done.losses.after]
             print(f"{kind} {domain}: loss {done.losses.before:.3f}, {done.losses.after:.3f}", flush=True)
     return {"losses": losses}
