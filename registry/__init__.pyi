@@ -2,16 +2,20 @@ from .composition import EnsembleRecipe as EnsembleRecipe
 from .composition import Plan as Plan
 from .composition import Recipe as Recipe
 from .errors import RegError as RegError
+from .evaluation import ExtractionSettings as ExtractionSettings
 from .evaluation import TestSettings as TestSettings
 from .maths.statistics import Statistics as Statistics
 from .registry import Registry as Registry
 from .statistics.settings import PassSettings as PassSettings
 from .training.expert import ExpertTraining as ExpertTraining
+from .training.mixture import MixtureTraining as MixtureTraining
 from .training.settings import TrainSettings as TrainSettings
 
 __all__ = [
     "EnsembleRecipe",
     "ExpertTraining",
+    "ExtractionSettings",
+    "MixtureTraining",
     "PassSettings",
     "Plan",
     "Recipe",

@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import overload
+from typing import Literal, overload
 
 from registry import composition as composition_  # methods have the names of these three packages
 from registry import evaluation, hub, maintenance, maths, registration, training
 from registry import opt_out as opt_out_
 from registry import report as report_
+from registry.checkpoint import TrainingRecord, readable_training
 from registry.checkpoint.annotations import Annotations
 from registry.home import Home
 from registry.io.model_folder import require_composed
@@ -460,8 +461,37 @@ class Registry:
         require_composed(Path(folder))
         return training.train_router(self._workspace, folder, out, data, settings, force=force, record=record)
 
+    def train(
+        self,
+        folder: PathLike,
+        out: PathLike,
+        data: Sequence[str],
+        settings: training.MixtureTraining,
+        *,
+        force: bool = False,
+        record: bool = True,
+    ) -> training.Trained:
+        """Train weights of a composed mixture on text: routers alone, expert MLPs, or all; and return the result.
+
+        Args:
+            folder: a composed folder.
+            out: the folder to write, absent or empty; or with `force` an earlier composition.
+            data: `FILE`s of text, or names of members whose calibration tokens were kept.
+            settings: settings of the training.
+            force: see `out`.
+            record: store the tensors that change, and record the result in the catalog.
+
+        Raises:
+            CheckpointError: `folder` is not a composition, or was changed since it was composed.
+            InvalidInputError: its routers would get no gradient, or a loss is not finite.
+        """
+        require_composed(Path(folder))
+        return training.train_mixture(self._workspace, folder, out, data, settings, force=force, record=record)
+
     def reproduce(self, folder: PathLike, out: PathLike | None = None) -> composition_.Reproduction:
         """Compose a folder again from its own `composition.json`, and compare every byte of every file.
+
+        Of a trained folder, the stored tensors replace those of its parent.
 
         Args:
             folder: a composed folder; its members must be registered here and active, by name and digest.
@@ -471,8 +501,8 @@ class Registry:
             every file of either folder, and whether it is the same.
 
         Raises:
-            CheckpointError: `folder` is not a composition, or its routers were trained.
-            NotFoundError: a member is not registered here.
+            CheckpointError: `folder` is not a composition.
+            NotFoundError: a member is not registered here, or a tensor that was trained is not stored.
         """
         require_composed(Path(folder))
         return composition_.reproduce_folder(self._workspace, Path(folder), None if out is None else Path(out))
@@ -501,6 +531,8 @@ class Registry:
         experts: Sequence[str] = (),
         methods: Sequence[str] = (),
         base: str | None = None,
+        seeds: int | None = None,
+        active_experts: Sequence[int] | Literal["all"] = (),
     ) -> list[evaluation.Row]:
         """Return perplexity per domain, and the normalised score where a domain's own expert is registered.
 
@@ -517,12 +549,38 @@ class Registry:
             experts: compose these by each of `methods` too, into folders that are deleted again.
             methods: names of `registry.evaluation.METHODS`, or `all`.
             base: the base model for these methods; default the only one that is registered.
+            seeds: seeds of methods with randomness, 1 or more; default five, or three if their routers are trained.
+            active_experts: for each folder, which must be a mixture, add a row for each of these numbers of experts per
+                token, from 1 to its number of experts; `all` for every one. Nothing is written.
         """
-        evaluation.check_model_folders(self._workspace, folders)
-        wanted = evaluation.Wanted(baselines, oracle, speed, tuple(require_list(methods, "methods")))
+        active = evaluation.check_model_folders(self._workspace, folders, active_experts)
+        wanted = evaluation.Wanted(baselines, oracle, speed, tuple(require_list(methods, "methods")), seeds, active)
         return evaluation.evaluate_registered(
             self._workspace, folders, data, settings, wanted, experts=experts, base=base
         )
+
+    def audit_extraction(
+        self,
+        folders: Sequence[PathLike],
+        data: Sequence[PathLike],
+        settings: evaluation.ExtractionSettings | None = None,
+    ) -> list[evaluation.Extraction]:
+        """Return how many documents each model continues nearly word for word from their first tokens, and no text.
+
+        The figures of a composition that was made here are stored with it.
+
+        Args:
+            folders: model folders with one tokenizer, that of the first.
+            data: files of text, such as what an expert was trained on.
+            settings: settings of the audit.
+
+        Raises:
+            CalibrationError: no document is long enough.
+            CheckpointError: a folder holds no model, or has another tokenizer than the first.
+            InvalidInputError: a model takes fewer tokens.
+            StorageError: rapidfuzz is not installed.
+        """
+        return evaluation.audit_registered(self._workspace, folders, data, settings)
 
     def continual(
         self,
@@ -737,6 +795,13 @@ class Registry:
         """Return the arrays of `version`: role, name, digest, dtype and shape of each."""
         return self.catalog.arrays_of(version)
 
+    def training_of(self, version: VersionRecord) -> TrainingRecord | None:
+        """Return how `reg train-expert` trained `version`, with its loss curve; None if it was not trained so.
+
+        A record of another form, which an imported checkpoint can hold, gives None and a remark.
+        """
+        return readable_training(self._workspace, version)
+
     def log(
         self, subject: str | None = None, *, limit: int | None = None, before: int | None = None
     ) -> list[EventRecord]:
@@ -775,8 +840,12 @@ class Registry:
         return composition_of(self.catalog, digest)
 
     def evaluations(self, composition: CompositionRecord) -> list[EvaluationRecord]:
-        """Return the stored evaluations of `composition`, the latest first."""
+        """Return the stored evaluations by scores of `composition`, the latest first."""
         return self.catalog.evaluations(composition.digest)
+
+    def audits(self, composition: CompositionRecord) -> list[EvaluationRecord]:
+        """Return the stored audits of extraction of `composition`, the latest first."""
+        return self.catalog.audits(composition.digest)
 
     def relations(self, ref: str) -> tuple[registration.Relation, ...]:
         """Return the distance of the version `ref` to every other active version of its shape, the nearest first.

@@ -24,6 +24,7 @@ SAME_STEM = {
     "refit": "maths/refit.py is the least-squares problem, composition/refit/ the pass that poses it",
     "statistics": "the package and its mathematics",
     "ensemble": "the package of ensembles and their model card",
+    "mixture": "the training of mixtures and the model card of one",
     "recipe": "of mixtures and of ensembles",
     "plan": "of mixtures and of ensembles",
     "write": "of mixtures and of ensembles",

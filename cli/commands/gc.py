@@ -11,7 +11,7 @@ from cli.session import Session, pass_session
 @as_json
 @pass_session
 def gc(session: Session, dry_run: bool, as_json: bool) -> None:
-    """Delete arrays that no version uses, leftovers of interrupted commands, and cached files.
+    """Delete arrays that nothing uses, leftovers of interrupted commands, and cached files.
 
     A pass that runs in another process continues, but can no longer be resumed after an interruption. Merged adapters
     and temporary models of compositions without an owner are deleted when they are a day old.

@@ -8,7 +8,6 @@ from cli.json_schema.fields import (
     flag,
     maybe,
     number,
-    optional,
     record,
     several,
     text,
@@ -17,7 +16,6 @@ from cli.json_schema.fields import (
 )
 from cli.json_schema.objects import (
     COMPOSE,
-    COMPOSED,
     COMPOSITION,
     OPTED_OUT,
     OVERLAP,
@@ -34,6 +32,7 @@ from cli.json_schema.objects import (
     SHOWN_VERSION,
     STRENGTHS,
     TIME,
+    TRAINED,
     VERSION,
 )
 
@@ -88,18 +87,19 @@ SCHEMAS: dict[str, Schema] = {
             least=number("The lowest score of a chosen one."),
         )
     ),
-    "reg train-router": record(
-        "The composition whose routers were trained.",
-        **COMPOSED,
-        lam=optional(several(number("A strength."), "Strengths of the parent, if it was composed with --lam auto.")),
-        parent=digest("The digest of the composition whose routers were trained."),
-        training=document("Everything that the trained routers depend on (docs/formats.md)."),
-        digest=digest("The digest of the trained composition."),
-        loss=several(number("A loss."), "Losses on held-out tokens, before and after."),
-        tokens=whole("Number of held-out tokens."),
-        out=text("The folder that was written."),
-    ),
+    "reg train": record("The composition that was trained.", **TRAINED),
+    "reg train-router": record("The composition whose routers were trained.", **TRAINED),
     "reg evaluate": several(ROW),
+    "reg scores": several(
+        record(
+            "The accuracies of one model.",
+            name=text("Its name."),
+            accuracy=by("domain", by("task", number("Accuracy, from 0 to 1.")), "Accuracies in its tasks."),
+            score=by("domain", number("100 · accuracy / accuracy of the domain's own expert, mean over the tasks.")),
+            metric=by("domain", by("task", text("The metric in the files.")), "Metrics of its tasks."),
+            average=maybe(number("Mean score, if every domain has one.")),
+        )
+    ),
     "reg report": REPORT,
     "reg route": ROUTED,
     "reg audit-extraction": several(
@@ -191,13 +191,13 @@ SCHEMAS: dict[str, Schema] = {
         arrays=whole("Number of arrays hashed."),
         nbytes=whole("Their uncompressed size."),
         problems=several(text("A line."), "Damaged content; empty if all is intact."),
-        orphans=whole("Number of arrays that no version uses; reg gc deletes them."),
+        orphans=whole("Number of arrays that nothing uses; reg gc deletes them."),
         events=whole("Number of intact events of the log."),
         head=text("The digest of the last intact event."),
     ),
     "reg gc": record(
         "The deleted files, or with --dry-run those that would be deleted.",
-        digests=several(digest("An array's digest."), "Arrays that no version uses."),
+        digests=several(digest("An array's digest."), "Arrays that nothing uses."),
         bytes=whole("Their size on disk."),
         passes=whole("Running or interrupted passes."),
         pass_bytes=whole("Their size."),

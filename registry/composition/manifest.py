@@ -31,7 +31,7 @@ _KINDS = {
     "training": OBJECT,
 }
 _OPTIONAL = ("digest", "files", "lam", "parent", "training")
-"""Of `composition.json` alone, of lam `auto`, and of trained routers."""
+"""Of `composition.json` alone, of lam `auto`, and of trained compositions."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class CompositionManifest:
         base: the base model, where it took part.
         recipe: how they were composed.
         host: the `model_type`.
-        parent: the digest of the composition whose routers were trained, None where none were.
+        parent: the digest of the composition that was trained; None of one that was not.
     """
 
     members: tuple[VersionRef, ...]

@@ -12,8 +12,9 @@ from registry.composition.integrity import ComposedFolder, is_of_hub, list_files
 from registry.composition.manifest import CompositionManifest
 from registry.composition.passes import working_folder
 from registry.composition.recipe import Recipe
-from registry.errors import CheckpointError, InvalidInputError, OutputError
-from registry.io.model_folder import MARKER, check_output
+from registry.composition.trained.history import read_history, write_again
+from registry.errors import InvalidInputError
+from registry.io.model_folder import MARKER, check_apart, check_output
 from registry.names.resolve import by_digest
 from registry.progress import Advance
 from registry.workspace import Workspace
@@ -75,12 +76,8 @@ def reproduce_folder(workspace: Workspace, folder: Path, out: Path | None) -> Re
     workspace.check_owner()
     composed = ComposedFolder.read(folder)
     manifest, is_first = composed.manifest, composed.content["format"] == FIRST_FORMAT
-    if manifest.parent is not None:
-        raise CheckpointError(
-            f"the routers of {folder} were trained, and a training is that of one machine; "
-            f"its parent, composition {manifest.parent}, can be reproduced",
-            f"run: reg reproduce DIR, on a folder of the parent; to find one: reg compositions {manifest.parent}",
-        )
+    history = None if manifest.parent is None else read_history(workspace, composed.digest, folder)
+    manifest = manifest if history is None else history.root
     versions = [by_digest(workspace.catalog, member.name, member.digest, str(folder)) for member in manifest.members]
     base = manifest.base and by_digest(workspace.catalog, manifest.base.name, manifest.base.digest, str(folder))
     _check_device(manifest)
@@ -88,21 +85,22 @@ def reproduce_folder(workspace: Workspace, folder: Path, out: Path | None) -> Re
     used = (*versions, *([base] if base else []))
     if out is not None:
         out = out.absolute()
-        if out.resolve().is_relative_to(folder.resolve()) or folder.resolve().is_relative_to(out.resolve()):
-            raise OutputError(
-                f"{out} and {folder} contain one another, and a compared folder is never overwritten",
-                "choose another --out",
-            )
+        check_apart(out, folder, "a compared folder is never overwritten")
         check_output(out, replace=None)
-        digest = compose(workspace, experts, out, manifest.recipe, base=base_ref).digest
-        files, nbytes = compare(workspace, folder, out, is_first=is_first)
-        return Reproduction(folder, digest, used, files, nbytes, out)
+        if history is None:
+            digest = compose(workspace, experts, out, manifest.recipe, base=base_ref).digest
+            files, nbytes = compare(workspace, folder, out, is_first=is_first)
+            return Reproduction(folder, digest, used, files, nbytes, out)
     plan = plan_composition(workspace, experts, manifest.recipe, base=base_ref)
     with working_folder(workspace.home.work, [version.digest for version in used]) as work:
-        again = work / "again"
-        write_plan(workspace, plan, again)
+        again = work / "again" if out is None else out
+        if history is None:
+            write_plan(workspace, plan, again)
+        else:
+            write_plan(workspace, plan, work / "root")
+            write_again(workspace, history, work / "root", again, used, record=out is not None)
         files, nbytes = compare(workspace, folder, again, is_first=is_first)
-    return Reproduction(folder, plan.digest, used, files, nbytes)
+    return Reproduction(folder, plan.digest if history is None else history.digest, used, files, nbytes, out)
 
 
 def compare(workspace: Workspace, folder: Path, again: Path, *, is_first: bool) -> tuple[tuple[Compared, ...], int]:

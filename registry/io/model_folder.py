@@ -96,6 +96,21 @@ def check_output(out: Path, *, replace: bool | None) -> None:
         )
 
 
+def check_apart(out: Path, folder: Path, why: str) -> None:
+    """Check that neither of two folders contains the other.
+
+    Args:
+        out: the folder to write.
+        folder: a folder that must not change.
+        why: the reason, for the message.
+
+    Raises:
+        OutputError: one contains the other.
+    """
+    if out.resolve().is_relative_to(folder.resolve()) or folder.resolve().is_relative_to(out.resolve()):
+        raise OutputError(f"{out} and {folder} contain one another, and {why}", "choose another --out")
+
+
 def require_composed(folder: Path) -> None:
     """Check that a folder was composed by this program.
 

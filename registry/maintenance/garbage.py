@@ -99,14 +99,14 @@ def delete_work_of(home: Home, versions: Sequence[VersionRecord]) -> tuple[list[
 
 
 def collect_garbage(workspace: Workspace, *, dry_run: bool) -> Garbage:
-    """Delete arrays that no version uses, and leftovers of interrupted commands (arguments as in `Registry.gc`)."""
+    """Delete arrays that nothing uses, and leftovers of interrupted commands (arguments as in `Registry.gc`)."""
     with exclusive(workspace.home.lock, "collecting garbage"):
         garbage = delete_unreferenced(workspace, dry_run=dry_run)
         return delete_leftovers(workspace.home, workspace.catalog, garbage, dry_run=dry_run)
 
 
 def delete_unreferenced(workspace: Workspace, *, dry_run: bool) -> Garbage:
-    """Delete every array that no version uses, and return them; with `dry_run` only return them.
+    """Delete every array that nothing uses, and return them; with `dry_run` only return them.
 
     The caller holds the registry's lock, so that arrays of a running registration are not treated as garbage.
 

@@ -7,8 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from registry.workspace import Workspace, content_digest
-from store.catalog import Catalog, VersionRecord
+from store.catalog import ArrayLink, Catalog, VersionRecord
 from store.errors import DamagedError, NotFoundError
+
+Needed = dict[str, tuple[str, tuple[str, tuple[int, ...], int]]]
+"""Array → (what uses it, (dtype, shape, size)) in the catalog."""
 
 BROKEN = "does not follow from the event before it: an event was changed or is missing"
 """The problem of an event that breaks the chain of the log."""
@@ -23,7 +26,7 @@ class Verification:
         arrays: number of arrays read and hashed.
         nbytes: their uncompressed size.
         problems: one line per problem; empty if all stored content is intact.
-        orphans: number of arrays on disk that no version uses: left by a crash, harmless, deleted by `reg gc`.
+        orphans: number of arrays on disk that nothing uses: left by a crash, harmless, deleted by `reg gc`.
         events: number of intact lines of the log.
         head: the digest of the last of them; a copy kept elsewhere reveals whether lines are missing at the end.
     """
@@ -48,7 +51,7 @@ def verify(workspace: Workspace) -> Verification:
     problems: list[str] = []
     if store.owner_file.exists() and store.owner() is None:
         problems.append(f"{store.owner_file} is damaged; the next registration writes it again")
-    needed: dict[str, tuple[str, tuple[str, tuple[int, ...], int]]] = {}
+    needed: Needed = {}
     chain = catalog.chain()
     problems += catalog.discrepancies(log=chain.broken is None)
     versions = list(_versions(catalog, problems))
@@ -65,9 +68,8 @@ def verify(workspace: Workspace) -> Verification:
                 f"{version.ref}: its content in the catalog does not match its digest {version.digest[:12]}"
             )
         for link in links:
-            needed.setdefault(
-                link.digest, (f"{version.ref}, {link.role} {link.name}", (link.dtype, link.shape, link.nbytes))
-            )
+            _need(needed, version.ref, link)
+    _trained(catalog, needed, problems)
     total = sum(kind[2] for _, kind in needed.values())
     with progress("verifying", total, "B") as advance:
         for digest, (subject, kind) in needed.items():
@@ -85,6 +87,26 @@ def verify(workspace: Workspace) -> Verification:
     if chain.broken is not None:
         problems.append(f"the log: {chain.broken} {BROKEN}")
     return Verification(len(versions), len(needed), total, tuple(problems), orphans, chain.events, chain.head)
+
+
+def _trained(catalog: Catalog, needed: Needed, problems: list[str]) -> None:
+    """Add the arrays of trained compositions, and a problem for each that differs from its composition's document."""
+    for digest in catalog.trained():
+        subject = f"composition {digest[:12]}"
+        try:
+            links, document = catalog.trained_arrays(digest), catalog.composition_document(digest) or {}
+        except DamagedError as error:
+            problems.append(f"{subject}: {error}")
+            continue
+        tensors = document.get("training", {}).get("tensors", {})
+        for link in links:
+            _need(needed, subject, link)
+            if tensors.get(link.name) != link.digest:
+                problems.append(f"{subject}: its trained tensor {link.name} does not match its document")
+
+
+def _need(needed: Needed, subject: str, link: ArrayLink) -> None:
+    needed.setdefault(link.digest, (f"{subject}, {link.role} {link.name}", (link.dtype, link.shape, link.nbytes)))
 
 
 def _versions(catalog: Catalog, problems: list[str]) -> Iterator[VersionRecord]:

@@ -71,7 +71,7 @@ class Affected:
 
 @dataclass(frozen=True)
 class Shared:
-    """An array that stays, and the versions that use it."""
+    """An array that stays, and the versions and trained compositions that use it."""
 
     digest: str
     versions: tuple[str, ...]
@@ -197,7 +197,9 @@ def recompose(workspace: Workspace, manifest: CompositionManifest, members: Sequ
         InvalidInputError: the members cannot be composed.
     """
     if manifest.parent is not None:
-        raise InvalidInputError("its routers were trained on text, and training is not repeated", None)
+        raise InvalidInputError(
+            "its weights were trained with all members together, and no composition of the others has them", None
+        )
     names = [member.name for member in members]
     refs = [by_digest(workspace.catalog, member.name, member.digest, "it").ref for member in members]
     known = manifest.base

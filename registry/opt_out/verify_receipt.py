@@ -15,8 +15,8 @@ from registry.opt_out.withdraw import pushable
 from registry.workspace import PathLike, Workspace
 from store.catalog import CompositionRecord, VersionRecord
 
-_OWN = ("mlp", "calibration")
-"""Roles of arrays that belong to one expert; a trunk, tokenizer or scale may be shared with others."""
+_OWN = ("mlp", "calibration", "trained")
+"""Roles of arrays that belong to one expert, or to compositions with it; a trunk or tokenizer may be of others."""
 
 _COPY = "use the receipt as reg opt-out wrote it, and the registry that it belongs to"
 """The remedy if receipt and registry do not match."""
@@ -124,6 +124,13 @@ def _arrays(workspace: Workspace, check: ReceiptCheck, known: dict[str, VersionR
         for link in workspace.catalog.arrays_of(version):
             if link.digest in present:
                 uses[link.digest].append((version.ref, link.role, link.name))
+    withdrawn = {version.digest for version in check.receipt.versions}
+    for composition in workspace.catalog.compositions() if present else ():
+        active = [ref for ref in composition.members if known[ref].state == "active"]
+        ref = next((ref for ref in active if known[ref].digest in withdrawn), composition.members[0])
+        for link in workspace.catalog.trained_arrays(composition.digest):
+            if link.digest in present:
+                uses[link.digest].append((ref, link.role, link.name))
     for digest, users in uses.items():
         if not users:
             check.add(f"the deleted array {digest[:12]} exists, and no version uses it", "delete it: reg gc")

@@ -55,6 +55,8 @@ class OptOut:
 def withdraw(workspace: Workspace, versions: Sequence[VersionRecord], *, purge: bool) -> OptOut:
     """Withdraw `versions` from all later compositions; with `purge`, delete the arrays that only they use.
 
+    Tensors that were trained in compositions made from them are among these arrays.
+
     If it is interrupted, repeating it completes it. The caller holds the registry's lock.
 
     Raises:
@@ -74,7 +76,7 @@ def withdraw(workspace: Workspace, versions: Sequence[VersionRecord], *, purge: 
     if not purge:
         return OptOut(tuple(catalog.reread(versions)), withdrew, (), compositions, purged=False, pushes=pushes)
     deleted = tuple(version.ref for version in before if version.state != "purged")
-    own = {link.digest for version in versions for link in catalog.arrays_of(version)}
+    own = {link.digest for version in versions for link in catalog.arrays_of(version)} | catalog.trained_with(versions)
     cleared, remains = delete_work_of(home, before)  # before the purge, which deletes the digests of the weights
     catalog.purge(versions, {digest: store.disk_bytes(digest) for digest in own})
     shared = tuple(sorted(own & catalog.referenced()))

@@ -1,4 +1,4 @@
-"""Training: the routers of a composition alone (DUME+), or an expert from its base model."""
+"""Training: the routers of a composition alone (DUME+), its weights (BTX), or an expert from its base model."""
 
 import lazy_loader
 

@@ -1,43 +1,57 @@
-"""Parent of a training: the composed folder whose routers are trained, and its registered members."""
+"""Parent of a training: the composed folder whose weights are trained, and its registered members."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
-from registry.checkpoint.weights import Stored, read_headers
+from registry.checkpoint.weights import Stored
 from registry.composition.integrity import COMPOSE_AGAIN, ComposedFolder
 from registry.composition.recipe import Recipe
 from registry.composition.recipe.recipe_fields import FROM_COUNTS
-from registry.errors import CheckpointError, InvalidInputError
+from registry.composition.trained.write_trained import stored_tensors
+from registry.errors import CalibrationError, CheckpointError, InvalidInputError
 from registry.io.dtypes import NAMES, WEIGHT_DTYPES
+from registry.io.model_folder import check_apart, check_output
 from registry.member import Member, load_member
+from registry.names.reference import require_list
 from registry.names.resolve import by_digest
 from registry.progress import Progress
-from registry.runtime.gates import GATE
-from registry.workspace import Workspace
+from registry.runtime.gates import GATE, gates
+from registry.workspace import PathLike, Workspace
 from store.catalog import VersionRecord
 
 
 @dataclass(frozen=True)
 class Parent:
-    """A composed folder and its routers.
+    """A composed folder and its tensors.
 
     Attributes:
         composed: the folder.
-        gates: layer → (tensor name, stored tensor) of its router.
+        tensors: name → stored tensor.
     """
 
     composed: ComposedFolder
-    gates: dict[int, tuple[str, Stored]]
+    tensors: dict[str, Stored]
 
     @property
     def folder(self) -> Path:
         """Its path."""
         return self.composed.path
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its files."""
-        return sum((self.folder / name).stat().st_size for name in self.composed.files)
+    @cached_property
+    def gates(self) -> dict[int, tuple[str, Stored]]:
+        """Layer → (tensor name, stored tensor) of its router."""
+        found = {}
+        for name, stored in self.tensors.items():
+            if match := GATE.fullmatch(name.removesuffix(".weight").removesuffix(".layer")):
+                found[int(match[1])] = (name, stored)
+        return found
+
+    def dtype_of(self, name: str) -> str:
+        """Return the dtype of a tensor."""
+        return NAMES[self.tensors[name].dtype]
 
 
 def read_parent(folder: Path, progress: Progress) -> Parent:
@@ -56,24 +70,68 @@ def read_parent(folder: Path, progress: Progress) -> Parent:
             "compose another folder to train: reg compose --experts … --router ridge --out DIR",
         )
     composed.check(progress)
-    gates = {}
-    weights = [folder / name for name in composed.files if name.endswith(".safetensors")]
-    for name, stored in read_headers(weights).items():
-        if match := GATE.fullmatch(name.removesuffix(".weight")):
-            gates[int(match[1])] = (name, stored)
-            if NAMES.get(stored.dtype) not in WEIGHT_DTYPES or len(stored.shape) != 2:
-                raise CheckpointError(f"{stored.file}: {name} is not a router's weight", COMPOSE_AGAIN)
-    return Parent(composed, gates)
+    parent = Parent(composed, stored_tensors(composed))
+    for name, stored in parent.gates.values():
+        if NAMES.get(stored.dtype) not in WEIGHT_DTYPES or len(stored.shape) != 2:
+            raise CheckpointError(f"{stored.file}: {name} is not a router's weight", COMPOSE_AGAIN)
+    return parent
 
 
-def members_of(parent: Parent, workspace: Workspace) -> tuple[list[Member], list[VersionRecord]]:
-    """Return the members in the order of the experts, and all versions used: these and the base model, if it took part.
+def open_parent(
+    workspace: Workspace, folder: Path, out: Path, data: Sequence[PathLike], *, replace: bool
+) -> tuple[Parent, list[Member], list[VersionRecord]]:
+    """Check what every training of a composed folder is given; return the folder, its members, and all versions used.
+
+    The members are in the order of the experts; versions are these and the base model, if it took part.
+
+    Args:
+        workspace: the registry of the members.
+        folder: the composed folder.
+        out: the folder to write.
+        data: what to train on.
+        replace: `out` may be an earlier composition.
 
     Raises:
-        NotFoundError: a version is not registered here.
-        ConflictError: a version was opted out.
+        OutputError: `out` cannot be written to.
+        CheckpointError: `folder` was not composed by this program, or was changed since.
+        NotFoundError: a member is not registered here.
+        ConflictError: a member was opted out.
+        InvalidInputError: there is no data, or nothing to train.
     """
+    workspace.check_owner()
+    check_apart(out, folder, "the parent is never overwritten")
+    check_output(out, replace=replace)
+    if not require_list(data, "data"):
+        raise InvalidInputError("there is nothing to train on", "give --data FILE, or several")
+    parent = read_parent(folder, workspace.progress)
     manifest = parent.composed.manifest
     refs = (*manifest.members, *([manifest.base] if manifest.base else []))
-    used = [by_digest(workspace.catalog, ref.name, ref.digest, str(parent.folder)) for ref in refs]
-    return [load_member(workspace, version) for version in used[: len(manifest.members)]], used
+    used = [by_digest(workspace.catalog, ref.name, ref.digest, str(folder)) for ref in refs]
+    return parent, [load_member(workspace, version) for version in used[: len(manifest.members)]], used
+
+
+def check_loaded(parent: Parent, model: Any, largest: int, members: int) -> None:
+    """Check that the loaded routers are those of the folder, and that the model's vocabulary has every token.
+
+    Args:
+        parent: the folder.
+        model: the model loaded from it.
+        largest: the largest token of the training text.
+        members: the number of members.
+
+    Raises:
+        CheckpointError: the shapes of the routers differ.
+        CalibrationError: a token is beyond the vocabulary.
+    """
+    loaded = {gate.layer: tuple(gate.weight.shape) for gate in gates(model)}
+    stored = {layer: tensor.shape for layer, (_, tensor) in parent.gates.items()}
+    if loaded != stored or any(shape[0] != members for shape in loaded.values()):
+        raise CheckpointError(
+            f"{parent.folder}: its files hold routers of shapes {stored}, the model {loaded}, for {members} members",
+            "compose it again: reg compose --experts … --out DIR",
+        )
+    if largest >= (known := model.get_input_embeddings().num_embeddings):
+        raise CalibrationError(
+            f"{parent.folder}: its tokenizer gives token {largest}, the model knows {known}",
+            "put the tokenizer that the model was composed with into the folder",
+        )

@@ -9,20 +9,16 @@ from typing import Any
 import torch
 
 from registry.checkpoint.model_files import read_config
-from registry.errors import CalibrationError, CheckpointError, InvalidInputError, OutputError
-from registry.io.dtypes import NAMES
-from registry.io.model_folder import check_output
-from registry.io.torch_blocks import torch_dtype
+from registry.io.torch_blocks import to_block, torch_dtype
 from registry.io.work_dirs import resumable
-from registry.names.reference import require_list
-from registry.runtime.gates import gates
 from registry.runtime.loading import device_name, load_model, load_tokenizer
-from registry.training.parent import Parent, members_of, read_parent
+from registry.training.keep_trained import keep_trained
+from registry.training.parent import Parent, check_loaded, open_parent
 from registry.training.settings import TrainSettings
 from registry.training.trainer import Trainer
-from registry.training.training_windows import make_windows, read_source, shortened
-from registry.training.write_trained import gate_bytes, write_trained
+from registry.training.training_windows import read_windows, shortened
 from registry.workspace import PathLike, Workspace
+from store.arrays import ArraySource, Block
 from store.digest import json_digest
 from store.lock import exclusive
 
@@ -79,80 +75,54 @@ def train_router(
         InvalidInputError: there is only one expert, the settings do not fit, or a loss is not finite.
         StorageError: the disk is full or refuses.
     """
-    workspace.check_owner()
-    catalog, home, progress = workspace.catalog, workspace.home, workspace.progress
     folder, out = Path(folder).absolute(), Path(out).absolute()
-    if out.resolve().is_relative_to(folder.resolve()) or folder.resolve().is_relative_to(out.resolve()):
-        raise OutputError(
-            f"{out} and {folder} contain one another, and the parent is never overwritten", "choose another --out"
-        )
-    check_output(out, replace=force)
-    if not require_list(data, "data"):
-        raise InvalidInputError("there is nothing to train on", "give --data FILE, or several")
-    parent = read_parent(folder, progress)
-    members, used = members_of(parent, workspace)
+    home, progress = workspace.home, workspace.progress
+    parent, members, used = open_parent(workspace, folder, out, data, replace=force)
     settings = replace(settings, seq_len=shortened(settings.seq_len, folder, progress))
     candidates = settings.candidates(int(read_config(folder).get("num_experts_per_tok", 1)), len(members))
-    tokenizer = load_tokenizer(folder)
     with workspace.reading(*used):
-        windows = make_windows(
-            [read_source(source, members, tokenizer, settings, len(data)) for source in data],
-            settings.seq_len,
-            settings.seed,
+        windows = read_windows(
+            data,
+            members,
+            load_tokenizer(folder),
+            count=settings.steps * settings.batch_size,
+            seq_len=settings.seq_len,
+            seed=settings.seed,
         )
     with exclusive(home.output_lock(out), f"training into {out}"):
         model = load_model(folder, settings.dtype, settings.device)
-        _check(parent, model, int(windows.all.ids.max()), len(members))
+        check_loaded(parent, model, int(windows.all.ids.max()), len(members))
         kind = torch.device(device_name(settings.device)).type
         inputs = settings.document(candidates, kind) | {"data": windows.all.digest}
         key = json_digest(["train-router", parent.composed.digest, parent.composed.files, inputs])
         with resumable(home.partial, key, [version.digest for version in used]) as state_path:
             trainer = Trainer(model, windows, settings, candidates)
             before = trainer.train(state_path, progress)
-            routers = gate_bytes(parent, dict(zip(sorted(parent.gates), trainer.weights(), strict=True)))
+            routers = _routers(parent, trainer)
             after = _loss_as_written(trainer, parent)
-            result = hashlib.sha256(b"".join(routers[layer] for layer in sorted(routers))).hexdigest()
-            document = parent.composed.document | {
-                "parent": parent.composed.digest,
-                "training": inputs | {"routers": result},
+            result = hashlib.sha256(b"".join(block.tobytes() for block in routers.values())).hexdigest()
+            names = {layer: name for layer, (name, _) in parent.gates.items()}
+            tensors = {
+                names[layer]: ArraySource.of(block, parent.dtype_of(names[layer])) for layer, block in routers.items()
             }
-            digest = json_digest(document)
-            write_trained(
-                parent,
-                routers,
-                document,
-                digest,
-                out,
-                replace=force,
-                record=lambda: catalog.record_composition(digest, document, used, str(out)) if record else None,
-                progress=progress,
+            trained = keep_trained(
+                workspace, parent, used, tensors, inputs | {"routers": result}, out, replace=force, record=record
             )
-    return Trained(digest, document, before, after, int((windows.all.lengths[windows.held_out] - 1).sum()))
+    held_out = int((windows.all.lengths[windows.held_out] - 1).sum())
+    return Trained(trained.digest, dict(trained.content), before, after, held_out)
+
+
+def _routers(parent: Parent, trainer: Trainer) -> dict[int, Block]:
+    """Return layer → its trained router (E, H), rounded to the dtype of the parent's file."""
+    weights = dict(zip(sorted(parent.gates), trainer.weights(), strict=True))
+    return {
+        layer: to_block(weights[layer].to(torch_dtype(parent.dtype_of(parent.gates[layer][0]))))
+        for layer in sorted(parent.gates)
+    }
 
 
 def _loss_as_written(trainer: Trainer, parent: Parent) -> float:
     """Return the held-out loss with routers rounded to the dtype of the folder."""
     for gate, weight in zip(trainer.gates, trainer.weights(), strict=True):
-        gate.weight.data.copy_(weight.to(torch_dtype(NAMES[parent.gates[gate.layer][1].dtype])))
+        gate.weight.data.copy_(weight.to(torch_dtype(parent.dtype_of(parent.gates[gate.layer][0]))))
     return trainer.loss()
-
-
-def _check(parent: Parent, model: Any, largest: int, members: int) -> None:
-    """Check that the loaded routers are those of the folder, and that the model's vocabulary has every token.
-
-    Raises:
-        CheckpointError: the shapes of the routers differ.
-        CalibrationError: a token is beyond the vocabulary.
-    """
-    loaded = {gate.layer: tuple(gate.weight.shape) for gate in gates(model)}
-    stored = {layer: tensor.shape for layer, (_, tensor) in parent.gates.items()}
-    if loaded != stored or any(shape[0] != members for shape in loaded.values()):
-        raise CheckpointError(
-            f"{parent.folder}: its files hold routers of shapes {stored}, the model {loaded}, for {members} members",
-            "compose it again: reg compose --experts … --out DIR",
-        )
-    if largest >= (known := model.get_input_embeddings().num_embeddings):
-        raise CalibrationError(
-            f"{parent.folder}: its tokenizer gives token {largest}, the model knows {known}",
-            "put the tokenizer that the model was composed with into the folder",
-        )

@@ -18,7 +18,6 @@ from registry.errors import CalibrationError
 from registry.io.torch_blocks import to_tensor
 from registry.member import Member
 from registry.progress import Progress, remark
-from registry.training.settings import TrainSettings
 
 HELD_OUT = 32
 """Most windows that are held out to measure the loss; never more than a tenth of all."""
@@ -85,29 +84,33 @@ def shortened(seq_len: int, folder: Path, progress: Progress) -> int:
     return limit
 
 
-def read_source(
-    source: str, members: Sequence[Member], tokenizer: Any, settings: TrainSettings, sources: int
-) -> Calibration:
-    """Read the windows of one `--data`: a file, or a member whose calibration tokens were kept.
+def read_windows(
+    sources: Sequence[str], members: Sequence[Member], tokenizer: Any, *, count: int, seq_len: int, seed: int
+) -> Windows:
+    """Read the windows of every `--data`, and hold some out.
 
     Args:
-        source: the file's path, or the member's name or version.
+        sources: files' paths, or members' names or versions.
         members: the members of the composition.
         tokenizer: the tokenizer of the composition.
-        settings: the settings, which give the number of windows.
-        sources: the number of sources, which provide equal numbers of windows.
+        count: the windows to train on; files provide equal numbers of them.
+        seq_len: tokens in a window.
+        seed: of the choice of windows and their order.
 
     Raises:
-        CalibrationError: the source is neither, or the file holds no text or cannot be read.
+        CalibrationError: a source is neither, a file holds no text or cannot be read, or there is no token to predict.
     """
+    windows = -(-count // len(sources)) + HELD_OUT
+    calibrations = [_read(source, members, tokenizer, windows * seq_len, seq_len, seed) for source in sources]
+    return make_windows(calibrations, seq_len, seed)
+
+
+def _read(source: str, members: Sequence[Member], tokenizer: Any, tokens: int, seq_len: int, seed: int) -> Calibration:
+    """Read the windows of one `--data`: a file, or a member whose calibration tokens were kept."""
     path = Path(source)
     member = next((member for member in members if source in (member.name, member.version.ref)), None)
     if path.is_file() or member is None:
-        windows = -(-settings.steps * settings.batch_size // sources) + HELD_OUT
-        tokens = windows * settings.seq_len
-        return random_places(
-            Corpus([path], tokenizer), tokenizer, tokens=tokens, seq_len=settings.seq_len, seed=settings.seed
-        )
+        return random_places(Corpus([path], tokenizer), tokenizer, tokens=tokens, seq_len=seq_len, seed=seed)
     if not member.names("calibration"):
         raise CalibrationError(
             f"{source} is not a file, and the calibration tokens of {member.version.ref} were not kept",

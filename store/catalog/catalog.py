@@ -9,6 +9,7 @@ from sqlalchemy import delete, func, select
 
 from store.catalog import row_digests as seals
 from store.catalog import schema
+from store.catalog.array_links import ArrayLinks, add_arrays, delete_trained_arrays, trained_arrays, used_arrays
 from store.catalog.backup import backups
 from store.catalog.compositions import Compositions
 from store.catalog.engine import make_engine, place_of
@@ -16,10 +17,8 @@ from store.catalog.events import Events
 from store.catalog.integrity import Checks
 from store.catalog.records import (
     KIND_WORDS,
-    ArrayLink,
     Kind,
     NewVersion,
-    Role,
     State,
     StatisticsRecord,
     VersionRecord,
@@ -27,7 +26,6 @@ from store.catalog.records import (
 from store.catalog.search import Searching, conditions
 from store.catalog.tables import (
     Alias,
-    Array,
     Expert,
     Identity,
     Statistics,
@@ -38,11 +36,11 @@ from store.catalog.tables import (
 from store.catalog.transactions import log, now, read_document
 from store.catalog.vacuum import erase
 from store.digest import canonical_json
-from store.errors import ConflictError, DamagedError
+from store.errors import ConflictError
 from store.lock import exclusive
 
 
-class Catalog(Compositions, Events, Searching, Checks):
+class Catalog(Compositions, ArrayLinks, Events, Searching, Checks):
     """Names, versions, aliases, tags, statistics, compositions and the event log of one registry.
 
     Rows are added, and their state changes; no version or event is ever deleted. Each writing method writes its own
@@ -180,13 +178,7 @@ class Catalog(Compositions, Events, Searching, Checks):
             )
             session.add(version)
             session.flush()
-            known = set(session.scalars(select(Array.digest).where(Array.digest.in_({a.digest for a in new.arrays}))))
-            for link in new.arrays:
-                if link.digest not in known:
-                    shape = canonical_json(list(link.shape))
-                    session.add(Array(digest=link.digest, dtype=link.dtype, shape=shape, nbytes=link.nbytes))
-                    known.add(link.digest)
-            session.flush()
+            add_arrays(session, new.arrays)
             for link in new.arrays:
                 session.add(VersionArray(version_id=version.id, role=link.role, name=link.name, digest=link.digest))
             for item in new.statistics:
@@ -276,9 +268,10 @@ class Catalog(Compositions, Events, Searching, Checks):
     def purge(self, versions: Sequence[VersionRecord], nbytes: Mapping[str, int] | None = None) -> None:
         """Delete the rows of `versions` except name, number, digest and times; their arrays become unreferenced.
 
-        Compositions that contain them stay, with their recipes; evaluations of those compositions, and evaluations
-        that compare with one of the versions, are deleted. The log records which arrays are to be deleted, with their
-        size on disk (`nbytes`), and which stay, so that an interrupted purge can still be accounted for.
+        Compositions that contain them stay, with their recipes but without their trained arrays; evaluations of those
+        compositions, and evaluations that compare with one of the versions, are deleted. The log records which arrays
+        are to be deleted, with their size on disk (`nbytes`), and which stay, so that an interrupted purge can still be
+        accounted for.
         """
         with self._writing() as session:
             if gone := self._delete_evaluations(session, versions):
@@ -290,16 +283,18 @@ class Catalog(Compositions, Events, Searching, Checks):
                 if row.state == "purged":
                     continue
                 own = select(VersionArray.digest).where(VersionArray.version_id == row.id)
-                purged.append((version, set(session.scalars(own))))
+                purged.append((version, set(session.scalars(own)) | trained_arrays(session, [version])))
                 for table in (VersionArray, Statistics, Tag, Alias):
                     session.execute(delete(table).where(table.version_id == row.id))
                 row.state, row.purged_at, row.content = "purged", now(), None
-            needed = set(session.scalars(select(VersionArray.digest).distinct())) if purged else set()
+            tainted = delete_trained_arrays(session, [version for version, _ in purged])
+            needed = set(session.scalars(used_arrays())) if purged else set()
             for version, digests in purged:
                 deleted = {digest: (nbytes or {}).get(digest, 0) for digest in sorted(digests - needed)}
                 shared = sorted(digests & needed)
                 row = session.get_one(Version, version.id)
                 rows = seals.seals_of(session, names={version.name: row.expert_id}, versions={version.ref: row.id})
+                rows |= {f"composition {digest}": seals.composition_seal(session, digest) for digest in tainted}
                 log(session, "purge", version.ref, digest=version.digest, deleted=deleted, shared=shared, rows=rows)
 
     def erase(self) -> str | None:
@@ -309,59 +304,6 @@ class Catalog(Compositions, Events, Searching, Checks):
     def backups(self) -> list[Path]:
         """Return the copies of the database that upgrades made beside it; empty if the database is not a file."""
         return backups(self.engine)
-
-    # -- arrays ------------------------------------------------------------------------------------------------------
-
-    def arrays_of(self, version: VersionRecord) -> list[ArrayLink]:
-        """Return the arrays of `version`, sorted by role and name; empty once it is purged."""
-        query = (
-            select(VersionArray.role, VersionArray.name, Array)
-            .join(Array, Array.digest == VersionArray.digest)
-            .where(VersionArray.version_id == version.id)
-            .order_by(VersionArray.role, VersionArray.name)
-        )
-        with self._reading() as session:
-            return [
-                ArrayLink(cast(Role, role), name, row.digest, row.dtype, _shape(row), row.nbytes)
-                for role, name, row in session.execute(query)
-            ]
-
-    def referenced(self) -> set[str]:
-        """Return the digest of every array that a version uses."""
-        with self._reading() as session:
-            return set(session.scalars(select(VersionArray.digest).distinct()))
-
-    def users_of(self, digest: str) -> list[str]:
-        """Return the versions (`math@1`) that use an array."""
-        query = (
-            select(Expert.name, Version.number)
-            .join(Version, Version.expert_id == Expert.id)
-            .join(VersionArray, VersionArray.version_id == Version.id)
-            .where(VersionArray.digest == digest)
-            .distinct()
-            .order_by(Expert.name, Version.number)
-        )
-        with self._reading() as session:
-            return [f"{name}@{number}" for name, number in session.execute(query)]
-
-    def unreferenced(self) -> list[str]:
-        """Return the digest of every array in the catalog that no version uses."""
-        query = select(Array.digest).where(~Array.digest.in_(select(VersionArray.digest))).order_by(Array.digest)
-        with self._reading() as session:
-            return list(session.scalars(query))
-
-    def forget_unreferenced(self, deleted: int, freed: int) -> None:
-        """Delete the rows of unused arrays; log the number `deleted` on disk and the bytes `freed`."""
-        with self._writing() as session:
-            session.execute(delete(Array).where(~Array.digest.in_(select(VersionArray.digest))))
-            log(session, "gc", "arrays", arrays=deleted, bytes=freed)
-
-
-def _shape(row: Array) -> tuple[int, ...]:
-    shape = read_document(row.shape, f"the shape of array {row.digest[:12]}")
-    if not isinstance(shape, list) or not all(isinstance(size, int) for size in shape):
-        raise DamagedError(f"the catalog's shape of array {row.digest[:12]} is invalid", "run: reg verify")
-    return tuple(shape)
 
 
 def _version(row: Version) -> VersionRecord:

@@ -6,9 +6,10 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from store.catalog.records import CompositionRecord, EvaluationRecord, PushRecord, VersionRecord
+from store.catalog.array_links import add_arrays
+from store.catalog.records import ArrayLink, CompositionRecord, EvaluationRecord, PushRecord, VersionRecord
 from store.catalog.row_digests import composition_seal, evaluation_group, evaluation_seal
-from store.catalog.tables import Composition, CompositionMember, Evaluation, Event, Expert, Version
+from store.catalog.tables import Composition, CompositionArray, CompositionMember, Evaluation, Event, Expert, Version
 from store.catalog.transactions import Transactions, log, now, read_document
 from store.digest import canonical_json
 
@@ -17,9 +18,21 @@ class Compositions(Transactions):
     """The part of the catalog that records compositions: members, folders, pushes and evaluations."""
 
     def record_composition(
-        self, digest: str, document: dict[str, Any], members: Sequence[VersionRecord], out: str
+        self,
+        digest: str,
+        document: dict[str, Any],
+        members: Sequence[VersionRecord],
+        out: str,
+        arrays: Sequence[ArrayLink] = (),
     ) -> None:
         """Record that `digest` is being composed from `members` to the folder `out`; repeating it adds no composition.
+
+        Args:
+            digest: of the composition.
+            document: the document that the digest covers.
+            members: the versions that it is made from.
+            out: the folder.
+            arrays: the tensors that a training changed, which are complete on disk.
 
         Raises:
             ConflictError: a member was withdrawn in the meantime.
@@ -33,6 +46,9 @@ class Compositions(Transactions):
             for member in members:
                 if session.get(CompositionMember, (digest, member.id)) is None:
                     session.add(CompositionMember(composition_digest=digest, version_id=member.id))
+            add_arrays(session, arrays)
+            for link in arrays:
+                session.merge(CompositionArray(composition_digest=digest, name=link.name, digest=link.digest))
             session.flush()
             rows = {f"composition {digest}": composition_seal(session, digest)}
             log(session, "compose", digest, members=[member.ref for member in members], out=out, rows=rows)
@@ -97,8 +113,13 @@ class Compositions(Transactions):
 
     def has_composition(self, digest: str) -> bool:
         """Return True if a composition was made here."""
+        return self.composition_document(digest) is not None
+
+    def composition_document(self, digest: str) -> dict[str, Any] | None:
+        """Return the document of the composition with a digest; None if it was not made here."""
         with self._reading() as session:
-            return session.get(Composition, digest) is not None
+            row = session.get(Composition, digest)
+            return None if row is None else dict(read_document(row.document, f"composition {digest}"))
 
     def record_evaluation(self, composition: str, asked: str, document: dict[str, Any]) -> None:
         """Store an evaluation of a composition that was made here.
@@ -106,7 +127,7 @@ class Compositions(Transactions):
         Args:
             composition: the digest of the composition.
             asked: the digest of data and settings; an earlier evaluation with the same digest is replaced.
-            document: data, settings and scores.
+            document: data, settings, and scores or, under `extraction`, the figures of an audit.
         """
         with self._writing() as session:
             session.merge(
@@ -135,7 +156,14 @@ class Compositions(Transactions):
         return groups
 
     def evaluations(self, composition: str) -> list[EvaluationRecord]:
-        """Return the evaluations of the composition with a digest, latest first."""
+        """Return the evaluations by scores of the composition with a digest, latest first."""
+        return [record for record in self._figures(composition) if "extraction" not in record.document]
+
+    def audits(self, composition: str) -> list[EvaluationRecord]:
+        """Return the audits of extraction of the composition with a digest, latest first."""
+        return [record for record in self._figures(composition) if "extraction" in record.document]
+
+    def _figures(self, composition: str) -> list[EvaluationRecord]:
         query = (
             select(Evaluation)
             .where(Evaluation.composition_digest == composition)

@@ -6,12 +6,12 @@ from typing import Any, Literal
 Kind = Literal["expert", "base"]
 KIND_WORDS = {"expert": "an expert", "base": "a base model"}
 State = Literal["active", "withdrawn", "purged"]
-Role = Literal["trunk", "mlp", "statistics", "calibration", "file"]
+Role = Literal["trunk", "mlp", "statistics", "calibration", "file", "trained"]
 
 
 @dataclass(frozen=True)
 class ArrayLink:
-    """One array of a version: its role and name, its digest, dtype and shape; `nbytes` is the uncompressed size."""
+    """One array of a version, or of a trained composition (role `trained`); `nbytes` is the uncompressed size."""
 
     role: Role
     name: str
@@ -97,7 +97,7 @@ class CompositionRecord:
 
 @dataclass(frozen=True)
 class EvaluationRecord:
-    """An evaluation of a composition: data, settings and scores; `asked` is the digest of data and settings."""
+    """Scores or an audit of a composition, with data and settings; `asked` is the digest of data and settings."""
 
     composition: str
     asked: str

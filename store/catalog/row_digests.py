@@ -1,9 +1,9 @@
 """Seals: digests of rows kept in the log, so that a changed row is detected like a changed event.
 
 Rows that are written together form a group: a name with its aliases; a version with its arrays, statistics and tags;
-a composition with its members; an evaluation. Each event carries, under `rows` of its details, the digest of every
-group that its transaction changed. The latest digest in the log must match the group's current rows. After a purge
-only digests remain.
+a composition with its members and trained arrays; an evaluation. Each event carries, under `rows` of its details, the
+digest of every group that its transaction changed. The latest digest in the log must match the group's current rows.
+After a purge only digests remain.
 
 Events written by early versions carry no seals: their groups are checked from the next change on.
 """
@@ -20,6 +20,7 @@ from store.catalog.tables import (
     Array,
     Base,
     Composition,
+    CompositionArray,
     CompositionMember,
     Evaluation,
     Event,
@@ -60,12 +61,15 @@ def version_seal(session: Session, version: int) -> str:
 
 
 def composition_seal(session: Session, digest: str) -> str:
-    """Return the digest of a composition and its members."""
-    return _digest(
-        session,
+    """Return the digest of a composition, its members, and its trained arrays if it has any."""
+    parts: list[tuple[type[Base], Any]] = [
         (Composition, Composition.digest == digest),
         (CompositionMember, CompositionMember.composition_digest == digest),
-    )
+    ]
+    arrays = session.scalars(select(CompositionArray.digest).where(CompositionArray.composition_digest == digest)).all()
+    if arrays:  # logs have digests of compositions from before there were any
+        parts += [(CompositionArray, CompositionArray.composition_digest == digest), (Array, Array.digest.in_(arrays))]
+    return _digest(session, *parts)
 
 
 def evaluation_seal(session: Session, digest: str, asked: str) -> str:

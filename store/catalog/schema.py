@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from alembic.config import Config
     from sqlalchemy import Connection
 
-HEAD = "37ba63a23494"
+HEAD = "8ea053439e10"
 """The revision this program works with; a test compares it with the newest file of `migrations/versions`."""
 
 

@@ -134,6 +134,15 @@ class CompositionMember(Base):
     version_id: Mapped[int] = mapped_column(ForeignKey("versions.id"), primary_key=True, index=True)
 
 
+class CompositionArray(Base):
+    """A tensor that the training of a composition changed, by its name in the composed folder."""
+
+    __tablename__ = "composition_arrays"
+    composition_digest: Mapped[str] = mapped_column(ForeignKey("compositions.digest"), primary_key=True)
+    name: Mapped[str] = mapped_column(String(200), primary_key=True)
+    digest: Mapped[str] = mapped_column(ForeignKey("arrays.digest"), index=True)
+
+
 class Evaluation(Base):
     """An evaluation of a composition. `asked` is the digest of data and settings; a repetition replaces the row."""
 

@@ -65,6 +65,7 @@ def test_a_version_is_shown_without_torch(filled: Registry) -> None:
         (["evaluate", "nosuch", "--data", "code=nosuch.txt"], "nosuch is not a folder"),
         (["evaluate", "code", "--data", "code=nosuch.txt"], "reg export code@1"),
         (["reproduce", "nosuch"], "nosuch is not a folder"),
+        (["train", "nosuch", "--train", "all", "--data", "nosuch.txt", "--out", "x"], "nosuch is not a folder"),
         (["train-router", "nosuch", "--data", "nosuch.txt", "--out", "x"], "nosuch is not a folder"),
         (["push", "nosuch", "org/name"], "nosuch is not a folder"),
         (["push-expert", "nosuch", "org/name"], "no expert 'nosuch'"),

@@ -21,7 +21,7 @@ import registry.statistics.forward_pass
 import registry.training.trainer
 from registry import PassSettings, Recipe, Registry
 from registry.statistics.collect import collect_to
-from registry.training.expert import expert_trainer
+from registry.training import weight_trainer
 from tests.models import make_model, save_checkpoint, sentences, train_tokenizer, write_jsonl
 
 GOLDEN = Path(__file__).parents[1] / "store" / "golden"
@@ -112,7 +112,7 @@ COMMANDS = {
 def run(world: Path, words: Sequence[object]) -> Result:
     """Run one command of `reg` on the home of a world, in this process."""
     registry.statistics.forward_pass.SAVE_SECONDS = 0.0  # written down at every step
-    registry.training.trainer.SAVE_SECONDS = expert_trainer.SAVE_SECONDS = 0.0
+    registry.training.trainer.SAVE_SECONDS = weight_trainer.SAVE_SECONDS = 0.0
     tempfile.tempdir = str(world / "tmp")
     return CliRunner().invoke(cli.main.main, ["--home", str(world / "home"), *map(str, words)])
 

@@ -25,7 +25,8 @@ def main() -> None:
         catalog.forget_unreferenced(1, link("3").nbytes)
         second, _ = catalog.add_version(new("math", "4", arrays="24"))
         catalog.set_alias(second, "stable")
-        catalog.record_composition("d" * 64, {"recipe": {"lam": 0.01}}, [code, second], "moe")
+        trained = [link("5", "gate", "trained")]
+        catalog.record_composition("d" * 64, {"recipe": {"lam": 0.01}}, [code, second], "moe", trained)
         catalog.record_evaluation("d" * 64, "e" * 64, {"figures": {"average": 88.7}})
         catalog.close()
         with sqlite3.connect(f"{folder}/catalog.sqlite") as connection:

@@ -113,6 +113,44 @@ def test_arrays_are_shared_and_forgotten_when_nobody_needs_them(catalog: Catalog
     assert catalog.arrays_of(code)
 
 
+def test_arrays_of_a_trained_composition_go_with_any_member(catalog: Catalog) -> None:
+    math, _ = catalog.add_version(new(arrays="12"))
+    code, _ = catalog.add_version(new("code", arrays="3"))
+    law, _ = catalog.add_version(new("law", arrays="4"))
+    links = [link("2", "gate", "trained"), link("5", "head", "trained")]
+    for _ in range(2):  # the same again adds nothing
+        catalog.record_composition("d" * 64, {"training": {}}, [math, code], "out", links)
+    catalog.record_composition("e" * 64, {}, [law, code], "other", [link("6", "gate", "trained")])
+    assert catalog.trained_arrays("d" * 64) == links
+    assert catalog.trained() == ["d" * 64, "e" * 64]
+    assert catalog.trained_with([math]) == {"2" * 64, "5" * 64}
+    assert catalog.referenced() == {number * 64 for number in "123456"}
+    assert catalog.users_of("2" * 64) == ["math@1", f"composition {'d' * 64}"]
+    assert catalog.unreferenced() == []
+    assert catalog.discrepancies(log=True) == []
+    catalog.withdraw([code])
+    assert catalog.trained_arrays("d" * 64) == links
+    with pytest.raises(ConflictError, match="code@1 was opted out"):
+        catalog.record_composition("d" * 64, {"training": {}}, [math, code], "out", links)
+    catalog.purge([code], {"5" * 64: 24, "6" * 64: 8})
+    assert catalog.trained() == []
+    assert catalog.unreferenced() == ["3" * 64, "5" * 64, "6" * 64]
+    purge = catalog.events()[0].details
+    assert (purge["deleted"], purge["shared"]) == ({"3" * 64: 0, "5" * 64: 24, "6" * 64: 8}, ["2" * 64])
+    assert catalog.discrepancies(log=True) == []
+
+
+def test_a_changed_trained_array_is_noticed(catalog: Catalog) -> None:
+    math, _ = catalog.add_version(new(arrays="12"))
+    catalog.record_composition("d" * 64, {}, [math], "out", [link("5", "gate", "trained")])
+    for statement in ("UPDATE composition_arrays SET digest = :other", "DELETE FROM composition_arrays"):
+        with catalog.engine.begin() as connection:
+            connection.execute(text(statement), {"other": "1" * 64} if ":other" in statement else {})
+        assert catalog.discrepancies(log=True) == [
+            f"composition {'d' * 64}: the catalog's rows differ from those in the log"
+        ]
+
+
 def test_purged_version_keeps_only_name_number_digest_and_times(catalog: Catalog) -> None:
     version, _ = catalog.add_version(new())
     catalog.set_alias(version, "stable")

@@ -107,11 +107,15 @@ def test_golden_database_of_each_revision_is_upgraded_and_used(tmp_path: Path, r
     assert catalog.alias_target("math", "stable") == 2
     (composition,) = catalog.compositions()
     assert composition.members == ("code@1", "math@2")
+    has_trained = revision not in ("52de1a479ec3", "130287142e77", "43cf1e37bcd1", "37ba63a23494")
+    assert len(catalog.trained_arrays(composition.digest)) == has_trained
     catalog.record_evaluation(composition.digest, "e" * 64, {"figures": {"average": 88.7}})
     assert [e.document for e in catalog.evaluations(composition.digest)] == [{"figures": {"average": 88.7}}]
     assert len(catalog.arrays_of(catalog.versions("code")[0])) == 2
     catalog.withdraw(catalog.versions("code"))
     catalog.purge(catalog.versions("code"))
     assert catalog.events()[0].action == "purge"
+    assert catalog.trained_arrays(composition.digest) == []
+    assert catalog.discrepancies(log=True) == []
     assert catalog.chain() == Chain(len(catalog.events()), catalog.events()[0].digest)
     catalog.close()

@@ -169,8 +169,8 @@ def _of_composition(document: Mapping[str, Any], path: Path) -> RecipeFile:
     described = composition.CompositionManifest.from_document(document, str(path))
     if described.parent is not None:
         raise InvalidInputError(
-            f"{path} describes trained routers, which no recipe makes",
-            "name the composition.json of the composition that was trained, then run: reg train-router",
+            f"{path} describes a trained composition, which no recipe makes",
+            "name the composition.json of its parent, then train that: reg train",
         )
     values = values_of(described.recipe)
     for name, unset in (("weights", 1.0), ("bias", 0.0)):

@@ -30,16 +30,13 @@ from registry.runtime.compute_dtype import is_fast
 from registry.runtime.loading import device_name, load_model, load_tokenizer
 from registry.statistics.settings import PassSettings
 from registry.training.expert.expert_settings import ExpertTraining, TrainingText
-from registry.training.expert.expert_trainer import ExpertTrainer, Losses
 from registry.training.expert.initial_rows import WINDOWS as INITIAL
 from registry.training.expert.trainable import Trainable
 from registry.training.training_windows import HELD_OUT, Windows, make_windows, shortened
+from registry.training.weight_trainer import Losses, WeightTrainer, curve
 from registry.workspace import PathLike, Workspace
 from store.digest import json_digest
 from store.lock import exclusive
-
-POINTS = 2000
-"""Most numbers of a stored loss curve."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +154,7 @@ def _trained(
         trainable = Trainable(load_model(checkpoint.folder, "float32", device), hashed, settings)
         if public is not None:
             trainable.begin_rows(windows.take(windows.training[:INITIAL]), (public.ids.long(), public.keep))
-        trainer = ExpertTrainer(
+        trainer = WeightTrainer(
             trainable.model, list(trainable.parameters.values()), windows, settings, dtype == "bfloat16"
         )
         losses = trainer.train(state_path, scratch, progress)
@@ -213,12 +210,8 @@ def _windows(
 
 
 def _document(inputs: Mapping[str, Any], losses: Losses) -> dict[str, Any]:
-    """Return the content of `expert_training.json`; a long loss curve is stored as means of as many steps each."""
-    every = -(-len(losses.steps) // POINTS)
-    groups = [losses.steps[start : start + every] for start in range(0, len(losses.steps), max(1, every))]
-    curve = [sum(group) / len(group) for group in groups]
-    held_out = {"before": losses.before, "after": losses.after}
-    return {"format": 1, "training": dict(inputs), "held_out": held_out, "every": every, "loss": curve}
+    """Return the content of `expert_training.json`."""
+    return {"format": 1, "training": dict(inputs)} | curve(losses)
 
 
 @contextmanager

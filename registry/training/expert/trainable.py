@@ -116,11 +116,6 @@ class Trainable:
         return RouterRows(self._hashed.weights, rows.numpy(), torch.cat(biases).numpy() if biases else None)
 
 
-def is_finite(parameters: Sequence[Tensor]) -> bool:
-    """Tell whether all weights are finite."""
-    return all(bool(torch.isfinite(part).all()) for part in parameters)
-
-
 def _modules(names: Sequence[str]) -> list[str]:
     """Return the modules of weights, each once."""
     return list(dict.fromkeys(name.rpartition(".")[0] for name in names))

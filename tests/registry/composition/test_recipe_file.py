@@ -271,7 +271,7 @@ def test_a_composition_document_that_no_recipe_makes_is_refused(filled: Registry
     document = filled.plan(["math", "code"]).document
     path = tmp_path / MARKER
     path.write_text(json.dumps(document | {"parent": "0" * 64, "training": {}}), encoding="utf-8")
-    with pytest.raises(InvalidInputError, match="describes trained routers, which no recipe makes"):
+    with pytest.raises(InvalidInputError, match="describes a trained composition, which no recipe makes"):
         read_recipe(path)
     path.write_text(json.dumps(document | {"recipe": document["recipe"] | {"lam": 1}}), encoding="utf-8")
     with pytest.raises(CheckpointError, match="lam is 1"):
@@ -296,8 +296,8 @@ def test_recipe_files_compose_as_their_methods_do(filled: Registry, name: str) -
     comment, rest = path.read_text(encoding="utf-8").split("\n", 1)
     assert re.fullmatch(r"# [^\n]{20,}\.", comment)
     assert "#" not in rest
-    run = next(METHODS[name].runs)
-    run.pop("train_steps", None)
+    run = next(METHODS[name].runs())
+    run = {key: value for key, value in run.items() if key not in ("train_steps", "train_seed")}
     recipe = EnsembleRecipe(**_but(run, "to")) if run.get("to") == "ensemble" else Recipe(**run)
     file = read_recipe(path)
     plan = filled.plan(["code", "math"], file.recipe)

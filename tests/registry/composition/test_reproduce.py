@@ -101,13 +101,27 @@ def test_member_that_was_never_here_is_named(made: Path, zoo: Zoo) -> None:
             other.reproduce(made)
 
 
-def test_trained_folder_is_told_to_be_one_machines(filled: Registry, made: Path) -> None:
+def test_trained_folder_needs_the_tensors_that_were_trained(filled: Registry, made: Path) -> None:
+    """A folder that only says that it was trained, one of another registry, and one of a program without arrays."""
     document = json.loads((made / MARKER).read_bytes())
     parent = document["digest"]
-    (made / MARKER).write_bytes(json_file(document | {"parent": parent, "training": {"steps": 1}}))
-    with pytest.raises(CheckpointError, match=f"that of one machine; its parent, composition {parent}, can be") as told:
+    trained = document | {"parent": parent, "training": {"steps": 1}}
+    (made / MARKER).write_bytes(json_file(trained))
+    with pytest.raises(CheckpointError, match=f"was changed: composition {parent[:12]} was not trained"):
         filled.reproduce(made)
-    assert f"reg compositions {parent}" in str(told.value.hint)
+    digest = "f" * 64
+    (made / MARKER).write_bytes(json_file(trained | {"digest": digest}))
+    with pytest.raises(NotFoundError, match="composition ffffffffffff was not made in this registry") as elsewhere:
+        filled.reproduce(made)
+    assert "--home" in str(elsewhere.value.hint)
+    covered = {key: value for key, value in trained.items() if key not in ("digest", "files")} | {"format": 1}
+    used = [filled.resolve(name) for name in ("code", "math")]
+    filled.catalog.record_composition(digest, covered, used, str(made))
+    with pytest.raises(
+        NotFoundError, match="the tensors that were trained for composition ffffffffffff are not"
+    ) as old:
+        filled.reproduce(made)
+    assert f"from composition {parent[:12]}: reg train" in str(old.value.hint)
 
 
 def change(path: str, value: Any) -> Callable[[dict[str, Any]], None]:

@@ -4,7 +4,6 @@ And: a low-rank change is added to the weights, the version stores how it was tr
 """
 
 import json
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,9 +34,9 @@ from registry.errors import (
 from registry.member import load_member
 from registry.progress import Advance, silent
 from registry.runtime.loading import load_model, load_tokenizer
-from registry.training import TrainedExpert, train_expert
+from registry.training import TrainedExpert
 from registry.training.expert.coordinated import CoordinatedMLP
-from registry.training.expert.expert_trainer import ExpertTrainer
+from registry.training.weight_trainer import WeightTrainer
 from tests.conftest import Zoo, files_of
 from tests.models import logits, make_model, save_checkpoint, train_tokenizer
 
@@ -111,7 +110,7 @@ def test_an_interrupted_training_goes_on_to_the_same_curve_and_bytes(
         changes = changes | {"tokens": 2 * SETTINGS.tokens}
     whole = train(filled, zoo, tmp_path / "whole", **changes)
     assert len(whole.losses.steps) == 6
-    monkeypatch.setattr("registry.training.expert.expert_trainer.SAVE_SECONDS", 0.0)
+    monkeypatch.setattr("registry.training.weight_trainer.SAVE_SECONDS", 0.0)
     told: list[str] = []
     filled.progress = interrupting(at, told)
     with pytest.raises(KeyboardInterrupt):
@@ -148,7 +147,7 @@ def interrupting(at: int | None, told: list[str]) -> Callable[..., Any]:
 def test_an_opt_out_of_the_base_deletes_the_state(
     filled: Registry, zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("registry.training.expert.expert_trainer.SAVE_SECONDS", 0.0)
+    monkeypatch.setattr("registry.training.weight_trainer.SAVE_SECONDS", 0.0)
     filled.progress = interrupting(3, [])
     with pytest.raises(KeyboardInterrupt):
         train(filled, zoo, tmp_path / "out")
@@ -213,7 +212,7 @@ def test_without_the_library_the_error_names_the_extra(
 def test_a_long_curve_is_stored_as_means(
     filled: Registry, zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys.modules[train_expert.__module__], "POINTS", 4)
+    monkeypatch.setattr("registry.training.weight_trainer.POINTS", 4)
     done = train(filled, zoo, tmp_path / "out")
     steps = done.losses.steps
     assert (done.document["every"], len(done.document["loss"])) == (2, 3)
@@ -262,7 +261,7 @@ def test_rows_begin_as_differences_of_embeddings(
     def first(trainer: Any) -> None:
         begun.append([part.detach().clone() for part in trainer.parameters if part.ndim == 1])
 
-    monkeypatch.setattr("registry.training.expert.expert_trainer.ExpertTrainer.__post_init__", counted(first))
+    monkeypatch.setattr("registry.training.weight_trainer.WeightTrainer.__post_init__", counted(first))
     settings = settings_with(coordinate=True, tokens=2 * 64, seq_len=64)
     own, public = [tmp_path / "own.txt"], [tmp_path / "public.txt"]
     done = filled.train_expert("beside", "base", own, settings, public_data=public, out=tmp_path / "out")
@@ -295,9 +294,9 @@ def test_rows_begin_as_differences_of_embeddings(
 
 def counted(first: Callable[[Any], None]) -> Callable[[Any], None]:
     """Return the preparation of a trainer that calls `first` before it."""
-    prepare = ExpertTrainer.__post_init__
+    prepare = WeightTrainer.__post_init__
 
-    def both(trainer: ExpertTrainer) -> None:
+    def both(trainer: WeightTrainer) -> None:
         first(trainer)
         prepare(trainer)
 

@@ -1,11 +1,11 @@
-"""The loop of an expert's training: that of `transformers.Trainer`, with our progress, and states that are no pickles.
+"""The loop of a training of weights: that of `transformers.Trainer`, with our progress, and states that are no pickles.
 
 Shapes: B windows of a batch, S tokens of a window.
 """
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from registry.errors import InvalidInputError
 from registry.progress import Advance, Progress, remark
 from registry.training import state as states
 from registry.training.expert.expert_settings import ExpertTraining
-from registry.training.expert.trainable import is_finite
 from registry.training.state import State
 from registry.training.training_windows import Windows
 
@@ -32,6 +31,8 @@ REMARKS = 10
 """Number of remarks on the loss."""
 BETAS = (0.9, 0.95)
 """Decay rates of AdamW's moments."""
+POINTS = 2000
+"""Most numbers of a stored loss curve."""
 IGNORED = -100
 """Label of a token that is not predicted."""
 
@@ -41,7 +42,7 @@ class Losses:
     """Language-model losses of a training, in nats per token.
 
     Attributes:
-        steps: of every step, before its change.
+        steps: of every step, before its change, with the penalty if there is one.
         before: on held-out windows, before the first step.
         after: on the same windows, after the last step.
     """
@@ -52,7 +53,7 @@ class Losses:
 
 
 @dataclass
-class ExpertTrainer:
+class WeightTrainer:
     """The training of some weights of a model.
 
     Attributes:
@@ -61,6 +62,7 @@ class ExpertTrainer:
         windows: the windows to train on.
         settings: the settings of the training.
         bfloat16: multiply in bfloat16; weights stay in float32.
+        penalty: called after each pass of a batch in training; a scalar that is added to its loss.
     """
 
     model: Any
@@ -68,6 +70,7 @@ class ExpertTrainer:
     windows: Windows
     settings: ExpertTraining
     bfloat16: bool
+    penalty: Callable[[], Tensor] | None = None
     _optimiser: torch.optim.AdamW = field(init=False)
 
     def __post_init__(self) -> None:
@@ -194,6 +197,7 @@ class ExpertTrainer:
             callbacks=[steps],
             optimizers=(self._optimiser, schedule),
         )
+        trainer.penalty = self.penalty
         trainer.remove_callback(PrinterCallback)
         trainer.train()
 
@@ -224,7 +228,21 @@ class _Rows(Dataset[dict[str, Tensor]]):
 
 
 class _InOrder(TransformersTrainer):
-    """A trainer that takes the windows in their order."""
+    """A trainer that takes the windows in their order, and adds a penalty to the loss if there is one."""
+
+    penalty: Callable[[], Tensor] | None = None
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None, **others: Any
+    ) -> Any:
+        """Return the loss of a batch; one that counts the tokens of all batches of a step is not divided by them."""
+        found: Any = super().compute_loss(model, inputs, return_outputs, num_items_in_batch, **others)
+        if self.penalty is None:
+            return found
+        loss, outputs = found if return_outputs else (found, None)
+        is_share = self.model_accepts_loss_kwargs and num_items_in_batch is not None
+        loss = loss + self.penalty() / (self.args.gradient_accumulation_steps if is_share else 1)
+        return (loss, outputs) if return_outputs else loss
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Return the batches."""
@@ -247,7 +265,7 @@ class _Steps(TrainerCallback):
 
     def __init__(
         self,
-        trainer: ExpertTrainer,
+        trainer: WeightTrainer,
         current: State,
         state_path: Path | None,
         advance: Advance,
@@ -283,10 +301,23 @@ class _Steps(TrainerCallback):
             self._saved_at = time.monotonic()
 
 
+def is_finite(parameters: Sequence[Tensor]) -> bool:
+    """Tell whether all weights are finite."""
+    return all(bool(torch.isfinite(part).all()) for part in parameters)
+
+
 def _moment(of: Any, name: str, part: Tensor) -> Tensor:
     """Return a moment of a weight; one that got no gradient has none yet."""
     found: Tensor = of[name] if name in of else torch.zeros_like(part)
     return found.detach().cpu().clone()
+
+
+def curve(losses: Losses) -> dict[str, Any]:
+    """Return losses as a JSON document; of a long training the means of as many steps each are stored."""
+    every = -(-len(losses.steps) // POINTS)
+    groups = [losses.steps[start : start + every] for start in range(0, len(losses.steps), max(1, every))]
+    means = [sum(group) / len(group) for group in groups]
+    return {"held_out": {"before": losses.before, "after": losses.after}, "every": every, "loss": means}
 
 
 def _finite(loss: float, where: str) -> float:

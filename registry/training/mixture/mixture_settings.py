@@ -1,0 +1,122 @@
+"""Settings of the training of a mixture."""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from registry.composition.trained.trained_parts import ALL, MLPS, ROUTERS
+from registry.errors import InvalidInputError
+from registry.io.dtypes import AUTO
+from registry.training.expert.expert_settings import FREE, FROZEN, ExpertTraining
+from registry.training.settings import TrainSettings
+
+TOP_K = 2
+"""Least experts per token of a mixture whose weights train: the weight of a single one is 1, without a gradient."""
+
+_BALANCE = 0.01
+_NOT_OF_MIXTURES = ("trunk", "mlp", "coordinate")
+
+
+@dataclass(frozen=True)
+class MixtureTraining:
+    """Settings of the training of a mixture.
+
+    Attributes:
+        train: what trains: `routers`, in whitened coordinates (DUME+); `mlps`: the experts' MLPs and the routers; or
+            `all`: every weight (BTX, Sukhbaatar et al. 2024, §3.3).
+        tokens: training tokens in total, padding included; they determine the number of steps.
+        seq_len: tokens in a window.
+        batch_size: windows that pass through the model at once.
+        accumulate: batches whose gradients are summed for one step.
+        lr: the highest learning rate of AdamW; None for 3e-4, and 0.002 for routers alone.
+        warmup: steps in which the rate rises; None for a twentieth of them, and a tenth for routers alone.
+        weight_decay: of AdamW, on matrices; None for 0.1, and 0 for routers alone.
+        balance: weight of the load-balance loss (BTX §3.3), summed over layers; None for 0.01, and 0 for routers alone.
+        seed: of the choice of windows and their order.
+        device: `cpu` or `cuda`; None for the GPU if there is one.
+        dtype: the dtype of the products: bfloat16 (weights and moments stay in float32), float32, or `auto`: bfloat16
+            where the device is fast in it, and float32 for routers alone.
+    """
+
+    train: str
+    tokens: int = 409_600
+    seq_len: int = 256
+    batch_size: int = 8
+    accumulate: int = 1
+    lr: float | None = None
+    warmup: int | None = None
+    weight_decay: float | None = None
+    balance: float | None = None
+    seed: int = 0
+    device: str | None = None
+    dtype: str = AUTO
+
+    def __post_init__(self) -> None:
+        if self.train not in (ROUTERS, MLPS, ALL):
+            raise InvalidInputError(
+                f"train is {self.train!r}, it is one of {ROUTERS}, {MLPS}, {ALL}", f"give --train {MLPS}"
+            )
+        if self.balance is not None and not (math.isfinite(self.balance) and self.balance >= 0):
+            raise InvalidInputError(
+                f"balance is {self.balance}, it must be finite and 0 or more", f"give --balance {_BALANCE}"
+            )
+        _ = self.routers if self.train == ROUTERS else self.weights  # which check the rest
+
+    @cached_property
+    def weights(self) -> ExpertTraining:
+        """The same as settings of the training of weights."""
+        return ExpertTraining(
+            tokens=self.tokens,
+            seq_len=self.seq_len,
+            batch_size=self.batch_size,
+            accumulate=self.accumulate,
+            trunk=FREE if self.train == ALL else FROZEN,
+            warmup=self.warmup,
+            seed=self.seed,
+            device=self.device,
+            dtype=self.dtype,
+            **_given(lr=self.lr, weight_decay=self.weight_decay),
+        )
+
+    @cached_property
+    def routers(self) -> TrainSettings:
+        """The same as settings of the training of routers; its batches are those of a step."""
+        steps = ExpertTraining(
+            tokens=self.tokens, seq_len=self.seq_len, batch_size=self.batch_size, accumulate=self.accumulate
+        ).steps
+        return TrainSettings(
+            steps=steps,
+            batch_size=self.batch_size * self.accumulate,
+            seq_len=self.seq_len,
+            warmup=self.warmup,
+            seed=self.seed,
+            device=self.device,
+            **_given(
+                lr=self.lr,
+                weight_decay=self.weight_decay,
+                balance=self.balance,
+                dtype=None if self.dtype == AUTO else self.dtype,
+            ),
+        )
+
+    @property
+    def load_balance(self) -> float:
+        """The weight of the load-balance loss."""
+        return _BALANCE if self.balance is None else self.balance
+
+    def document(self, seq_len: int, device: str, dtype: str) -> dict[str, Any]:
+        """Return everything that the trained weights depend on, with every default resolved.
+
+        Args:
+            seq_len: tokens in a window, no more than the model takes.
+            device: the kind of device.
+            dtype: the dtype of the products.
+        """
+        settings = self.weights.document(device, dtype) | {"seq_len": seq_len}
+        kept = {name: value for name, value in settings.items() if name not in _NOT_OF_MIXTURES}
+        return kept | {"train": self.train, "balance": self.load_balance}
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}

@@ -1,0 +1,136 @@
+"""The weights of a loaded mixture that train, its load-balance loss, and its tensors in the form of the parent's files.
+
+Shapes: T tokens of a batch, E experts, k experts per token.
+"""
+
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from registry.checkpoint.weights import read_headers, weight_files, weight_source
+from registry.composition.trained.trained_parts import ALL
+from registry.errors import CheckpointError, StorageError
+from registry.io.dtypes import NAMES
+from registry.io.torch_blocks import to_block, to_tensor, torch_dtype
+from registry.maths.router_training import balance_loss
+from registry.runtime.gates import Gate, choice, gates
+from registry.runtime.loading import quiet_transformers
+from registry.training.parent import Parent
+from store.arrays import ArraySource, Block, digest_of
+from store.permissions import SPACE, writing
+
+_BLOCK = re.compile(r".*layers\.\d+\.[a-z_]+\.")
+"""The beginning of the names of a mixture's tensors, in that of its router."""
+
+
+class BalanceLoss:
+    """The load-balance loss of the latest pass, summed over layers.
+
+    Args:
+        model: a loaded mixture.
+        weight: multiplies the loss.
+    """
+
+    def __init__(self, model: Any, weight: float) -> None:
+        self._gates, self._weight = gates(model), weight
+        self._parts: list[Tensor] = []
+
+    @contextmanager
+    def recorded(self) -> Iterator[None]:
+        """Add up the losses of passes with gradients while the context is open."""
+        with ExitStack() as stack:
+            for gate in self._gates:
+                stack.callback(gate.module.register_forward_hook(partial(self._record, gate)).remove)
+            yield
+
+    def take(self) -> Tensor:
+        """Return the loss since the last call, a scalar."""
+        total = self._weight * torch.stack(self._parts).sum()
+        self._parts.clear()
+        return total
+
+    def _record(self, gate: Gate, _module: nn.Module, _inputs: Any, output: Any) -> None:
+        if not torch.is_grad_enabled():
+            return
+        if isinstance(output, Tensor):  # RoutedMLP's router: logits (T, E) alone
+            output = (output, *choice(gate, output))
+        logits, weights, chosen = output
+        self._parts.append(balance_loss(logits, weights, chosen))
+
+
+def trainable(model: Any, train: str) -> list[nn.Parameter]:
+    """Let the weights that train have gradients, and no others; return them.
+
+    Args:
+        model: a loaded mixture.
+        train: `mlps` or `all`.
+    """
+    model.requires_grad_(train == ALL)
+    for gate in gates(model):
+        gate.block.requires_grad_(True)
+    return [part for part in model.parameters() if part.requires_grad]
+
+
+def changed_tensors(model: Any, parent: Parent, train: str, scratch: Path) -> dict[str, ArraySource]:
+    """Return the tensors that a training changed, by their names in the parent's files and in its dtypes.
+
+    Args:
+        model: the trained mixture.
+        parent: the folder that it was loaded from.
+        train: `mlps` or `all`.
+        scratch: a folder for the model in float32, which the tensors are read from.
+
+    Raises:
+        CheckpointError: transformers saves other tensors than the folder has, or one that is frozen has moved.
+        StorageError: the disk is full or refuses.
+    """
+    saved = scratch / "trained"
+    _save(model, saved)
+    places = read_headers(weight_files(saved))
+    if places.keys() != parent.tensors.keys():
+        name = min(places.keys() ^ parent.tensors.keys())
+        raise CheckpointError(
+            f"{parent.folder}: transformers saves its tensors under other names, such as {name}, so only its routers "
+            "can be trained here",
+            "give --train routers",
+        )
+    blocks = tuple(match[0] for name, _ in parent.gates.values() if (match := _BLOCK.match(name)))
+    changed = {}
+    for name, place in parent.tensors.items():
+        own = weight_source(name, place, str(parent.folder))
+        source = _in_dtype(weight_source(name, places[name], "the trained mixture"), NAMES[place.dtype])
+        if digest_of(source) == digest_of(own):
+            continue
+        if train != ALL and not name.startswith(blocks):
+            raise CheckpointError(
+                f"{parent.folder}: {name} is frozen, and has changed during the training",
+                "this is a bug in the program or in a library; please report it",
+            )
+        changed[name] = source
+    return changed
+
+
+def _save(model: Any, folder: Path) -> None:
+    from safetensors import SafetensorError
+
+    try:
+        with writing(folder), quiet_transformers():
+            model.save_pretrained(folder)
+    except SafetensorError as error:  # of a full disk too
+        raise StorageError(f"{folder} cannot be written: {error}", SPACE) from error
+
+
+def _in_dtype(source: ArraySource, dtype: str) -> ArraySource:
+    """Return an array rounded to a dtype."""
+
+    def blocks() -> Iterator[Block]:
+        for block in source.blocks():
+            yield to_block(to_tensor(block, source.dtype).to(torch_dtype(dtype)))
+
+    return ArraySource(dtype, source.shape, blocks)

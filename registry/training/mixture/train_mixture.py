@@ -1,0 +1,125 @@
+"""Training of a composed mixture's weights on text, into a new folder."""
+
+import importlib.util
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+
+from registry.checkpoint.model_files import read_config
+from registry.composition.trained.trained_parts import ROUTERS
+from registry.errors import InvalidInputError, StorageError
+from registry.io.dtypes import AUTO
+from registry.io.work_dirs import resumable, temporary
+from registry.runtime.compute_dtype import is_fast
+from registry.runtime.loading import device_name, load_model, load_tokenizer
+from registry.training.keep_trained import keep_trained
+from registry.training.mixture.mixture_settings import TOP_K, MixtureTraining
+from registry.training.mixture.mixture_weights import BalanceLoss, changed_tensors, trainable
+from registry.training.parent import Parent, check_loaded, open_parent
+from registry.training.train_router import Trained, train_router
+from registry.training.training_windows import read_windows, shortened
+from registry.training.weight_trainer import WeightTrainer, curve
+from registry.workspace import PathLike, Workspace
+from store.digest import json_digest
+from store.lock import exclusive
+
+
+def train_mixture(
+    workspace: Workspace,
+    folder: PathLike,
+    out: PathLike,
+    data: Sequence[str],
+    settings: MixtureTraining,
+    *,
+    force: bool = False,
+    record: bool = True,
+) -> Trained:
+    """Train weights of the composed `folder`, and write the trained composition to `out`.
+
+    An interrupted training continues when it is started again; on one machine with one number of threads, it gives the
+    same bytes.
+
+    Args:
+        workspace: the registry of the members.
+        folder: a composed folder; its members must be registered and active.
+        out: the folder to write; absent, empty, or with `force` an earlier composition other than `folder`.
+        data: files of text, or members whose calibration tokens were kept.
+        settings: the settings of the training.
+        force: allow `out` to be an earlier composition.
+        record: store the tensors that change, and record the composition in the catalog.
+
+    Raises:
+        OutputError: `out` cannot be written to.
+        CheckpointError: `folder` was not composed by this program, was changed since, or does not load.
+        NotFoundError: a member is not registered here.
+        ConflictError: a member was opted out.
+        CalibrationError: there is no text, or it has tokens beyond the model's vocabulary.
+        InvalidInputError: routers would get no gradient, there is nothing to train, or a loss is not finite.
+        StorageError: the disk is full or refuses, or a library is not installed.
+    """
+    if settings.train == ROUTERS:
+        return train_router(workspace, folder, out, data, settings.routers, force=force, record=record)
+    if importlib.util.find_spec("accelerate") is None:
+        raise StorageError("training needs accelerate", "run: pip install 'expert-registry[train]'")
+    folder, out = Path(folder).absolute(), Path(out).absolute()
+    home, progress, weights = workspace.home, workspace.progress, settings.weights
+    parent, members, used = open_parent(workspace, folder, out, data, replace=force)
+    _check_has_gradient(parent, len(members))
+    seq_len = shortened(weights.seq_len, folder, progress)
+    with workspace.reading(*used):
+        windows = read_windows(
+            data,
+            members,
+            load_tokenizer(folder),
+            count=weights.steps * weights.batch_size * weights.accumulate,
+            seq_len=seq_len,
+            seed=weights.seed,
+        )
+    holds = [version.digest for version in used]
+    device = device_name(weights.device)
+    dtype = ("bfloat16" if is_fast("bfloat16", device) else "float32") if weights.dtype == AUTO else weights.dtype
+    inputs = settings.document(seq_len, torch.device(device).type, dtype) | {"data": windows.all.digest}
+    key = json_digest(["train", parent.composed.digest, parent.composed.files, inputs])
+    with ExitStack() as stack:
+        stack.enter_context(exclusive(home.output_lock(out), f"training into {out}"))
+        state_path = stack.enter_context(resumable(home.partial, key, holds))
+        scratch = stack.enter_context(temporary(home.merged, holds, prefix="training-"))
+        model = load_model(folder, "float32", device)
+        check_loaded(parent, model, int(windows.all.ids.max()), len(members))
+        balance = BalanceLoss(model, settings.load_balance)
+        trainer = WeightTrainer(
+            model, trainable(model, settings.train), windows, weights, dtype == "bfloat16", balance.take
+        )
+        with balance.recorded():
+            losses = trainer.train(state_path, scratch, progress)
+        tensors = changed_tensors(model, parent, settings.train, scratch)
+        trained = keep_trained(
+            workspace, parent, used, tensors, inputs | curve(losses), out, replace=force, record=record
+        )
+    held_out = int((windows.all.lengths[windows.held_out] - 1).sum())
+    return Trained(trained.digest, dict(trained.content), losses.before, losses.after, held_out)
+
+
+def _check_has_gradient(parent: Parent, members: int) -> None:
+    """Check that routers get a gradient: that each token's output depends on the weights of several experts.
+
+    Raises:
+        InvalidInputError: it does not.
+    """
+    if not parent.gates:
+        raise InvalidInputError(
+            f"{parent.folder} is not a mixture of experts", "compose one: reg compose --experts … --top-k 2 --out DIR"
+        )
+    if members < TOP_K:
+        raise InvalidInputError(
+            f"{parent.folder} is a composition of one expert: there is nothing to route",
+            "train that expert: reg train-expert NAME --base EXPERT --data FILE",
+        )
+    top_k = read_config(parent.folder).get("num_experts_per_tok", 1)
+    if not isinstance(top_k, int) or top_k < TOP_K:
+        raise InvalidInputError(
+            f"{parent.folder} sends each token to {top_k} expert with weight 1, so its routers would get no gradient",
+            f"compose it again with --top-k {TOP_K}, as BTX does, and train that; or give --train routers",
+        )

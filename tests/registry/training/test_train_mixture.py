@@ -1,0 +1,353 @@
+"""Proves: what is frozen in a mixture's training stays to the byte; a killed one ends in the same bytes and curve.
+
+And: a trained folder is reproduced from stored tensors, and what cannot be trained is refused first.
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from registry import MixtureTraining, Recipe, Registry, TrainSettings
+from registry.composition import read_recipe
+from registry.errors import (
+    CalibrationError,
+    CheckpointError,
+    ConflictError,
+    InvalidInputError,
+    NotFoundError,
+    OutputError,
+    StorageError,
+)
+from registry.io.model_folder import MARKER
+from registry.progress import Advance, silent
+from registry.training.weight_trainer import _InOrder
+from store.arrays import ArrayStore
+from store.catalog import VersionRecord
+from tests.conftest import Zoo, files_of
+from tests.models import make_model, save_checkpoint, train_tokenizer
+from tests.writable_hub import WritableHub, writable_hub
+
+TINY: dict[str, Any] = {
+    "tokens": 6 * 2 * 32, "batch_size": 2, "seq_len": 32, "lr": 0.01, "device": "cpu", "dtype": "float32"
+}  # fmt: skip
+STEPS: tuple[dict[str, Any], ...] = ({"batch_size": 2}, {"batch_size": 1, "accumulate": 2})
+"""Two ways to the same step."""
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WritableHub]:
+    yield from writable_hub(monkeypatch, tmp_path / "huggingface")
+
+
+@pytest.fixture
+def moe(filled: Registry, tmp_path: Path) -> Path:
+    filled.compose(["code", "law", "math"], tmp_path / "moe", Recipe(router="random", trunk="mean", top_k=2))
+    return tmp_path / "moe"
+
+
+def train(registry: Registry, moe: Path, out: Path, zoo: Zoo, what: str = "mlps", **changes: Any) -> Any:
+    data = [str(zoo.train[name]) for name in ("code", "math")]
+    return registry.train(moe, out, data, MixtureTraining(what, **(TINY | changes)))
+
+
+@pytest.mark.parametrize("what", ["mlps", "all"])
+def test_what_is_frozen_stays_to_the_byte(filled: Registry, moe: Path, zoo: Zoo, tmp_path: Path, what: str) -> None:
+    before = files_of(moe)
+    done = train(filled, moe, tmp_path / "out", zoo, what)
+    assert files_of(moe) == before
+    old, new = load_file(moe / "model.safetensors"), load_file(tmp_path / "out" / "model.safetensors")
+    assert old.keys() == new.keys()
+    changed = {name for name in old if not torch.equal(old[name], new[name])}
+    assert changed == set(done.document["training"]["tensors"])
+    assert changed == (set(old) if what == "all" else {name for name in old if ".block_sparse_moe." in name})
+    assert filled.reproduce(tmp_path / "out").is_same
+
+
+def interrupting(at: int | None) -> Callable[..., Any]:
+    """Return a progress that interrupts when step `at` is done."""
+
+    @contextmanager
+    def progress(label: str, total: int, unit: str) -> Iterator[Advance]:
+        steps = 0
+
+        def advance(amount: int) -> None:
+            nonlocal steps
+            steps += amount
+            if unit == "step" and amount and steps == at:
+                raise KeyboardInterrupt
+
+        yield advance
+
+    return progress
+
+
+@pytest.mark.parametrize("what", ["mlps", "all"])
+def test_an_interrupted_training_ends_in_the_same_curve_and_bytes(
+    filled: Registry, moe: Path, zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    changes = {"accumulate": 2, "tokens": 12 * 2 * 32} if what == "mlps" else {}
+    whole = train(filled, moe, tmp_path / "whole", zoo, what, **changes)
+    assert len(whole.document["training"]["loss"]) == 6
+    monkeypatch.setattr("registry.training.weight_trainer.SAVE_SECONDS", 0.0)
+    filled.progress = interrupting(4)
+    with pytest.raises(KeyboardInterrupt):
+        train(filled, moe, tmp_path / "out", zoo, what, **changes)
+    assert not (tmp_path / "out").exists()
+    assert len(list(filled.home.partial.iterdir())) == 1
+    filled.progress = silent
+    assert train(filled, moe, tmp_path / "out", zoo, what, **changes) == whole
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+    assert not list(filled.home.partial.iterdir())
+    assert not list(filled.home.merged.iterdir())
+
+
+def test_the_loss_falls_and_balance_counts_once_a_step(filled: Registry, moe: Path, zoo: Zoo, tmp_path: Path) -> None:
+    done = train(filled, moe, tmp_path / "out", zoo, "all", tokens=40 * 4 * 32, batch_size=4)
+    assert done.after < done.before
+    assert done.document["training"]["held_out"] == {"before": done.before, "after": done.after}
+    assert done.document["training"]["balance"] == 0.01
+    curves = [
+        train(filled, moe, tmp_path / str(number), zoo, **changes).document["training"]["loss"]
+        for number, changes in enumerate([{"balance": weight} | step for step in STEPS for weight in (0.0, 100.0)])
+    ]
+    # Of two layers the balance loss is at least 2 and at most 2 E; the same of two batches together.
+    for plain, balanced in (curves[:2], curves[2:]):
+        assert 150 < balanced[0] - plain[0] < 600
+    assert curves[2][0] == pytest.approx(curves[0][0], abs=1e-3)
+
+
+def test_what_was_trained_is_reproduced_from_stored_tensors(
+    filled: Registry, moe: Path, zoo: Zoo, tmp_path: Path
+) -> None:
+    """Of a chain of three: all weights, then routers, then MLPs; the folders of the parents are gone."""
+    train(filled, moe, tmp_path / "first", zoo, "all")
+    settings = TrainSettings(steps=3, batch_size=2, seq_len=32, lr=0.05)
+    filled.train_router(tmp_path / "first", tmp_path / "second", [str(zoo.train["law"])], settings)
+    done = train(filled, tmp_path / "second", tmp_path / "third", zoo, "mlps")
+    for name in ("moe", "first", "second"):
+        shutil.rmtree(tmp_path / name)
+    found = filled.reproduce(tmp_path / "third", tmp_path / "again")
+    assert (found.is_same, found.digest) == (True, done.digest)
+    assert files_of(tmp_path / "again") == files_of(tmp_path / "third")
+    assert str(tmp_path / "again") in filled.compositions()[-1].folders
+    assert filled.reproduce(tmp_path / "third").is_same
+    assert list(filled.home.work.iterdir()) == []
+    assert filled.verify().problems == ()
+    before = set(filled.arrays.digests())
+    assert filled.gc().digests == ()
+    assert set(filled.arrays.digests()) == before
+    (weights,) = [name for name in files_of(tmp_path / "third") if name.endswith(".safetensors")]
+    data = bytearray((tmp_path / "third" / weights).read_bytes())
+    data[-1] ^= 1
+    (tmp_path / "third" / weights).write_bytes(data)
+    assert [(file.name, file.at) for file in filled.reproduce(tmp_path / "third").differing] == [
+        (weights, len(data) - 1)
+    ]
+
+
+def test_bfloat16_members_stay_in_bfloat16(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
+    filled.compose(["code", "law"], tmp_path / "moe", Recipe(router="random", trunk="mean", top_k=2, dtype="bfloat16"))
+    done = train(filled, tmp_path / "moe", tmp_path / "out", zoo, "all", dtype="bfloat16")
+    assert done.document["training"]["dtype"] == "bfloat16"
+    tensors = load_file(tmp_path / "out" / "model.safetensors")
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
+    assert filled.reproduce(tmp_path / "out").is_same
+
+
+def test_routers_alone_are_those_of_train_router(filled: Registry, moe: Path, zoo: Zoo, tmp_path: Path) -> None:
+    done = train(filled, moe, tmp_path / "out", zoo, "routers")
+    data = [str(zoo.train[name]) for name in ("code", "math")]
+    settings = TrainSettings(steps=6, batch_size=2, seq_len=32, lr=0.01, device="cpu")
+    assert filled.train_router(moe, tmp_path / "same", data, settings) == done
+    assert filled.reproduce(tmp_path / "out").is_same
+
+
+def test_an_opt_out_taints_what_was_trained(
+    filled: Registry, moe: Path, zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hub: WritableHub
+) -> None:
+    untouched = {digest for v in filled.versions() if v.name != "law" for digest in digests_of(filled, v)}
+    first = train(filled, moe, tmp_path / "first", zoo, "all")
+    second = train(filled, tmp_path / "first", tmp_path / "second", zoo, "mlps")
+    trained = {link.digest for done in (first, second) for link in filled.catalog.trained_arrays(done.digest)}
+    assert len(trained) > 20
+    filled.opt_out("law", receipt=tmp_path / "withdrawn.json")
+    assert all(filled.arrays.is_intact(digest) for digest in trained)
+    refused: list[Callable[[], object]] = [
+        lambda: filled.reproduce(tmp_path / "second"),
+        lambda: train(filled, tmp_path / "second", tmp_path / "third", zoo),
+        lambda: train(filled, tmp_path / "second", tmp_path / "third", zoo, "routers"),
+        lambda: filled.push(tmp_path / "second", "org/second", license="mit"),
+    ]
+    for use in refused:
+        with pytest.raises(ConflictError, match=r"holds law@1, which was opted out") as caught:
+            use()
+        assert "compose the others without it, and delete" in str(caught.value.hint)
+    with pytest.raises(InvalidInputError, match="describes a trained composition"):
+        read_recipe(tmp_path / "second" / MARKER)
+    delete, left = ArrayStore.delete, 5
+
+    def dying(store: ArrayStore, digest: str) -> int:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise KeyboardInterrupt
+        return delete(store, digest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ArrayStore, "delete", dying)
+        with pytest.raises(KeyboardInterrupt):
+            filled.opt_out("law", purge=True)
+    assert any(filled.arrays.has(digest) for digest in trained)
+    filled.opt_out("law", purge=True, receipt=tmp_path / "receipt.json")
+    assert not any(filled.arrays.path(digest).exists() for digest in trained)
+    assert untouched <= set(filled.arrays.digests())
+    receipt = json.loads((tmp_path / "receipt.json").read_bytes())
+    assert trained <= set(receipt["deleted"]["arrays"])
+    found = {one["digest"]: one for one in receipt["compositions"]}
+    for done, name in ((first, "first"), (second, "second")):
+        assert found[done.digest]["folders"] == [str(tmp_path / name)]
+        assert found[done.digest]["recomposed"] is None
+        assert "no composition of the others has them" in found[done.digest]["why"]
+        assert filled.catalog.trained_arrays(done.digest) == []
+    assert filled.verify().problems == ()
+    assert filled.verify_receipt(tmp_path / "receipt.json").problems == []
+    filled.add_expert("law", zoo.experts["law"])  # the same content again: its composition, not what was trained
+    with pytest.raises(NotFoundError, match="are not stored: a member was purged") as lost:
+        filled.reproduce(tmp_path / "second")
+    assert "reg train" in str(lost.value.hint)
+    train(filled, moe, tmp_path / "again", zoo, "all")
+    problems = filled.verify_receipt(tmp_path / "receipt.json").problems
+    assert any("exists again: law@2 uses it as trained" in problem for problem in problems)
+
+
+def digests_of(registry: Registry, version: VersionRecord) -> set[str]:
+    return {link.digest for link in registry.arrays_of(version)}
+
+
+@pytest.mark.parametrize("when", ["storing", "recording"])
+def test_a_crash_before_the_record_leaves_what_gc_deletes(
+    filled: Registry, moe: Path, zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    before, (put, left) = set(filled.arrays.digests()), (ArrayStore.put, 5)
+
+    def dying(store: ArrayStore, source: Any, **options: Any) -> str:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise KeyboardInterrupt
+        return put(store, source, **options)
+
+    def died(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        if when == "storing":
+            patch.setattr(ArrayStore, "put", dying)
+        else:
+            patch.setattr(type(filled.catalog), "record_composition", died)
+        patch.setattr(ArrayStore, "delete", died)  # a process that is killed cleans nothing up
+        with pytest.raises(KeyboardInterrupt):
+            train(filled, moe, tmp_path / "out", zoo)
+    assert not (tmp_path / "out").exists()
+    assert set(filled.arrays.digests()) > before
+    filled.opt_out("law", purge=True)
+    assert set(filled.arrays.digests()) < before
+
+
+def test_a_loss_that_is_not_finite_stops_and_keeps_the_state(
+    filled: Registry, moe: Path, zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("registry.training.weight_trainer.SAVE_SECONDS", 0.0)
+    compute, left = _InOrder.compute_loss, 3
+
+    def diverging(*words: Any, **options: Any) -> Any:
+        nonlocal left
+        left -= 1
+        return compute(*words, **options) * (1.0 if left >= 0 else float("nan"))
+
+    arrays, compositions = set(filled.arrays.digests()), len(filled.compositions())
+    with monkeypatch.context() as patch:
+        patch.setattr(_InOrder, "compute_loss", diverging)
+        with pytest.raises(InvalidInputError, match="the loss in step 4 is nan") as caught:
+            train(filled, moe, tmp_path / "out", zoo)
+    assert "--lr" in str(caught.value.hint)
+    assert not (tmp_path / "out").exists()
+    assert set(filled.arrays.digests()) == arrays
+    assert len(filled.compositions()) == compositions
+    (state,) = filled.home.partial.glob("*/state.safetensors")
+    weights = load_file(state)
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in weights.values())
+
+
+def test_tied_heads_stay_tied(registry: Registry, zoo: Zoo, tmp_path: Path) -> None:
+    for number, name in enumerate(("code", "law"), start=1):
+        model = make_model("llama", 800 + number, tie_word_embeddings=True)
+        registry.add_expert(name, save_checkpoint(model, tmp_path / name, train_tokenizer()), data=[zoo.train[name]])
+    registry.compose(["code", "law"], tmp_path / "moe", Recipe(router="ridge", trunk="mean", top_k=2))
+    train(registry, tmp_path / "moe", tmp_path / "out", zoo, "all")
+    tensors = load_file(tmp_path / "out" / "model.safetensors")
+    assert "lm_head.weight" not in tensors
+    assert registry.reproduce(tmp_path / "out").is_same
+
+
+def test_what_cannot_be_trained_is_refused(filled: Registry, moe: Path, zoo: Zoo, tmp_path: Path) -> None:
+    filled.compose(["code"], tmp_path / "one", Recipe(router="ridge"))
+    filled.compose(["code", "law"], tmp_path / "top-1", Recipe(router="ridge", top_k=1))
+    filled.compose(["code", "law"], tmp_path / "dense", Recipe(to="dense"))
+    filled.compose(["code", "law"], tmp_path / "context")
+    for name, message, hint in (
+        ("one", "composition of one expert", "train-expert"),
+        ("top-1", "its routers would get no gradient", "--top-k 2"),
+        ("dense", "is not a mixture of experts", "reg compose"),
+        ("context", "has nothing to train", "--router ridge"),
+    ):
+        with pytest.raises(InvalidInputError, match=message) as caught:
+            train(filled, tmp_path / name, tmp_path / "out", zoo)
+        assert hint in str(caught.value.hint)
+    for out in (moe, moe / "below", tmp_path):
+        with pytest.raises(OutputError):
+            train(filled, moe, out, zoo)
+    with pytest.raises(InvalidInputError, match="nothing to train on"):
+        filled.train(moe, tmp_path / "out", [], MixtureTraining("all"))
+    with pytest.raises(CalibrationError, match="is not a file"):
+        filled.train(moe, tmp_path / "out", ["nothing.txt"], MixtureTraining("all"))
+    with pytest.raises(CheckpointError, match=r"has no composition\.json"):
+        train(filled, zoo.base, tmp_path / "out", zoo)
+    with monkeypatched_without_accelerate(), pytest.raises(StorageError, match="accelerate"):
+        train(filled, moe, tmp_path / "out", zoo)
+    for wrong in ({"train": "heads"}, {"balance": -1.0}, {"lr": 0.0}, {"tokens": 0}, {"dtype": "float16"}):
+        with pytest.raises(InvalidInputError) as refused:
+            MixtureTraining(**({"train": "mlps"} | wrong))
+        assert refused.value.hint
+    filled.opt_out("law")
+    with pytest.raises(ConflictError, match="law@1, which was opted out"):
+        train(filled, moe, tmp_path / "out", zoo)
+    assert not (tmp_path / "out").exists()
+
+
+@contextmanager
+def monkeypatched_without_accelerate() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("importlib.util.find_spec", lambda name: None)
+        yield
+
+
+def test_copies_of_one_model_learn_to_differ(registry: Registry, zoo: Zoo, tmp_path: Path) -> None:
+    """Sparse upcycling: experts of equal weights, told apart by their text and so by their random routers."""
+    registry.add_base("base", zoo.base)
+    for name in ("code", "law"):
+        registry.add_expert(f"up-{name}", zoo.base, data=[zoo.train[name]])
+    recipe = Recipe(router="random", trunk="mean", top_k=2, dtype="float32")
+    registry.compose(["up-code", "up-law"], tmp_path / "moe", recipe)
+    train(registry, tmp_path / "moe", tmp_path / "out", zoo, "all")
+    old, new = (load_file(tmp_path / name / "model.safetensors") for name in ("moe", "out"))
+    first, second = (f"model.layers.0.block_sparse_moe.experts.{number}.w1.weight" for number in (0, 1))
+    assert torch.equal(old[first], old[second])
+    assert not torch.equal(new[first], new[second])
