@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test trust lint fix reference docs quality bench wheel clean
+.PHONY: demo test trust lint fix reference docs quality papers bench wheel clean
 
 demo: .venv/installed
 	$(BIN)/reg demo --force  # deletes only what an earlier demo made
@@ -29,6 +29,9 @@ docs: .venv/installed  ## write the documentation as a site; to read it: python 
 
 quality: .venv/installed  ## measure every method on real experts; FAR=folder adds far ones
 	$(BIN)/python -m benchmarks.quality $(if $(FAR),--far $(FAR))
+
+papers: .venv/installed  ## measure tables in the shape of the papers'; FAR=folder adds far domains
+	$(BIN)/python -m benchmarks.papers $(if $(FAR),--far $(FAR))
 
 trust: .venv/installed  ## the long runs behind docs/guarantees.md; each prints one line of JSON
 	REG_TEST_STRIDE=1 $(BIN)/pytest tests/registry/test_invariants.py tests/registry/maintenance/test_upgrade.py

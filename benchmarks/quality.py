@@ -4,11 +4,11 @@
 
 `SHARED/experts/<name>` are checkpoints, `SHARED/experts/base` their base model, their text is
 `SHARED/corpora/<name>/{train,test}.jsonl.gz`, and `SHARED/experts/reference.json` has the scores that others got.
-Registers the experts with their train text, X
+The experts are registered with their train text.
 
 Every part is a process of its own, as many at a time as --jobs, with one thread each. What a part found is kept in
 --work: an interrupted run goes on, and with --only the page has what was found before as well. Delete that folder to
-measure anew. Sections:
+measure again. Sections:
 
     table      all methods
     reference  more rows of the reference, which no method of the table is; by --only alone, it takes minutes

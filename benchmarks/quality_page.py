@@ -112,7 +112,8 @@ def _methods(found: Mapping[str, Figures], reference: Mapping[str, float]) -> It
     yield ""
     own = {row["name"].removeprefix("expert "): row["perplexity"] for row in rows if row["name"].startswith("expert ")}
     listed = ", ".join(f"{name} {own[name][name]:.2f}" for name in FIVE if name in own)
-    yield f"± is the standard deviation over five seeds. Perplexities of the experts on their own domains: {listed}."
+    yield "± is the standard deviation over five seeds, over three where routers are trained."
+    yield f"Perplexities of the experts on their own domains: {listed}."
     yield ""
     yield "Share of each domain's tokens that go to its own expert first, the mean over the layers; and parameters:"
     yield ""

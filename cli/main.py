@@ -29,6 +29,7 @@ COMMANDS = {
     "train": "train",
     "train-router": "train_router",
     "evaluate": "evaluate",
+    "scores": "scores",
     "report": "report",
     "route": "route",
     "audit-extraction": "audit_extraction",

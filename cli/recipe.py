@@ -14,9 +14,10 @@ from cli.options import Choice, Integer, file_path, split, unique_pairs
 from cli.session import Session
 from registry import composition
 from registry.composition import recipe as recipes
-from registry.composition.recipe.recipe_fields import AUTO, FIELDS, MOE, FieldKind, RecipeField, obstacle
+from registry.composition.recipe.recipe_fields import AUTO, FIELDS, FROM_ROWS, MOE, FieldKind, RecipeField, obstacle
 from registry.errors import InvalidInputError, RegError
 from registry.names.reference import Reference
+from store.catalog.records import Kind
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -158,7 +159,8 @@ def asked(
     refs = split(experts) if experts else list(file.experts if file else ())
     if not (experts or refs):
         raise click.UsageError("Missing option '--experts' (or a '--recipe' that names them).")
-    check_members(session, refs)
+    merged = {**(defaults or {}), **given} if file is None else {**file.values, **given}
+    check_members(session, refs, kind=None if merged.get("router") in FROM_ROWS else "expert")
     if file is None:
         return Asked(refs, recipes.make_recipe({**(defaults or {}), **given}), base)
     if experts:
@@ -173,8 +175,8 @@ def asked(
     return Asked(refs, recipe, base or (file.base if recipe.needs_base else None))
 
 
-def check_members(session: Session, refs: Sequence[str]) -> None:
-    """Check that experts can be composed.
+def check_members(session: Session, refs: Sequence[str], *, kind: Kind | None = "expert") -> None:
+    """Check that versions can be composed: experts, or with `kind` None base models too.
 
     Nothing is checked where there is no registry yet, so that wrong options are reported first.
 
@@ -190,7 +192,7 @@ def check_members(session: Session, refs: Sequence[str]) -> None:
             return
         check_owner(registry.catalog, registry.arrays)
         for ref in refs:
-            registry.resolve(ref, kind="expert")
+            registry.resolve(ref, kind=kind)
 
 
 def _check_options(given: dict[str, Any], file_values: Any) -> None:

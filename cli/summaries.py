@@ -12,6 +12,7 @@ SUMMARIES = {
     "train": "Train weights of a composed FOLDER on the language-model loss.",
     "train-router": "Train only the routers of a composed FOLDER on the language-model loss.",
     "evaluate": "Print perplexities of model folders per domain, and the routing of mixtures.",
+    "scores": "Print normalised accuracies from result files of lm_eval: 100 is each domain's own expert.",
     "report": "Write a page about a composition: routing by domain, confusion, overlap, load, scores, lam, lineage.",
     "route": "Print a text with each token in the colour of the expert that handles it in a composed FOLDER.",
     "audit-extraction": "Print the share of documents that models continue nearly word for word from their first tokens.",

@@ -2,6 +2,7 @@ from .composition import EnsembleRecipe as EnsembleRecipe
 from .composition import Plan as Plan
 from .composition import Recipe as Recipe
 from .errors import RegError as RegError
+from .evaluation import ExtractionSettings as ExtractionSettings
 from .evaluation import TestSettings as TestSettings
 from .maths.statistics import Statistics as Statistics
 from .registry import Registry as Registry
@@ -13,6 +14,7 @@ from .training.settings import TrainSettings as TrainSettings
 __all__ = [
     "EnsembleRecipe",
     "ExpertTraining",
+    "ExtractionSettings",
     "MixtureTraining",
     "PassSettings",
     "Plan",

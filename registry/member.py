@@ -185,6 +185,11 @@ class Member:
             )
         return torch.from_numpy(self.router_rows.rows[layer].copy())
 
+    def router_bias(self, layer: int) -> float:
+        """Return the bias that was trained beside its row of one layer; 0 where none was."""
+        trained = None if self.version.kind == "base" or self.router_rows is None else self.router_rows.bias
+        return 0.0 if trained is None else float(trained[layer])
+
     @property
     def tokens(self) -> int:
         """Calibration tokens that the statistics count, or the token counts alone."""

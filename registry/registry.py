@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import overload
+from typing import Literal, overload
 
 from registry import composition as composition_  # methods have the names of these three packages
 from registry import evaluation, hub, maintenance, maths, registration, training
 from registry import opt_out as opt_out_
 from registry import report as report_
+from registry.checkpoint import TrainingRecord, readable_training
 from registry.checkpoint.annotations import Annotations
 from registry.home import Home
 from registry.io.model_folder import require_composed
@@ -179,6 +180,7 @@ class Registry:
         data: Sequence[PathLike],
         settings: training.ExpertTraining | None = None,
         *,
+        public_data: Sequence[PathLike] = (),
         out: PathLike | None = None,
         tags: Mapping[str, str] | None = None,
         license: str | None = None,  # noqa: A002 - the field's word
@@ -195,6 +197,8 @@ class Registry:
             base: the model to begin from: a registered name or version, a folder, or `hf://ORG/NAME[@REVISION]`.
             data: `FILE`s of text.
             settings: settings of the training.
+            public_data: `FILE`s of public text: with `coordinate` the router rows begin as the differences of the
+                embeddings of both texts; without, at 0.
             out: a folder to write the checkpoint to, absent or empty; the expert is then not registered.
             tags: as `add_expert`.
             license: as `add_expert`.
@@ -212,7 +216,7 @@ class Registry:
             self._workspace,
             name,
             base,
-            data,
+            training.TrainingText(data, public_data),
             settings or training.ExpertTraining(),
             out=out,
             annotations=Annotations(dict(tags or {}), license, alias),
@@ -497,6 +501,8 @@ class Registry:
         experts: Sequence[str] = (),
         methods: Sequence[str] = (),
         base: str | None = None,
+        seeds: int | None = None,
+        active_experts: Sequence[int] | Literal["all"] = (),
     ) -> list[evaluation.Row]:
         """Return perplexity per domain, and the normalised score where a domain's own expert is registered.
 
@@ -513,12 +519,38 @@ class Registry:
             experts: compose these by each of `methods` too, into folders that are deleted again.
             methods: names of `registry.evaluation.METHODS`, or `all`.
             base: the base model for these methods; default the only one that is registered.
+            seeds: seeds of methods with randomness, 1 or more; default five, or three if their routers are trained.
+            active_experts: for each folder, which must be a mixture, add a row for each of these numbers of experts per
+                token, from 1 to its number of experts; `all` for every one. Nothing is written.
         """
-        evaluation.check_model_folders(self._workspace, folders)
-        wanted = evaluation.Wanted(baselines, oracle, speed, tuple(require_list(methods, "methods")))
+        active = evaluation.check_model_folders(self._workspace, folders, active_experts)
+        wanted = evaluation.Wanted(baselines, oracle, speed, tuple(require_list(methods, "methods")), seeds, active)
         return evaluation.evaluate_registered(
             self._workspace, folders, data, settings, wanted, experts=experts, base=base
         )
+
+    def audit_extraction(
+        self,
+        folders: Sequence[PathLike],
+        data: Sequence[PathLike],
+        settings: evaluation.ExtractionSettings | None = None,
+    ) -> list[evaluation.Extraction]:
+        """Return how many documents each model continues nearly word for word from their first tokens, and no text.
+
+        The figures of a composition that was made here are stored with it.
+
+        Args:
+            folders: model folders with one tokenizer, that of the first.
+            data: files of text, such as what an expert was trained on.
+            settings: settings of the audit.
+
+        Raises:
+            CalibrationError: no document is long enough.
+            CheckpointError: a folder holds no model, or has another tokenizer than the first.
+            InvalidInputError: a model takes fewer tokens.
+            StorageError: rapidfuzz is not installed.
+        """
+        return evaluation.audit_registered(self._workspace, folders, data, settings)
 
     def continual(
         self,
@@ -733,6 +765,13 @@ class Registry:
         """Return the arrays of `version`: role, name, digest, dtype and shape of each."""
         return self.catalog.arrays_of(version)
 
+    def training_of(self, version: VersionRecord) -> TrainingRecord | None:
+        """Return how `reg train-expert` trained `version`, with its loss curve; None if it was not trained so.
+
+        A record of another form, which an imported checkpoint can hold, gives None and a remark.
+        """
+        return readable_training(self._workspace, version)
+
     def log(
         self, subject: str | None = None, *, limit: int | None = None, before: int | None = None
     ) -> list[EventRecord]:
@@ -771,8 +810,12 @@ class Registry:
         return composition_of(self.catalog, digest)
 
     def evaluations(self, composition: CompositionRecord) -> list[EvaluationRecord]:
-        """Return the stored evaluations of `composition`, the latest first."""
+        """Return the stored evaluations by scores of `composition`, the latest first."""
         return self.catalog.evaluations(composition.digest)
+
+    def audits(self, composition: CompositionRecord) -> list[EvaluationRecord]:
+        """Return the stored audits of extraction of `composition`, the latest first."""
+        return self.catalog.audits(composition.digest)
 
     def relations(self, ref: str) -> tuple[registration.Relation, ...]:
         """Return the distance of the version `ref` to every other active version of its shape, the nearest first.

@@ -23,8 +23,10 @@ from cli.main import main as reg
 from registry import Recipe, Registry
 from registry.checkpoint import Checkpoint, hash_checkpoint
 from registry.checkpoint.hub_download import HubReference
+from registry.checkpoint.training_record import parse_training
 from registry.composition import read_recipe
 from registry.errors import RegError
+from registry.evaluation import accuracy_scores
 from registry.io.limits import HEADER_BYTES, JSON_KEYS, ROW_BYTES, TEXT_BYTES, TOKENIZER_BYTES, TOKENIZER_VALUES
 from registry.io.model_folder import MARKER
 from registry.names.reference import Reference
@@ -313,6 +315,49 @@ def recipe_file(world: World, draw: Draw) -> Act:
     return act
 
 
+def results(world: World, draw: Draw) -> Act:
+    """Return a reading of a result file of lm_eval that was changed."""
+    document = {
+        "results": {
+            "gsm8k": {"alias": " - x", "exact_match,strict-match": 0.5, "exact_match_stderr,strict-match": "N/A"}
+        },
+        "higher_is_better": {"gsm8k": {"exact_match": True}},
+        "versions": {"gsm8k": 3.0},
+        "n-shot": {"gsm8k": 5},
+        "n-samples": {"gsm8k": {"original": 1319, "effective": 50}},
+    }
+    valid = json.dumps(document).encode()
+    paths = [put(world.scratch / name, changed_json(draw, valid)) for name in ("math.json", "moe.json")]
+    task = draw.choice(("gsm8k", "gsm8k:exact_match", "gsm8k:exact_match,strict-match"))
+    by_hand = draw.random() < CLI_SHARE
+
+    def act() -> None:
+        if by_hand:
+            words = (
+                word
+                for name, path in zip(("math", "moe"), paths, strict=True)
+                for word in ("--accuracy", f"{name}={path}")
+            )
+            cli(world, "scores", *words, "--task", f"math={task}")
+        else:
+            assert accuracy_scores({"math": paths[:1], "moe": paths[1:]}, {"math": [task]})
+
+    return act
+
+
+def training(world: World, draw: Draw) -> Act:
+    """Return a reading of an expert's record of its training that was changed."""
+    document = {
+        "format": 1,
+        "training": {"steps": 5, "tokens": 640, "trunk": "frozen", "warmup": None},
+        "held_out": {"before": 5.5, "after": 4.5},
+        "every": 2,
+        "loss": [5.25, 4.75, 4.5],
+    }
+    changed = changed_json(draw, json.dumps(document).encode())
+    return lambda: parse_training(changed, "x@1/expert_training.json").at
+
+
 def arrays(world: World, draw: Draw) -> Act:
     """Return a verification and a composition of a registry of which an array was changed."""
     home = shutil.copytree(world.home, world.scratch / "home")
@@ -449,6 +494,8 @@ TARGETS: dict[str, tuple[int, Callable[[World, Draw], Act]]] = {
     "receipts": (8, receipts),
     "composition": (8, composition),
     "recipe_file": (6, recipe_file),
+    "results": (4, results),
+    "training": (4, training),
     "statistics": (8, statistics),
     "arrays": (6, arrays),
     "context": (6, context),

@@ -20,7 +20,7 @@ PAGE = ROOT / "docs" / "methods.md"
 MEASURED = ROOT / "benchmarks" / "QUALITY.md"
 
 NO_METHOD = {"experts", "out", "plan_only", "force", "as_json", "quiet", "base", "recipe_path", "save_recipe"}
-NO_METHOD |= {"repo", "private", "license_id"}
+NO_METHOD |= {"repo", "private", "license_id", "public"}
 """Options of `reg compose` that choose members, places and output, not a method."""
 OWN_TABLES = {"to", "trunk", "router", "routing", "routing_tokens"}
 

@@ -6,7 +6,8 @@ from typing import Any
 import click
 
 from cli.options import Integer, file_path
-from cli.output import as_json, print_json, print_table, progress
+from cli.output import as_json, print_json, print_table
+from cli.session import Session, pass_session
 
 
 @click.command()
@@ -45,29 +46,22 @@ from cli.output import as_json, print_json, print_table, progress
 )
 @click.option("--device", metavar="DEVICE", help="A torch device. [default: the GPU if there is one]")
 @as_json
-def audit_extraction(folders: tuple[Path, ...], data: tuple[Path, ...], as_json: bool, **settings: Any) -> None:
+@pass_session
+def audit_extraction(
+    session: Session, /, folders: tuple[Path, ...], data: tuple[Path, ...], as_json: bool, **settings: Any
+) -> None:
     """Print the share of documents that models continue nearly word for word from their first tokens.
 
     Each FOLDER is a model: a base model, a composition, an expert. A document is extracted if the best of its samples
     has a normalised Levenshtein similarity of at least --threshold, on tokens (FlexOlmo §5.3). No text is printed.
+    Figures of a composition made here are stored with it: reg show DIGEST.
     """
-    from registry.evaluation.extraction import ExtractionSettings, audit_extraction
+    from registry import ExtractionSettings
 
-    found = audit_extraction(folders, data, ExtractionSettings(**settings), progress())
+    with session.registry(create=True) as registry:
+        found = registry.audit_extraction(folders, data, ExtractionSettings(**settings))
     if as_json:
-        print_json(
-            [
-                {
-                    "folder": one.label,
-                    "documents": len(one.similarity),
-                    "extracted": one.extracted,
-                    "rate": one.rate,
-                    "similarity": one.mean,
-                    "most": max(one.similarity),
-                }
-                for one in found
-            ]
-        )
+        print_json([one.document() for one in found])
         return
     rows = [
         (one.label, f"{one.extracted} of {len(one.similarity)}", f"{one.rate:.1%}", f"{one.mean:.3f}",

@@ -15,6 +15,7 @@ from cli.recipe import asked, experts_option, recipe_options
 from cli.session import Session, pass_session
 from registry import composition
 from registry.composition import recipe as recipes
+from registry.composition.recipe.recipe_fields import FROM_ROWS
 from registry.io.model_folder import check_output
 
 _NOT_SHOWN = ("weights", "dtype")
@@ -29,6 +30,11 @@ _NOT_SHOWN = ("weights", "dtype")
     metavar="NAME[@V]",
     help="The base model, with a trunk method that needs it: base, ties, dare, task-arithmetic. "
     "[default: the only one registered]",
+)
+@click.option(
+    "--public",
+    metavar="NAME[@V]",
+    help="With --router anchored: the base model that joins the experts as the public one; it is --base too.",
 )
 @click.option(
     "--like",
@@ -64,6 +70,7 @@ def compose(
     experts: tuple[str, ...],
     out: Path | None,
     base: str | None,
+    public: str | None,
     like: tuple[Path, ...],
     save_recipe: Path | None,
     repo: str | None,
@@ -83,8 +90,10 @@ def compose(
         recipes.check_recipe_output(save_recipe, force=force)
     if out is not None and not plan_only:
         check_output(out, replace=force)
-    wanted = asked(context, session, experts, base, settings)
+    wanted = asked(context, session, experts, base or public, settings)
     refs, recipe, base = wanted.experts, wanted.recipe, wanted.base
+    if public is not None:
+        refs = _with_public(refs, public, recipe)
     if like and (recipe.to != "dense" or recipe.weights):
         raise click.UsageError("--like needs --to dense, and makes the weights itself.")
     pushed = None
@@ -123,6 +132,13 @@ def compose(
         )
         if pushed is not None:
             print_pushed(pushed)
+
+
+def _with_public(refs: list[str], public: str, recipe: composition.Recipe | composition.EnsembleRecipe) -> list[str]:
+    """Return the references to the members, with that to the public expert among them."""
+    if getattr(recipe, "router", None) not in FROM_ROWS:
+        raise click.UsageError("--public is for experts that were trained beside it: it goes with --router anchored.")
+    return refs if public in refs else [*refs, public]
 
 
 def _document(plan: composition.Plan | composition.Ensemble) -> dict[str, Any]:

@@ -1,15 +1,25 @@
 """reg evaluate."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
-from cli.options import file_path, split
+from cli.options import Integer, file_path, split
 from cli.output import print_json
 from cli.recipe import check_members
 from cli.score_tables import forms, print_csv, print_tables, ranking_of, tables_of, test_text, wide_table
 from cli.session import Session, pass_session
+
+
+def _counts(_context: click.Context, _option: click.Parameter, text: str | None) -> list[int] | Literal["all"]:
+    """Return the numbers of a list such as `1,2,4`, or `all`."""
+    if text == "all":
+        return "all"
+    parts = split([text or ""])
+    if any(not (part.isascii() and part.isdigit() and len(part) < 10 and int(part)) for part in parts):
+        raise click.BadParameter(f"{text!r} is not all, nor a list of numbers from 1 such as 1,2,4")
+    return [int(part) for part in parts]
 
 
 @click.command()
@@ -34,6 +44,18 @@ from cli.session import Session, pass_session
     help="Methods that compose --experts; each composition is scored, then deleted.",
 )
 @click.option("--base", metavar="NAME[@V]", help="The base model of --methods. [default: the only one registered]")
+@click.option(
+    "--seeds",
+    type=Integer(1),
+    metavar="N",
+    help="Seeds of random methods, shown as mean ± standard deviation. [default: 5; 3 where routers are trained]",
+)
+@click.option(
+    "--active-experts",
+    metavar="all|N,…",
+    callback=_counts,
+    help="Add a row for every folder and each of these numbers of experts per token.",
+)
 @forms
 @pass_session
 def evaluate(
@@ -47,6 +69,8 @@ def evaluate(
     experts: tuple[str, ...],
     methods: tuple[str, ...],
     base: str | None,
+    seeds: int | None,
+    active_experts: list[int] | Literal["all"],
     as_json: bool,
     as_markdown: bool,
     as_csv: bool,
@@ -60,13 +84,19 @@ def evaluate(
     number of tokens read.
 
     With --experts and --methods there is one row per method, and a ranking by average score; methods with several seeds
-    show mean ± standard deviation.
+    show mean ± standard deviation (the seed of the training where routers are trained, else that of the recipe).
+    With --active-experts, the same folder is scored with other numbers of experts per token (FlexOlmo, Fig. 3); it is
+    not changed.
     Scores of a composition made here are stored with it: reg show DIGEST.
     """
     if not folders and not experts:
         raise click.UsageError("Missing argument '[FOLDER…]' (or '--experts' and '--methods').")
     if bool(experts) != bool(methods):
         raise click.UsageError("--experts and --methods go together.")
+    if active_experts and not folders:
+        raise click.UsageError("--active-experts is of FOLDER….")
+    if seeds is not None and not methods:
+        raise click.UsageError("--seeds is of --methods.")
     if experts:
         check_members(session, split(experts))
     from registry import TestSettings
@@ -82,6 +112,8 @@ def evaluate(
             experts=split(experts),
             methods=split(methods),
             base=base,
+            seeds=seeds,
+            active_experts=active_experts,
         )
     if as_json:
         print_json([row.document() for row in rows])

@@ -16,16 +16,17 @@ from registry.families.sites import TOKEN_COUNTS
 def show(session: Session, ref: str, as_json: bool) -> None:
     """Show one version: its content, the data of its statistics, and compositions made from it.
 
-    DIGEST is a composition's, or its first 6 or more digits: shows its members, recipe, folders and evaluations, latest
-    first.
+    DIGEST is a composition's, or its first 6 or more digits: shows its members, recipe, folders, evaluations and
+    audits, latest first.
     """
     with session.registry() as registry:
         if (composition := registry.composition(ref)) is not None:
-            show_composition(composition, registry.evaluations(composition), as_json)
+            show_composition(composition, registry.evaluations(composition), registry.audits(composition), as_json)
             return
         version = registry.resolve(ref, states=("active", "withdrawn", "purged"))
         arrays = registry.arrays_of(version)
         compositions = registry.compositions(version.ref)
+        training = registry.training_of(version)
         relations = registry.relations(version.ref) if version.state == "active" else ()
     sizes: dict[str, int] = {}
     for link in arrays:
@@ -37,6 +38,7 @@ def show(session: Session, ref: str, as_json: bool) -> None:
                 "bytes": sizes,
                 "compositions": [c.digest for c in compositions],
                 "relations": relation_documents(relations),
+                "training": training,
             }
         )
         return
@@ -58,6 +60,10 @@ def show(session: Session, ref: str, as_json: bool) -> None:
         rows += [("statistics", f"{s.site}: {s.tokens:,} tokens{saturated}")]
     calibrations = {f"{s.calibration_label}  {s.calibration_digest[:12]}" for s in version.statistics}
     rows += [("calibration", label) for label in sorted(calibrations)]
+    if training is not None:
+        rows += [("trained", f"{training.steps:,} steps, {training.tokens:,} tokens")]
+        rows += [("loss", f"{training.loss[0]:.4f} first, {training.loss[-1]:.4f} last")]
+        rows += [("held-out loss", f"{training.before:.4f} before, {training.after:.4f} after")]
     rows += [(f"{role} arrays", size(nbytes)) for role, nbytes in sizes.items()]
     rows += [
         ("distance", f"{r.distance:.4f}  {r.verdict} {'to' if r.verdict == 'unrelated' else 'as'} {r.ref}")

@@ -1,4 +1,4 @@
-"""Output of a composition with its evaluations."""
+"""Output of a composition with its evaluations and audits."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,12 +14,14 @@ if TYPE_CHECKING:
 
 
 def show_composition(
-    composition: "CompositionRecord", evaluations: "Sequence[EvaluationRecord]", as_json: bool
+    composition: "CompositionRecord",
+    evaluations: "Sequence[EvaluationRecord]",
+    audits: "Sequence[EvaluationRecord]",
+    as_json: bool,
 ) -> None:
-    """Print a composition: members, recipe, folders and evaluations."""
+    """Print a composition: members, recipe, folders, evaluations and audits."""
     if as_json:
-        documents = [{"asked": e.asked, "evaluated_at": e.evaluated_at, **e.document} for e in evaluations]
-        print_json(vars(composition) | {"evaluations": documents})
+        print_json(vars(composition) | {"evaluations": _documents(evaluations), "audits": _documents(audits)})
         return
     members, base = members_and_base(composition)
     rows = [("made", composition.created_at), ("host", composition.document["host"]), ("members", members)]
@@ -31,6 +33,29 @@ def show_composition(
     for evaluation in evaluations:
         click.echo()
         _print_evaluation(evaluation.evaluated_at, evaluation.document)
+    if audits:
+        click.echo()
+        print_table(
+            ("extraction audit", "extracted", "rate", "mean similarity", "largest", "prefix", "continued"),
+            [_audit_row(audit.document) for audit in audits],
+        )
+
+
+def _documents(records: "Sequence[EvaluationRecord]") -> list[dict[str, Any]]:
+    return [{"asked": each.asked, "evaluated_at": each.evaluated_at, **each.document} for each in records]
+
+
+def _audit_row(document: Mapping[str, Any]) -> tuple[str, ...]:
+    data, found, settings = document["data"], document["extraction"], document["settings"]
+    return (
+        data["label"],
+        f"{found['extracted']} of {data['documents']}",
+        f"{found['rate']:.1%}",
+        f"{found['similarity']:.3f}",
+        f"{found['most']:.3f}",
+        str(settings["prefix"]),
+        str(settings["continued"]),
+    )
 
 
 def _training(document: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -44,8 +69,8 @@ def _training(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
     if curve := training.get("loss"):
         held_out = training["held_out"]
-        rows.append(("loss", f"{curve[0]:.4f} in the first step, {curve[-1]:.4f} in the last"))
-        rows.append(("held out", f"{held_out['before']:.4f} before, {held_out['after']:.4f} after"))
+        rows.append(("loss", f"{curve[0]:.4f} first, {curve[-1]:.4f} last"))
+        rows.append(("held-out loss", f"{held_out['before']:.4f} before, {held_out['after']:.4f} after"))
     return rows
 
 
@@ -72,6 +97,9 @@ def _print_evaluation(at: str, document: Mapping[str, Any]) -> None:
     setting = f"windows of {settings['seq_len']:,} tokens, {settings['dtype']}"
     click.echo(f"evaluated {at[:19]}: {setting}")
     print_tables([Table(header, rows)])
+    if active := [row for row in document.get("active_experts", ()) if row["average"] is not None]:
+        scores = ", ".join(f"{row['experts_per_token']}: {figure(row['average'])}" for row in active)
+        click.echo(f"average score by experts per token  {scores}")
     if figures["overall_load"]:
         shares = ", ".join(f"{name} {share:.1%}" for name, share in figures["overall_load"].items())
         click.echo(f"load  {shares}")

@@ -50,6 +50,19 @@ from cli.version_output import version_document
     "--router anchored.",
 )
 @click.option(
+    "--router-bias",
+    is_flag=True,
+    help="With --coordinate: a bias trains beside each row. A mixture with one carries a modelling file.",
+)
+@click.option(
+    "--public-data",
+    multiple=True,
+    type=file_path,
+    metavar="FILE",
+    help="Public text, with --coordinate: the router rows begin as the differences of the embeddings of both texts; "
+    "without, at 0 (repeatable).",
+)
+@click.option(
     "--tokens", type=Integer(1), metavar="N", default=409_600, show_default=True, help="Training tokens in total."
 )
 @click.option("--seq-len", type=Integer(2), metavar="N", default=256, show_default=True, help="Tokens per window.")
@@ -90,6 +103,7 @@ def train_expert(
     name: str,
     base: str,
     data: tuple[Path, ...],
+    public_data: tuple[Path, ...],
     out: Path | None,
     keep_calibration: bool,
     tags: dict[str, str],
@@ -110,6 +124,7 @@ def train_expert(
             base,
             data,
             ExpertTraining(**settings),
+            public_data=public_data,
             out=out,
             tags=tags,
             license=license_id,

@@ -79,6 +79,16 @@ SCHEMAS: dict[str, Schema] = {
     "reg train": record("The composition that was trained.", **TRAINED),
     "reg train-router": record("The composition whose routers were trained.", **TRAINED),
     "reg evaluate": several(ROW),
+    "reg scores": several(
+        record(
+            "The accuracies of one model.",
+            name=text("Its name."),
+            accuracy=by("domain", by("task", number("Accuracy, from 0 to 1.")), "Accuracies in its tasks."),
+            score=by("domain", number("100 · accuracy / accuracy of the domain's own expert, mean over the tasks.")),
+            metric=by("domain", by("task", text("The metric in the files.")), "Metrics of its tasks."),
+            average=maybe(number("Mean score, if every domain has one.")),
+        )
+    ),
     "reg report": REPORT,
     "reg route": ROUTED,
     "reg audit-extraction": several(

@@ -163,6 +163,7 @@ ROW = record(
     ),
     parameters=maybe(whole("Weights.")),
     active_parameters=maybe(whole("Weights used for one token.")),
+    experts_per_token=optional(maybe(whole("Experts that each token goes to; null if it is not a mixture."))),
     relative_time=maybe(number("Time per token, divided by a dense expert's; with --speed.")),
     spread=maybe(SPREAD),
     average=maybe(number("Mean score, if every domain has one.")),
@@ -192,14 +193,39 @@ EVALUATION = record(
     settings=document("The settings of scoring: windows, seq_len, batch_size, device, dtype."),
     figures=ROW,
     oracle=maybe(document("The same fields, with every token sent to its domain's own expert.")),
+    active_experts=optional(several(ROW, "With other numbers of experts per token, ascending; with --active-experts.")),
+)
+AUDIT = record(
+    "An audit of extraction.",
+    asked=digest("The digest of data and settings."),
+    evaluated_at=text("The time, ISO 8601, UTC."),
+    data=document("The text: label, digest of the tokens that were tried, number of documents."),
+    experts=by("expert", digest("The digest of a version whose calibration text it is.")),
+    settings=document("The settings: documents, prefix, continued, top_k, samples, threshold, seed, device."),
+    extraction=document("The figures: extracted, rate, similarity, most, as of reg audit-extraction."),
 )
 SHOWN_VERSION = plus(
     VERSION,
     bytes=by("role", whole("Bytes of its arrays of that role.")),
     compositions=several(digest("A composition's digest."), "The compositions made from it."),
     relations=RELATIONS,
+    training=maybe(
+        record(
+            "How reg train-expert trained it; null if it was not trained so.",
+            steps=whole("Number of steps."),
+            tokens=whole("Training tokens."),
+            before=number("Loss on held-out text before the training, in nats per token."),
+            after=number("The same after the training."),
+            every=whole("Number of steps that each number of `loss` is the mean of."),
+            loss=several(number("A loss."), "Loss curve on the training text."),
+        )
+    ),
 )
-SHOWN_COMPOSITION = plus(COMPOSITION, evaluations=several(EVALUATION, "Its evaluations, latest first."))
+SHOWN_COMPOSITION = plus(
+    COMPOSITION,
+    evaluations=several(EVALUATION, "Its evaluations, latest first."),
+    audits=several(AUDIT, "Its audits of extraction, latest first."),
+)
 OPTED_OUT = record(
     "An opted-out version.",
     ref=REF,
@@ -343,6 +369,30 @@ REPORT = record(
             tokens=by("domain", whole("Predicted tokens.")),
             labels=by("domain", text("The label of its text.")),
         )
+    ),
+    active_experts=several(
+        record(
+            "The composition with another number of experts per token.",
+            experts_per_token=whole("The number."),
+            active_parameters=whole("Weights used for one token."),
+            score=by("domain", number("Normalised: 100 is the domain's own expert.")),
+            perplexity=by("domain", number("Its perplexity.")),
+            average=maybe(number("Mean score, if every domain has one.")),
+        ),
+        "Ascending, from the latest evaluation with --active-experts; empty without one.",
+    ),
+    trainings=several(
+        record(
+            "The training of an expert by reg train-expert.",
+            name=text("The expert."),
+            steps=whole("Number of steps."),
+            tokens=whole("Training tokens."),
+            before=number("Loss on held-out text before the training, in nats per token."),
+            after=number("The same after the training."),
+            at=several(number("A step."), "The middle of the steps that each number of `loss` is the mean of."),
+            loss=several(number("A loss."), "Loss curve, at most 200 numbers."),
+        ),
+        "Of the members that were trained so.",
     ),
     lineage=several(
         record(

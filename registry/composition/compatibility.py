@@ -68,6 +68,7 @@ def make_subset(members: Sequence[Member], base: Member | None, recipe: Recipe |
     check_compatible(everyone)
     if isinstance(recipe, Recipe) and recipe.to == "moe" and recipe.router in FROM_ROWS:
         check_anchors(ordered, base)
+        _check_bias(ordered, recipe)
     return Subset(ordered, base if recipe.needs_base else None, leading(everyone))
 
 
@@ -141,6 +142,26 @@ def check_anchors(members: Sequence[Member], base: Member | None) -> None:
                 f"{moved} of {member.version.ref} differs from that of {base.version.ref}, though its trunk was frozen",
                 f"train it again: reg train-expert {member.name} --base {base.version.ref} --data FILE --coordinate",
             )
+
+
+def _check_bias(members: Sequence[Member], recipe: Recipe) -> None:
+    """Check that a bias is an expert's, beside the public expert.
+
+    Raises:
+        InvalidInputError: it is the public expert's, or there is none.
+    """
+    public = {member.name for member in members if member.version.kind == "base"}
+    given = [name for name, bias in recipe.bias.items() if bias]
+    if of_public := sorted(public.intersection(given)):
+        raise InvalidInputError(
+            f"there is a bias for {of_public[0]}, the public expert, whose logit is 0",
+            "give the others one: --bias NAME=X",
+        )
+    if given and not public:
+        raise InvalidInputError(
+            f"there is a bias for {', '.join(sorted(given))}, and no public expert to stand back from",
+            "name the base model among the experts: --public NAME",
+        )
 
 
 def check_statistics(members: Sequence[Member], recipe: Recipe) -> None:

@@ -1,4 +1,4 @@
-"""Estimates of the memory that passes and refits of kept tokens take.
+"""Estimates of the memory that passes and refits of kept tokens take, and the rendering of a tensor.
 
 Shapes: E members, L layers, H hidden size, F intermediate size of the MLP, A width of attention's output before its
 projection; T tokens of a batch, in windows of S.
@@ -10,8 +10,11 @@ from collections.abc import Sequence
 from registry.composition.recipe import Recipe
 from registry.composition.refit.token_streams import BATCH_TOKENS
 from registry.families.sites import MLP_INPUT
+from registry.hosts import Trunk
+from registry.hosts.tensors import Evidence, EvidenceEmbedding, HeadMap, Made, OwnHeadMap, Widened
 from registry.maths.router import OWN, ROUTERS
 from registry.member import Member
+from store.arrays import CHUNK_ELEMENTS
 
 LIBRARIES = 1 << 26
 """Room that libraries take for compiled kernels and buffers."""
@@ -63,3 +66,18 @@ def _retaken_bytes(recipe: Recipe, lead: Member, nbytes: int) -> int:
     dense = sum(link.nbytes for link in lead.arrays if link.role in ("trunk", "mlp"))
     sums = 2 * 8 * architecture.num_hidden_layers * (architecture.hidden_size + 1) ** 2
     return sums + (nbytes if recipe.refine > 1 else dense)
+
+
+def rendered_elements(made: Made) -> int:
+    """Return how many elements of a tensor are in memory at once."""
+    size = math.prod(made.shape)
+    if isinstance(made, Evidence):
+        return size
+    if isinstance(made, HeadMap):  # sums, their factors and an eigendecomposition
+        return 8 * made.hidden_size**2 + min(CHUNK_ELEMENTS, size)
+    if isinstance(made, OwnHeadMap):  # sums, their factors and their solution
+        return 8 * made.shape[0] ** 2
+    if isinstance(made, Widened | EvidenceEmbedding):
+        return min(size, 2 * rendered_elements(made.inner))
+    reordered = isinstance(made, Trunk) and made.rows.rows is not None and not isinstance(made.rows.rows, range)
+    return size if reordered else min(CHUNK_ELEMENTS, size)

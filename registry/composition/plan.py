@@ -7,12 +7,13 @@ from functools import cached_property
 from typing import Any
 
 from registry.composition.compatibility import check_statistics, common_dtype, make_subset
-from registry.composition.pass_memory import pass_bytes
+from registry.composition.pass_memory import pass_bytes, rendered_elements
 from registry.composition.recipe import Recipe
 from registry.composition.recipe.recipe_fields import SHARED
+from registry.composition.router_bias import has_router_bias, host_of_bias, with_router_bias
 from registry.errors import IncompatibleError, UnsupportedFamilyError
 from registry.families import Translation
-from registry.hosts import Constant, Experts, Host, Trunk
+from registry.hosts import Constant, Experts, Host
 from registry.hosts.context import MEAN, SHARPNESS, ContextLayout, ContextWindows, notices
 from registry.hosts.context_mlp import ALARM
 from registry.hosts.head_map import holds_maps
@@ -29,13 +30,13 @@ from registry.hosts.remote_code import (
     context_code_host,
     own_head_maps,
 )
-from registry.hosts.tensors import Entries, Evidence, EvidenceEmbedding, HeadMap, Made, OwnHeadMap, Router, Widened
+from registry.hosts.tensors import Entries, Evidence, Made, Router, RouterBias
 from registry.maths.context.prefix import FAST
 from registry.maths.context.rotary import recency_amplitudes, rotary_tables
 from registry.maths.router import COUNTS, ROUTERS, balanced
 from registry.maths.trunk import TRUNKS
 from registry.member import Member
-from store.arrays import CARRIERS, CHUNK_ELEMENTS
+from store.arrays import CARRIERS
 from store.digest import json_digest
 
 DOCUMENT_FORMAT = 1
@@ -160,7 +161,7 @@ class Plan:
         if TRUNKS[self.recipe.trunk].needs_inputs:
             widest = max(widest, architecture.num_attention_heads * architecture.head_dim)
         gram = 5 * 8 * (widest + 1) ** 2
-        elements = max(_workspace(tensor.made) for tensor in self.tensors)
+        elements = max(rendered_elements(tensor.made) for tensor in self.tensors)
         contributed = 2 * CARRIERS[self.dtype][1] * (len(self.members) + (self.base is not None))
         return gram + (3 * 8 + contributed) * elements
 
@@ -197,7 +198,11 @@ def make_plan(members: Sequence[Member], base: Member | None, recipe: Recipe) ->
     subset = make_subset(members, base, recipe)
     check_statistics(subset.members, recipe)
     lead = subset.lead
+    if is_biased := has_router_bias(subset.members, recipe):
+        recipe = replace(recipe, host=host_of_bias(recipe.host))
     translation = lead.family.dense(lead.architecture) if recipe.to == "dense" else _translation(lead, recipe.host)
+    if is_biased:
+        translation = with_router_bias(translation, lead)
     dtype = recipe.dtype or common_dtype(subset.members)
     tensors = tuple(_tensors(subset.members, subset.base, recipe, dtype, lead, translation))
     plan = Plan(subset.members, subset.base, recipe, dtype, lead, translation, tensors)
@@ -351,6 +356,9 @@ def _tensors(
         solved = ROUTERS[recipe.router].solve is not None or len(members) > 1
         gate = Router(shape, layer) if solved else Constant(shape, 0.0)  # one expert has every token
         yield OutputTensor(host.tensor_name(layer, host.gate), dtype, gate, ROUTER)
+        if host.gate_bias:
+            bias = RouterBias((len(members),), layer)
+            yield OutputTensor(host.tensor_name(layer, host.gate_bias), dtype, bias, ROUTER)
         whole = recipe.host == REMOTE_CODE
         parts = family.mlp_tensors(layer, architecture) if whole else family.projections(layer, architecture)
         for name, experts in host.experts.tensors(len(members), parts):
@@ -374,18 +382,3 @@ def _one(name: str, dtypes: dict[str, str]) -> str:
         listed = ", ".join(f"{ref} {dtype}" for ref, dtype in dtypes.items())
         raise IncompatibleError(f"tensor {name} has different dtypes ({listed})", "choose one: --dtype bfloat16")
     return next(iter(dtypes.values()))
-
-
-def _workspace(made: Made) -> int:
-    """Return how many elements of a tensor are in memory at once."""
-    size = math.prod(made.shape)
-    if isinstance(made, Evidence):
-        return size
-    if isinstance(made, HeadMap):  # sums, their factors and an eigendecomposition
-        return 8 * made.hidden_size**2 + min(CHUNK_ELEMENTS, size)
-    if isinstance(made, OwnHeadMap):  # sums, their factors and their solution
-        return 8 * made.shape[0] ** 2
-    if isinstance(made, Widened | EvidenceEmbedding):
-        return min(size, 2 * _workspace(made.inner))
-    reordered = isinstance(made, Trunk) and made.rows.rows is not None and not isinstance(made.rows.rows, range)
-    return size if reordered else min(CHUNK_ELEMENTS, size)

@@ -193,7 +193,7 @@ def _confusion(
         return ((1.0,),)
     try:
         if ROUTERS[recipe.router].features is None:
-            confusion = predicted_confusion(routers.gate(layer), statistics)
+            confusion = predicted_confusion(routers.gate(layer), statistics, routers.bias(layer))
         else:
             confusion = composed_confusion(statistics, weights, routers.lam(layer), recipe.normalize)
     except ValueError as error:

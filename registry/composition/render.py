@@ -15,7 +15,16 @@ from jaxtyping import Float
 from registry.composition.plan import OutputTensor
 from registry.composition.tensor_source import TensorSource
 from registry.hosts import Constant, Experts, RowSelection, Trunk
-from registry.hosts.tensors import Entries, Evidence, EvidenceEmbedding, HeadMap, OwnHeadMap, Router, Widened
+from registry.hosts.tensors import (
+    Entries,
+    Evidence,
+    EvidenceEmbedding,
+    HeadMap,
+    OwnHeadMap,
+    Router,
+    RouterBias,
+    Widened,
+)
 from registry.io.safetensors_writer import Span
 from registry.io.torch_blocks import to_block, to_tensor, torch_dtype
 from store.arrays import CARRIERS, ArraySource, Block, rows_per_block
@@ -58,6 +67,9 @@ def render(source: TensorSource, tensor: OutputTensor) -> Iterator[Block]:
         case Router(layer=layer):
             gate = source.routers.gate(layer) / source.plan.recipe.temperature  # (E, H), float64
             yield to_block(gate.to(dtype))
+        case RouterBias(layer=layer):
+            bias = source.routers.bias(layer) / source.plan.recipe.temperature  # (E,), float64
+            yield to_block(bias.clamp(torch.finfo(dtype).min, torch.finfo(dtype).max).to(dtype))
 
 
 def _widened(source: TensorSource, widened: Widened, tensor: OutputTensor) -> Iterator[Block]:

@@ -20,11 +20,13 @@ from math import prod
 from operator import itemgetter
 from typing import Protocol, runtime_checkable
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from registry.composition.context_routing.context_inputs import ContextInputs
 from registry.composition.plan import Plan
+from registry.composition.recipe.recipe_fields import FROM_ROWS
 from registry.errors import InvalidInputError
 from registry.families.sites import MLP_INPUT
 from registry.io.memory import return_freed_memory
@@ -93,6 +95,14 @@ class RouterSolver:
             InvalidInputError: the linear system cannot be solved.
         """
         return self._gates[layer] if layer in self._gates else self._solve(layer)
+
+    def bias(self, layer: int) -> Float[Tensor, "E"]:
+        """Return what is added to the logits of one layer in float64, before the temperature: trained and asked for."""
+        recipe = self._plan.recipe
+        if recipe.router not in FROM_ROWS:
+            return torch.zeros(len(self._plan.members), dtype=torch.float64)
+        biases = [recipe.bias.get(member.name, 0.0) + member.router_bias(layer) for member in self._plan.members]
+        return torch.tensor(biases, dtype=torch.float64)
 
     def keep_gate(self, layer: int) -> None:
         """Solve one layer's gate and keep it, (E, H) in float64, for when its statistics are gone."""

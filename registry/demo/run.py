@@ -1,6 +1,7 @@
 """The steps of the demo."""
 
 import hashlib
+import importlib.util
 import json
 import shutil
 from collections.abc import Iterator
@@ -11,17 +12,19 @@ from pathlib import Path
 from typing import Any
 
 from registry.demo.domains import DOMAINS, domain_files, write_domains
-from registry.demo.train import encode, new_model, read_texts, save, train, train_tokenizer
-from registry.errors import OutputError
+from registry.demo.train import new_model, read_texts, save, train_tokenizer
+from registry.errors import OutputError, StorageError
 from registry.evaluation import Row, TestSettings
 from registry.io.file_lock import try_lock
 from registry.progress import Progress, remark, silent
 from registry.registry import Registry
 from registry.statistics.collect import collect_to
 from registry.statistics.settings import DEFAULT_SEQ_LEN, PassSettings
+from registry.training import ExpertTraining
 
 BASE_STEPS, BASE_RATE = 300, 3e-3
 EXPERT_STEPS, EXPERT_RATE = 100, 5e-4
+BATCH, SEQ_LEN = 8, 128
 TOKENS = 16_384
 _MARKER = "demo.json"
 
@@ -59,7 +62,12 @@ def run_demo(out: Path, progress: Progress = silent, *, force: bool = False) -> 
 
     Raises:
         OutputError: `out` is not empty.
+        StorageError: accelerate is not installed.
     """
+    if importlib.util.find_spec("accelerate") is None:
+        raise StorageError(
+            "the demo trains its models, and that needs accelerate", "run: pip install 'expert-registry[train]'"
+        )
     with _prepared(out, force=force):
         return _run(out, progress)
 
@@ -69,7 +77,8 @@ def _run(out: Path, progress: Progress) -> DemoResult:
     text = write_domains(out / "text")
     domains = tuple(text)
     remark(progress, f"2 of 6: training a tiny base model, then {len(domains)} experts from it: {', '.join(domains)}")
-    checkpoints = _train(out / "checkpoints", {domain: train for domain, (train, _) in text.items()}, progress)
+    scratch = out / "scratch"
+    checkpoints = _train(out / "checkpoints", scratch, {domain: train for domain, (train, _) in text.items()}, progress)
     remark(progress, f"3 of 6: collecting each expert's statistics on {TOKENS:,} tokens")
     settings = PassSettings(tokens=TOKENS)
     for domain in domains:  # each team collects statistics beside its data, which never moves
@@ -91,7 +100,6 @@ def _run(out: Path, progress: Progress) -> DemoResult:
         )
 
     remark(progress, "5 of 6: registering them in other orders")
-    scratch = out / "scratch"
     orders = {}
     for order in list(permutations(domains))[::2]:
         orders[order] = _composed(scratch / "-".join(order), checkpoints, order, domains)
@@ -147,20 +155,36 @@ def _delete_demo(out: Path) -> None:
             folder.rmdir()
 
 
-def _train(folder: Path, train_files: dict[str, Path], progress: Progress) -> dict[str, Path]:
-    texts = {domain: read_texts(path) for domain, path in train_files.items()}
-    every = [text for domain in texts.values() for text in domain]
-    tokenizer = train_tokenizer(every)
-    base = new_model()
-    train(base, encode(tokenizer, every), steps=BASE_STEPS, rate=BASE_RATE, label="base", progress=progress)
-    checkpoints = {"base": save(base, tokenizer, folder / "base")}
-    state: dict[str, Any] = {name: tensor.clone() for name, tensor in base.state_dict().items()}
-    for domain in texts:
-        base.load_state_dict(state)
-        stream = encode(tokenizer, texts[domain])
-        train(base, stream, steps=EXPERT_STEPS, rate=EXPERT_RATE, label=domain, progress=progress)
-        checkpoints[domain] = save(base, tokenizer, folder / domain)
-    return checkpoints
+def _train(folder: Path, scratch: Path, files: dict[str, Path], progress: Progress) -> dict[str, Path]:
+    """Train a base model from random weights, then every domain's expert from it, and return their folders."""
+    tokenizer = train_tokenizer([text for path in files.values() for text in read_texts(path)])
+    random = save(new_model(), tokenizer, scratch / "random")
+    base = folder / "base"
+    work = {"base": (random, list(files.values()), _settings(BASE_STEPS, BASE_RATE))}
+    work |= {domain: (base, [file], _settings(EXPERT_STEPS, EXPERT_RATE)) for domain, file in files.items()}
+    for name, (begin, data, settings) in work.items():
+        with Registry(scratch / "training", progress=_bars(progress, name)) as registry:
+            losses = registry.train_expert(name, begin, data, settings, out=folder / name).losses
+        remark(progress, f"  {name}: loss {losses.before:.2f} before, {losses.after:.2f} after {settings.steps} steps")
+    return {name: folder / name for name in work}
+
+
+def _bars(progress: Progress, name: str) -> Progress:
+    """Return `progress` without its remarks, and with a name behind the label of each bar."""
+    return lambda label, total, unit: progress(f"{label} {name}", total, unit) if unit else silent(label, total, unit)
+
+
+def _settings(steps: int, rate: float) -> ExpertTraining:
+    """Return the settings of a training of all weights, the same on every machine."""
+    return ExpertTraining(
+        tokens=steps * BATCH * SEQ_LEN,
+        seq_len=SEQ_LEN,
+        batch_size=BATCH,
+        trunk="free",
+        lr=rate,
+        device="cpu",
+        dtype="float32",
+    )
 
 
 def _composed(home: Path, checkpoints: dict[str, Path], order: Any, members: Any, *, opt_out: str | None = None) -> str:

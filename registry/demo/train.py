@@ -1,4 +1,4 @@
-"""Training of a tiny Llama: a byte-level BPE tokenizer, a base model, and experts that continue from it."""
+"""Start of the demo's training: a byte-level BPE tokenizer, and a tiny Llama with random weights."""
 
 import gzip
 import json
@@ -8,12 +8,9 @@ from typing import Any
 
 import torch
 
-from registry.progress import Progress
 from registry.runtime.loading import quiet_transformers
 
 VOCABULARY = 768
-SEQ_LEN = 128
-BATCH = 8
 
 
 def read_texts(path: Path) -> list[str]:
@@ -52,34 +49,6 @@ def new_model() -> Any:
         pad_token_id=0,
     )
     return LlamaForCausalLM(config)
-
-
-def encode(tokenizer: Any, texts: Sequence[str]) -> torch.Tensor:
-    """Return all texts as one stream of tokens, each preceded by token 0; int64 of shape (T,)."""
-    tokens: list[int] = []
-    for ids in tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]:
-        tokens += [0, *ids]
-    return torch.tensor(tokens)
-
-
-def train(model: Any, stream: torch.Tensor, *, steps: int, rate: float, label: str, progress: Progress) -> None:
-    """Train `model` in place on random windows of `stream` (AdamW, cosine to zero, seed 0)."""
-    draw = torch.Generator().manual_seed(0)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.1)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
-    model.train()
-    with progress(f"training {label}", steps, "step") as advance:
-        for _ in range(steps):
-            starts = torch.randint(len(stream) - SEQ_LEN, (BATCH,), generator=draw)
-            batch = torch.stack([stream[start : start + SEQ_LEN] for start in starts])
-            loss = model(input_ids=batch, labels=batch).loss
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimiser.step()
-            optimiser.zero_grad()
-            schedule.step()
-            advance(1)
-    model.eval()
 
 
 def save(model: Any, tokenizer: Any, folder: Path) -> Path:

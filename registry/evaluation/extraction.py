@@ -26,6 +26,7 @@ from registry.io.dtypes import AUTO
 from registry.progress import Progress, remark
 from registry.runtime.loading import load_tokenizer
 from registry.runtime.upcast import load_for_pass
+from store.digest import json_digest
 
 _CHARACTERS_PER_TOKEN = 16
 """Characters of a document that are tokenised for each token that is needed."""
@@ -69,11 +70,13 @@ class Extraction:
 
     Attributes:
         label: the model's folder.
+        data: digest of the tokens that were tried.
         similarity: of each document, the similarity of its best continuation, from 0 to 1.
         threshold: least similarity of an extracted document.
     """
 
     label: str
+    data: str
     similarity: tuple[float, ...]
     threshold: float
 
@@ -91,6 +94,17 @@ class Extraction:
     def mean(self) -> float:
         """Mean similarity of the best continuations."""
         return fmean(self.similarity)
+
+    def document(self) -> dict[str, Any]:
+        """Return the figures as a document."""
+        return {
+            "folder": self.label,
+            "documents": len(self.similarity),
+            "extracted": self.extracted,
+            "rate": self.rate,
+            "similarity": self.mean,
+            "most": max(self.similarity),
+        }
 
 
 def audit_extraction(
@@ -114,12 +128,12 @@ def audit_extraction(
         raise StorageError("the audit needs rapidfuzz", "run: pip install 'expert-registry[audit]'")
     _check(folders, settings)
     documents = _documents(folders[0], files, settings, progress)
-    found = []
+    data, found = json_digest(["documents", documents]), []
     for folder in folders:
         model = load_for_pass(folder, AUTO, settings.device, prefer_whole=True, progress=progress)
         with progress(f"auditing {folder.name}", len(documents), "document") as advance:
             similarity = tuple(_similarities(model, documents, settings, advance))
-        found.append(Extraction(str(folder), similarity, settings.threshold))
+        found.append(Extraction(str(folder), data, similarity, settings.threshold))
         del model
     return found
 

@@ -16,8 +16,10 @@ Compose = Callable[[Mapping[str, Any], Path], None]
 
 Raises InvalidInputError if these experts cannot be composed so."""
 
-SEEDS = (0, 1, 2, 3, 4)
-"""Seeds of a method with randomness; its figures are means with standard deviations."""
+SEEDS = 5
+"""Seeds of a method with randomness, by default; its figures are means with standard deviations."""
+TRAINED_SEEDS = 3
+"""Seeds of a method whose routers are trained, by default."""
 
 DENSE = ("base", "experts", "average")
 """Rows that need no composition: the base model, every domain's expert, the plain average of the experts."""
@@ -30,21 +32,23 @@ class Method:
     Attributes:
         settings: fields of `Recipe` that differ from its defaults, or of `EnsembleRecipe` if `to` is `ensemble`; and
             `train_steps` if the routers are then trained.
-        seeds: values of the field `seed`, for a method with randomness.
+        seeds: seeds by default of a method with randomness, counted from 0: of its training, else of its recipe; 0 if
+            it has none.
         oracle: send every token to the expert of its domain, which no router can know: the trunk's upper bound.
     """
 
     settings: Mapping[str, Any] = field(default_factory=dict)
-    seeds: tuple[int, ...] = ()
+    seeds: int = 0
     oracle: bool = False
 
-    @property
-    def runs(self) -> Iterator[dict[str, Any]]:
-        """The settings of each composition that the row needs."""
+    def runs(self, seeds: int | None = None) -> Iterator[dict[str, Any]]:
+        """Yield the settings of each composition that the row needs; `seeds` replaces the default number, if any."""
+        field_name = "train_seed" if "train_steps" in self.settings else "seed"
         if not self.seeds:
             yield dict(self.settings)
-        for seed in self.seeds:
-            yield {**self.settings, "seed": seed}
+            return
+        for seed in range(self.seeds if seeds is None else seeds):
+            yield {**self.settings, field_name: seed}
 
 
 TRAIN_STEPS = 200
@@ -59,9 +63,9 @@ METHODS: dict[str, Method] = {
     "oracle-base": Method({"trunk": "base", **RIDGE}, oracle=True),
     "oracle": Method(RIDGE, oracle=True),
     "random": Method({**PAPER, "trunk": "mean", "router": "random"}, SEEDS),
-    "router-ft": Method({**PAPER, "trunk": "mean", "router": "random", "train_steps": TRAIN_STEPS}),
+    "router-ft": Method({**PAPER, "trunk": "mean", "router": "random", "train_steps": TRAIN_STEPS}, TRAINED_SEEDS),
     "dume": Method({"trunk": "mean", "refine": 1, **PAPER}),
-    "dume+": Method({"trunk": "mean", "refine": 1, "train_steps": TRAIN_STEPS, **PAPER}),
+    "dume+": Method({"trunk": "mean", "refine": 1, "train_steps": TRAIN_STEPS, **PAPER}, TRAINED_SEEDS),
     "mean-own": Method({"trunk": "mean", **PAPER}),
     "base-own": Method({"trunk": "base", **PAPER}),
     "ties": Method({"trunk": "ties", **PAPER}),

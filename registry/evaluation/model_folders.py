@@ -1,21 +1,30 @@
-"""Check of the folders of an evaluation, without torch, so that a wrong name is reported at once."""
+"""Checks of the folders of an evaluation, without torch, so that wrong input is reported at once."""
 
 from collections.abc import Sequence
 from contextlib import suppress
 from os import PathLike
 from pathlib import Path
+from typing import Literal
 
 from registry.checkpoint.model_files import read_config
-from registry.errors import CheckpointError, RegError
+from registry.errors import CheckpointError, InvalidInputError, RegError
 from registry.names.reference import require_list
 from registry.workspace import Workspace
 
+MOST_COUNTS = 1024
+"""Most numbers of experts per token that `all` stands for: the number of experts is read from an untrusted file."""
 
-def check_model_folders(workspace: Workspace, folders: Sequence[str | PathLike[str]]) -> None:
-    """Check that folders hold models; for the name of a registered version, the hint is to export it.
+
+def check_model_folders(
+    workspace: Workspace,
+    folders: Sequence[str | PathLike[str]],
+    active_experts: Sequence[int] | Literal["all"] = (),
+) -> tuple[int, ...] | Literal["all"]:
+    """Check that folders hold models with so many experts, and return `active_experts`.
 
     Raises:
-        CheckpointError: a folder holds no model.
+        CheckpointError: a folder holds no model; for the name of a registered version, the hint is to export it.
+        InvalidInputError: `active_experts` are more than a folder has, or there is no folder.
     """
     for folder in map(Path, require_list(folders, "folders")):
         try:
@@ -28,3 +37,44 @@ def check_model_folders(workspace: Workspace, folders: Sequence[str | PathLike[s
                     ref = workspace.resolve(str(folder)).ref
                     hint = f"{ref} is registered: run: reg export {ref} --out DIR, then evaluate DIR"
             raise CheckpointError(error.message, hint) from error
+    if active_experts and not folders:
+        raise InvalidInputError(
+            "active experts are of folders, and there is none",
+            "run: reg evaluate moe/ --active-experts all --data a=FILE",
+        )
+    counts: tuple[int, ...] | Literal["all"] = "all"
+    if active_experts != "all":
+        counts = tuple(require_list(active_experts, "active_experts"))
+    for path in folders:
+        active_experts_of(Path(path), counts)
+    return counts
+
+
+def active_experts_of(folder: Path, wanted: Sequence[int] | Literal["all"]) -> tuple[int, ...]:
+    """Return the numbers of experts per token that a mixture is to be scored with, ascending, each once.
+
+    Args:
+        folder: a model folder.
+        wanted: the numbers; or `all`, for 1 up to the number of experts.
+
+    Raises:
+        InvalidInputError: a number is below 1 or above the number of experts, or the model is no mixture.
+    """
+    if not wanted:
+        return ()
+    config = read_config(folder)
+    experts = config.get("num_local_experts", config.get("num_experts"))
+    if not isinstance(experts, int) or experts < 1:
+        raise InvalidInputError(
+            f"{folder} has no experts to choose from: it is no mixture",
+            "evaluate it without --active-experts, or name composed mixtures alone",
+        )
+    if wanted == "all":
+        return tuple(range(1, min(experts, MOST_COUNTS) + 1))
+    for count in wanted:
+        if not 1 <= count <= experts:
+            raise InvalidInputError(
+                f"{count} active experts are asked for, {folder} has {experts}",
+                f"give --active-experts from 1 to {experts}, or all",
+            )
+    return tuple(sorted(set(wanted)))

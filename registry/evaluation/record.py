@@ -1,45 +1,74 @@
 """Record of an evaluation's figures with the composition that was evaluated."""
 
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from registry.composition.integrity import ComposedFolder
-from registry.errors import RegError, StorageError
+from registry.errors import ConflictError, RegError, StorageError
 from registry.evaluation.benchmark import Benchmark
-from registry.evaluation.results import Row
-from registry.progress import remark
+from registry.evaluation.table import FolderRows, Recorder
+from registry.names.resolve import find_by_digest
+from registry.progress import Progress, remark
 from store.catalog import Catalog
 from store.digest import json_digest
 
 
-def recorder(catalog: Catalog) -> Callable[[str, Path, Benchmark, Row, Row | None], None]:
+def recorder(catalog: Catalog) -> Recorder:
     """Return a function that records the rows of a folder if it is an unchanged composition of `catalog`."""
 
-    def record(name: str, folder: Path, benchmark: Benchmark, row: Row, oracle: Row | None) -> None:
-        try:
-            composed = ComposedFolder.read(folder)
-        except RegError:  # not a composition
-            return
-        if not catalog.has_composition(composed.digest):
-            return
-        if problem := next(composed.problems(benchmark.progress), None):
-            remark(benchmark.progress, f"the figures of {name} are not stored: {problem}")
-            return
-        inputs = {
+    def record(name: str, folder: Path, benchmark: Benchmark, rows: FolderRows) -> None:
+        inputs: dict[str, Any] = {
             "data": {domain: windows.digest for domain, windows in benchmark.windows.items()},
             "settings": asdict(benchmark.settings),
         }
-        try:
-            catalog.record_evaluation(composed.digest, json_digest(inputs), _document(benchmark, row, oracle))
-        except StorageError as error:
-            remark(benchmark.progress, f"the figures of {name} are not stored: {error.message}")
+        if rows.active_experts:  # a later evaluation without them leaves these where they are
+            inputs["active_experts"] = [row.experts_per_token for row in rows.active_experts]
+        document = _document(benchmark, rows)
+        store_figures(catalog, folder, json_digest(inputs), document, benchmark.progress, name=name)
 
     return record
 
 
-def _document(benchmark: Benchmark, row: Row, oracle: Row | None) -> dict[str, Any]:
+def store_figures(
+    catalog: Catalog,
+    folder: Path,
+    asked: str,
+    document: dict[str, Any],
+    progress: Progress,
+    *,
+    name: str | None = None,
+) -> None:
+    """Store figures with the composition of a folder, if it was made here and is unchanged.
+
+    Args:
+        catalog: the catalog.
+        folder: a model folder; nothing is stored for one that is not a composition of `catalog`.
+        asked: the digest of data and settings; earlier figures with the same digest are replaced.
+        document: data, settings and figures.
+        progress: receives a remark if a composition's figures are not stored.
+        name: its name in the remark; None for that of the folder.
+    """
+    try:
+        composed = ComposedFolder.read(folder)
+    except RegError:  # not a composition
+        return
+    if not catalog.has_composition(composed.digest):
+        return
+    problem = next(composed.problems(progress), None)
+    if problem is None:
+        try:
+            for member in composed.manifest.members:  # an opt-out has deleted the figures of what it was made from
+                find_by_digest(catalog, member.name, member.digest, "it")
+            catalog.record_evaluation(composed.digest, asked, document)
+        except (ConflictError, StorageError) as error:
+            problem = error.message
+    if problem is not None:
+        remark(progress, f"the figures of {name or folder.name} are not stored: {problem}")
+
+
+def _document(benchmark: Benchmark, rows: FolderRows) -> dict[str, Any]:
+    active = [row.document() for row in rows.active_experts]
     return {
         "data": {
             domain: {"digest": windows.digest, "label": windows.label, "tokens": benchmark.tokens[domain]}
@@ -47,6 +76,7 @@ def _document(benchmark: Benchmark, row: Row, oracle: Row | None) -> dict[str, A
         },
         "experts": {domain: member.version.digest for domain, member in benchmark.experts.items()},
         "settings": asdict(benchmark.settings),
-        "figures": row.document(),
-        "oracle": None if oracle is None else oracle.document(),
+        "figures": rows.row.document(),
+        "oracle": None if rows.oracle is None else rows.oracle.document(),
+        **({"active_experts": active} if active else {}),
     }

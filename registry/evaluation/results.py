@@ -67,6 +67,7 @@ class Row:
             that expert, in [0, 1].
         accuracy_by_tokens: of a mixture: domain → number of tokens read → routing accuracy there, mean over layers;
             `32` stands for the tokens after the 16th up to the 32nd of a window.
+        experts_per_token: of a mixture: the number of experts that each token goes to.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Row:
     spread: Spread | None = None
     routing: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     accuracy_by_tokens: dict[str, dict[str, float]] = field(default_factory=dict)
+    experts_per_token: int | None = None
 
     @property
     def average(self) -> float | None:

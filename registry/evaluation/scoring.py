@@ -54,6 +54,11 @@ class Model:
         return sum(weight.numel() for weight in self.loaded.parameters())
 
     @property
+    def experts_per_token(self) -> int | None:
+        """Number of experts that each token goes to; None if the model is not a mixture."""
+        return self.routers[0].top_k if self.routers else None
+
+    @property
     def active_parameters(self) -> int:
         """Weights that take part in one token: all but those of the experts that it does not go to.
 

@@ -44,7 +44,12 @@ def evaluate_registered(
             "experts and methods go together: " + ("there is no method" if experts else "no expert is named"),
             "run: reg evaluate --experts a,b --methods all --data a=FILE",
         )
-    check_model_folders(workspace, paths)
+    if wanted.seeds is not None and (wanted.seeds < 1 or not wanted.methods):
+        raise InvalidInputError(
+            f"seeds is {wanted.seeds}, the least is 1" if wanted.methods else "seeds are of methods, and there is none",
+            "run: reg evaluate --experts a,b --methods random --seeds 5 --data a=FILE",
+        )
+    check_model_folders(workspace, paths, wanted.active_experts)
     composed = None
     if experts:
         composed = (
@@ -112,7 +117,7 @@ def composer_of(
 
     def compose(settings: Mapping[str, Any], folder: Path) -> None:
         fields = dict(settings)
-        steps = fields.pop("train_steps", None)
+        steps, seed = fields.pop("train_steps", None), fields.pop("train_seed", 0)
         ensemble = fields.get("to") == "ensemble"
         method_recipe = EnsembleRecipe(**_but(fields, "to")) if ensemble else replace(recipe or Recipe(), **fields)
         plan = plan_composition(workspace, experts, method_recipe, base=base if method_recipe.needs_base else None)
@@ -122,7 +127,7 @@ def composer_of(
         untrained = folder.with_name(f"{folder.name} untrained")
         write_plan(workspace, plan, untrained)
         names = [member.version.ref for member in plan.members]
-        train_router(workspace, untrained, folder, names, TrainSettings(steps=steps), record=False)
+        train_router(workspace, untrained, folder, names, TrainSettings(steps=steps, seed=seed), record=False)
         shutil.rmtree(untrained)
 
     return compose

@@ -3,16 +3,19 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from registry.errors import InvalidInputError
 from registry.evaluation.benchmark import Benchmark, TokenizerSource, make_benchmark
 from registry.evaluation.methods import DENSE, METHODS, Compose, named_methods
+from registry.evaluation.model_folders import active_experts_of
 from registry.evaluation.results import Row, TestSettings, over_seeds
 from registry.evaluation.scoring import Model, Tally, open_model, perplexities_of, relative_time
 from registry.io.model_folder import composed_of
 from registry.io.work_dirs import temporary_folder
 from registry.member import Member
 from registry.progress import Progress, remark
+from registry.runtime.gates import experts_per_token
 
 
 @dataclass(frozen=True)
@@ -25,23 +28,42 @@ class Wanted:
         speed: measure the time of a token in every mixture, relative to a dense expert's.
         methods: names of `methods.DENSE` and `methods.METHODS`, or `all`, which skips methods that do not fit the
             experts, with a remark.
+        seeds: number of seeds of methods with randomness, 1 or more; None for each method's own.
+        active_experts: add a row for every folder and each of these numbers of experts per token; or `all`.
     """
 
     baselines: bool = False
     oracle: bool = False
     speed: bool = False
     methods: tuple[str, ...] = ()
+    seeds: int | None = None
+    active_experts: tuple[int, ...] | Literal["all"] = ()
 
     def has(self, dense: str) -> bool:
         """Tell whether a row without a composition is selected."""
         return self.baselines or dense in named_methods(self.methods)
 
 
-Recorder = Callable[[str, Path, Benchmark, Row, Row | None], None]
-"""Called with each folder while it exists: (name, folder, benchmark, its row, its oracle row)."""
+@dataclass(frozen=True)
+class FolderRows:
+    """The rows of one folder.
+
+    Attributes:
+        row: as it is.
+        oracle: every token of a domain sent to the domain's expert; None if that was not asked for or cannot be.
+        active_experts: with other numbers of experts per token, ascending.
+    """
+
+    row: Row
+    oracle: Row | None = None
+    active_experts: tuple[Row, ...] = ()
 
 
-def discard(name: str, folder: Path, benchmark: Benchmark, row: Row, oracle: Row | None) -> None:
+Recorder = Callable[[str, Path, Benchmark, FolderRows], None]
+"""Called with each folder while it exists: (name, folder, benchmark, its rows)."""
+
+
+def discard(name: str, folder: Path, benchmark: Benchmark, rows: FolderRows) -> None:
     """Record nothing."""
 
 
@@ -69,7 +91,8 @@ def evaluate(
         keep: called with each folder's rows.
 
     Raises:
-        InvalidInputError: there is neither a folder nor a method, or no data; or a method is unknown or does not fit.
+        InvalidInputError: there is neither a folder nor a method, or no data; a method is unknown or does not fit; or a
+            folder has fewer experts than are to be active.
         IncompatibleError: a folder's tokenizer contradicts the first one's.
         CalibrationError: a file cannot be read, or holds no text or a single token.
         CheckpointError: a folder has no tokenizer, does not load, a key is missing, unexpected or mismatched, or a loss
@@ -79,14 +102,15 @@ def evaluate(
     if not (folders or (composed and wanted.methods)) or not data:
         raise InvalidInputError("there is nothing to evaluate", "run: reg evaluate moe/ --data code=FILE")
     methods = named_methods(wanted.methods)
+    counts = [active_experts_of(folder, wanted.active_experts) for folder in folders]
     names = [folder.name for folder in folders]
     labels = [path.name if path.name and names.count(path.name) == 1 else str(path) for path in folders]
     sources = [TokenizerSource.of_folder(folder, name) for folder, name in zip(folders, labels, strict=True)]
     sources += [composed[0]] if composed else []
     table = _Table(make_benchmark(sources, data, registered, settings, progress), wanted, keep)
     rows = table.dense_rows()
-    for name, folder in zip(labels, folders, strict=True):
-        rows += table.folder_rows(name, folder)
+    for name, folder, active in zip(labels, folders, counts, strict=True):
+        rows += table.folder_rows(name, folder, active)
     for name in methods:
         if composed and name not in DENSE:
             rows += table.method_rows(name, composed[1])
@@ -139,22 +163,26 @@ class _Table:
                 measure("average", "average", members)
         return [replace(row, score=self._score(row.perplexity)) for row in rows]  # all own perplexities are known now
 
-    def folder_rows(self, name: str, folder: Path, *, oracle: bool = False) -> list[Row]:
-        """Return the row of a folder, and the oracle's row if it is selected; with `oracle` only the oracle's."""
+    def folder_rows(self, name: str, folder: Path, active: Sequence[int] = (), *, oracle: bool = False) -> list[Row]:
+        """Return the row of a folder, the oracle's row if it is selected, and one for each number of active experts.
+
+        With `oracle` return the oracle's row alone.
+        """
         model = open_model(name, folder, self._benchmark.settings)
         experts = _expert_names(folder, model)
         if oracle:
             return [row] if (row := self._oracle_row(name, model, experts)) else []
         row = self._routed_row(model, experts, composed_of(folder))
         upper = self._oracle_row(f"{name} oracle", model, experts) if self._wanted.oracle else None
-        self._keep(name, folder, self._benchmark, row, upper)
-        return [row, upper] if upper else [row]
+        curve = tuple(self._active_row(f"{name} top-{count}", model, row, count) for count in active)
+        self._keep(name, folder, self._benchmark, FolderRows(row, upper, curve))
+        return [row, *([upper] if upper else []), *curve]
 
     def method_rows(self, name: str, compose: Compose) -> list[Row]:
         """Return the rows of a method, as means over its seeds; each composition is deleted once it is scored."""
         method = METHODS[name]
         runs: list[list[Row]] = []
-        for settings in method.runs:
+        for settings in method.runs(self._wanted.seeds):
             with temporary_folder() as temporary:
                 folder = temporary / name
                 try:
@@ -178,6 +206,16 @@ class _Table:
         time = self._relative_time(model, composed) if self._wanted.speed else None
         row = self._row(model.name, perplexity, model, tally.accuracy(experts), tally.load(experts), time)
         return replace(row, routing=tally.routing(experts), accuracy_by_tokens=tally.accuracy_by_length(experts))
+
+    def _active_row(self, name: str, model: Model, row: Row, count: int) -> Row:
+        """Return the row of a mixture whose tokens go to `count` experts each (FlexOlmo, Fig. 3)."""
+        if count == row.experts_per_token:
+            return replace(row, name=name)
+        with experts_per_token(model.loaded, count):
+            benchmark = self._benchmark
+            named = replace(model, name=name)
+            perplexity = perplexities_of(named, benchmark.windows, benchmark.settings, self._progress)
+            return self._row(name, perplexity, named)
 
     def _oracle_row(self, name: str, model: Model, experts: Sequence[str]) -> Row | None:
         benchmark = self._benchmark
@@ -227,6 +265,7 @@ class _Table:
             model.parameters,
             model.active_parameters,
             time,
+            experts_per_token=model.experts_per_token,
         )
 
 

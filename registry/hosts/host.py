@@ -79,6 +79,7 @@ class Host:
         dense_config: selects the keys that are copied from the members' own config.json; a native host copies none.
         files: other files of its folder, by name.
         context: its attention, where it carries a context layer; None where it does not.
+        gate_bias: name of a router's bias, below the layer; empty where routers have none.
     """
 
     model_type: str
@@ -90,6 +91,7 @@ class Host:
     dense_config: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda config: {}
     files: Mapping[str, bytes] = field(default_factory=dict)
     context: ContextAttention | None = None
+    gate_bias: str = ""
 
     def tensor_name(self, layer: int, name: str) -> str:
         """Return the full name of a tensor of a layer."""

@@ -1,11 +1,12 @@
 """Hosts with their own modelling file beside the weights; they load with `trust_remote_code=True`.
 
 `modeling_routed.py` subclasses the dense class and routes its MLPs: the host for families that no native architecture
-carries. `modeling_context.py` subclasses that in turn and routes by the text so far. `modeling_ensemble.py` holds
-complete dense models and mixes their predictions.
+carries. `modeling_biased.py` and `modeling_context.py` subclass that: routers with a bias, and routers of the text so
+far. `modeling_ensemble.py` holds complete dense models and mixes their predictions.
 """
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,8 @@ HEAD_MAPS = "head_maps"
 """Keys of config.json, and options of the architecture, of a model that is routed by the text so far."""
 
 _CONTEXT_KEYS = (CONTEXT_WINDOW, CONTEXT_FAST, CONTEXT_ALARM, CONTEXT_SHARPNESS, HEAD_MAPS)
-_MODULE, _CONTEXT_MODULE = "modeling_routed", "modeling_context"
-_IMPORT = b"from .modeling_routed import LAYERS, RoutedConfig, RoutedForCausalLM, RoutedMLP\n"
+_MODULE, _CONTEXT_MODULE, _BIASED_MODULE = "modeling_routed", "modeling_context", "modeling_biased"
+_IMPORT = re.compile(rb"^from \.modeling_routed import .*\n", re.MULTILINE)
 
 
 def remote_code_host(model_type: str, class_name: str, layers: str) -> Host:
@@ -90,11 +91,33 @@ def context_code_host(model_type: str, class_name: str, layers: str) -> Host:
             **{key: architecture.options[key] for key in _CONTEXT_KEYS},
         }
 
-    # The file holds the other one in place of its import. Were they two, transformers 4 would give folders of one name
-    # the other file of whichever it loaded first, although its dense class is another.
-    source = Path(__file__).with_name(f"{_CONTEXT_MODULE}.py").read_bytes()
-    whole = source.replace(_IMPORT, routed.files[f"{_MODULE}.py"])
-    return replace(routed, class_name="ContextRoutedForCausalLM", config=config, files={f"{_CONTEXT_MODULE}.py": whole})
+    return replace(routed, class_name="ContextRoutedForCausalLM", config=config, files=_joined(_CONTEXT_MODULE, routed))
+
+
+def biased_code_host(model_type: str, class_name: str, layers: str) -> Host:
+    """Return the host of a dense class whose routers have a bias (arguments as `remote_code_host`)."""
+    routed, name = remote_code_host(model_type, class_name, layers), "BiasedRoutedForCausalLM"
+
+    def config(architecture: Architecture, experts: int, top_k: int) -> dict[str, Any]:
+        return routed.config(architecture, experts, top_k) | {
+            "auto_map": {
+                "AutoConfig": f"{_BIASED_MODULE}.RoutedConfig",
+                "AutoModelForCausalLM": f"{_BIASED_MODULE}.{name}",
+            }
+        }
+
+    files = _joined(_BIASED_MODULE, routed)
+    return replace(routed, class_name=name, gate_bias="mlp.gate.bias", config=config, files=files)
+
+
+def _joined(module: str, routed: Host) -> dict[str, bytes]:
+    """Return a modelling file that subclasses the routed model, with that in place of its import.
+
+    Were they two files, transformers 4 would give folders of one name the other file of whichever it loaded first,
+    although its dense class is another.
+    """
+    source = Path(__file__).with_name(f"{module}.py").read_bytes()
+    return {f"{module}.py": _IMPORT.sub(lambda _: routed.files[f"{_MODULE}.py"], source)}
 
 
 def own_head_maps(experts: int, hidden_size: int, *, bias: bool) -> dict[str, OwnHeadMap]:

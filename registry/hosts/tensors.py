@@ -55,6 +55,14 @@ class Router:
 
 
 @dataclass(frozen=True)
+class RouterBias:
+    """The bias of the router of one layer, a constant of each expert's logit, (E,)."""
+
+    shape: tuple[int, ...]
+    layer: int
+
+
+@dataclass(frozen=True)
 class Entries:
     """A tensor of zeros but for some entries.
 
@@ -151,5 +159,17 @@ class OwnHeadMap:
     expert: int
 
 
-Made = Trunk | Constant | Experts | Router | Entries | Widened | EvidenceEmbedding | Evidence | HeadMap | OwnHeadMap
+Made = (
+    Trunk
+    | Constant
+    | Experts
+    | Router
+    | RouterBias
+    | Entries
+    | Widened
+    | EvidenceEmbedding
+    | Evidence
+    | HeadMap
+    | OwnHeadMap
+)
 """How an output tensor is made."""

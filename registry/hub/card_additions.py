@@ -72,9 +72,12 @@ def metadata(
     return f"{data.to_yaml(line_break=chr(10))}\n" if any((repositories, languages, license_id, evaluation)) else ""
 
 
-def page(sources: Sequence[HubLocation], evaluation: EvaluationRecord | None) -> str:
-    """Return Markdown for the end of the card (arguments as in `metadata`)."""
-    return "\n".join(part for part in (_members(sources), _scores(evaluation) if evaluation else "") if part)
+def page(
+    sources: Sequence[HubLocation], evaluation: EvaluationRecord | None, audits: Sequence[EvaluationRecord] = ()
+) -> str:
+    """Return Markdown for the end of the card (arguments as in `metadata`, and the stored audits of extraction)."""
+    parts = (_members(sources), _scores(evaluation) if evaluation else "", _audits(audits) if audits else "")
+    return "\n".join(part for part in parts if part)
 
 
 def _members(sources: Sequence[HubLocation]) -> str:
@@ -114,6 +117,24 @@ def _scores(evaluation: EvaluationRecord) -> str:
         "## Scores\n\nScore: 100 is the perplexity of the domain's own expert; oracle: every token sent to it. "
         f"Windows of {settings['seq_len']:,} tokens, {settings['dtype']}.\n\n"
         "| domain | perplexity | score | oracle | tokens | text |\n|---|---|---|---|---|---|\n" + "\n".join(rows) + "\n"
+    )
+
+
+def _audits(audits: Sequence[EvaluationRecord]) -> str:
+    rows = []
+    for audit in audits:
+        data, found, settings = (audit.document[key] for key in ("data", "extraction", "settings"))
+        rows.append(
+            f"| `{str(data['digest'])[:12]}` | {found['extracted']} of {data['documents']} | {found['similarity']:.3f} "
+            f"| {found['most']:.3f} | {settings['prefix']} | {settings['continued']} | {settings['samples']} "
+            f"| {settings['threshold']:g} |"
+        )
+    return (
+        "## Extraction\n\nDocuments that the model continues nearly word for word from their first tokens: the best of "
+        "the samples is similar to the document by the threshold or more (normalised Levenshtein similarity, on "
+        "tokens; FlexOlmo §5.3).\n\n"
+        "| text | extracted | mean similarity | largest | prefix | continued | samples | threshold |\n"
+        "|---|---|---|---|---|---|---|---|\n" + "\n".join(rows) + "\n"
     )
 
 

@@ -48,7 +48,9 @@ def outgoing(workspace: Workspace, composed: ComposedFolder, name: str, license_
     outgoing_files[MARKER] = Outgoing.of((folder / MARKER).read_bytes())
     if CARD in files:
         extra = metadata(name, sources, languages_of(versions), license_id, evaluation)
-        outgoing_files[CARD] = Outgoing.of(with_additions(card, extra, page(sources, evaluation) if sources else ""))
+        audits = workspace.catalog.audits(composed.digest)
+        added = page(sources, evaluation, audits) if sources else ""
+        outgoing_files[CARD] = Outgoing.of(with_additions(card, extra, added))
     return outgoing_files
 
 

@@ -52,7 +52,9 @@ SPREAD = 1.2
 """How much wider logits spread on a composed trunk than in experts' own passes."""
 
 
-def predicted_confusion(gate: Float[Tensor, "E H"], statistics: Iterable[Statistics]) -> Float[Tensor, "E E"]:
+def predicted_confusion(
+    gate: Float[Tensor, "E H"], statistics: Iterable[Statistics], bias: Float[Tensor, "E"] | None = None
+) -> Float[Tensor, "E E"]:
     """Return, row by row, the probabilities that a token of expert e goes to each expert (top-1), float64.
 
     Rows sum to 1. Experts whose rows in the gate are equal share what goes to them. Another order of members permutes
@@ -61,6 +63,7 @@ def predicted_confusion(gate: Float[Tensor, "E H"], statistics: Iterable[Statist
     Args:
         gate: gate.weight of one layer; a temperature changes nothing.
         statistics: one a member, in the gate's order. Taken one at a time.
+        bias: what is added to each logit; None for 0.
 
     Raises:
         ValueError: an expert has no tokens, or statistics and rows differ in number.
@@ -73,7 +76,7 @@ def predicted_confusion(gate: Float[Tensor, "E H"], statistics: Iterable[Statist
                 raise ValueError("an expert without tokens goes nowhere")
             mean = gate @ item.moment / item.count
             covariance = gate @ (item.gram @ gate.T) / item.count - torch.outer(mean, mean)
-            rows.append(chosen(mean, covariance, points, everyone))
+            rows.append(chosen(mean if bias is None else mean + bias, covariance, points, everyone))
     if len(rows) != len(gate):
         raise ValueError(f"statistics of {len(rows)} experts do not go with a router of {len(gate)}")
     return torch.stack(rows)

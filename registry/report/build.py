@@ -4,8 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+from registry.checkpoint.training_record import TrainingRecord, training_record
 from registry.composition.compose import plan_composition, preview_composition
 from registry.composition.integrity import ComposedFolder
 from registry.composition.manifest import CompositionManifest
@@ -20,7 +22,18 @@ from registry.evaluation.table import Wanted
 from registry.names.resolve import by_digest, composition_of
 from registry.registration.expert_overlap import compared_layers
 from registry.registration.lineage_index import LineageIndex
-from registry.report.data import Curve, Evaluated, MemberFigures, Node, ReportData, RoutingData, ScoreRow
+from registry.report.data import (
+    POINTS,
+    ActiveExperts,
+    Curve,
+    Evaluated,
+    MemberFigures,
+    Node,
+    ReportData,
+    RoutingData,
+    ScoreRow,
+    Training,
+)
 from registry.workspace import PathLike, Workspace
 from store.catalog import CompositionRecord, VersionRecord
 
@@ -95,6 +108,8 @@ def build_report(
         curves=gathering.curves(plan),
         scores=scores,
         evaluated=evaluated,
+        active_experts=gathering.active_experts(digest),
+        trainings=gathering.trainings(versions),
         lineage=gathering.lineage(digest, manifest, versions, list(records.values())),
         notes=tuple(gathering.notes),
     )
@@ -138,6 +153,24 @@ class _Gathering:
             {domain: text["label"] for domain, text in data.items()},
         )
         return rows[:1], _scores(rows, rows[0].name), evaluated
+
+    def active_experts(self, digest: str) -> tuple[ActiveExperts, ...]:
+        """Return the figures by experts per token of the latest evaluation that has them."""
+        documents = (record.document for record in self._workspace.catalog.evaluations(digest))
+        rows: list[dict[str, Any]] = next(
+            (each["active_experts"] for each in documents if "active_experts" in each), []
+        )
+        keys = ("experts_per_token", "active_parameters", "score", "perplexity", "average")
+        return tuple(ActiveExperts(**{key: row[key] for key in keys}) for row in rows)
+
+    def trainings(self, versions: Mapping[str, VersionRecord]) -> tuple[Training, ...]:
+        """Return the trainings of the members that say how they were trained."""
+        trainings = []
+        for name, version in versions.items():
+            with self._noted(f"the training of {name} is not shown"):
+                if (record := training_record(self._workspace, version)) is not None:
+                    trainings.append(_training(name, record))
+        return tuple(trainings)
 
     def predicted(
         self, manifest: CompositionManifest, versions: Mapping[str, VersionRecord]
@@ -223,6 +256,16 @@ def _member(name: str, digest: str, version: VersionRecord | None, drowned: Mapp
     tokens = max((record.tokens for record in version.statistics), default=0)
     license_id = (version.content or {}).get("license")
     return MemberFigures(name, version.ref, digest, tokens, license_id, drowned.get(name))
+
+
+def _training(name: str, record: TrainingRecord) -> Training:
+    """Return a training with at most `POINTS` losses, each the mean of as many."""
+    size = -(-len(record.loss) // POINTS)
+    starts = range(0, len(record.loss), size)
+    every = record.at
+    at = tuple(fmean(every[start : start + size]) for start in starts)
+    loss = tuple(fmean(record.loss[start : start + size]) for start in starts)
+    return Training(name, record.steps, record.tokens, record.before, record.after, at, loss)
 
 
 def _row(document: Mapping[str, Any]) -> Row:

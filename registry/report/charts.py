@@ -5,7 +5,8 @@ from typing import Any
 
 from registry.io.display import printable
 from registry.report.data import ReportData, RoutingData
-from registry.report.theme import CONFIG, Spec
+from registry.report.line_charts import active_experts_curve, loss_curves, ridge_curves
+from registry.report.theme import CONFIG, Spec, colour_scale
 
 CELL = 26
 """Height of a row, in pixels."""
@@ -27,7 +28,11 @@ def charts(figures: ReportData) -> dict[str, Spec]:
     if any(row.score for row in figures.scores):
         specs["scores"] = _scores(figures)
     if figures.curves:
-        specs["curves"] = _curves(figures)
+        specs["curves"] = ridge_curves(figures)
+    if len(figures.active_experts) > 1:
+        specs["active"] = active_experts_curve(figures)
+    if figures.trainings:
+        specs["losses"] = loss_curves(figures)
     if figures.lineage:
         specs["lineage"] = _lineage(figures)
     common = {"config": CONFIG, "width": "container", "autosize": _AUTOSIZE}
@@ -44,13 +49,6 @@ def _printable(value: Any) -> Any:
 
 
 _AUTOSIZE = {"type": "fit-x", "contains": "padding"}
-
-
-def _colour(names: Sequence[str], experts: Sequence[str]) -> Spec:
-    """Return a colour scale: each expert has its own colour, other names have the accent colour."""
-    order = {name: number for number, name in enumerate(experts)}
-    colours = [f"var(--e{order[name]})" if name in order else "var(--accent)" for name in names]
-    return {"domain": list(names), "range": colours}
 
 
 def _cells(
@@ -106,7 +104,7 @@ def _routing(figures: ReportData, routing: RoutingData, domain: str) -> Spec:
         "sort": list(experts),
         "axis": {"title": None, "ticks": False, "domain": False},
     }
-    colour = {"field": "expert", "type": "nominal", "scale": _colour(experts, experts), "legend": None}
+    colour = {"field": "expert", "type": "nominal", "scale": colour_scale(experts, experts), "legend": None}
     tooltip = [
         {"field": "layer", "title": "layer"},
         {"field": "expert", "title": "expert"},
@@ -135,7 +133,7 @@ def _confusion(figures: ReportData, routing: RoutingData) -> Spec:
         "sort": list(routing.shares),
         "axis": {"title": "text of", "ticks": False, "domain": False},
     }
-    colour = {"field": "expert", "type": "nominal", "scale": _colour(experts, experts), "legend": None}
+    colour = {"field": "expert", "type": "nominal", "scale": colour_scale(experts, experts), "legend": None}
     tooltip = [
         {"field": "domain", "title": "text of"},
         {"field": "expert", "title": "goes to"},
@@ -199,7 +197,12 @@ def _load(figures: ReportData, routing: RoutingData) -> Spec:
         "encoding": {
             "y": y,
             "x": x,
-            "color": {"field": "expert", "type": "nominal", "scale": _colour(experts, figures.experts), "legend": None},
+            "color": {
+                "field": "expert",
+                "type": "nominal",
+                "scale": colour_scale(experts, figures.experts),
+                "legend": None,
+            },
             "tooltip": [
                 {"field": "expert", "title": "expert"},
                 {"field": "share", "title": "mean over layers", "format": ".1%"},
@@ -245,7 +248,7 @@ def _scores(figures: ReportData) -> Spec:
             "color": {
                 "field": "domain",
                 "type": "nominal",
-                "scale": _colour(domains, figures.experts),
+                "scale": colour_scale(domains, figures.experts),
                 "legend": legend,
             },
             "tooltip": [
@@ -268,65 +271,6 @@ def _scores(figures: ReportData) -> Spec:
         },
     }
     return {"data": {"values": points}, "layer": [dots, ticks], "height": (CELL + 4) * len(names)}
-
-
-def _curves(figures: ReportData) -> Spec:
-    rows = [
-        {"layer": curve.layer, "lam": lam, "error": error, "accuracy": accuracy, "used": lam == curve.used}
-        for curve in figures.curves
-        for lam, error, accuracy in zip(curve.lams, curve.errors, curve.accuracies, strict=True)
-    ]
-    used = [{"used": lam} for lam in sorted({curve.used for curve in figures.curves})]
-    x = {
-        "field": "lam",
-        "type": "quantitative",
-        "scale": {"type": "log"},
-        "axis": {"title": "ridge strength lam", "format": "~e", "tickCount": 6, "grid": False},
-    }
-    y = {
-        "field": "error",
-        "type": "quantitative",
-        "scale": {"zero": True},
-        "axis": {"title": "held-out error", "tickCount": 5},
-    }
-    strength = {
-        "field": "layer",
-        "type": "quantitative",
-        "scale": {"range": [0.3, 1]},
-        "legend": {
-            "title": "layer",
-            "orient": "bottom",
-            "values": sorted({curve.layer for curve in figures.curves}),
-            "format": "d",
-            "symbolType": "circle",
-            "symbolFillColor": "var(--accent)",
-            "symbolStrokeWidth": 0,
-        },
-    }
-    tooltip = [
-        {"field": "layer", "title": "layer"},
-        {"field": "lam", "title": "lam", "format": "~e"},
-        {"field": "error", "title": "held-out error", "format": ".4f"},
-        {"field": "accuracy", "title": "accuracy on held-out folds", "format": ".2%"},
-    ]
-    detail = {"field": "layer", "type": "nominal"}
-    lines = {
-        "mark": {"type": "line", "stroke": "var(--accent)", "strokeWidth": 2},
-        "encoding": {"x": x, "y": y, "detail": detail, "opacity": strength},
-    }
-    dots = {
-        "mark": {"type": "circle", "color": "var(--accent)", "size": 36},
-        "encoding": {"x": x, "y": y, "opacity": strength, "tooltip": tooltip},
-    }
-    chosen = {
-        "data": {"values": used},
-        "mark": {"type": "rule", "strokeDash": [4, 4], "stroke": "var(--text)"},
-        "encoding": {
-            "x": {"field": "used", "type": "quantitative"},
-            "tooltip": [{"field": "used", "title": "lam of this composition", "format": "~e"}],
-        },
-    }
-    return {"data": {"values": rows}, "layer": [lines, dots, chosen], "height": 260}
 
 
 _COLUMNS = ("base", "expert", "composition", "trained")

@@ -110,6 +110,52 @@ class Curve:
 
 
 @dataclass(frozen=True)
+class ActiveExperts:
+    """Figures of the composition with another number of experts per token (FlexOlmo, Fig. 3).
+
+    Attributes:
+        experts_per_token: the number.
+        active_parameters: number of weights used for one token.
+        score: domain → normalised score, where the domain's own expert is registered.
+        perplexity: domain → perplexity.
+        average: mean score, if all domains have one.
+    """
+
+    experts_per_token: int
+    active_parameters: int
+    score: Mapping[str, float]
+    perplexity: Mapping[str, float]
+    average: float | None
+
+
+@dataclass(frozen=True)
+class Training:
+    """The training of an expert that `reg train-expert` made.
+
+    Attributes:
+        name: the expert.
+        steps: number of steps.
+        tokens: training tokens.
+        before: loss on held-out text before the first step, in nats per token; as all losses.
+        after: the same after the last step.
+        at: steps, counted from 1: the middle of those that each number of `loss` is the mean of.
+        loss: losses on the training text, at most `data.POINTS`.
+    """
+
+    name: str
+    steps: int
+    tokens: int
+    before: float
+    after: float
+    at: tuple[float, ...]
+    loss: tuple[float, ...]
+
+
+POINTS = 200
+"""Most points of an expert's loss curve in a report."""
+
+
+@dataclass(frozen=True)
 class Node:
     """A node of the lineage: base, expert, composition or trained; `of` are its sources, `told` its caption."""
 
@@ -139,6 +185,8 @@ class ReportData:
         curves: held-out errors over the ridge strength.
         scores: scores of models, the composition first.
         evaluated: the data of the scores.
+        active_experts: figures by experts per token, ascending, of the latest evaluation that has them.
+        trainings: trainings of the members that were trained here.
         lineage: sources of the composition, and compositions trained from it.
         notes: missing parts, with reasons.
     """
@@ -157,6 +205,8 @@ class ReportData:
     curves: tuple[Curve, ...]
     scores: tuple[ScoreRow, ...]
     evaluated: Evaluated | None
+    active_experts: tuple[ActiveExperts, ...]
+    trainings: tuple[Training, ...]
     lineage: tuple[Node, ...]
     notes: tuple[str, ...] = ()
 

@@ -1,4 +1,4 @@
-"""The routers of a loaded mixture, on every host: routing recorded, and tokens forced to one expert.
+"""The routers of a loaded mixture, on every host: routing recorded, tokens forced to one expert or sent to k of them.
 
 Shapes: T tokens of a batch, row by row; H hidden size, E experts, k experts per token.
 """
@@ -140,6 +140,35 @@ def force_expert(model: Any, expert: int) -> Iterator[None]:
             )
     with _hooked(routers, [_forcing(expert)] * len(routers)):
         yield
+
+
+@contextmanager
+def experts_per_token(model: Any, count: int) -> Iterator[None]:
+    """Send every token to `count` experts of each layer while the context is open, as with `num_experts_per_tok`.
+
+    Args:
+        model: a loaded mixture.
+        count: experts per token, from 1 to the number of experts.
+
+    Raises:
+        InvalidInputError: the model has no router, or fewer experts.
+    """
+    routers = gates(model, every=True)
+    for gate in routers:
+        if not 1 <= count <= gate.experts:
+            raise InvalidInputError(
+                f"{count} experts per token are asked for, layer {gate.layer} has {gate.experts}",
+                f"give 1 to {gate.experts}",
+            )
+    holders: list[Any] = [part for gate in routers for part in (gate.module, gate.block) if hasattr(part, "top_k")]
+    before = [holder.top_k for holder in holders]
+    try:
+        for holder in holders:
+            holder.top_k = count
+        yield
+    finally:
+        for holder, top_k in zip(holders, before, strict=True):
+            holder.top_k = top_k
 
 
 def choice(gate: Gate, logits: Float[Tensor, "T E"]) -> tuple[Float[Tensor, "T k"], Int64[Tensor, "T k"]]:

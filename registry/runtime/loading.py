@@ -10,7 +10,14 @@ from torch import nn
 
 from registry.errors import CheckpointError, InvalidInputError, first_line, is_foreign
 from registry.families import FAMILIES
-from registry.hosts.remote_code import ENSEMBLE, ROUTED, context_code_host, ensemble_code, remote_code_host
+from registry.hosts.remote_code import (
+    ENSEMBLE,
+    ROUTED,
+    biased_code_host,
+    context_code_host,
+    ensemble_code,
+    remote_code_host,
+)
 from registry.io.display import few
 from registry.io.files import read_json, read_small
 from registry.io.torch_blocks import torch_dtype
@@ -92,10 +99,8 @@ def _our_code(model_type: str) -> list[Mapping[str, bytes]]:
         return [ensemble_code(FAMILIES[model_type.removeprefix(ENSEMBLE)].class_name)]
     if model_type.startswith(ROUTED):
         family = FAMILIES[model_type.removeprefix(ROUTED)]
-        hosts = [
-            host(family.model_type, family.class_name, family.layers) for host in (remote_code_host, context_code_host)
-        ]
-        return [host.files for host in hosts]
+        kinds = (remote_code_host, context_code_host, biased_code_host)
+        return [host(family.model_type, family.class_name, family.layers).files for host in kinds]
     return []
 
 

@@ -1,5 +1,6 @@
 from .expert import ExpertTraining as ExpertTraining
 from .expert import TrainedExpert as TrainedExpert
+from .expert import TrainingText as TrainingText
 from .expert import train_expert as train_expert
 from .mixture import MixtureTraining as MixtureTraining
 from .mixture import train_mixture as train_mixture

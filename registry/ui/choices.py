@@ -9,7 +9,7 @@ from typing import Any
 
 from registry import composition
 from registry.composition import recipe as recipes
-from registry.composition.recipe.recipe_fields import AUTO, FIELDS, MOE, FieldKind, RecipeField, obstacle
+from registry.composition.recipe.recipe_fields import AUTO, FIELDS, FROM_ROWS, MOE, FieldKind, RecipeField, obstacle
 from registry.errors import InvalidInputError
 
 BASE = RecipeField(
@@ -93,6 +93,11 @@ class Choices:
     def to(self) -> str:
         """The output."""
         return self.texts["to"]
+
+    @property
+    def with_base(self) -> bool:
+        """Tell whether the base model can be one of the experts."""
+        return self.to == MOE and self.texts["router"] in FROM_ROWS
 
     @property
     def query(self) -> dict[str, str]:

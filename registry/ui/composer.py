@@ -16,6 +16,7 @@ from registry.errors import InvalidInputError, RegError
 from registry.ui.choices import CHOICES, Choices, default_text, select_values
 from registry.ui.site import PART, Site, url
 from store.catalog import VersionRecord
+from store.catalog.records import Kind
 
 OFFERED = 40
 """Experts that are offered beside those ticked; a search finds others."""
@@ -56,8 +57,9 @@ def composer(site: Site, request: Request) -> Response:
     offered: list[VersionRecord] = []
     total = 0
     if part != "result":
-        total = registry.count_versions(kind="expert", search=search)
-        found = registry.versions(kind="expert", search=search, limit=OFFERED)
+        kind: Kind | None = None if choices.with_base else "expert"
+        total = registry.count_versions(kind=kind, search=search)
+        found = registry.versions(kind=kind, search=search, limit=OFFERED)
         offered = [one for one in found if one.id not in {other.id for other in ticked}]
     return site.render(
         request,
@@ -98,7 +100,7 @@ def _resolved(site: Site, refs: Sequence[str]) -> list[VersionRecord]:
     found = {}
     for ref in refs:
         try:
-            version = site.registry.resolve(ref, kind="expert")
+            version = site.registry.resolve(ref)
         except RegError:
             continue  # the result says so
         found[version.id] = version

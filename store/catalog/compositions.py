@@ -127,7 +127,7 @@ class Compositions(Transactions):
         Args:
             composition: the digest of the composition.
             asked: the digest of data and settings; an earlier evaluation with the same digest is replaced.
-            document: data, settings and scores.
+            document: data, settings, and scores or, under `extraction`, the figures of an audit.
         """
         with self._writing() as session:
             session.merge(
@@ -156,7 +156,14 @@ class Compositions(Transactions):
         return groups
 
     def evaluations(self, composition: str) -> list[EvaluationRecord]:
-        """Return the evaluations of the composition with a digest, latest first."""
+        """Return the evaluations by scores of the composition with a digest, latest first."""
+        return [record for record in self._figures(composition) if "extraction" not in record.document]
+
+    def audits(self, composition: str) -> list[EvaluationRecord]:
+        """Return the audits of extraction of the composition with a digest, latest first."""
+        return [record for record in self._figures(composition) if "extraction" in record.document]
+
+    def _figures(self, composition: str) -> list[EvaluationRecord]:
         query = (
             select(Evaluation)
             .where(Evaluation.composition_digest == composition)

@@ -97,7 +97,7 @@ class CompositionRecord:
 
 @dataclass(frozen=True)
 class EvaluationRecord:
-    """An evaluation of a composition: data, settings and scores; `asked` is the digest of data and settings."""
+    """Scores or an audit of a composition, with data and settings; `asked` is the digest of data and settings."""
 
     composition: str
     asked: str

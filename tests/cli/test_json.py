@@ -79,6 +79,10 @@ def outputs(zoo: Zoo, _filled_home: Path, tmp_path_factory: pytest.TempPathFacto
         run("preview", "--experts", "math,code")
         run("preview", "--experts", "math,code", "--router", "ridge")
         run("evaluate", moe, *text)
+        run("evaluate", moe, *text, "--active-experts", "all")
+        figures = {"results": {"gsm8k": {"alias": "gsm8k", "exact_match,none": 0.5, "exact_match_stderr,none": 0.1}}}
+        (work / "results.json").write_text(json.dumps(figures))
+        run("scores", "--accuracy", f"math={work / 'results.json'}", "--task", "math=gsm8k")
         run("report", moe, *text)
         run("report", moe)
         run("route", moe, "let x be 2")

@@ -71,6 +71,24 @@ def test_methods_stand_side_by_side(run: Run, zoo: Zoo) -> None:
     assert "Missing argument" in run("evaluate", *text(zoo, "code"), code=2).stderr
 
 
+def test_active_experts_are_rows_and_shown_with_the_composition(run: Run, zoo: Zoo, tmp_path: Path) -> None:
+    run("compose", "--experts", "code,math", "--out", tmp_path / "moe")
+    words = ["evaluate", tmp_path / "moe", *text(zoo, "code", "math"), "--active-experts"]
+    rows = json.loads(run(*words, "all", "--json").stdout)
+    assert [row["name"] for row in rows] == ["moe", "moe top-1", "moe top-2"]
+    lines = read_csv(run(*words, "2,1", "--csv").stdout)
+    assert [int(line["active parameters"]) for line in lines[1:]] == [row["active_parameters"] for row in rows[1:]]
+    (made,) = json.loads(run("compositions", "--json").stdout)
+    line = f"average score by experts per token  1: {rows[1]['average']:.2f}, 2: {rows[2]['average']:.2f}"
+    assert line in run("show", made["digest"]).stdout.splitlines()
+    for wrong in ("0", "1,x", "-1", "²", "1e3", "all,1"):
+        assert "is not all, nor a list of numbers" in run(*words, wrong, code=2).stderr
+    assert "moe has 2" in run(*words, "3", code=1).stderr
+    methods = ["evaluate", "--experts", "code", "--methods", "base", *text(zoo, "code")]
+    assert "--active-experts is of FOLDER" in run(*methods, "--active-experts", "1", code=2).stderr
+    assert "--seeds is of --methods" in run(*words, "1", "--seeds", 2, code=2).stderr
+
+
 def test_seeds_are_mean_and_deviation_in_one_cell(capsys: pytest.CaptureFixture[str]) -> None:
     spread = Spread(5, {"a": 0.5}, {"a": 1.25}, 1.25)
     rows = [Row("random", {"a": 7.0}, {"a": 77.0}, {"a": 10}, spread=spread), Row("fixed", {"a": 6.0}, {"a": 88.0})]
@@ -107,7 +125,21 @@ def test_show_tells_a_composition_and_what_was_found_of_it(run: Run, zoo: Zoo, t
     assert told["folder"] == str(tmp_path / "moe")
     assert printed.count("evaluated ") == 2
     assert f"{row['score']['code']:.2f}" in printed
+    assert "extraction audit" not in printed
     assert "there is no composition and no expert 'abcdef'" in run("show", "abcdef", code=1).stderr
+
+
+def test_show_prints_the_audits_of_a_composition(run: Run, zoo: Zoo, tmp_path: Path) -> None:
+    run("compose", "--experts", "code,math", "--trunk", "base", "--out", tmp_path / "moe")
+    (made,) = json.loads(run("compositions", "--json").stdout)
+    words = ["audit-extraction", tmp_path / "moe", "--data", zoo.test["math"], "--documents", 2, "--samples", 2]
+    (found,) = json.loads(run(*words, "--prefix", 8, "--continued", 4, "--json").stdout)
+    (audit,) = json.loads(run("show", made["digest"], "--json").stdout)["audits"]
+    assert audit["extraction"] == {key: found[key] for key in ("extracted", "rate", "similarity", "most")}
+    header, line = run("show", made["digest"]).stdout.split("\n\n")[-1].strip().splitlines()
+    assert header.split()[:3] == ["extraction", "audit", "extracted"]
+    assert line.split()[:4] == ["math.test.jsonl", str(found["extracted"]), "of", "2"]
+    assert line.split()[5:] == [f"{found['similarity']:.3f}", f"{found['most']:.3f}", "8", "4"]
 
 
 def test_continual(run: Run, zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:

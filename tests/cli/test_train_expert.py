@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from cli.main import main
 from registry import Registry
-from tests.conftest import Zoo
+from tests.conftest import Zoo, files_of
 
 
 def test_train_expert_prints_loss_and_digest(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
@@ -34,3 +34,35 @@ def test_train_expert_prints_loss_and_digest(filled: Registry, zoo: Zoo, tmp_pat
         assert result.exit_code == 1
         assert "error: " in result.stderr
         assert "  next: " in result.stderr
+
+
+def test_a_coordinated_expert_is_composed_with_the_public_one(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
+    def run(*words: object, code: int = 0) -> str:
+        result = CliRunner().invoke(main, ["--home", str(filled.home.path), *map(str, words)])
+        assert result.exit_code == code, result.output
+        return result.output
+
+    law, public = zoo.train["law"], zoo.train["german"]
+    words = ("train-expert", "beside", "--base", "base", "--data", law, "--tokens", 192, "--batch-size", 2)
+    more = ("--seq-len", 32, "--device", "cpu", "--coordinate", "--router-bias", "--public-data", public)
+    run(*words, *more)
+    anchored = ("--trunk", "base", "--router", "anchored")
+    run("compose", "--experts", "beside,base", *anchored, "--out", tmp_path / "named")
+    run("compose", "--experts", "beside", "--public", "base", *anchored, "--out", tmp_path / "public")
+    assert files_of(tmp_path / "public") == files_of(tmp_path / "named")
+    run("compose", "--recipe", tmp_path / "named" / "composition.json", "--out", tmp_path / "again")
+    assert files_of(tmp_path / "again") == files_of(tmp_path / "named")
+    both = ("compose", "--experts", "beside", "--public", "base", *anchored, "--plan", "--bias")
+    plan = run(*both, "beside=-1.5")
+    assert "routers have a bias" in plan
+    assert "base=0, beside=-1.5" in plan
+    assert json.loads(run(*both, "beside=-1.5", "--json"))["recipe"]["bias"] == {"base": 0.0, "beside": -1.5}
+    told = run(*both, "beside=1", code=1)
+    assert "the bias of beside is 1; with router method 'anchored' a bias makes an expert stand back" in told
+    assert "next: give --bias beside=-1" in told
+    assert "next: name the base model among the experts: --public" in run(
+        "compose", "--experts", "beside", *anchored, "--bias", "beside=-1", "--plan", code=1
+    )
+    assert "--public is for experts that were trained beside it" in run(
+        "compose", "--experts", "code", "--public", "base", "--trunk", "base", "--router", "ridge", "--plan", code=2
+    )

@@ -9,7 +9,7 @@ import json
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -94,6 +94,10 @@ KINDS = {
 }
 """Other kinds of models than the Llamas."""
 
+BESIDE = "beside.one", "beside.two"
+ROWED = (*BESIDE, "beside.three")
+"""Experts with router rows; the last has biases too."""
+
 
 class Home:
     """A registry that holds the Llamas, and of the other kinds those that were asked for.
@@ -115,19 +119,19 @@ class Home:
         """Return a file of text that no expert was calibrated on."""
         return write_jsonl(self.folder / f"{domain}.jsonl", sentences(domain, count, seed=1))
 
-    def beside(self) -> tuple[str, str]:
-        """Return two experts with router rows, registered as trained beside the base model, whose weights they have."""
+    def beside(self, names: Sequence[str] = BESIDE) -> Sequence[str]:
+        """Return experts with router rows, registered as trained beside the base model, whose weights they have."""
         version = self.registry.resolve(BASE)
         assert version.content is not None
         sizes = version.content["architecture"]
-        names = "beside.one", "beside.two"
-        for number, name in enumerate(names, start=1):
+        for number, name in ((1 + ROWED.index(name), name) for name in names):
             if any(version.name == name for version in self.registry.versions()):
                 continue
             self.registry.export(BASE, folder := self.folder / name)
             rows = np.arange(sizes["num_hidden_layers"] * sizes["hidden_size"], dtype=np.float32) % (5 + number) - 2
             rows = (rows / 8).astype(np.float32).reshape(sizes["num_hidden_layers"], sizes["hidden_size"])
-            (folder / ROUTER_FILE).write_bytes(pack_rows(RouterRows(version.content["weights"], rows)))
+            bias = None if name in BESIDE else (np.arange(len(rows)) / 4 - 1).astype(np.float32)
+            (folder / ROUTER_FILE).write_bytes(pack_rows(RouterRows(version.content["weights"], rows, bias)))
             counts = PassSettings(tokens=64, seq_len=_SEQ_LEN, sites="counts", folds=1)
             self.registry.add_expert(name, folder, data=[self.text("german")], settings=counts, license=f"mit-{number}")
         return names

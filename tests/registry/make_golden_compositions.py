@@ -24,7 +24,17 @@ import transformers
 from torch import Tensor
 
 from registry import EnsembleRecipe, Recipe, TestSettings, TrainSettings
-from tests.registry.golden_experts import BASE, EXPERTS, KINDS, MORE_TOKENS, Home, golden_home, take_statistics
+from tests.registry.golden_experts import (
+    BASE,
+    BESIDE,
+    EXPERTS,
+    KINDS,
+    MORE_TOKENS,
+    ROWED,
+    Home,
+    golden_home,
+    take_statistics,
+)
 from tests.writable_hub import WritableHub, writable_hub
 
 GOLDEN = Path(__file__).with_name("golden_compositions.json")
@@ -86,10 +96,10 @@ def of_kind(kind: str, **settings: Any) -> Case:
     return Case(lambda home, out: composed(recipe, home.pair(kind)).write(home, out), STATISTICS, recipe)
 
 
-def anchored() -> Case:
+def anchored(experts: Sequence[str] = BESIDE, **settings: Any) -> Case:
     """Return the case of experts that were trained beside the base model, and the base model as the public expert."""
-    recipe = Recipe(trunk="base", router="anchored")
-    return Case(lambda home, out: composed(recipe, (*home.beside(), BASE)).write(home, out), NOTHING, recipe)
+    recipe = Recipe(trunk="base", router="anchored", **settings)
+    return Case(lambda home, out: composed(recipe, (*home.beside(experts), BASE)).write(home, out), NOTHING, recipe)
 
 
 def like() -> Case:
@@ -195,6 +205,8 @@ CASES: dict[str, Case] = {
     # trunks
     "regmean alpha": moe(trunk_options={"alpha": 0.9}),
     "anchored": anchored(),
+    "anchored bias": anchored(bias={"beside.one": -0.5}),
+    "anchored trained bias": anchored(ROWED, dtype="bfloat16", temperature=0.5),
     "mean": moe(trunk="mean"),
     "base": moe(trunk="base"),
     "ties": moe(trunk="ties"),

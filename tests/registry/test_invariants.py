@@ -127,7 +127,7 @@ SAMPLE: dict[str, dict[str, Any]] = {
 ALONE: dict[str, dict[str, Any]] = {
     **{trunk: {"trunk": trunk} for trunk in TRUNKS},
     **{f"{trunk} dense": {"trunk": trunk, "to": "dense"} for trunk in TRUNKS},
-    **{router: {"router": router} for router in ROUTERS if router not in FROM_ROWS},  # rows: test_train_expert.py
+    **{router: {"router": router} for router in ROUTERS if router not in FROM_ROWS},  # rows: test_router_bias.py
     "biased": {"router": "domain-embedding", "bias": {"code": -0.5}},
     "normalised": {"router": "ridge", "normalize": True},
     "lam auto": {"router": "ridge", "lam": "auto"},

@@ -10,6 +10,7 @@ from registry.composition.recipe.recipe_fields import (
     DENSE,
     FIELDS,
     FROM_COUNTS,
+    FROM_ROWS,
     MOE,
     TOP_K,
     TRUNK_OPTIONS,
@@ -161,6 +162,8 @@ class Recipe:
             "context_window": float(self.context_window),
             "vocabulary": self.vocabulary,
         }
+        if self.router in FROM_ROWS and not any(self.bias.values()):
+            del options["bias"]  # such compositions had their digest before there were biases
         routed = {
             "router": self.router,
             **{name: value for name, value in options.items() if name in used},

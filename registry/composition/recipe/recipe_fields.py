@@ -286,8 +286,9 @@ FIELDS: dict[str, RecipeField] = {
         ),
         RecipeField(
             "bias", FieldKind.BY_MEMBER,
-            "Of domain-embedding: what is added to a member's logits, as far as routers can.", "A=B,…", _MIXTURES,
-            only_with={"router": ("domain-embedding",)}, default={}, unset="0",
+            "What is added to a member's logits: of domain-embedding as far as linear routers can, of anchored exactly "
+            "and 0 or less.", "A=B,…", _MIXTURES,
+            only_with={"router": ("domain-embedding", "anchored")}, default={}, unset="0",
         ),
         RecipeField(
             "seed", FieldKind.WHOLE, "Of random.", "N", _MIXTURES, only_with={"router": ("random",)}, default=0,

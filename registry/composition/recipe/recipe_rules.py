@@ -147,6 +147,14 @@ def _contradiction(values: Mapping[str, Any]) -> Problem | None:
             f"router method {router!r} has rows as they were trained, and a refinement solves them again",
             f"drop {FIELDS[refined].option}, or choose --router ridge",
         )
+    above = next((member for member, bias in values["bias"].items() if bias > 0), None)
+    if router in FROM_ROWS and above is not None:
+        return Problem(
+            ("bias", "router"),
+            f"the bias of {above} is {values['bias'][above]:g}; with router method {router!r} a bias makes an expert "
+            "stand back from the public one, and is 0 or less",
+            f"give --bias {above}=-{values['bias'][above]:g}, or drop it",
+        )
     if values["refine_trunk"] and values["refine_mlp"]:
         return Problem(
             ("refine_trunk", "refine_mlp"),

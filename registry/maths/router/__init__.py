@@ -19,7 +19,8 @@ ROUTERS = {
         BASE,
         frozenset({"lam", "bias", "normalize"}),
     ),
-    "anchored": RouterMethod(lambda given: anchored(given.rows()), None, frozenset()),
+    # Its bias is a tensor of its own, which no gate.weight holds.
+    "anchored": RouterMethod(lambda given: anchored(given.rows()), None, frozenset({"bias"})),
     "random": RouterMethod(
         lambda given: random(given.digests, given.hidden_size, given.layer, given.seed, given.normalize),
         None,

@@ -1,11 +1,11 @@
 """An expert's MLPs in training beside the frozen public ones, with a router row of their own (FlexOlmo §3.3.1).
 
-With p = σ(r·x), the softmax over the logits (0, r·x) of the public expert and of this one, an MLP becomes
+With p = σ(r·x + b), the softmax over the logits (0, r·x + b) of the public expert and of this one, an MLP becomes
 
     y = (1 − p) M_public(x) + p M_expert(x)
 
 for the layer's MLP input x. Public MLPs, attention, norms and embeddings are frozen; M_expert begins as a copy of
-M_public, and r as 0, so that the training begins at the base model.
+M_public, so that the training begins at the base model, whatever r is. The bias b trains only where it is asked for.
 
 Shapes: B windows, S tokens, H hidden size.
 """
@@ -27,34 +27,38 @@ class CoordinatedMLP(nn.Module):
     Args:
         public: the base model's MLP.
         size: H.
+        bias: a bias trains beside the row.
     """
 
-    def __init__(self, public: nn.Module, size: int) -> None:
+    def __init__(self, public: nn.Module, size: int, *, bias: bool) -> None:
         super().__init__()
         self.public, self.expert = public, copy.deepcopy(public)
         device = next(public.parameters()).device
         self.row = nn.Parameter(torch.zeros(size, dtype=torch.float32, device=device))
+        self.bias = nn.Parameter(torch.zeros(1, dtype=torch.float32, device=device)) if bias else None
 
     def forward(self, x: Float[Tensor, "B S H"]) -> Float[Tensor, "B S H"]:
         """Return y."""
-        share = torch.sigmoid((x.float() * self.row).sum(dim=-1, keepdim=True))  # (B, S, 1)
+        logit = (x.float() * self.row).sum(dim=-1, keepdim=True)  # (B, S, 1)
+        share = torch.sigmoid(logit if self.bias is None else logit + self.bias)
         public, expert = self.public(x), self.expert(x)
         mixed: Tensor = public + share.to(public.dtype) * (expert - public)
         return mixed
 
 
-def coordinate(model: nn.Module, mlp: Sequence[str], size: int) -> list[CoordinatedMLP]:
+def coordinate(model: nn.Module, mlp: Sequence[str], size: int, *, bias: bool) -> list[CoordinatedMLP]:
     """Replace every MLP of a model by a coordinated one, and return these, layer by layer.
 
     Args:
         model: a dense model.
         mlp: names of all MLP tensors, layer by layer.
         size: H.
+        bias: a bias trains beside the row of each.
     """
     layers = []
     for holder in dict.fromkeys(map(_holder, mlp)):
         parent, _, attribute = holder.rpartition(".")
-        layer = CoordinatedMLP(model.get_submodule(holder), size)
+        layer = CoordinatedMLP(model.get_submodule(holder), size, bias=bias)
         setattr(model.get_submodule(parent), attribute, layer)
         layers.append(layer)
     return layers

@@ -2,16 +2,31 @@
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from registry.errors import InvalidInputError
 from registry.io.dtypes import AUTO
+from registry.workspace import PathLike
 
 FULL = "full"
 FROZEN, FREE = "frozen", "free"
 DTYPES = (AUTO, "bfloat16", "float32")
 _LORA = re.compile(r"lora:([1-9][0-9]{0,4})")
+
+
+@dataclass(frozen=True)
+class TrainingText:
+    """The text of a training.
+
+    Attributes:
+        own: files of the expert's text.
+        public: files of public text, whose embeddings the router rows of `coordinate` begin with.
+    """
+
+    own: Sequence[PathLike]
+    public: Sequence[PathLike] = ()
 
 
 @dataclass(frozen=True)
@@ -28,6 +43,7 @@ class ExpertTraining:
             is added to the weights at the end.
         coordinate: train the MLPs beside the frozen public ones of the base model, with a router row of their own in
             every layer (FlexOlmo, Shi et al. 2025, §3.3.1); the trunk is then frozen.
+        router_bias: with `coordinate`, a bias trains beside each row, from 0 on; its logit is r·x + b.
         lr: the highest learning rate of AdamW.
         warmup: steps in which the rate rises; None for a twentieth of them. It then falls to a tenth as a cosine.
         weight_decay: of AdamW, on matrices alone.
@@ -44,6 +60,7 @@ class ExpertTraining:
     trunk: str = FROZEN
     mlp: str = FULL
     coordinate: bool = False
+    router_bias: bool = False
     lr: float = 3e-4
     warmup: int | None = None
     weight_decay: float = 0.1
@@ -69,6 +86,11 @@ class ExpertTraining:
             raise InvalidInputError(
                 "experts that are trained to coordinate share a frozen trunk, and trunk is free",
                 "drop --coordinate, or give --trunk frozen",
+            )
+        if self.router_bias and not self.coordinate:
+            raise InvalidInputError(
+                "router_bias is for a router row, and an expert without --coordinate has none",
+                "add --coordinate, or drop --router-bias",
             )
         if self.dtype not in DTYPES:
             _refuse("dtype", repr(self.dtype), f"it is one of {', '.join(DTYPES)}", AUTO)

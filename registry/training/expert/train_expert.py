@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from registry.calibration import Corpus, random_places
+from registry.calibration import Calibration, Corpus, random_places
 from registry.checkpoint import Checkpoint, HashedCheckpoint, hash_checkpoint
 from registry.checkpoint.annotations import Annotations
 from registry.checkpoint.model_files import EXPERT_TRAINING, OWN_FILES
@@ -29,7 +29,8 @@ from registry.registration import Registration, RegistrationRequest, open_candid
 from registry.runtime.compute_dtype import is_fast
 from registry.runtime.loading import device_name, load_model, load_tokenizer
 from registry.statistics.settings import PassSettings
-from registry.training.expert.expert_settings import ExpertTraining
+from registry.training.expert.expert_settings import ExpertTraining, TrainingText
+from registry.training.expert.initial_rows import WINDOWS as INITIAL
 from registry.training.expert.trainable import Trainable
 from registry.training.training_windows import HELD_OUT, Windows, make_windows, shortened
 from registry.training.weight_trainer import Losses, WeightTrainer, curve
@@ -61,7 +62,7 @@ def train_expert(
     workspace: Workspace,
     name: str,
     base: PathLike,
-    data: Sequence[PathLike],
+    text: TrainingText,
     settings: ExpertTraining,
     *,
     out: PathLike | None = None,
@@ -77,7 +78,7 @@ def train_expert(
         workspace: the registry.
         name: the expert's name.
         base: a registered base model or expert, a folder, or `hf://ORG/NAME[@REVISION]`.
-        data: files of text.
+        text: files of text; public ones only with `settings.coordinate`.
         settings: the settings of the training.
         out: a folder to write the checkpoint to, instead of registering it; absent or empty.
         annotations: tags, license and alias of the version.
@@ -88,14 +89,20 @@ def train_expert(
         CalibrationError: there is no text, or it has tokens beyond the model's vocabulary.
         NotFoundError: there is no such base model.
         ConflictError: `name` is a base model's.
-        InvalidInputError: a loss is not finite.
+        InvalidInputError: a loss is not finite, or there is public text without `coordinate`.
         OutputError: `out` holds something.
         StorageError: the disk is full or refuses, or a library is not installed.
     """
     check_name(name)
-    files = [Path(file) for file in require_list(data, "data")]
+    files = [Path(file) for file in require_list(text.own, "data")]
+    public = [Path(file) for file in require_list(text.public, "public_data")]
     if not files:
         raise InvalidInputError("there is nothing to train on", "give --data FILE, or several")
+    if public and not settings.coordinate:
+        raise InvalidInputError(
+            "public text is what router rows begin with, and an expert without --coordinate has none",
+            "add --coordinate, or drop --public-data",
+        )
     if importlib.util.find_spec("accelerate") is None:
         raise StorageError("training needs accelerate", "run: pip install 'expert-registry[train]'")
     if out is None:
@@ -107,7 +114,7 @@ def train_expert(
         checkpoint, holds = stack.enter_context(_opened(workspace, base))
         scratch = stack.enter_context(temporary(workspace.home.merged, holds, prefix="training-"))
         target = scratch / "expert" if out is None else Path(out).absolute()
-        document, losses, tokens = _trained(workspace, checkpoint, files, settings, target, holds)
+        document, losses, tokens = _trained(workspace, checkpoint, TrainingText(files, public), settings, target, holds)
         if out is not None:
             return TrainedExpert(document, losses, tokens, out=target)
         request = RegistrationRequest(
@@ -127,22 +134,26 @@ def train_expert(
 def _trained(
     workspace: Workspace,
     checkpoint: Checkpoint,
-    files: Sequence[Path],
+    text: TrainingText,
     settings: ExpertTraining,
     target: Path,
     holds: Sequence[str],
 ) -> tuple[dict[str, Any], Losses, int]:
     """Write the trained checkpoint to `target`, and return its document, losses, and number of held-out tokens."""
     progress, home = workspace.progress, workspace.home
-    windows, settings = _windows(checkpoint, files, settings, workspace)
+    windows, public, settings = _windows(checkpoint, text, settings, workspace)
     device = device_name(settings.device)
     dtype = ("bfloat16" if is_fast("bfloat16", device) else "float32") if settings.dtype == AUTO else settings.dtype
     hashed = hash_checkpoint(checkpoint, progress)
     inputs = settings.document(device, dtype) | {"data": windows.all.digest, "base": hashed.weights}
+    if public is not None:
+        inputs |= {"public": public.digest}
     with ExitStack() as stack:
         state_path = stack.enter_context(resumable(home.partial, json_digest(["train-expert", inputs]), holds))
         scratch = stack.enter_context(temporary(home.merged, holds, prefix="trainer-"))
         trainable = Trainable(load_model(checkpoint.folder, "float32", device), hashed, settings)
+        if public is not None:
+            trainable.begin_rows(windows.take(windows.training[:INITIAL]), (public.ids.long(), public.keep))
         trainer = WeightTrainer(
             trainable.model, list(trainable.parameters.values()), windows, settings, dtype == "bfloat16"
         )
@@ -169,31 +180,33 @@ def _write(
 
 
 def _windows(
-    checkpoint: Checkpoint, files: Sequence[Path], settings: ExpertTraining, workspace: Workspace
-) -> tuple[Windows, ExpertTraining]:
+    checkpoint: Checkpoint, text: TrainingText, settings: ExpertTraining, workspace: Workspace
+) -> tuple[Windows, Calibration | None, ExpertTraining]:
+    """Return the windows to train on, those of public text if there is any, and the settings with their size."""
     settings = replace(settings, seq_len=shortened(settings.seq_len, checkpoint.folder, workspace.progress))
     tokenizer = load_tokenizer(checkpoint.folder)
     count = settings.steps * settings.batch_size * settings.accumulate + HELD_OUT
-    calibration = random_places(
-        Corpus(files, tokenizer),
-        tokenizer,
-        tokens=count * settings.seq_len,
-        seq_len=settings.seq_len,
-        seed=settings.seed,
-    )
+
+    def windows_of(files: Sequence[PathLike], count: int) -> Calibration:
+        size, corpus = settings.seq_len, Corpus([Path(file) for file in files], tokenizer)
+        found = random_places(corpus, tokenizer, tokens=count * size, seq_len=size, seed=settings.seed)
+        largest, vocabulary = int(found.ids.max()), checkpoint.architecture.vocab_size
+        if largest >= vocabulary:
+            raise CalibrationError(
+                f"{found.label}: token {largest:,} is beyond the model's vocabulary of {vocabulary:,}",
+                "put the tokenizer that the model was trained with into its folder",
+            )
+        return found
+
+    calibration = windows_of(text.own, count)
+    public = windows_of(text.public, INITIAL) if text.public else None
     windows = make_windows([calibration], settings.seq_len, settings.seed)
-    largest, vocabulary = int(windows.all.ids.max()), checkpoint.architecture.vocab_size
-    if largest >= vocabulary:
-        raise CalibrationError(
-            f"{calibration.label}: token {largest:,} is beyond the model's vocabulary of {vocabulary:,}",
-            "put the tokenizer that the model was trained with into its folder",
-        )
     passes = count / max(1, len(windows.training))
     if passes >= 2:
         remark(
             workspace.progress, f"{calibration.label} is read {passes:.1f} times: it has fewer tokens than asked for"
         )
-    return windows, settings
+    return windows, public, settings
 
 
 def _document(inputs: Mapping[str, Any], losses: Losses) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from jaxtyping import Bool, Int64
 from torch import Tensor
 
 from registry.checkpoint import HashedCheckpoint
@@ -15,7 +16,11 @@ from registry.io.safetensors_writer import Stream
 from registry.io.torch_blocks import to_block, torch_dtype
 from registry.training.expert.coordinated import EXPERT, PUBLIC, CoordinatedMLP, coordinate, within
 from registry.training.expert.expert_settings import FREE, ExpertTraining
+from registry.training.expert.initial_rows import begin_rows
 from store.arrays import ArraySource, Block, digest_of
+
+Text = tuple[Int64[Tensor, "N S"], Bool[Tensor, "N S"]]
+"""Token ids of windows, and which of them count."""
 
 
 class Trainable:
@@ -35,7 +40,7 @@ class Trainable:
     """
 
     def __init__(self, model: Any, hashed: HashedCheckpoint, settings: ExpertTraining) -> None:
-        self._hashed, self._rank = hashed, settings.rank
+        self._hashed, self._rank, self._batch_size = hashed, settings.rank, settings.batch_size
         checkpoint = hashed.checkpoint
         own = dict(model.named_parameters())
         if missing := sorted({*checkpoint.trunk, *checkpoint.mlp} - own.keys()):
@@ -47,12 +52,14 @@ class Trainable:
         self._names = {name: name for name in (*checkpoint.trunk, *checkpoint.mlp)}
         self._layers: list[CoordinatedMLP] = []
         if settings.coordinate:
-            self._layers = coordinate(model, checkpoint.mlp, checkpoint.architecture.hidden_size)
+            self._layers = coordinate(
+                model, checkpoint.mlp, checkpoint.architecture.hidden_size, bias=settings.router_bias
+            )
             self._names |= {name: within(name, EXPERT) for name in checkpoint.mlp}
             own = dict(model.named_parameters())
         mlp = [self._names[name] for name in checkpoint.mlp]
         free = [own[name] for name in checkpoint.trunk] if settings.trunk == FREE else []
-        free += [layer.row for layer in self._layers]
+        free += [part for layer in self._layers for part in (layer.row, layer.bias) if part is not None]
         self.model = model
         if settings.rank is None:
             free += [own[name] for name in mlp]
@@ -63,6 +70,18 @@ class Trainable:
         self._tensors = {name: own[now] for name, now in self._names.items()}
         self._public = {name: own[within(name, PUBLIC)] for name in checkpoint.mlp if self._layers}
         self.parameters = {name: part for name, part in self.model.named_parameters() if part.requires_grad}
+
+    def begin_rows(self, own: Text, public: Text) -> None:
+        """Set the first router rows to the differences of the embeddings of two texts.
+
+        Args:
+            own: token ids (N, S) of the expert's text, and which of them count.
+            public: the same of public text.
+
+        Raises:
+            CalibrationError: the mean of a text is zero or not finite.
+        """
+        begin_rows(self.model, self._layers, own, public, self._batch_size)
 
     def streams(self) -> Iterator[Stream]:
         """Yield the tensors of the trained checkpoint, each in the dtype that it has in the base model.
@@ -89,11 +108,12 @@ class Trainable:
             yield Stream(name, dtype, checkpoint.shapes[name], partial(_blocks, tensor, dtype))
 
     def rows(self) -> RouterRows | None:
-        """Return the router rows that were trained, or None without."""
+        """Return the router rows that were trained, and their biases, or None without."""
         if not self._layers:
             return None
-        rows = torch.stack([layer.row.detach().float().cpu() for layer in self._layers])
-        return RouterRows(self._hashed.weights, rows.numpy())
+        rows = torch.stack([layer.row.detach().float().cpu() for layer in self._layers])  # (L, H)
+        biases = [layer.bias.detach().float().cpu() for layer in self._layers if layer.bias is not None]
+        return RouterRows(self._hashed.weights, rows.numpy(), torch.cat(biases).numpy() if biases else None)
 
 
 def _modules(names: Sequence[str]) -> list[str]:

@@ -128,6 +128,7 @@ function composer(form) {
   form.addEventListener("input", (event) => {
     if (event.target === search) return later("experts", experts);
     fields();
+    if (["router", "to"].includes(event.target.name)) later("experts", experts);
     count.textContent = `${form.querySelectorAll("[name=e]:checked").length} ticked`;
     return later("result", result);
   });

@@ -1,12 +1,15 @@
 """Proves: the demo runs end to end, in small, and its folder is only ever its own."""
 
+import importlib.util
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 
+from registry.checkpoint.model_files import EXPERT_TRAINING
 from registry.demo import DemoResult, run, run_demo
-from registry.errors import OutputError
+from registry.errors import OutputError, StorageError
 from tests.conftest import files_of
 
 
@@ -27,6 +30,27 @@ def test_demo_shows_the_promises(demo_result: DemoResult) -> None:
     assert result.opted_out != next(iter(result.orders.values()))
     kept = sorted(path.name for path in result.folder.iterdir())
     assert kept == ["checkpoints", "demo.json", "moe", "registry", "text"]
+
+
+def test_models_of_the_demo_are_trained_as_a_users_experts_are(demo_result: DemoResult) -> None:
+    of = {
+        name: json.loads((demo_result.folder / "checkpoints" / name / EXPERT_TRAINING).read_text())
+        for name in ("base", *demo_result.domains)
+    }
+    begun = {name: document["training"]["base"] for name, document in of.items()}
+    assert begun["base"] != begun["code"] == begun["english"] == begun["math"]
+    for document in of.values():
+        assert (document["training"]["trunk"], document["training"]["steps"], len(document["loss"])) == ("free", 2, 2)
+        assert document["held_out"]["after"] < document["held_out"]["before"]
+
+
+def test_demo_asks_for_what_training_needs_before_it_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "accelerate" else found(name))
+    with pytest.raises(StorageError, match="needs accelerate") as caught:
+        run_demo(tmp_path / "demo")
+    assert "expert-registry[train]" in str(caught.value.hint)
+    assert not (tmp_path / "demo").exists()
 
 
 def test_earlier_demo_is_replaced_only_where_asked(tmp_path: Path, demo_result: DemoResult) -> None:

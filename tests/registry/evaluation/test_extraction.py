@@ -37,7 +37,7 @@ def test_what_was_learned_by_heart_is_found_and_what_was_not_seen_is_not(
 
 
 def test_figures_are_those_of_the_documents() -> None:
-    found = Extraction("model", (0.5, 0.9, 1.0, 0.2), 0.9)
+    found = Extraction("model", "0" * 64, (0.5, 0.9, 1.0, 0.2), 0.9)
     assert (found.extracted, found.rate) == (2, 0.5)
     assert found.mean == pytest.approx(0.65)
 

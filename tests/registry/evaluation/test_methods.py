@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from registry import Recipe, Registry, TestSettings
+from registry import Recipe, Registry, TestSettings, TrainSettings
 from registry.composition import EnsembleRecipe
 from registry.errors import IncompatibleError, InvalidInputError
 from registry.evaluation import METHODS, Method, Row
 from registry.evaluation.benchmark import TokenizerSource
-from registry.evaluation.methods import DENSE, TRAIN_STEPS, named_methods
+from registry.evaluation.methods import DENSE, SEEDS, TRAIN_STEPS, TRAINED_SEEDS, named_methods
 from registry.evaluation.results import over_seeds
 from registry.evaluation.service import composer_of
 from registry.evaluation.table import Wanted, evaluate
@@ -26,7 +26,8 @@ SETTINGS = TestSettings(windows=2, seq_len=32, batch_size=3)
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_is_a_recipe(name: str) -> None:
-    for run in METHODS[name].runs:
+    for run in METHODS[name].runs():
+        assert run.pop("train_seed", 0) in range(TRAINED_SEEDS)
         assert run.pop("train_steps", TRAIN_STEPS) == TRAIN_STEPS
         if run.get("to") == "ensemble":
             assert EnsembleRecipe(**{key: value for key, value in run.items() if key != "to"})
@@ -113,17 +114,18 @@ def test_method_that_does_not_fit_is_left_out_of_all_and_refused_by_name(
 
 
 def test_seeds_become_mean_and_standard_deviation(filled: Registry, zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(METHODS, "drawn", Method({"trunk": "base"}, seeds=(3, 5, 8)))
-    make, asked = composer_of(filled._workspace, ["code", "math"]), []
+    monkeypatch.setitem(METHODS, "drawn", Method({"trunk": "base"}, seeds=4))
+    make, asked, first = composer_of(filled._workspace, ["code", "math"]), list[dict[str, Any]](), [1]
 
     def compose(settings: Mapping[str, Any], folder: Path) -> None:
         asked.append(dict(settings))
-        make({"trunk": settings["trunk"], "router": "ridge", "weights": {"code": float(settings["seed"])}}, folder)
+        weights = {"code": float(settings["seed"] + first[-1])}
+        make({"trunk": settings["trunk"], "router": "ridge", "weights": weights}, folder)
 
     registered = [filled.member(version) for version in filled.versions() if version.name in ("code", "math")]
     plan = filled.plan(["code", "math"])
 
-    def rows(*methods: str) -> list[Row]:
+    def rows(*methods: str, seeds: int | None = None) -> list[Row]:
         data = {"code": [zoo.test["code"]], "math": [zoo.test["math"]]}
         return evaluate(
             [],
@@ -131,16 +133,16 @@ def test_seeds_become_mean_and_standard_deviation(filled: Registry, zoo: Zoo, mo
             registered,
             SETTINGS,
             progress=silent,
-            wanted=Wanted(methods=methods),
+            wanted=Wanted(methods=methods, seeds=seeds),
             composed=(TokenizerSource.of_plan(plan), compose),
         )
 
-    (row,) = rows("drawn")
-    assert asked == [{"trunk": "base", "seed": seed} for seed in (3, 5, 8)]
+    (row,) = rows("drawn", seeds=3)
+    assert asked == [{"trunk": "base", "seed": seed} for seed in range(3)]
     single = []
-    for seed in (3, 5, 8):
-        monkeypatch.setitem(METHODS, "drawn", Method({"trunk": "base"}, seeds=(seed,)))
-        single += rows("drawn")
+    for number in (1, 2, 3):
+        first.append(number)
+        single += rows("drawn", seeds=1)
     assert [r.spread for r in single] == [None] * 3
     assert row == over_seeds(single)
     assert row.spread is not None
@@ -153,3 +155,35 @@ def test_seeds_become_mean_and_standard_deviation(filled: Registry, zoo: Zoo, mo
     assert row.spread.average == stdev(averages)
     assert row.average is not None
     assert abs(row.average - fmean(averages)) < 1e-9
+
+
+def test_seeds_of_trained_routers_are_those_of_the_training(
+    filled: Registry, zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe: dict[str, Any] = {"trunk": "base", "router": "ridge", "top_k": 1}
+    monkeypatch.setitem(METHODS, "trained", Method({**recipe, "train_steps": 2}, TRAINED_SEEDS))
+    data = {"code": [zoo.test["code"]], "math": [zoo.test["math"]]}
+    (row,) = filled.evaluate([], data, SETTINGS, experts=["code", "math"], methods=["trained"], seeds=2)
+    filled.compose(["code", "math"], tmp_path / "moe", Recipe(**recipe))
+    single = []
+    for seed in (0, 1):
+        folder = tmp_path / f"seed {seed}"
+        filled.train_router(tmp_path / "moe", folder, ["code", "math"], TrainSettings(steps=2, seed=seed))
+        single += filled.evaluate([folder], data, SETTINGS)
+    assert single[0].perplexity["code"] != single[1].perplexity["code"]
+    assert row.perplexity == {name: fmean(r.perplexity[name] for r in single) for name in data}
+    assert row.spread is not None
+    assert row.spread.seeds == 2
+    assert [method for method in METHODS if METHODS[method].seeds == SEEDS] == ["random"]
+    assert [name for name, method in METHODS.items() if "train_steps" in method.settings] == [
+        name for name, method in METHODS.items() if method.seeds == TRAINED_SEEDS
+    ]
+
+
+@pytest.mark.parametrize(("methods", "seeds"), [(["random"], 0), ([], 3)])
+def test_seeds_without_a_method_or_none_are_refused(filled: Registry, zoo: Zoo, methods: list[str], seeds: int) -> None:
+    experts = ["code"] if methods else []
+    with pytest.raises(InvalidInputError, match="the least is 1" if methods else "seeds are of methods"):
+        filled.evaluate(
+            [zoo.base], {"code": [zoo.test["code"]]}, SETTINGS, experts=experts, methods=methods, seeds=seeds
+        )

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from huggingface_hub import ModelCard, snapshot_download
 
-from registry import EnsembleRecipe, Recipe, Registry, TestSettings
+from registry import EnsembleRecipe, ExtractionSettings, Recipe, Registry, TestSettings
 from registry.composition.cards.pushed import without_additions
 from registry.errors import CheckpointError, ConflictError, InvalidInputError
 from registry.hub.target import Target
@@ -90,6 +90,8 @@ def test_the_card_says_what_the_registry_knows(registry: Registry, zoo: Zoo, hub
     registry.compose(["code", "math"], tmp_path / "moe", Recipe(trunk="ties"))
     settings = TestSettings(windows=2, seq_len=32, batch_size=2)
     registry.evaluate([tmp_path / "moe"], {name: [zoo.test[name]] for name in ("code", "math")}, settings, oracle=True)
+    tried = ExtractionSettings(documents=3, prefix=8, continued=4, samples=2, device="cpu")
+    (audited,) = registry.audit_extraction([tmp_path / "moe"], [zoo.test["math"]], tried)
     before = files_of(tmp_path / "moe")
     registry.push(tmp_path / "moe", "org/moe")
     assert files_of(tmp_path / "moe") == before
@@ -119,6 +121,8 @@ def test_the_card_says_what_the_registry_knows(registry: Registry, zoo: Zoo, hub
         "| base | base@1 |",
         "not known",
         "## Scores",
+        "## Extraction",
+        f"| `{audited.data[:12]}` | {audited.extracted} of 3 | {audited.mean:.3f} | {max(audited.similarity):.3f} |",
         "AutoModelForCausalLM",
         "vllm serve",
         "reg reproduce",

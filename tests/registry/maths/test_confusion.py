@@ -98,3 +98,15 @@ def test_what_has_no_confusion_is_refused() -> None:
         predicted_confusion(gate, [of])
     with pytest.raises(ValueError, match="without tokens"):
         predicted_confusion(gate, [of, Statistics.zero(SCALES)])
+
+
+def test_a_bias_shifts_logits() -> None:
+    rows = [tokens(seed, 4000) for seed in range(3)]
+    statistics = [Statistics.of(x, SCALES) for x in rows]
+    gate, bias = ridge(statistics, [1.0] * 3, 0.1, False), torch.tensor([0.0, -0.4, -0.1], dtype=torch.float64)
+    predicted = predicted_confusion(gate, statistics, bias)
+    counted = torch.stack([torch.bincount((x.double() @ gate.T + bias).argmax(1), minlength=3) / len(x) for x in rows])
+    assert (predicted - counted).abs().max() < 0.02
+    assert (predicted - predicted_confusion(gate, statistics)).abs().max() > 0.1
+    assert torch.allclose(predicted_confusion(gate, statistics, bias + 3.0), predicted, rtol=0, atol=1e-9)
+    assert predicted_confusion(gate, statistics, bias * 1e6)[:, 1:].max() == 0

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from registry.maths.router import BASE, COUNTS, OWN, ROUTERS, RouterInputs, balanced
+from registry.maths.router.anchored import initial_row
 from registry.maths.router.domain_embedding import domain_embedding
 from registry.maths.router.random import random
 from registry.maths.router.ridge import ridge
@@ -52,7 +53,7 @@ def test_table_says_what_each_method_takes() -> None:
         "ridge": (OWN, ["lam", "normalize", "weights"]),
         "context": (COUNTS, ["context_window", "vocabulary"]),
         "domain-embedding": (BASE, ["bias", "lam", "normalize"]),
-        "anchored": (None, []),
+        "anchored": (None, ["bias"]),
         "random": (None, ["normalize", "seed"]),
     }
 
@@ -188,3 +189,14 @@ def test_random_rows_are_normal_with_squared_length_one() -> None:
     assert torch.allclose(random(["a"], 30, 0).norm(dim=1), torch.ones(1, dtype=torch.float64), rtol=0, atol=1e-15)
     with pytest.raises(ValueError, match="at least one expert"):
         random([], 30, 0)
+
+
+def test_a_first_row_is_the_difference_of_unit_vectors() -> None:
+    mean, public = torch.tensor([3.0, 0.0, 4.0]), torch.tensor([0.0, 2.0, 0.0])
+    expected = torch.tensor([0.6, -1.0, 0.8], dtype=torch.float64)
+    assert torch.allclose(initial_row(mean, public), expected, rtol=0, atol=1e-15)
+    assert torch.equal(initial_row(public, mean), -initial_row(mean, public))
+    assert not initial_row(mean, 5 * mean).abs().gt(1e-15).any()
+    for wrong in (torch.zeros(3), torch.tensor([1.0, torch.nan, 0.0]), torch.tensor([torch.inf, 1.0, 0.0])):
+        with pytest.raises(ValueError, match="zero or not finite"):
+            initial_row(mean, wrong)

@@ -13,11 +13,13 @@ from click.testing import CliRunner
 
 from cli.main import main
 from registry import Recipe, Registry, TestSettings
+from registry.checkpoint import TrainingRecord
 from registry.errors import CheckpointError, NotFoundError, OutputError
 from registry.io.display import printable
 from registry.report import ReportData, page
+from registry.report.build import _training
 from registry.report.charts import charts
-from registry.report.data import Evaluated, ScoreRow
+from registry.report.data import POINTS, ActiveExperts, Evaluated, ScoreRow, Training
 from registry.report.page import DARK, LIGHT, colours
 from registry.report.write_page import write_page
 from tests.conftest import Zoo
@@ -69,6 +71,8 @@ def hostile(figures: ReportData) -> ReportData:
         routing=replace(figures.routing, shares=shares),
         scores=(ScoreRow(HOSTILE, "composition", {HOSTILE: 99.0}, {HOSTILE: 2.0}, 99.0),),
         evaluated=Evaluated(HOSTILE, {HOSTILE: 10}, {HOSTILE: HOSTILE}),
+        active_experts=tuple(ActiveExperts(k, k, {HOSTILE: 90.0 + k}, {HOSTILE: 2.0}, 90.0 + k) for k in (1, 2)),
+        trainings=(Training(HOSTILE, 2, 64, 5.0, 4.0, (1.0, 2.0), (5.0, 4.5)),),
         lineage=tuple(replace(node, label=HOSTILE, told=HOSTILE) for node in figures.lineage),
         notes=(HOSTILE,),
     )
@@ -126,6 +130,50 @@ def test_stored_evaluation_and_data_give_the_same_figures(
     assert "measured" in text
     assert "oracle" in text
     json.dumps(measured.document(), allow_nan=False)
+
+
+def test_active_experts_are_those_of_the_latest_evaluation_that_has_them(
+    world: tuple[Registry, Path], zoo: Zoo, tmp_path: Path, foretold: ReportData
+) -> None:
+    registry, _ = world
+    assert foretold.active_experts == ()
+    registry.compose(["code", "german"], tmp_path / "active", Recipe(trunk="base"))
+    data = {name: [zoo.test[name]] for name in ("code", "german")}
+    _, *rows = registry.evaluate([tmp_path / "active"], data, SETTINGS, active_experts="all")
+    registry.evaluate([tmp_path / "active"], data, SETTINGS)
+    figures = registry.report(tmp_path / "active")
+    assert [(row.experts_per_token, row.active_parameters, row.average) for row in figures.active_experts] == [
+        (row.experts_per_token, row.active_parameters, row.average) for row in rows
+    ]
+    chart = charts(figures)["active"]
+    assert chart["layer"][0]["encoding"]["y"]["axis"]["title"] == "normalised score"
+    assert {(p["count"], p["domain"]): p["value"] for p in chart["data"]["values"]} == {
+        (row.experts_per_token, domain): score for row in rows for domain, score in row.score.items()
+    }
+    assert [p["value"] for p in chart["layer"][2]["data"]["values"]] == [row.average for row in rows]
+    text = page(figures)
+    assert 'data-chart="active" role="img" aria-label=' in text
+    assert f"{rows[0].perplexity['german']:.2f}" in text
+    bare = replace(figures, active_experts=tuple(replace(r, score={}, average=None) for r in figures.active_experts))
+    chart = charts(bare)["active"]
+    assert chart["layer"][0]["encoding"]["y"]["axis"]["title"] == "perplexity"
+    assert {(p["count"], p["domain"]): p["value"] for p in chart["data"]["values"]} == {
+        (row.experts_per_token, domain): value for row in rows for domain, value in row.perplexity.items()
+    }
+    one = replace(figures, active_experts=figures.active_experts[:1])
+    assert "active" not in charts(one)
+    assert "<details open>" in page(one)
+
+
+@pytest.mark.parametrize(("count", "points"), [(POINTS, POINTS), (POINTS + 1, (POINTS + 2) // 2), (2000, POINTS)])
+def test_long_loss_curves_are_means_of_as_many(count: int, points: int) -> None:
+    record = TrainingRecord(3 * count - 1, 10, 5.0, 4.0, 3, tuple(float(number) for number in range(count)))
+    training = _training("x", record)
+    assert len(training.at) == len(training.loss) == points
+    size = -(-count // points)
+    assert training.loss[0] == sum(range(size)) / size
+    assert training.at[0] == sum(record.at[:size]) / size
+    assert training.at[-1] <= record.steps
 
 
 def test_page_needs_nothing_and_runs_only_its_own_code(foretold: ReportData) -> None:

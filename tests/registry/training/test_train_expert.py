@@ -13,8 +13,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
 from registry import ExpertTraining, Recipe, Registry, TestSettings
+from registry.calibration.corpus import Document
+from registry.calibration.windows import encode
 from registry.checkpoint import Checkpoint
 from registry.checkpoint.model_files import EXPERT_TRAINING
 from registry.checkpoint.router_rows import ROUTER_FILE, RouterRows, pack_rows, unpack_rows
@@ -30,7 +33,10 @@ from registry.errors import (
 )
 from registry.member import load_member
 from registry.progress import Advance, silent
+from registry.runtime.loading import load_model, load_tokenizer
 from registry.training import TrainedExpert
+from registry.training.expert.coordinated import CoordinatedMLP
+from registry.training.weight_trainer import WeightTrainer
 from tests.conftest import Zoo, files_of
 from tests.models import logits, make_model, save_checkpoint, train_tokenizer
 
@@ -243,6 +249,60 @@ def test_coordinated_experts_compose_by_their_rows(filled: Registry, zoo: Zoo, t
     assert files_of(tmp_path / "after") == files_of(tmp_path / "pair")
 
 
+def test_rows_begin_as_differences_of_embeddings(
+    filled: Registry, zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fewer tokens than a window of each text, so that the reference is one pass of the base model over all."""
+    texts = {"own": "def f(x): return x + 1", "public": "the court held that the"}
+    for name, text in texts.items():
+        (tmp_path / f"{name}.txt").write_text(text)
+    begun: list[list[Tensor]] = []
+
+    def first(trainer: Any) -> None:
+        begun.append([part.detach().clone() for part in trainer.parameters if part.ndim == 1])
+
+    monkeypatch.setattr("registry.training.weight_trainer.WeightTrainer.__post_init__", counted(first))
+    settings = settings_with(coordinate=True, tokens=2 * 64, seq_len=64)
+    own, public = [tmp_path / "own.txt"], [tmp_path / "public.txt"]
+    done = filled.train_expert("beside", "base", own, settings, public_data=public, out=tmp_path / "out")
+    model, tokenizer = load_model(zoo.base, "float32", "cpu"), load_tokenizer(zoo.base)
+    seen: dict[str, dict[int, Tensor]] = {name: {} for name in texts}
+    for name, text in texts.items():
+        for layer, block in enumerate(model.model.layers):
+            block.mlp.register_forward_pre_hook(
+                lambda _module, inputs, layer=layer, of=seen[name]: of.update({layer: inputs[0][0].double().mean(0)})
+            )
+        model(input_ids=torch.tensor([encode(Document(text), tokenizer)]))
+        for block in model.model.layers:
+            block.mlp._forward_pre_hooks.clear()
+    for layer, row in enumerate(begun[0]):
+        expected, other = (seen[name][layer] / seen[name][layer].norm() for name in texts)
+        assert torch.allclose(row.double(), expected - other, atol=1e-6)
+        assert row.any()
+    without = filled.train_expert("beside", "base", own, settings, out=tmp_path / "without")
+    assert not any(row.any() for row in begun[1])
+    assert done.document["training"].keys() - without.document["training"].keys() == {"public"}
+    again = filled.train_expert("beside", "base", own, settings, public_data=public, out=tmp_path / "again")
+    assert files_of(tmp_path / "again") == files_of(tmp_path / "out") != files_of(tmp_path / "without")
+    assert again.document == done.document
+    with pytest.raises(InvalidInputError, match="without --coordinate"):
+        filled.train_expert("beside", "base", own, SETTINGS, public_data=public)
+    (tmp_path / "empty.txt").touch()
+    with pytest.raises(CalibrationError, match="no text"):
+        filled.train_expert("beside", "base", own, settings, public_data=[tmp_path / "empty.txt"])
+
+
+def counted(first: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Return the preparation of a trainer that calls `first` before it."""
+    prepare = WeightTrainer.__post_init__
+
+    def both(trainer: WeightTrainer) -> None:
+        first(trainer)
+        prepare(trainer)
+
+    return both
+
+
 def test_a_pair_is_the_model_that_was_trained(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     """The composition of public expert and one other computes what its training did."""
     settings = settings_with(tokens=30 * 4 * 32, batch_size=4, coordinate=True)
@@ -283,10 +343,49 @@ def test_rows_of_another_form_are_refused(filled: Registry, zoo: Zoo, tmp_path: 
     with pytest.raises(CheckpointError, match=ROUTER_FILE):
         filled.add_expert("beside", tmp_path / "out", data=[zoo.train["law"]])
     rows = unpack_rows(whole, (2, 32), "out")
-    for wrong in (rows.rows[:1], np.full_like(rows.rows, np.nan)):
-        (tmp_path / "out" / ROUTER_FILE).write_bytes(pack_rows(RouterRows(rows.anchor, wrong)))
+    assert rows.bias is None
+    short, infinite, wide = np.zeros(1, dtype=np.float32), np.full(2, np.inf, dtype=np.float32), np.zeros(2)
+    cases: list[tuple[Any, Any]] = [(rows.rows[:1], None), (np.full_like(rows.rows, np.nan), None)]
+    for wrong, bias in (*cases, *((rows.rows, bias) for bias in (short, infinite, wide))):
+        (tmp_path / "out" / ROUTER_FILE).write_bytes(pack_rows(RouterRows(rows.anchor, wrong, bias)))
         with pytest.raises(CheckpointError, match="expected finite float32"):
             filled.add_expert("beside", tmp_path / "out", data=[zoo.train["law"]])
+    bias = np.array([-1.5, 0.25], dtype=np.float32)
+    again = unpack_rows(pack_rows(RouterRows(rows.anchor, rows.rows, bias)), (2, 32), "out")
+    assert again.bias is not None
+    assert (again.anchor, again.rows.tolist(), again.bias.tolist()) == (rows.anchor, rows.rows.tolist(), [-1.5, 0.25])
+
+
+def test_a_bias_trains_beside_its_row(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
+    settings = settings_with(tokens=20 * 4 * 32, batch_size=4, coordinate=True, router_bias=True)
+    for name in ("out", "again"):
+        done = filled.train_expert("beside", "base", [zoo.train["law"]], settings, out=tmp_path / name)
+    assert files_of(tmp_path / "again") == files_of(tmp_path / "out")
+    assert done.losses.after < done.losses.before
+    rows = unpack_rows((tmp_path / "out" / ROUTER_FILE).read_bytes(), (2, 32), "out")
+    assert rows.bias is not None
+    assert rows.bias.shape == (2,)
+    assert rows.bias.all()
+    with pytest.raises(InvalidInputError, match="without --coordinate"):
+        settings_with(router_bias=True)
+
+
+def test_a_coordinated_mlp_mixes_by_its_logit() -> None:
+    generator = torch.Generator().manual_seed(0)
+    linear = torch.nn.Linear(4, 4, bias=False)
+    layer = CoordinatedMLP(linear, 4, bias=True)
+    x = torch.randn(2, 3, 4, generator=generator)
+    assert torch.equal(layer(x), linear(x))
+    assert layer.bias is not None
+    with torch.no_grad():
+        layer.row.copy_(torch.randn(4, generator=generator))
+        layer.bias.fill_(-0.75)
+        next(layer.expert.parameters()).mul_(2.0)
+    share = torch.sigmoid(x @ layer.row - 0.75)[..., None]
+    assert torch.allclose(layer(x), (1 - share) * linear(x) + share * 2 * linear(x), atol=1e-6)
+    with torch.no_grad():
+        layer.bias.fill_(-1e4)
+    assert torch.equal(layer(x), linear(x))
 
 
 def test_trainings_of_one_process_do_not_touch_one_another(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ import pytest
 from click.testing import CliRunner
 
 from cli.main import main
-from registry import Recipe, Registry
+from registry import ExpertTraining, Recipe, Registry
 from registry.composition.compose import used_versions
 from registry.ui.choices import Choices
 from registry.ui.site import url
-from tests.conftest import files_of
+from tests.conftest import Zoo, files_of
 from tests.pages import Page, Pages, served
 from tests.store.test_catalog import new
 
@@ -291,6 +291,24 @@ def test_the_composer_tells_why_there_is_no_plan(filled: Registry, pages: Pages)
     offered = Page(pages.ask("/compose?e=math&q=cod&part=experts").text)
     values = [value for tag, name, value in offered.attributes if (tag, name) == ("input", "value")]
     assert values == ["math@1", "code@1"]  # who is ticked stays
+
+
+def test_the_composer_offers_the_base_model_where_it_can_be_an_expert(filled: Registry, pages: Pages, zoo: Zoo) -> None:
+    def offered(**query: Any) -> list[str]:
+        page = Page(pages.ask(url("compose", part="experts", **query)).text)
+        return [value for tag, name, value in page.attributes if (tag, name) == ("input", "value") and value]
+
+    assert "base@1" not in offered()
+    assert "base@1" not in offered(router="ridge")
+    assert "base@1" not in offered(router="anchored", to="dense")
+    assert "base@1" in offered(router="anchored")
+    assert offered(e="base", q="nobody") == ["base@1"]  # what is ticked can be unticked
+    settings = ExpertTraining(tokens=64, batch_size=2, seq_len=32, coordinate=True, device="cpu")
+    for name in ("code", "math"):
+        filled.train_expert(f"beside-{name}", "base", [zoo.train[name]], settings)
+    experts = ["base", "beside-code", "beside-math"]
+    page = pages.read("compose", e=experts, router="anchored", trunk="base").text
+    assert filled.plan(experts, Recipe(trunk="base", router="anchored")).digest[:12] in page
 
 
 def test_the_preview_is_what_the_registry_foretells(filled: Registry, pages: Pages) -> None:

@@ -1,0 +1,250 @@
+"""The parts of `papers.py`: each trains, composes and scores, and returns figures as plain JSON.
+
+Rows are perplexities: name → test domain → perplexity.
+"""
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from registry import EnsembleRecipe, ExpertTraining, MixtureTraining, Recipe, Registry, TestSettings, TrainSettings
+
+Figures = dict[str, Any]
+Rows = dict[str, dict[str, float]]
+
+NEAR = ("biomed", "code", "german", "literature", "math")
+FAR = ("c_headers", "chinese")
+BASE, PUBLIC, GENERAL = "base", "public", "general"
+KINDS: dict[str, dict[str, Any]] = {
+    "free": {"trunk": "free"},
+    "frozen": {"trunk": "frozen"},
+    "coordinated": {"trunk": "frozen", "coordinate": True},
+}
+"""Kind of expert → how it is trained."""
+
+ANCHORED: dict[str, Any] = {"trunk": "base", "router": "anchored"}
+EMBEDDED: dict[str, Any] = {"trunk": "base", "router": "domain-embedding", "temperature": 1.0, "top_k": 2}
+RANDOM: dict[str, Any] = {"trunk": "base", "router": "random", "temperature": 1.0, "top_k": 2}
+
+CLOSED: dict[str, tuple[str | None, Recipe | EnsembleRecipe]] = {
+    "ridge": (None, Recipe(trunk="base", router="ridge")),
+    "ridge, with the public expert": (PUBLIC, Recipe(trunk="base", router="ridge")),
+    "context": (None, Recipe(trunk="base")),
+    "context, with the public expert": (PUBLIC, Recipe(trunk="base")),
+    "random rows, with the public expert": (PUBLIC, Recipe(**RANDOM)),
+    "domain embeddings, with the public expert": (PUBLIC, Recipe(**EMBEDDED)),
+    "BTM: all whole models": (None, EnsembleRecipe()),
+    "soup: average of all weights": (None, Recipe(to="dense", trunk="mean")),
+}
+"""Composition of experts that share a trunk → who else takes part, and its recipe."""
+
+COMPOSITIONS: dict[str, dict[str, tuple[str | None, Recipe | EnsembleRecipe]]] = {
+    "free": {
+        "soup: average of all weights": (None, Recipe(to="dense", trunk="mean")),
+        "BTM: all whole models": (None, EnsembleRecipe()),
+        "BTM: the best 2 whole models": (None, EnsembleRecipe(top_k=2)),
+        "DUME: trunk mean, ridge": (None, Recipe(trunk="mean", router="ridge", top_k=1, normalize=True)),
+        "regmean, ridge": (None, Recipe(router="ridge")),
+        "regmean, context (the default)": (None, Recipe()),
+        "regmean, context, with the public expert": (PUBLIC, Recipe()),
+    },
+    "frozen": CLOSED,
+    "coordinated": CLOSED
+    | {
+        "rows as trained, with the public expert": (BASE, Recipe(**ANCHORED)),
+        "rows as trained, top 4": (BASE, Recipe(**ANCHORED, top_k=4)),
+        "rows as trained, without it": (None, Recipe(**ANCHORED)),
+    },
+}
+"""Kind → composition → who takes part beside the experts of the domains, and its recipe."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where everything is, and how much of it.
+
+    Attributes:
+        shared: the folder with `experts` and `corpora`.
+        far: a folder with `corpora` of far experts, or None.
+        work: a folder for registries and compositions.
+        tokens: training tokens of each expert.
+        windows: test windows of each domain.
+    """
+
+    shared: Path
+    far: Path | None
+    work: Path
+    tokens: int
+    windows: int
+
+    def text(self, domain: str, part: str) -> Path:
+        """Return the file of a domain's `train` or `test` text."""
+        root = self.far if domain in FAR and self.far else self.shared
+        return root / "corpora" / domain / f"{part}.jsonl.gz"
+
+    def home(self, kind: str) -> Path:
+        """Return the registry of a kind of experts."""
+        return self.work / f"{kind}-{self.tokens}"
+
+    @property
+    def settings(self) -> TestSettings:
+        """How test text is scored."""
+        return TestSettings(windows=self.windows)
+
+    def tests(self, domains: Sequence[str], *, general: bool = True) -> dict[str, list[Path]]:
+        """Return the test files of some domains and, unless `general` is False, of the public text."""
+        names = (*domains, GENERAL) if general else domains
+        return {domain: [self.text(domain, "test")] for domain in names}
+
+
+def train(bench: Bench, kind: str, domains: Sequence[str]) -> Figures:
+    """Train and register the experts of a kind that are not there."""
+    losses = {}
+    with Registry(bench.home(kind)) as registry:
+        names = {version.name for version in registry.versions()}
+        if BASE not in names:
+            registry.add_base(BASE, bench.shared / "experts" / BASE)
+        if PUBLIC not in names:
+            registry.add_expert(PUBLIC, bench.shared / "experts" / BASE, data=[bench.text(GENERAL, "train")])
+        for domain in domains:
+            if domain in names:
+                continue
+            settings = ExpertTraining(tokens=bench.tokens, **KINDS[kind])
+            public = [bench.text(GENERAL, "train")] if settings.coordinate else []
+            done = registry.train_expert(domain, BASE, [bench.text(domain, "train")], settings, public_data=public)
+            losses[domain] = [done.losses.before, done.losses.after]
+            print(f"{kind} {domain}: loss {done.losses.before:.3f}, {done.losses.after:.3f}", flush=True)
+    return {"losses": losses}
+
+
+def scored(
+    bench: Bench,
+    kind: str,
+    domains: Sequence[str],
+    compositions: Mapping[str, tuple[str | None, Recipe | EnsembleRecipe]],
+) -> Rows:
+    """Return the rows of the experts of a kind, and of their compositions."""
+    folders = []
+    with Registry(bench.home(kind)) as registry:
+        for number, (other, recipe) in enumerate(compositions.values()):
+            folders.append(bench.work / "folders" / f"{kind}-{len(domains)}-{number}")
+            shutil.rmtree(folders[-1], ignore_errors=True)
+            registry.compose([*domains, other] if other else list(domains), folders[-1], recipe)
+        found = registry.evaluate(folders, bench.tests(domains), bench.settings, baselines=True)
+    of = {row.name: row.perplexity for row in found}
+    rows = {name: of[folder.name] for name, folder in zip(compositions, folders, strict=True)}
+    for folder in folders:
+        shutil.rmtree(folder)
+    rows |= {f"expert {domain}": of[f"expert {domain}"] for domain in domains}
+    rows["base model"] = of[f"base {BASE}@1"]
+    return rows
+
+
+def _trained(kind: str) -> Callable[[Bench], Figures]:
+    return lambda bench: train(bench, kind, NEAR)
+
+
+def _near(kind: str) -> Callable[[Bench], Figures]:
+    return lambda bench: {"rows": scored(bench, kind, NEAR, COMPOSITIONS[kind])}
+
+
+def _far(kind: str) -> Callable[[Bench], Figures]:
+    def run(bench: Bench) -> Figures:
+        losses = train(bench, kind, (*NEAR, *FAR))
+        return {**losses, "rows": scored(bench, kind, (*NEAR, *FAR), COMPOSITIONS[kind])}
+
+    return run
+
+
+MIXTURES: dict[str, tuple[Recipe, tuple[str, ...]]] = {
+    "BTX, trained on public text": (Recipe(trunk="mean", router="random", top_k=2, temperature=1.0), (GENERAL,)),
+    "BTX, trained on all text": (Recipe(trunk="mean", router="random", top_k=2, temperature=1.0), (*NEAR, GENERAL)),
+    "DUME+, all weights, trained on all text": (Recipe(trunk="mean", router="ridge", top_k=2), (*NEAR, GENERAL)),
+    "regmean, ridge, all weights, trained on all text": (Recipe(router="ridge", top_k=2), (*NEAR, GENERAL)),
+}
+"""Mixture of free experts whose weights all train → its recipe, and the domains of the text."""
+
+
+def mixtures(bench: Bench) -> Figures:
+    """Train all weights of mixtures of free experts, each on as many tokens as one expert, and score them."""
+    folders: dict[str, Path] = {}
+    with Registry(bench.home("free")) as registry:
+        for number, (name, (recipe, domains)) in enumerate(MIXTURES.items()):
+            start, folders[name] = (bench.work / "folders" / f"{which}-{number}" for which in ("start", "trained"))
+            for folder in (start, folders[name]):
+                shutil.rmtree(folder, ignore_errors=True)
+            registry.compose(list(NEAR), start, recipe)
+            settings = MixtureTraining("all", tokens=bench.tokens)
+            data = [str(bench.text(domain, "train")) for domain in domains]
+            done = registry.train(start, folders[name], data, settings)
+            print(f"{name}: {done.before:.4f}, {done.after:.4f}", flush=True)
+        found = registry.evaluate(list(folders.values()), bench.tests(NEAR), bench.settings)
+    of = {row.name: row.perplexity for row in found}
+    return {"rows": {name: of[folder.name] for name, folder in folders.items()}}
+
+
+STARTS: dict[str, tuple[str, Recipe]] = {
+    "DUME": ("DUME+", Recipe(trunk="mean", router="ridge", normalize=True, refine=1, top_k=1)),
+    "random routers": ("BTX, routers alone", Recipe(trunk="mean", router="random", normalize=True, top_k=1)),
+}
+"""Composition → its name once its routers are trained, and its recipe."""
+
+SHAPES = ((1, 1.0), (2, 1.0), (2, 0.1))
+"""Experts per token, and the temperature of their softmax."""
+
+STEPS = (50, 200)
+"""Steps of a short and of a long training of routers."""
+
+
+def dume(bench: Bench) -> Figures:
+    """Compose the experts of SHARED by DUME and with random routers, train these routers, and score everything.
+
+    The paper trains gates alone, with a load-balance loss, and routes to k experts by a softmax over their logits. At
+    k = 1 that softmax is 1 and passes no gradient; `reg train-router` compares two experts there.
+    """
+    folders: dict[str, Path] = {}
+
+    def folder(name: str) -> Path:
+        folders[name] = bench.work / "folders" / f"dume-{len(folders)}"
+        shutil.rmtree(folders[name], ignore_errors=True)
+        return folders[name]
+
+    data = [str(bench.text(domain, "train")) for domain in NEAR]
+    with Registry(bench.work / "shared-experts") as registry:
+        _register(registry, bench)
+        for name, (trained, recipe) in STARTS.items():
+            for top_k, temperature in SHAPES:
+                shape = f"top {top_k}" + (f", T {temperature:g}" if top_k > 1 else "")
+                start = folder(f"{name}, {shape}")
+                registry.compose(list(NEAR), start, replace(recipe, top_k=top_k, temperature=temperature))
+                for steps in STEPS:
+                    settings = TrainSettings(steps=steps, balance=0.01 if top_k > 1 else 0.0)
+                    done = registry.train_router(start, folder(f"{trained}, {shape}, {steps} steps"), data, settings)
+                    print(f"{trained}, {shape}, {steps}: {done.before:.4f}, {done.after:.4f}", flush=True)
+        tests = bench.tests(NEAR, general=False)
+        found = registry.evaluate(list(folders.values()), tests, bench.settings, baselines=True)
+    of = {row.name: {**row.score, "average": row.average} for row in found}
+    scores = {name: of.pop(path.name) for name, path in folders.items()}
+    return {"scores": of | scores}
+
+
+def _register(registry: Registry, bench: Bench) -> None:
+    names = {version.name for version in registry.versions()}
+    if BASE not in names:
+        registry.add_base(BASE, bench.shared / "experts" / BASE)
+    for domain in NEAR:
+        if domain not in names:
+            text = [bench.text(domain, "train")]
+            registry.add_expert(domain, bench.shared / "experts" / domain, data=text, keep_calibration=True)
+
+
+PARTS: dict[str, Callable[[Bench], Figures]] = {
+    **{f"train-{kind}": _trained(kind) for kind in KINDS},
+    **{f"near-{kind}": _near(kind) for kind in KINDS},
+    **{f"far-{kind}": _far(kind) for kind in KINDS},
+    "mixtures": mixtures,
+    "dume": dume,
+}
+"""Name of a part → what runs it, in order."""

@@ -1,0 +1,112 @@
+"""Record of an expert's training, read from `expert_training.json` of a registered version.
+
+`reg train-expert` writes the file, but any imported checkpoint can hold one: it is untrusted.
+"""
+
+from dataclasses import dataclass
+
+from registry.checkpoint.model_files import EXPERT_TRAINING
+from registry.errors import CheckpointError, RegError
+from registry.io.schema import COUNT, OBJECT, Kind, fields, list_of
+from registry.io.strict_json import json_object
+from registry.progress import remark
+from registry.workspace import Workspace, open_array
+from store.catalog import VersionRecord
+
+MOST_LOSSES = 10_000
+"""Most numbers of a loss curve; `reg train-expert` writes at most 2,000."""
+LARGEST_LOSS = 1e6
+"""Largest loss, in nats per token; that of a uniform guess is the logarithm of the vocabulary's size."""
+_LOSS = Kind(
+    f"a number with a decimal point, from 0 to {LARGEST_LOSS:,.0f}",
+    lambda value: isinstance(value, float) and 0 <= value <= LARGEST_LOSS,
+)
+_HINT = (
+    "register the expert again without the file: reg export NAME --out DIR, delete it there, reg add-expert NAME DIR"
+)
+
+
+@dataclass(frozen=True)
+class TrainingRecord:
+    """The training of an expert.
+
+    Attributes:
+        steps: number of steps.
+        tokens: training tokens, padding included.
+        before: loss on held-out windows before the first step, in nats per token; as all losses.
+        after: the same after the last step.
+        every: number of steps that each number of `loss` is the mean of.
+        loss: loss of the steps, before the change of each.
+    """
+
+    steps: int
+    tokens: int
+    before: float
+    after: float
+    every: int
+    loss: tuple[float, ...]
+
+    @property
+    def at(self) -> tuple[float, ...]:
+        """The middle of the steps of each number of `loss`, counted from 1."""
+        ends = (min(self.steps, (number + 1) * self.every) for number in range(len(self.loss)))
+        return tuple((number * self.every + 1 + end) / 2 for number, end in enumerate(ends))
+
+
+def training_record(workspace: Workspace, version: VersionRecord) -> TrainingRecord | None:
+    """Return how a version was trained, or None if it does not say so.
+
+    Raises:
+        CheckpointError: its `expert_training.json` is of another form.
+        ConflictError: the version was purged meanwhile.
+        DamagedError: the file or the version's rows in the catalog were changed.
+    """
+    with workspace.reading(version):
+        if not any(
+            (link.role, link.name) == ("file", EXPERT_TRAINING) for link in workspace.catalog.arrays_of(version)
+        ):
+            return None
+        links = {(link.role, link.name): link for link in workspace.verified_arrays(version)}
+        link = links["file", EXPERT_TRAINING]
+        open_array(workspace.arrays, version, link)
+        return parse_training(workspace.arrays.read(link.digest).tobytes(), f"{version.ref}/{EXPERT_TRAINING}")
+
+
+def readable_training(workspace: Workspace, version: VersionRecord) -> TrainingRecord | None:
+    """Return how a version was trained, or None; a record that cannot be read is remarked on."""
+    try:
+        return training_record(workspace, version)
+    except RegError as error:
+        remark(workspace.progress, f"the training of {version.ref} is not shown: {error.message}")
+        return None
+
+
+def parse_training(data: bytes, where: str) -> TrainingRecord:
+    """Return the record in the content of a file.
+
+    Args:
+        data: the content, untrusted.
+        where: the file in messages.
+
+    Raises:
+        CheckpointError: it is of another form or format.
+    """
+    document = json_object(data, where)
+    kinds = {"format": COUNT, "training": OBJECT, "held_out": OBJECT, "every": COUNT, "loss": list_of(_LOSS)}
+    found = fields({key: document[key] for key in kinds if key in document}, kinds, where, hint=_HINT)
+    training, held_out = found["training"], found["held_out"]
+    counts = {key: training[key] for key in ("steps", "tokens") if key in training}
+    counts = fields(counts, {"steps": COUNT, "tokens": COUNT}, f"{where}: training", hint=_HINT)
+    sides = {key: held_out[key] for key in ("before", "after") if key in held_out}
+    sides = fields(sides, {"before": _LOSS, "after": _LOSS}, f"{where}: held_out", hint=_HINT)
+    loss, every, steps = tuple(found["loss"]), found["every"], counts["steps"]
+    if found["format"] != 1:
+        raise CheckpointError(f"{where} has format {found['format']}, this program reads 1", _HINT)
+    if not 1 <= len(loss) <= MOST_LOSSES:
+        raise CheckpointError(f"{where} has {len(loss):,} losses, expected 1 to {MOST_LOSSES:,}", _HINT)
+    if every < 1 or len(loss) != -(-steps // every):
+        raise CheckpointError(
+            f"{where} has {len(loss):,} losses, each of {every:,} steps, which are not the {steps:,} of the training",
+            _HINT,
+        )
+    return TrainingRecord(steps, counts["tokens"], sides["before"], sides["after"], every, loss)

@@ -1,0 +1,14 @@
+"""The routed model, whose routers have a bias. Written by expert-registry; Apache-2.0."""
+
+from torch import nn
+
+from .modeling_routed import LAYERS, RoutedForCausalLM
+
+
+class BiasedRoutedForCausalLM(RoutedForCausalLM):
+    """The dense model with routed MLPs, whose router logits are those of a linear map plus a bias."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        for layer in self.get_submodule(LAYERS):
+            layer.mlp.gate = nn.Linear(config.hidden_size, config.num_local_experts, bias=True)
