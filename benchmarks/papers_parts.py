@@ -217,9 +217,7 @@ def rates(bench: Bench) -> Figures:
                 out = bench.work / "folders" / f"{kind}-{rate:g}"
                 shutil.rmtree(out, ignore_errors=True)
                 settings = ExpertTraining(tokens=bench.tokens, lr=rate, **KINDS[kind])
-                done = registry.train_expert(
-                    f"{domain}-{rate:g}", BASE, [bench.text(domain, "train")], settings, out=out
-                )
+                done = registry.train_expert(domain, BASE, text, settings, out=out)
                 losses[f"{kind}, {rate:g}"] = [done.losses.before, done.losses.after]
                 print(f"{kind}, {rate:g}: {done.losses.after:.4f}", flush=True)
                 shutil.rmtree(out)
