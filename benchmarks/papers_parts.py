@@ -198,6 +198,7 @@ def mixtures(bench: Bench) -> Figures:
 
 TUNED = {
     "rows, tuned on proxy text": (BASE, Recipe(**ANCHORED)),
+    "rows with a bias, tuned on proxy text": (BASE, Recipe(**ANCHORED, bias=dict.fromkeys(NEAR, -0.5))),
     "ridge, tuned on proxy text": (PUBLIC, Recipe(trunk="base", router="ridge")),
 }
 """Row → the public expert and the recipe of the coordinated composition whose routers are tuned."""
