@@ -15,7 +15,7 @@ TOP_K = 2
 """Least experts per token of a mixture whose weights train: the weight of a single one is 1, without a gradient."""
 
 _BALANCE = 0.01
-_NOT_OF_MIXTURES = ("trunk", "mlp", "coordinate")
+_NOT_OF_MIXTURES = ("trunk", "mlp", "coordinate", "router_bias")
 
 
 @dataclass(frozen=True)
