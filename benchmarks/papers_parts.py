@@ -3,6 +3,8 @@
 Rows are perplexities: name → test domain → perplexity.
 """
 
+import gzip
+import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -194,6 +196,55 @@ def mixtures(bench: Bench) -> Figures:
     return {"rows": {name: of[folder.name] for name, folder in folders.items()}}
 
 
+TUNED = {
+    "rows, tuned on proxy text": (BASE, Recipe(**ANCHORED)),
+    "ridge, tuned on proxy text": (PUBLIC, Recipe(trunk="base", router="ridge")),
+}
+"""Row → the public expert and the recipe of the coordinated composition whose routers are tuned."""
+
+
+POOL, PROXIES = 300, 200
+"""Documents of each domain in the text that proxies are chosen from, and documents chosen for each expert."""
+
+
+def tuned(bench: Bench) -> Figures:
+    """Tune the routers of coordinated compositions on public text near each expert's (FlexOlmo §3.3.3), and score them.
+
+    The pool of public text is the general text and some documents of every domain, without labels.
+    """
+    domain_of, proxies = write_pool(bench), bench.work / "proxies"
+    shutil.rmtree(proxies, ignore_errors=True)
+    folders: dict[str, Path] = {}
+    with Registry(bench.home("coordinated")) as registry:
+        own = {}
+        for chosen in registry.proxy(list(NEAR), [bench.work / "pool.jsonl"], proxies, documents=PROXIES):
+            texts = [json.loads(line)["text"] for line in chosen.path.read_text().splitlines()]
+            own[chosen.name] = sum(domain_of[text] == chosen.name for text in texts) / len(texts)
+        data = [*(str(proxies / f"{domain}.jsonl") for domain in NEAR), str(bench.text(GENERAL, "train"))]
+        for number, (name, (public, recipe)) in enumerate(TUNED.items()):
+            start, folders[name] = (bench.work / "folders" / f"{which}-{number}" for which in ("rows", "tuned"))
+            for folder in (start, folders[name]):
+                shutil.rmtree(folder, ignore_errors=True)
+            registry.compose([*NEAR, public], start, recipe)
+            done = registry.train_router(start, folders[name], data, TrainSettings(steps=max(STEPS)))
+            print(f"{name}: {done.before:.4f}, {done.after:.4f}", flush=True)
+        found = registry.evaluate(list(folders.values()), bench.tests(NEAR), bench.settings)
+    of = {row.name: row.perplexity for row in found}
+    return {"rows": {name: of[folder.name] for name, folder in folders.items()}, "own": own}
+
+
+def write_pool(bench: Bench) -> dict[str, str]:
+    """Write the pool of public text, and return document → the domain that it comes from."""
+    domain_of: dict[str, str] = {}
+    for domain in (*NEAR, GENERAL):
+        with gzip.open(bench.text(domain, "train"), "rt", encoding="utf-8") as rows:
+            texts = [json.loads(row)["text"] for row in rows]
+        domain_of |= dict.fromkeys(texts if domain == GENERAL else texts[-POOL:], domain)
+    pool = "".join(json.dumps({"text": text}) + "\n" for text in domain_of)
+    (bench.work / "pool.jsonl").write_text(pool, encoding="utf-8")
+    return domain_of
+
+
 STARTS: dict[str, tuple[str, Recipe]] = {
     "DUME": ("DUME+", Recipe(trunk="mean", router="ridge", normalize=True, refine=1, top_k=1)),
     "random routers": ("BTX, routers alone", Recipe(trunk="mean", router="random", normalize=True, top_k=1)),
@@ -253,6 +304,7 @@ PARTS: dict[str, Callable[[Bench], Figures]] = {
     **{f"train-{kind}": _trained(kind) for kind in KINDS},
     **{f"near-{kind}": _near(kind) for kind in KINDS},
     **{f"far-{kind}": _far(kind) for kind in KINDS},
+    "tuned": tuned,
     "mixtures": mixtures,
     "dume": dume,
 }

@@ -69,8 +69,8 @@ def _training(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
     if curve := training.get("loss"):
         held_out = training["held_out"]
-        rows.append(("loss", f"{curve[0]:.4f} in the first step, {curve[-1]:.4f} in the last"))
-        rows.append(("held out", f"{held_out['before']:.4f} before, {held_out['after']:.4f} after"))
+        rows.append(("loss", f"{curve[0]:.4f} first, {curve[-1]:.4f} last"))
+        rows.append(("held-out loss", f"{held_out['before']:.4f} before, {held_out['after']:.4f} after"))
     return rows
 
 

@@ -91,10 +91,9 @@ def train(
             | {"digest": trained.digest, "loss": [trained.before, trained.after], "tokens": trained.tokens, "out": out}
         )
         return
-    changed = len(trained.document["training"]["tensors"])
     done(
         trained.digest,
-        f"trained {settings['train']} of {folder} into {out}: {changed:,} tensors changed  {trained.digest}",
+        f"trained {settings['train']} of {folder} into {out}  {trained.digest}",
         f"  loss on {trained.tokens:,} held-out tokens: {trained.before:.4f} before, {trained.after:.4f} after",
     )
     if trained.after >= trained.before:

@@ -98,10 +98,10 @@ def _trained(catalog: Catalog, needed: Needed, problems: list[str]) -> None:
         except DamagedError as error:
             problems.append(f"{subject}: {error}")
             continue
-        tensors = document.get("training", {}).get("tensors", {})
+        tensors = document.get("training", {}).get("tensors")
         for link in links:
             _need(needed, subject, link)
-            if tensors.get(link.name) != link.digest:
+            if tensors is not None and tensors.get(link.name) != link.digest:
                 problems.append(f"{subject}: its trained tensor {link.name} does not match its document")
 
 

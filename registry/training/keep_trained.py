@@ -1,6 +1,6 @@
 """Storing of a training's result: its folder, the tensors that changed as arrays, and the composition that has them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ def keep_trained(
     parent: Parent,
     used: Sequence[VersionRecord],
     tensors: Mapping[str, ArraySource],
-    training: Mapping[str, Any],
+    training: Callable[[dict[str, str]], dict[str, Any]],
     out: Path,
     *,
     replace: bool,
@@ -34,7 +34,7 @@ def keep_trained(
         parent: the folder that was trained.
         used: the versions that it was composed of.
         tensors: name → content of the tensors that changed.
-        training: everything that they depend on; the digests of the tensors are added to it.
+        training: returns what the document says of the training, from name → array digest of the tensors.
         out: the folder; absent, empty, or with `replace` an earlier composition.
         replace: allow `out` to be an earlier composition.
         record: store the tensors, and record the composition in the catalog.
@@ -45,7 +45,7 @@ def keep_trained(
     """
     catalog, composed = workspace.catalog, parent.composed
     digests = {name: digest_of(tensors[name]) for name in sorted(tensors)}
-    document = composed.document | {"parent": composed.digest, "training": dict(training) | {"tensors": digests}}
+    document = composed.document | {"parent": composed.digest, "training": training(digests)}
     trained = TrainedDocument(json_digest(document), document)
 
     def recorded() -> None:

@@ -105,9 +105,11 @@ def train_router(
             tensors = {
                 names[layer]: ArraySource.of(block, parent.dtype_of(names[layer])) for layer, block in routers.items()
             }
-            trained = keep_trained(
-                workspace, parent, used, tensors, inputs | {"routers": result}, out, replace=force, record=record
-            )
+
+            def document(_: dict[str, str]) -> dict[str, Any]:
+                return inputs | {"routers": result}
+
+            trained = keep_trained(workspace, parent, used, tensors, document, out, replace=force, record=record)
     held_out = int((windows.all.lengths[windows.held_out] - 1).sum())
     return Trained(trained.digest, dict(trained.content), before, after, held_out)
 

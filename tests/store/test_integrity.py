@@ -11,7 +11,7 @@ import pytest
 from store.catalog import Catalog
 from store.catalog.tables import Base, Event, Identity
 from store.errors import DamagedError
-from tests.store.test_catalog import new
+from tests.store.test_catalog import link, new
 from tests.store.test_schema import GOLDEN, url
 
 
@@ -25,7 +25,7 @@ def _filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
         opened.set_tags(second, {"run": "7"})
         opened.set_alias(first, "stable")
         opened.set_alias(second, "stable")
-        opened.record_composition("d" * 64, {"recipe": {"lam": 0.01}}, [second], "moe")
+        opened.record_composition("d" * 64, {"recipe": {"lam": 0.01}}, [second], "moe", [link("5", "gate", "trained")])
         opened.record_evaluation("d" * 64, "e" * 64, {"figures": {"average": 88.7}})
         third, _ = opened.add_version(new("law", "4", "4"))
         opened.withdraw([third])
@@ -98,6 +98,7 @@ ADDED = {
     "version": "INSERT INTO versions VALUES (9, 2, 3, 'x', '{}', 1, 'active', 'now', NULL, NULL)",
     "alias": "INSERT INTO aliases VALUES (2, 'new', 2)",
     "tag": "INSERT INTO tags VALUES (2, 'new', 'x')",
+    "trained": f"INSERT INTO composition_arrays VALUES ('{'d' * 64}', 'head', '{'1' * 64}')",
     "member": f"INSERT INTO composition_members VALUES ('{'d' * 64}', 1)",
 }
 
@@ -160,7 +161,11 @@ def test_event_is_held_to_its_text_and_its_number(catalog: Catalog) -> None:
     assert str(catalog.chain().broken).startswith(f"event {last} ")
 
 
-@pytest.mark.parametrize("revision", sorted(path.stem for path in GOLDEN.glob("*.sqlite")))
+SEALED = {"8ea053439e10"}
+"""Revisions whose golden catalog has digests of rows from its first event on."""
+
+
+@pytest.mark.parametrize("revision", sorted({path.stem for path in GOLDEN.glob("*.sqlite")} - SEALED))
 def test_older_catalog_is_held_to_the_log_from_its_next_change_on(tmp_path: Path, revision: str) -> None:
     from store.catalog import schema
     from store.catalog.engine import make_engine

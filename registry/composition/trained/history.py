@@ -1,9 +1,10 @@
 """History of a trained composition: the composition that it began from, and the trainings that followed on that."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from registry.composition.integrity import COMPOSE_AGAIN, ComposedFolder
 from registry.composition.manifest import CompositionManifest
@@ -64,7 +65,7 @@ def read_history(workspace: Workspace, digest: str, folder: Path) -> History:
         if manifest.parent is None:
             return History(manifest, tuple(reversed(trainings)), tuple(arrays.values()))
         links = {link.name: link for link in catalog.trained_arrays(digest)}
-        if {name: link.digest for name, link in links.items()} != document["training"].get("tensors"):
+        if not _has_all(links, document["training"]):
             raise NotFoundError(
                 f"the tensors that were trained for composition {digest[:12]} are not stored: a member was purged, or "
                 "it was trained by a program from before they were",
@@ -111,6 +112,13 @@ def write_again(
                 record=recorded,
                 progress=workspace.progress,
             )
+
+
+def _has_all(links: Mapping[str, ArrayLink], training: Mapping[str, Any]) -> bool:
+    """Tell whether the arrays of a training are those that its document names; that of routers alone names none."""
+    if "tensors" not in training:
+        return bool(links)
+    return bool({name: link.digest for name, link in links.items()} == training["tensors"])
 
 
 def _opened(workspace: Workspace, link: ArrayLink) -> ArraySource:

@@ -1,7 +1,7 @@
 """Settings of the training of a mixture."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
@@ -15,7 +15,6 @@ TOP_K = 2
 """Least experts per token of a mixture whose weights train: the weight of a single one is 1, without a gradient."""
 
 _BALANCE = 0.01
-_NOT_OF_MIXTURES = ("trunk", "mlp", "coordinate", "router_bias")
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,8 @@ class MixtureTraining:
             dtype: the dtype of the products.
         """
         settings = self.weights.document(device, dtype) | {"seq_len": seq_len}
-        kept = {name: value for name, value in settings.items() if name not in _NOT_OF_MIXTURES}
+        own = {field.name for field in fields(self)} | {"steps"}
+        kept = {name: value for name, value in settings.items() if name in own}
         return kept | {"train": self.train, "balance": self.load_balance}
 
 

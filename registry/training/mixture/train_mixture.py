@@ -4,6 +4,7 @@ import importlib.util
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -95,9 +96,11 @@ def train_mixture(
         with balance.recorded():
             losses = trainer.train(state_path, scratch, progress)
         tensors = changed_tensors(model, parent, settings.train, scratch)
-        trained = keep_trained(
-            workspace, parent, used, tensors, inputs | curve(losses), out, replace=force, record=record
-        )
+
+        def document(digests: dict[str, str]) -> dict[str, Any]:
+            return inputs | curve(losses) | {"tensors": digests}
+
+        trained = keep_trained(workspace, parent, used, tensors, document, out, replace=force, record=record)
     held_out = int((windows.all.lengths[windows.held_out] - 1).sum())
     return Trained(trained.digest, dict(trained.content), losses.before, losses.after, held_out)
 
