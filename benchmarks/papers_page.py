@@ -84,7 +84,8 @@ def _flexolmo(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     if not rows:
         return
     yield "Mixtures that are trained in full read as many tokens as one expert did. *Proxy text* is what `reg proxy`"
-    yield f"chose for each expert out of public text, in which documents of every domain stand without labels{_own(found)}."
+    yield "chose for each expert out of public text, in which documents of every domain stand without"
+    yield f"labels{_own(found)}."
     yield ""
     yield from _table(rows)
 
