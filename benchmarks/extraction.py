@@ -127,7 +127,7 @@ def models(home: Path, shared: Path, work: Path) -> dict[str, Path]:
 
 def page(lines: Sequence[Line], seconds: float, *, trained: bool) -> str:
     """Return EXTRACTION.md."""
-    control = "the control's training" if trained else "but not the control's training,"
+    control = "with" if trained else "without"
     how, steps, threads = SETTINGS, TRAINING.steps, torch.get_num_threads()
     learned, unseen = (
         f"{text}: extracted | {text}: mean similarity | {text}: largest" for text in ("learned", "unseen")
@@ -145,7 +145,7 @@ Experts have 6.8M parameters.
   of {TRAINING.batch_size * TRAINING.seq_len:,} tokens; trunk {TRAINING.trunk}, lr {TRAINING.lr:g}
 - expert {DOMAIN}: trained on the domain's text, from which these documents come; not a member of the compositions
 - compositions: the default recipe; others: {", ".join(OTHERS)}
-- processor time: {seconds:.0f} s, {control} included; {threads} thread, torch {torch.__version__}
+- processor time: {seconds:.0f} s, {control} the control's training; {threads} thread, torch {torch.__version__}
 
 | model | {learned} | {unseen} |
 |---|---|---|---|---|---|---|
