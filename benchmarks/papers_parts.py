@@ -173,7 +173,6 @@ MIXTURES: dict[str, tuple[Recipe, tuple[str, ...]]] = {
     "BTX, trained on public text": (Recipe(trunk="mean", router="random", top_k=2, temperature=1.0), (GENERAL,)),
     "BTX, trained on all text": (Recipe(trunk="mean", router="random", top_k=2, temperature=1.0), (*NEAR, GENERAL)),
     "DUME+, all weights, trained on all text": (Recipe(trunk="mean", router="ridge", top_k=2), (*NEAR, GENERAL)),
-    "regmean, ridge, all weights, trained on all text": (Recipe(router="ridge", top_k=2), (*NEAR, GENERAL)),
 }
 """Mixture of free experts whose weights all train → its recipe, and the domains of the text."""
 
@@ -204,8 +203,8 @@ TUNED = {
 """Row → the public expert and the recipe of the coordinated composition whose routers are tuned."""
 
 
-RATES = (3e-4, 1e-3, 3e-3)
-"""Highest learning rates of one domain's experts; the first is that of all others."""
+RATES = (3e-4, 1e-3)
+"""Highest learning rates of one domain's experts; the first is that of all experts."""
 
 
 def rates(bench: Bench) -> Figures:
