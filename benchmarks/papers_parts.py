@@ -198,9 +198,31 @@ def mixtures(bench: Bench) -> Figures:
 
 TUNED = {
     "rows, tuned on proxy text": (BASE, Recipe(**ANCHORED)),
+    "rows with a bias, tuned on proxy text": (BASE, Recipe(**ANCHORED, bias=dict.fromkeys(NEAR, -0.5))),
     "ridge, tuned on proxy text": (PUBLIC, Recipe(trunk="base", router="ridge")),
 }
 """Row → the public expert and the recipe of the coordinated composition whose routers are tuned."""
+
+
+RATES = (3e-4, 1e-3, 3e-3)
+"""Highest learning rates of one domain's experts; the first is that of all others."""
+
+
+def rates(bench: Bench) -> Figures:
+    """Train one domain's expert of two kinds at other learning rates, and return its held-out losses."""
+    domain, losses = NEAR[0], {}
+    text = [bench.text(domain, "train")]
+    for kind in ("free", "frozen"):
+        with Registry(bench.home(kind)) as registry:
+            for rate in RATES:
+                out = bench.work / "folders" / f"{kind}-{rate:g}"
+                shutil.rmtree(out, ignore_errors=True)
+                settings = ExpertTraining(tokens=bench.tokens, lr=rate, **KINDS[kind])
+                done = registry.train_expert(domain, BASE, text, settings, out=out)
+                losses[f"{kind}, {rate:g}"] = [done.losses.before, done.losses.after]
+                print(f"{kind}, {rate:g}: {done.losses.after:.4f}", flush=True)
+                shutil.rmtree(out)
+    return {"domain": domain, "losses": losses}
 
 
 POOL, PROXIES = 300, 200
@@ -304,6 +326,7 @@ PARTS: dict[str, Callable[[Bench], Figures]] = {
     **{f"train-{kind}": _trained(kind) for kind in KINDS},
     **{f"near-{kind}": _near(kind) for kind in KINDS},
     **{f"far-{kind}": _far(kind) for kind in KINDS},
+    "rates": rates,
     "tuned": tuned,
     "mixtures": mixtures,
     "dume": dume,

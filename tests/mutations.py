@@ -95,7 +95,8 @@ def changed_document(draw: Draw, document: Any) -> Any:
         elif change == 6 and isinstance(held, list):
             container[key] = held * draw.choice((2, 3, 1000))
         elif isinstance(held, int | float) and not isinstance(held, bool):
-            container[key] = draw.choice((held + 1, held - 1, -held, held * 2, float(held), str(held), bool(held)))
+            real = float(held) if abs(held) < 2**1000 else 1e300  # a float holds no more
+            container[key] = draw.choice((held + 1, held - 1, -held, held * 2, real, str(held), bool(held)))
         elif isinstance(held, str):
             container[key] = text(draw, held)
         else:

@@ -28,6 +28,8 @@ from store.permissions import SPACE, writing
 _BLOCK = re.compile(r".*layers\.\d+\.[a-z_]+\.")
 """The beginning of the names of a mixture's tensors, in that of its router."""
 
+_SHARED = ".shared_expert"
+
 
 class BalanceLoss:
     """The load-balance loss of the latest pass, summed over layers.
@@ -67,6 +69,8 @@ class BalanceLoss:
 def trainable(model: Any, train: str) -> list[nn.Parameter]:
     """Let the weights that train have gradients, and no others; return them.
 
+    The shared expert of some hosts returns zero, is of no member, and never trains.
+
     Args:
         model: a loaded mixture.
         train: `mlps` or `all`.
@@ -74,6 +78,9 @@ def trainable(model: Any, train: str) -> list[nn.Parameter]:
     model.requires_grad_(train == ALL)
     for gate in gates(model):
         gate.block.requires_grad_(True)
+    for name, part in model.named_parameters():
+        if _SHARED in name:
+            part.requires_grad_(False)
     return [part for part in model.parameters() if part.requires_grad]
 
 

@@ -4,6 +4,7 @@ And: a trained folder is reproduced from stored tensors, and what cannot be trai
 """
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -351,3 +352,24 @@ def test_copies_of_one_model_learn_to_differ(registry: Registry, zoo: Zoo, tmp_p
     first, second = (f"model.layers.0.block_sparse_moe.experts.{number}.w1.weight" for number in (0, 1))
     assert torch.equal(old[first], old[second])
     assert not torch.equal(new[first], new[second])
+
+
+@pytest.mark.parametrize("family", ["granite", "qwen2", "olmo2", "cohere2", "gpt_neox"])
+def test_mixtures_of_every_kind_of_host_train(registry: Registry, zoo: Zoo, tmp_path: Path, family: str) -> None:
+    """Fused experts, a shared expert, norms after the MLP, a tied head, and a modelling file; routers alone as well."""
+    is_remote = family == "gpt_neox"
+    for number, name in enumerate(("code", "law"), start=1):
+        folder = save_checkpoint(make_model(family, 900 + number), tmp_path / name, train_tokenizer())
+        registry.add_expert(name, folder, data=[zoo.train[name]], remote_code=is_remote)
+    recipe = Recipe(router="ridge", trunk="mean", top_k=2, host="remote-code" if is_remote else None)
+    registry.compose(["code", "law"], tmp_path / "moe", recipe)
+    old = load_file(tmp_path / "moe" / "model.safetensors")
+    for what in ("mlps", "routers"):
+        done = train(registry, tmp_path / "moe", tmp_path / what, zoo, what, tokens=2 * 2 * 32)
+        new = load_file(tmp_path / what / "model.safetensors")
+        changed = {name for name in old if not torch.equal(old[name], new[name])}
+        assert changed == {link.name for link in registry.catalog.trained_arrays(done.digest)}
+        assert {name for name in old if re.search(r"\.(gate|router)(\.layer)?\.weight$", name)} <= changed
+        assert all(".mlp." in name or ".block_sparse_moe." in name for name in changed)
+        assert not any("shared" in name for name in changed)
+        assert registry.reproduce(tmp_path / what).is_same
