@@ -21,6 +21,12 @@ models: what counts is how the rows compare.
 {machine}
 """
 KINDS = ("free", "frozen", "coordinated")
+COMPOSED = {
+    "free": ("DUME: trunk mean, ridge", "regmean, ridge", "regmean, context (the default)"),
+    "frozen": ("ridge", "context"),
+    "coordinated": ("rows as trained, with the public expert", "ridge", "context"),
+}
+"""Kind of expert → compositions whose loss against the experts is shown."""
 
 
 def page(found: Mapping[str, Mapping[str, Any]], tokens: int, windows: int) -> str:
@@ -34,6 +40,8 @@ def page(found: Mapping[str, Mapping[str, Any]], tokens: int, windows: int) -> s
     machine = f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}."
     text = [_INTRODUCTION.format(tokens=tokens, windows=windows, machine=machine)]
     for title, part in (
+        ("FlexOlmo's Table 1", _flexolmo(found)),
+        ("What each kind of expert loses", _losses(found)),
         ("Experts of five domains", _perplexities(found, "near")),
         ("With two domains far from the base model", _perplexities(found, "far")),
         ("DUME's Table 2", _scores(found)),
@@ -42,6 +50,88 @@ def page(found: Mapping[str, Mapping[str, Any]], tokens: int, windows: int) -> s
         if lines := "\n".join(part):
             text.append(f"## {title}\n\n{lines}\n")
     return "\n".join(text)
+
+
+FLEXOLMO: tuple[tuple[str, str, str], ...] = (
+    ("public model", "near-free", "base model"),
+    ("model soup", "near-free", "soup: average of all weights"),
+    ("BTM, all whole models", "near-free", "BTM: all whole models"),
+    ("BTM, the best 2", "near-free", "BTM: the best 2 whole models"),
+    ("BTX, then trained on public text", "mixtures", "BTX, trained on public text"),
+    ("BTX, then trained on all text", "mixtures", "BTX, trained on all text"),
+    ("DUME", "near-free", "DUME: trunk mean, ridge"),
+    ("default recipe on free experts", "near-free", "regmean, context (the default)"),
+    ("default recipe on free experts, with the public one", "near-free", "regmean, context, with the public expert"),
+    ("FlexOlmo: rows, bias, tuned on proxy text", "tuned", "rows with a bias, tuned on proxy text"),
+    ("FlexOlmo: rows, tuned on proxy text", "tuned", "rows, tuned on proxy text"),
+    ("FlexOlmo without tuning: rows and a bias", "near-coordinated", "rows as trained, bias -0.5"),
+    ("… and without a bias", "near-coordinated", "rows as trained, with the public expert"),
+    ("… and random rows", "near-coordinated", "random rows, with the public expert"),
+    ("… and no training to coordinate", "near-frozen", "domain embeddings, with the public expert"),
+    ("coordinated experts, ridge in closed form", "near-coordinated", "ridge, with the public expert"),
+    ("coordinated experts, ridge, tuned on proxy text", "tuned", "ridge, tuned on proxy text"),
+    ("coordinated experts, context routing", "near-coordinated", "context, with the public expert"),
+)
+"""Row of the table, and the part and row where its figures are."""
+
+
+def _flexolmo(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    rows = {
+        label: found[part]["rows"][name]
+        for label, part, name in FLEXOLMO
+        if part in found and name in found[part]["rows"]
+    }
+    if not rows:
+        return
+    yield "Mixtures that are trained in full read as many tokens as one expert did. *Proxy text* is what `reg proxy`"
+    yield "chose for each expert out of public text, in which documents of every domain stand without"
+    yield f"labels{_own(found)}."
+    yield ""
+    yield from _table(rows)
+
+
+def _own(found: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return how many of the chosen documents come from the expert's own domain."""
+    if "tuned" not in found:
+        return ""
+    shares = ", ".join(f"{name} {share:.0%}" for name, share in found["tuned"]["own"].items())
+    return f" (of its own domain are: {shares})"
+
+
+def _losses(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    lines = []
+    for kind in KINDS:
+        if f"near-{kind}" not in found:
+            continue
+        rows = found[f"near-{kind}"]["rows"]
+        domains = [name.removeprefix("expert ") for name in rows if name.startswith("expert ")]
+        own = mean({domain: rows[f"expert {domain}"][domain] for domain in domains})
+        for name in COMPOSED[kind]:
+            value = mean({domain: rows[name][domain] for domain in domains})
+            lines.append(f"| {kind} | {own:.2f} | {name} | {value:.2f} | {100 * (value / own - 1):+.1f} % |")
+    if lines:
+        yield "Geometric means over the five domains: *own* is each domain by its own expert alone, which no"
+        yield "composition knows. A coordinated expert was trained in a mixture with the public one, not alone."
+        yield ""
+        yield "| experts | own | composition | of it | change |"
+        yield "| --- | ---: | --- | ---: | ---: |"
+        yield from lines
+    if "rates" in found:
+        yield ""
+        yield f"Held-out loss of one expert ({found['rates']['domain']}) by its highest learning rate:"
+        yield ""
+        yield "| trained, learning rate | before | after |"
+        yield "| --- | ---: | ---: |"
+        for name, (before, after) in found["rates"]["losses"].items():
+            yield f"| {name} | {before:.4f} | {after:.4f} |"
+
+
+def _table(rows: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
+    domains = list(next(iter(rows.values())))
+    yield f"| model | {' | '.join(domains)} | mean |"
+    yield f"| --- | {'---: | ' * (len(domains) + 1)}".rstrip()
+    for name, of in rows.items():
+        yield f"| {name} | {' | '.join(f'{of[domain]:.2f}' for domain in domains)} | {mean(of):.2f} |"
 
 
 def _perplexities(found: Mapping[str, Mapping[str, Any]], which: str) -> Iterator[str]:

@@ -3,6 +3,8 @@
 Rows are perplexities: name → test domain → perplexity.
 """
 
+import gzip
+import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -40,6 +42,9 @@ CLOSED: dict[str, tuple[str | None, Recipe | EnsembleRecipe]] = {
 }
 """Composition of experts that share a trunk → who else takes part, and its recipe."""
 
+BIASES = (-0.25, -0.5, -1.0, -2.0)
+"""Logits by which every expert stands back from the public one."""
+
 COMPOSITIONS: dict[str, dict[str, tuple[str | None, Recipe | EnsembleRecipe]]] = {
     "free": {
         "soup: average of all weights": (None, Recipe(to="dense", trunk="mean")),
@@ -56,6 +61,10 @@ COMPOSITIONS: dict[str, dict[str, tuple[str | None, Recipe | EnsembleRecipe]]] =
         "rows as trained, with the public expert": (BASE, Recipe(**ANCHORED)),
         "rows as trained, top 4": (BASE, Recipe(**ANCHORED, top_k=4)),
         "rows as trained, without it": (None, Recipe(**ANCHORED)),
+        **{
+            f"rows as trained, bias {bias:g}": (BASE, Recipe(**ANCHORED, bias=dict.fromkeys(NEAR, bias)))
+            for bias in BIASES
+        },
     },
 }
 """Kind → composition → who takes part beside the experts of the domains, and its recipe."""
@@ -107,13 +116,15 @@ def train(bench: Bench, kind: str, domains: Sequence[str]) -> Figures:
         if BASE not in names:
             registry.add_base(BASE, bench.shared / "experts" / BASE)
         if PUBLIC not in names:
-            registry.add_expert(PUBLIC, bench.shared / "experts" / BASE, data=[bench.text(GENERAL, "train")])
+            text = [bench.text(GENERAL, "train")]
+            registry.add_expert(PUBLIC, bench.shared / "experts" / BASE, data=text, keep_calibration=True)
         for domain in domains:
             if domain in names:
                 continue
             settings = ExpertTraining(tokens=bench.tokens, **KINDS[kind])
             public = [bench.text(GENERAL, "train")] if settings.coordinate else []
-            done = registry.train_expert(domain, BASE, [bench.text(domain, "train")], settings, public_data=public)
+            text = [bench.text(domain, "train")]
+            done = registry.train_expert(domain, BASE, text, settings, public_data=public, keep_calibration=True)
             losses[domain] = [done.losses.before, done.losses.after]
             print(f"{kind} {domain}: loss {done.losses.before:.3f}, {done.losses.after:.3f}", flush=True)
     return {"losses": losses}
@@ -185,6 +196,77 @@ def mixtures(bench: Bench) -> Figures:
     return {"rows": {name: of[folder.name] for name, folder in folders.items()}}
 
 
+TUNED = {
+    "rows, tuned on proxy text": (BASE, Recipe(**ANCHORED)),
+    "rows with a bias, tuned on proxy text": (BASE, Recipe(**ANCHORED, bias=dict.fromkeys(NEAR, -0.5))),
+    "ridge, tuned on proxy text": (PUBLIC, Recipe(trunk="base", router="ridge")),
+}
+"""Row → the public expert and the recipe of the coordinated composition whose routers are tuned."""
+
+
+RATES = (3e-4, 1e-3, 3e-3)
+"""Highest learning rates of one domain's experts; the first is that of all others."""
+
+
+def rates(bench: Bench) -> Figures:
+    """Train one domain's expert of two kinds at other learning rates, and return its held-out losses."""
+    domain, losses = NEAR[0], {}
+    text = [bench.text(domain, "train")]
+    for kind in ("free", "frozen"):
+        with Registry(bench.home(kind)) as registry:
+            for rate in RATES:
+                out = bench.work / "folders" / f"{kind}-{rate:g}"
+                shutil.rmtree(out, ignore_errors=True)
+                settings = ExpertTraining(tokens=bench.tokens, lr=rate, **KINDS[kind])
+                done = registry.train_expert(domain, BASE, text, settings, out=out)
+                losses[f"{kind}, {rate:g}"] = [done.losses.before, done.losses.after]
+                print(f"{kind}, {rate:g}: {done.losses.after:.4f}", flush=True)
+                shutil.rmtree(out)
+    return {"domain": domain, "losses": losses}
+
+
+POOL, PROXIES = 300, 200
+"""Documents of each domain in the text that proxies are chosen from, and documents chosen for each expert."""
+
+
+def tuned(bench: Bench) -> Figures:
+    """Tune the routers of coordinated compositions on public text near each expert's (FlexOlmo §3.3.3), and score them.
+
+    The pool of public text is the general text and some documents of every domain, without labels.
+    """
+    domain_of, proxies = write_pool(bench), bench.work / "proxies"
+    shutil.rmtree(proxies, ignore_errors=True)
+    folders: dict[str, Path] = {}
+    with Registry(bench.home("coordinated")) as registry:
+        own = {}
+        for chosen in registry.proxy(list(NEAR), [bench.work / "pool.jsonl"], proxies, documents=PROXIES):
+            texts = [json.loads(line)["text"] for line in chosen.path.read_text().splitlines()]
+            own[chosen.name] = sum(domain_of[text] == chosen.name for text in texts) / len(texts)
+        data = [*(str(proxies / f"{domain}.jsonl") for domain in NEAR), str(bench.text(GENERAL, "train"))]
+        for number, (name, (public, recipe)) in enumerate(TUNED.items()):
+            start, folders[name] = (bench.work / "folders" / f"{which}-{number}" for which in ("rows", "tuned"))
+            for folder in (start, folders[name]):
+                shutil.rmtree(folder, ignore_errors=True)
+            registry.compose([*NEAR, public], start, recipe)
+            done = registry.train_router(start, folders[name], data, TrainSettings(steps=max(STEPS)))
+            print(f"{name}: {done.before:.4f}, {done.after:.4f}", flush=True)
+        found = registry.evaluate(list(folders.values()), bench.tests(NEAR), bench.settings)
+    of = {row.name: row.perplexity for row in found}
+    return {"rows": {name: of[folder.name] for name, folder in folders.items()}, "own": own}
+
+
+def write_pool(bench: Bench) -> dict[str, str]:
+    """Write the pool of public text, and return document → the domain that it comes from."""
+    domain_of: dict[str, str] = {}
+    for domain in (*NEAR, GENERAL):
+        with gzip.open(bench.text(domain, "train"), "rt", encoding="utf-8") as rows:
+            texts = [json.loads(row)["text"] for row in rows]
+        domain_of |= dict.fromkeys(texts if domain == GENERAL else texts[-POOL:], domain)
+    pool = "".join(json.dumps({"text": text}) + "\n" for text in domain_of)
+    (bench.work / "pool.jsonl").write_text(pool, encoding="utf-8")
+    return domain_of
+
+
 STARTS: dict[str, tuple[str, Recipe]] = {
     "DUME": ("DUME+", Recipe(trunk="mean", router="ridge", normalize=True, refine=1, top_k=1)),
     "random routers": ("BTX, routers alone", Recipe(trunk="mean", router="random", normalize=True, top_k=1)),
@@ -244,6 +326,8 @@ PARTS: dict[str, Callable[[Bench], Figures]] = {
     **{f"train-{kind}": _trained(kind) for kind in KINDS},
     **{f"near-{kind}": _near(kind) for kind in KINDS},
     **{f"far-{kind}": _far(kind) for kind in KINDS},
+    "rates": rates,
+    "tuned": tuned,
     "mixtures": mixtures,
     "dume": dume,
 }

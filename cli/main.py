@@ -26,6 +26,7 @@ COMMANDS = {
     "preview": "preview",
     "lam-curve": "lam_curve",
     "train-expert": "train_expert",
+    "proxy": "proxy",
     "train": "train",
     "train-router": "train_router",
     "evaluate": "evaluate",

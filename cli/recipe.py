@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -17,7 +17,9 @@ from registry.composition import recipe as recipes
 from registry.composition.recipe.recipe_fields import AUTO, FIELDS, FROM_ROWS, MOE, FieldKind, RecipeField, obstacle
 from registry.errors import InvalidInputError, RegError
 from registry.names.reference import Reference
-from store.catalog.records import Kind
+
+if TYPE_CHECKING:
+    from store.catalog.records import Kind  # with SQLAlchemy
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

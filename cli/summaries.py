@@ -9,6 +9,7 @@ SUMMARIES = {
     "preview": "Predict the routing of a composition from statistics alone: no weights are read, nothing is written.",
     "lam-curve": "Print held-out error and accuracy of routers for various ridge strengths, layer by layer.",
     "train-expert": "Train expert NAME from a base model, and register it with its statistics.",
+    "proxy": "Choose from public text the documents nearest to each expert, to train routers on.",
     "train": "Train weights of a composed FOLDER on the language-model loss.",
     "train-router": "Train only the routers of a composed FOLDER on the language-model loss.",
     "evaluate": "Print perplexities of model folders per domain, and the routing of mixtures.",

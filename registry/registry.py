@@ -404,6 +404,36 @@ class Registry:
         """
         return composition_.preview_composition(self._workspace, experts, recipe, base=base)
 
+    def proxy(
+        self,
+        experts: Sequence[str],
+        files: Sequence[PathLike],
+        out: PathLike,
+        *,
+        base: str | None = None,
+        documents: int = 500,
+        device: str | None = None,
+    ) -> list[training.ProxyText]:
+        """Write the public documents nearest to each of `experts` to a file each, and return what was chosen.
+
+        Routers can be trained on them where no expert's text is at hand (FlexOlmo §3.3.3). A document may be chosen for
+        several experts.
+
+        Args:
+            experts: names, versions or aliases, in any order.
+            files: public text: `.txt` (one document a file), `.jsonl`, `.jsonl.gz`, `.parquet`.
+            out: a folder, absent or empty; it appears whole, with `NAME.jsonl` for each expert.
+            base: the base model, in which documents are compared; default the only one that is registered.
+            documents: number for each expert; if there are fewer, it gets all.
+            device: a torch device; default the GPU if there is one.
+
+        Raises:
+            CalibrationError: a file cannot be read, or holds no text.
+            IncompatibleError: an expert has no statistics of its MLP inputs, or there is no base model.
+            OutputError: `out` holds something.
+        """
+        return training.proxy_text(self._workspace, experts, files, out, base=base, documents=documents, device=device)
+
     def train_router(
         self,
         folder: PathLike,

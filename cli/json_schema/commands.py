@@ -76,6 +76,17 @@ SCHEMAS: dict[str, Schema] = {
         loss=several(number("A loss."), "Losses on held-out tokens, before and after."),
         tokens=whole("Number of held-out tokens."),
     ),
+    "reg proxy": several(
+        record(
+            "Public documents that were chosen for an expert.",
+            name=text("The expert's name."),
+            path=text("Their file, a document a row."),
+            documents=whole("Number of documents chosen."),
+            candidates=whole("Number of documents that they were chosen from."),
+            best=number("The highest score of a document."),
+            least=number("The lowest score of a chosen one."),
+        )
+    ),
     "reg train": record("The composition that was trained.", **TRAINED),
     "reg train-router": record("The composition whose routers were trained.", **TRAINED),
     "reg evaluate": several(ROW),

@@ -210,7 +210,9 @@ class _Table:
     def _active_row(self, name: str, model: Model, row: Row, count: int) -> Row:
         """Return the row of a mixture whose tokens go to `count` experts each (FlexOlmo, Fig. 3)."""
         if count == row.experts_per_token:
-            return replace(row, name=name)
+            return replace(
+                row, name=name, accuracy={}, load={}, routing={}, accuracy_by_tokens={}, relative_time=None
+            )  # as the other rows, which have scores and costs alone
         with experts_per_token(model.loaded, count):
             benchmark = self._benchmark
             named = replace(model, name=name)

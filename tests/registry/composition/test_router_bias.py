@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from registry import ExpertTraining, PassSettings, Recipe, Registry, TrainSettings
+from registry import ExpertTraining, MixtureTraining, PassSettings, Recipe, Registry, TrainSettings
 from registry.checkpoint import Checkpoint
 from registry.checkpoint.router_rows import ROUTER_FILE, RouterRows, pack_rows
 from registry.composition.compose import plan_composition
@@ -166,6 +166,20 @@ def test_training_keeps_the_bias(filled: Registry, zoo: Zoo, tmp_path: Path) -> 
     assert changed == {name for name in before if name.endswith("mlp.gate.weight")}
     assert sum(name.endswith("mlp.gate.bias") for name in before) == 2
     load_model(tmp_path / "trained", "float32", "cpu")
+    assert filled.reproduce(tmp_path / "trained").is_same
+
+
+def test_a_bias_trains_with_the_mlps(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
+    add_beside(filled, zoo, tmp_path)
+    filled.compose(EVERYONE, tmp_path / "moe", BIASED)
+    settings = MixtureTraining(train="mlps", tokens=4 * 2 * 32, batch_size=2, seq_len=32, device="cpu", lr=0.01)
+    done = filled.train(tmp_path / "moe", tmp_path / "trained", [str(zoo.train["law"])], settings)
+    assert "router_bias" not in done.document["training"]
+    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("moe", "trained"))
+    changed = {name for name, tensor in before.items() if not torch.equal(tensor, after[name])}
+    assert changed == {name for name in before if ".mlp." in name}
+    assert sum(name.endswith("mlp.gate.bias") for name in changed) == 2
+    assert filled.reproduce(tmp_path / "trained").is_same
 
 
 @pytest.mark.parametrize("family", ["gpt_neox", "qwen3", "gemma2", "olmo2"])

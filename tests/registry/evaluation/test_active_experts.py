@@ -58,6 +58,7 @@ def test_rows_are_those_of_folders_with_that_number(filled: Registry, zoo: Zoo, 
     assert [row.experts_per_token for row in rows] == [2, 1, 2, 3]
     assert files_of(moe) == files
     assert figures(rows[2]) == figures(rows[0])
+    assert [(row.load, row.accuracy, row.routing, row.accuracy_by_tokens) for row in rows[1:]] == [({}, {}, {}, {})] * 3
     for row in rows[1:]:
         folder = shutil.copytree(moe, tmp_path / row.name)
         config = json.loads((folder / "config.json").read_text()) | {"num_experts_per_tok": row.experts_per_token}

@@ -1,0 +1,48 @@
+"""reg proxy."""
+
+from pathlib import Path
+
+import click
+
+from cli.options import Integer, file_path, split
+from cli.output import as_json, done, print_json, print_table
+from cli.session import Session, pass_session
+
+
+@click.command()
+@click.argument("files", metavar="FILE…", type=file_path, nargs=-1, required=True)
+@click.option("--experts", multiple=True, required=True, metavar="A,B@2,…", help="The experts, in any order.")
+@click.option("--base", metavar="NAME[@V]", help="The base model. [default: the only one registered]")
+@click.option("--out", required=True, type=file_path, metavar="DIR", help="The folder to write; it appears whole.")
+@click.option(
+    "--documents", type=Integer(1), metavar="N", default=500, show_default=True, help="Documents for each expert."
+)
+@click.option("--device", metavar="DEVICE", help="A torch device. [default: the GPU if there is one]")
+@as_json
+@pass_session
+def proxy(
+    session: Session,
+    /,
+    files: tuple[Path, ...],
+    experts: tuple[str, ...],
+    base: str | None,
+    out: Path,
+    documents: int,
+    device: str | None,
+    as_json: bool,
+) -> None:
+    """Choose from public text the documents nearest to each expert, to train routers on.
+
+    FILE is .txt, .jsonl, .jsonl.gz or .parquet. The experts' statistics are compared with public text's: no text of
+    theirs is needed. Each expert gets a file DIR/NAME.jsonl, for reg train-router --data.
+    """
+    with session.registry() as registry:
+        chosen = registry.proxy(split(experts), files, out, base=base, documents=documents, device=device)
+    if as_json:
+        print_json([vars(one) for one in chosen])
+        return
+    rows = [
+        (one.name, f"{one.documents:,} of {one.candidates:,}", f"{one.best:.3g}", f"{one.least:.3g}") for one in chosen
+    ]
+    print_table(("expert", "documents", "best score", "least"), rows)
+    done(str(out), f"written to {out}; next: reg train-router moe/ --data {out / chosen[0].path.name} … --out DIR")

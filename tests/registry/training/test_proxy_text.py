@@ -1,0 +1,114 @@
+"""Proves: out of mixed public text, each expert gets the documents of its own domain, in any order of experts."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from cli.main import main
+from registry import PassSettings, Recipe, Registry, TrainSettings
+from registry.errors import CalibrationError, IncompatibleError, InvalidInputError, NotFoundError, OutputError
+from tests.conftest import files_of
+from tests.models import WORDS, make_model, save_checkpoint, sentences, write_jsonl
+
+DOMAINS = ("code", "law", "math")
+EACH = 6
+
+
+@pytest.fixture(scope="module")
+def near(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> Iterator[Registry]:
+    """A base model and three experts that are near to it, as fine-tuned ones are."""
+    root = tmp_path_factory.mktemp("near")
+    with Registry(root / "home") as registry:
+        registry.add_base("base", save_checkpoint(make_model("llama", 100), root / "base", tokenizer))
+        for seed, name in enumerate(DOMAINS, start=101):
+            model = make_model("llama", seed, distance=0.01)
+            data = write_jsonl(root / f"{name}.jsonl", sentences(name, 300))
+            settings = PassSettings(tokens=4096, seq_len=32)
+            registry.add_expert(name, save_checkpoint(model, root / name, tokenizer), data=[data], settings=settings)
+        yield registry
+
+
+@pytest.fixture(scope="module")
+def public(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+    """A file of documents of five domains in turn, with empty rows between, and document → domain."""
+    domain_of: dict[str, str] = {}
+    for name in WORDS:
+        texts = sentences(name, 5 * EACH, seed=2)
+        domain_of |= {" ".join(texts[number::EACH]): name for number in range(EACH)}
+    in_turn = sorted(domain_of, key=lambda text: text[::-1])
+    rows = [text for document in in_turn for text in (document, "")]
+    return write_jsonl(tmp_path_factory.mktemp("public") / "public.jsonl", rows), domain_of
+
+
+def documents(file: Path) -> list[str]:
+    return [json.loads(line)["text"] for line in file.read_text().splitlines()]
+
+
+def test_each_expert_gets_the_documents_of_its_domain(
+    near: Registry, public: tuple[Path, dict[str, str]], tmp_path: Path
+) -> None:
+    path, domain_of = public
+    chosen = near.proxy(DOMAINS[::-1], [path], tmp_path / "proxy", documents=EACH, device="cpu")
+    assert [one.name for one in chosen] == sorted(DOMAINS)
+    for one in chosen:
+        texts = documents(one.path)
+        assert [domain_of[text] for text in texts].count(one.name) >= EACH - 1
+        assert (one.documents, one.candidates, len(texts)) == (EACH, len(domain_of), EACH)
+        assert one.best > one.least
+        order = [text for text in documents(path) if text in texts]
+        assert texts == order
+    near.proxy(DOMAINS, [path], tmp_path / "again", documents=EACH, device="cpu")
+    assert files_of(tmp_path / "again") == files_of(tmp_path / "proxy")
+    alone = near.proxy(["law"], [path], tmp_path / "alone", documents=1, device="cpu")
+    assert documents(alone[0].path)[0] in documents(tmp_path / "proxy" / "law.jsonl")
+    assert alone[0].best == alone[0].least == next(one.best for one in chosen if one.name == "law")
+    assert list(near.home.work.iterdir()) == []
+
+
+def test_routers_are_trained_on_it(near: Registry, public: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
+    near.compose(DOMAINS, tmp_path / "moe", Recipe(trunk="base", router="ridge"))
+    chosen = near.proxy(DOMAINS, [public[0]], tmp_path / "proxy", documents=EACH, device="cpu")
+    settings = TrainSettings(steps=3, batch_size=2, seq_len=32, device="cpu")
+    done = near.train_router(tmp_path / "moe", tmp_path / "tuned", [str(one.path) for one in chosen], settings)
+    assert done.document["training"]["data"]
+
+
+def test_too_few_documents_are_all_taken(near: Registry, public: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
+    path, domain_of = public
+    words = ["--home", str(near.home.path), "proxy", str(path), "--experts", "law,code", "--base", "base"]
+    result = CliRunner().invoke(main, [*words, "--out", str(tmp_path / "out"), "--device", "cpu"])
+    assert result.exit_code == 0, result.output
+    assert f"has {len(domain_of)} documents: each expert gets all of them" in result.stderr
+    assert f"{len(domain_of)} of {len(domain_of)}" in result.stdout
+    assert "next: reg train-router" in result.stdout
+    assert documents(tmp_path / "out" / "law.jsonl") == [text for text in documents(path) if text]
+
+
+def test_wrong_input_writes_nothing(
+    near: Registry, public: tuple[Path, dict[str, str]], tmp_path: Path, tokenizer: Any
+) -> None:
+    path, out = public[0], tmp_path / "out"
+    empty = write_jsonl(tmp_path / "empty.jsonl", ["", ""])
+    with pytest.raises(CalibrationError, match="no text"):
+        near.proxy(DOMAINS, [empty], out)
+    with pytest.raises(CalibrationError, match="is not a file"):
+        near.proxy(DOMAINS, [tmp_path / "nosuch.jsonl"], out)
+    with pytest.raises(NotFoundError):
+        near.proxy(["nobody"], [path], out)
+    with pytest.raises(InvalidInputError, match="base is a base model, not an expert"):
+        near.proxy(["base"], [path], out)
+    with pytest.raises(InvalidInputError, match="documents is 0"):
+        near.proxy(DOMAINS, [path], out, documents=0)
+    folder = save_checkpoint(make_model("llama", 104, distance=0.01), tmp_path / "bare", tokenizer)
+    counts = PassSettings(tokens=64, seq_len=32, sites="counts", folds=1)
+    near.add_expert("counted", folder, data=[path], settings=counts)
+    with pytest.raises(IncompatibleError, match="which the comparison with public text needs"):
+        near.proxy(["counted", "law"], [path], out)
+    assert not out.exists()
+    (out / "full").mkdir(parents=True)
+    with pytest.raises(OutputError, match="out"):
+        near.proxy(DOMAINS, [path], out)
