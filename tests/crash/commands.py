@@ -85,6 +85,19 @@ COMMANDS = {
         "train-router {world}/moe --data {given}/code.jsonl --data {given}/math.jsonl --steps 3 --batch-size 2 "
         "--seq-len 16 --device cpu --force --out {world}/out",
     ),
+    "train": Command(
+        "ridge",
+        "train {world}/moe --train all --data {given}/code.jsonl --data {given}/math.jsonl --tokens 96 --seq-len 16 "
+        "--batch-size 2 --device cpu --dtype float32 --force --out {world}/out",
+    ),
+    "proxy": Command(
+        "full", "proxy {given}/law.jsonl --experts math,code --base base --documents 5 --device cpu --out {world}/out"
+    ),
+    "audit-extraction": Command(
+        "full",
+        "audit-extraction {world}/moe --data {given}/code.jsonl --documents 2 --prefix 4 --continued 4 --samples 2 "
+        "--device cpu",
+    ),
     "train-expert": Command(
         "full",
         "train-expert law --base base --data {given}/law.jsonl --coordinate --tokens 96 --seq-len 32 --batch-size 1 "
