@@ -5,6 +5,7 @@ Rows are perplexities: name → test domain → perplexity.
 
 import gzip
 import json
+import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -267,13 +268,10 @@ def write_pool(bench: Bench) -> dict[str, str]:
 
 
 STARTS: dict[str, tuple[str, Recipe]] = {
-    "DUME": ("DUME+", Recipe(trunk="mean", router="ridge", normalize=True, refine=1, top_k=1)),
-    "random routers": ("BTX, routers alone", Recipe(trunk="mean", router="random", normalize=True, top_k=1)),
+    "DUME": ("DUME+", Recipe(trunk="mean", router="ridge", normalize=True, refine=1, temperature=1.0)),
+    "random routers": ("BTX, routers alone", Recipe(trunk="mean", router="random", normalize=True, temperature=1.0)),
 }
 """Composition → its name once its routers are trained, and its recipe."""
-
-SHAPES = ((1, 1.0), (2, 1.0), (2, 0.1))
-"""Experts per token, and the temperature of their softmax."""
 
 STEPS = (50, 200)
 """Steps of a short and of a long training of routers."""
@@ -282,28 +280,28 @@ STEPS = (50, 200)
 def dume(bench: Bench) -> Figures:
     """Compose the experts of SHARED by DUME and with random routers, train these routers, and score everything.
 
-    The paper trains gates alone, with a load-balance loss, and routes to k experts by a softmax over their logits. At
-    k = 1 that softmax is 1 and passes no gradient; `reg train-router` compares two experts there.
+    The paper trains gates alone, with a load-balance loss, and routes to k experts by a softmax of temperature 1 over
+    their logits. At k = 1 that softmax is 1 and passes no gradient; `reg train-router` compares two experts there.
     """
     folders: dict[str, Path] = {}
 
-    def folder(name: str) -> Path:
-        folders[name] = bench.work / "folders" / f"dume-{len(folders)}"
-        shutil.rmtree(folders[name], ignore_errors=True)
-        return folders[name]
+    def is_new(name: str) -> bool:
+        folders[name] = bench.work / "folders" / re.sub(r"[^a-z0-9]+", "-", name.lower())
+        return not folders[name].exists()  # a folder appears whole
 
     data = [str(bench.text(domain, "train")) for domain in NEAR]
     with Registry(bench.work / "shared-experts") as registry:
         _register(registry, bench)
         for name, (trained, recipe) in STARTS.items():
-            for top_k, temperature in SHAPES:
-                shape = f"top {top_k}" + (f", T {temperature:g}" if top_k > 1 else "")
-                start = folder(f"{name}, {shape}")
-                registry.compose(list(NEAR), start, replace(recipe, top_k=top_k, temperature=temperature))
+            for top_k in (1, 2):
+                start = f"{name}, top {top_k}"
+                if is_new(start):
+                    registry.compose(list(NEAR), folders[start], replace(recipe, top_k=top_k))
                 for steps in STEPS:
                     settings = TrainSettings(steps=steps, balance=0.01 if top_k > 1 else 0.0)
-                    done = registry.train_router(start, folder(f"{trained}, {shape}, {steps} steps"), data, settings)
-                    print(f"{trained}, {shape}, {steps}: {done.before:.4f}, {done.after:.4f}", flush=True)
+                    if is_new(label := f"{trained}, top {top_k}, {steps} steps"):
+                        done = registry.train_router(folders[start], folders[label], data, settings)
+                        print(f"{label}: {done.before:.4f}, {done.after:.4f}", flush=True)
         tests = bench.tests(NEAR, general=False)
         found = registry.evaluate(list(folders.values()), tests, bench.settings, baselines=True)
     of = {row.name: {**row.score, "average": row.average} for row in found}
