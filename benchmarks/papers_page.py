@@ -100,21 +100,21 @@ def _own(found: Mapping[str, Mapping[str, Any]]) -> str:
 
 def _losses(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     lines = []
-    for kind in KINDS:
-        if f"near-{kind}" not in found:
-            continue
-        rows = found[f"near-{kind}"]["rows"]
-        domains = [name.removeprefix("expert ") for name in rows if name.startswith("expert ")]
-        own = mean({domain: rows[f"expert {domain}"][domain] for domain in domains})
-        for name in COMPOSED[kind]:
-            value = mean({domain: rows[name][domain] for domain in domains})
-            lines.append(f"| {kind} | {own:.2f} | {name} | {value:.2f} | {100 * (value / own - 1):+.1f} % |")
+    for which in ("near", "far"):
+        for kind in KINDS:
+            rows = found.get(f"{which}-{kind}", {}).get("rows", {})
+            domains = [name.removeprefix("expert ") for name in rows if name.startswith("expert ")]
+            own = mean({domain: rows[f"expert {domain}"][domain] for domain in domains}) if domains else math.nan
+            for name in COMPOSED[kind] if domains else ():
+                value = mean({domain: rows[name][domain] for domain in domains})
+                change = f"{100 * (value / own - 1):+.1f} %"
+                lines.append(f"| {len(domains)} | {kind} | {own:.2f} | {name} | {value:.2f} | {change} |")
     if lines:
-        yield "Geometric means over the five domains: *own* is each domain by its own expert alone, which no"
-        yield "composition knows. A coordinated expert was trained in a mixture with the public one, not alone."
+        yield "Geometric means over the domains, without public text: *own* is each domain by its own expert alone, which"
+        yield "no composition knows. A coordinated expert was trained in a mixture with the public one, not alone."
         yield ""
-        yield "| experts | own | composition | of it | change |"
-        yield "| --- | ---: | --- | ---: | ---: |"
+        yield "| domains | experts | own | composition | of it | change |"
+        yield "| ---: | --- | ---: | --- | ---: | ---: |"
         yield from lines
     if "rates" in found:
         yield ""
