@@ -110,8 +110,8 @@ def _losses(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
                 change = f"{100 * (value / own - 1):+.1f} %"
                 lines.append(f"| {len(domains)} | {kind} | {own:.2f} | {name} | {value:.2f} | {change} |")
     if lines:
-        yield "Geometric means over the domains, without public text: *own* is each domain by its own expert alone,"
-        yield "which no composition knows. A coordinated expert was trained in a mixture with the public one, not alone."
+        yield "Geometric means over the domains, without public text; *own* is each domain by its own expert alone,"
+        yield "which no composition knows. A coordinated expert was trained in a mixture, not alone."
         yield ""
         yield "| domains | experts | own | composition | of it | change |"
         yield "| ---: | --- | ---: | --- | ---: | ---: |"
