@@ -173,7 +173,7 @@ def pushed_expert(ref: str) -> Case:
     return Case(write, NOTHING)
 
 
-LATER_FIGURES = {"accuracy_by_tokens"}
+LATER_FIGURES = {"accuracy_by_tokens", "experts_per_token"}
 """Figures of a row that are not in the record, as it was made on machines before them."""
 
 
