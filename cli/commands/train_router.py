@@ -6,8 +6,9 @@ from typing import Any
 import click
 
 from cli.options import DTYPES, Integer, file_path
-from cli.output import as_json, done, note, print_json
+from cli.output import as_json
 from cli.session import Session, pass_session
+from cli.trained_output import print_trained
 
 
 @click.command()
@@ -86,16 +87,4 @@ def train_router(
 
     with session.registry() as registry:
         trained = registry.train_router(folder, out, data, TrainSettings(**settings), force=force)
-    if as_json:
-        print_json(
-            trained.document
-            | {"digest": trained.digest, "loss": [trained.before, trained.after], "tokens": trained.tokens, "out": out}
-        )
-        return
-    done(
-        trained.digest,
-        f"trained the routers of {folder} into {out}  {trained.digest}",
-        f"  loss on {trained.tokens:,} held-out tokens: {trained.before:.4f} before, {trained.after:.4f} after",
-    )
-    if trained.after >= trained.before:
-        note(f"  the loss did not improve: keep {folder}, or train on more data, longer, or with a smaller --lr")
+    print_trained(trained, "the routers", folder, out, as_json)
