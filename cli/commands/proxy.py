@@ -45,4 +45,4 @@ def proxy(
         (one.name, f"{one.documents:,} of {one.candidates:,}", f"{one.best:.3g}", f"{one.least:.3g}") for one in chosen
     ]
     print_table(("expert", "documents", "best score", "least"), rows)
-    done(str(out), f"written to {out}; next: reg train-router moe/ --data {out / chosen[0].path.name} … --out DIR")
+    done(str(out), f"written to {out}; next: reg train-router FOLDER --data {chosen[0].path} … --out DIR")

@@ -3,7 +3,7 @@
 import click
 
 from cli.commands.show_composition import show_composition
-from cli.output import as_json, print_json, print_table, size
+from cli.output import as_json, count, print_json, print_table, size
 from cli.session import Session, pass_session
 from cli.version_output import members_and_base, relation_documents, version_document
 from registry.families.sites import TOKEN_COUNTS
@@ -61,7 +61,7 @@ def show(session: Session, ref: str, as_json: bool) -> None:
     calibrations = {f"{s.calibration_label}  {s.calibration_digest[:12]}" for s in version.statistics}
     rows += [("calibration", label) for label in sorted(calibrations)]
     if training is not None:
-        rows += [("trained", f"{training.steps:,} steps, {training.tokens:,} tokens")]
+        rows += [("trained", f"{count(training.steps, 'step')}, {training.tokens:,} tokens")]
         rows += [("loss", f"{training.loss[0]:.4f} first, {training.loss[-1]:.4f} last")]
         rows += [("held-out loss", f"{training.before:.4f} before, {training.after:.4f} after")]
     rows += [(f"{role} arrays", size(nbytes)) for role, nbytes in sizes.items()]

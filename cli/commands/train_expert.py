@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from cli.options import Choice, Integer, annotations, file_path
-from cli.output import as_json, done, note, print_json
+from cli.output import as_json, count, done, note, print_json
 from cli.session import Session, pass_session
 from cli.version_output import version_document
 
@@ -143,7 +143,7 @@ def train_expert(
             }
         )
         return
-    steps = f"{len(losses.steps):,} steps"
+    steps = count(len(losses.steps), "step")
     loss = f"  loss on {trained.tokens:,} held-out tokens: {losses.before:.4f} before, {losses.after:.4f} after"
     if registered is None:
         done(str(trained.out), f"trained {name} in {steps} into {trained.out}", loss)

@@ -76,13 +76,13 @@ def reproduce_folder(workspace: Workspace, folder: Path, out: Path | None) -> Re
     workspace.check_owner()
     composed = ComposedFolder.read(folder)
     manifest, is_first = composed.manifest, composed.content["format"] == FIRST_FORMAT
-    history = None if manifest.parent is None else read_history(workspace, composed.digest, folder)
-    manifest = manifest if history is None else history.root
     versions = [by_digest(workspace.catalog, member.name, member.digest, str(folder)) for member in manifest.members]
     base = manifest.base and by_digest(workspace.catalog, manifest.base.name, manifest.base.digest, str(folder))
+    history = None if manifest.parent is None else read_history(workspace, composed.digest, folder)
+    manifest = manifest if history is None else history.root
     _check_device(manifest)
     experts, base_ref = [version.ref for version in versions], base.ref if base else None
-    used = (*versions, *([base] if base else []))
+    used = (*versions, *([base] if base and base not in versions else []))
     if out is not None:
         out = out.absolute()
         check_apart(out, folder, "a compared folder is never overwritten")
