@@ -208,6 +208,9 @@ def test_an_opt_out_taints_what_was_trained(
     assert any(filled.arrays.has(digest) for digest in trained)
     filled.opt_out("law", purge=True, receipt=tmp_path / "receipt.json")
     assert not any(filled.arrays.path(digest).exists() for digest in trained)
+    for use in refused:  # the member is named, not the tensors that are gone with it
+        with pytest.raises(ConflictError, match=r"holds law@1, which was opted out"):
+            use()
     assert untouched <= set(filled.arrays.digests())
     receipt = json.loads((tmp_path / "receipt.json").read_bytes())
     assert trained <= set(receipt["deleted"]["arrays"])
