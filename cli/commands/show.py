@@ -6,6 +6,7 @@ from cli.commands.show_composition import show_composition
 from cli.output import as_json, count, print_json, print_table, size
 from cli.session import Session, pass_session
 from cli.version_output import members_and_base, relation_documents, version_document
+from registry.checkpoint.router_rows import ROUTER_FILE
 from registry.families.sites import TOKEN_COUNTS
 
 
@@ -64,6 +65,8 @@ def show(session: Session, ref: str, as_json: bool) -> None:
         rows += [("trained", f"{count(training.steps, 'step')}, {training.tokens:,} tokens")]
         rows += [("loss", f"{training.loss[0]:.4f} first, {training.loss[-1]:.4f} last")]
         rows += [("held-out loss", f"{training.before:.4f} before, {training.after:.4f} after")]
+    if any((link.role, link.name) == ("file", ROUTER_FILE) for link in arrays):
+        rows += [("router rows", "trained beside a public expert, for --router anchored")]
     rows += [(f"{role} arrays", size(nbytes)) for role, nbytes in sizes.items()]
     rows += [
         ("distance", f"{r.distance:.4f}  {r.verdict} {'to' if r.verdict == 'unrelated' else 'as'} {r.ref}")

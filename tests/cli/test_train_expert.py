@@ -46,6 +46,8 @@ def test_a_coordinated_expert_is_composed_with_the_public_one(filled: Registry, 
     words = ("train-expert", "beside", "--base", "base", "--data", law, "--tokens", 192, "--batch-size", 2)
     more = ("--seq-len", 32, "--device", "cpu", "--coordinate", "--router-bias", "--public-data", public)
     run(*words, *more)
+    assert "router rows" in run("show", "beside")
+    assert "router rows" not in run("show", "law")
     anchored = ("--trunk", "base", "--router", "anchored")
     run("compose", "--experts", "beside,base", *anchored, "--out", tmp_path / "named")
     run("compose", "--experts", "beside", "--public", "base", *anchored, "--out", tmp_path / "public")
