@@ -1,6 +1,6 @@
 """Tables in the shape of the papers': FlexOlmo's Table 1, and DUME's Table 2 with BTX and DUME+ trained as published.
 
-    python -m benchmarks.papers [--shared ../shared] [--far FOLDER] [--only free,dume] [--work build/papers]
+    python -m benchmarks.papers [--shared ../shared] [--far FOLDER] [--only near-free,dume] [--work build/papers]
 
 Experts are trained from SHARED/experts/base on SHARED/corpora/<domain>/train.jsonl.gz, each on as many tokens: free
 (all weights), frozen (the MLPs alone) and coordinated (the MLPs beside the public expert's, with rows of their own).
@@ -13,7 +13,6 @@ Writes PAPERS.md beside this file. FAR holds far experts' `corpora`, as far_text
 
 import argparse
 import json
-import time
 from pathlib import Path
 
 from benchmarks.papers_page import page
@@ -46,9 +45,7 @@ def main() -> None:
         if file.exists() or (name.startswith("far-") and bench.far is None):
             continue
         print(f"{name} …", flush=True)
-        begun = time.monotonic()
-        figures = PARTS[name](bench)
-        file.write_text(json.dumps({**figures, "seconds": time.monotonic() - begun}, indent=1))
+        file.write_text(json.dumps(PARTS[name](bench), indent=1))
     found = {name: json.loads(file.read_text()) for name in PARTS if (file := results / f"{name}.json").exists()}
     given.out.write_text(page(found, given.tokens, given.windows), encoding="utf-8")
     print(f"wrote {given.out}")

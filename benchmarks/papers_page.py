@@ -45,7 +45,6 @@ def page(found: Mapping[str, Mapping[str, Any]], tokens: int, windows: int) -> s
         ("Experts of five domains", _perplexities(found, "near")),
         ("With two domains far from the base model", _perplexities(found, "far")),
         ("DUME's Table 2", _scores(found)),
-        ("Time", _seconds(found)),
     ):
         if lines := "\n".join(part):
             text.append(f"## {title}\n\n{lines}\n")
@@ -166,10 +165,3 @@ def _scores(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 def mean(of: Mapping[str, float]) -> float:
     """Return the geometric mean of perplexities."""
     return math.exp(sum(map(math.log, of.values())) / len(of))
-
-
-def _seconds(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    yield "| part | seconds |"
-    yield "| --- | ---: |"
-    for name, figures in found.items():
-        yield f"| {name} | {figures['seconds']:.0f} |"
