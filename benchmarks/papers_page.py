@@ -84,7 +84,7 @@ def _flexolmo(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
         return
     yield "Mixtures that are trained in full read as many tokens as one expert did. *Proxy text* is what `reg proxy`"
     yield "chose for each expert out of public text, in which documents of every domain stand without"
-    yield f"labels{_own(found)}."
+    yield f"labels{_own(found)}. The bias is the best on this test text of the four in the table of five domains."
     yield ""
     yield from _table(rows)
 
