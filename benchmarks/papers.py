@@ -7,15 +7,17 @@ Experts are trained from SHARED/experts/base on SHARED/corpora/<domain>/train.js
 Every kind has a registry of its own, in which the base model also stands as the expert `public`. All compositions are
 scored on the same test windows. Perplexities are absolute: a normalised score divides by each kind's own experts.
 
-Every part is kept in --work; an interrupted run goes on, and with --only the page has what was found before as well.
-Writes PAPERS.md beside this file. FAR holds far experts' `corpora`, as far_text.py makes them.
+Every part is kept in --work; an interrupted run goes on. Writes PAPERS.md, and beside it PAPERS.json with the figures
+of every part: with --only, and without FAR, the page has those of the other parts from there, if they were measured
+with as many tokens and windows. FAR holds far experts' `corpora`, as far_text.py makes them.
 """
 
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
-from benchmarks.papers_page import page
+from benchmarks.papers_page import machine, page
 from benchmarks.papers_parts import PARTS, Bench
 
 PAGE = Path(__file__).with_name("PAPERS.md")
@@ -46,9 +48,22 @@ def main() -> None:
             continue
         print(f"{name} …", flush=True)
         file.write_text(json.dumps(PARTS[name](bench), indent=1))
+    size = {"tokens": given.tokens, "windows": given.windows}
     found = {name: json.loads(file.read_text()) for name in PARTS if (file := results / f"{name}.json").exists()}
-    given.out.write_text(page(found, given.tokens, given.windows), encoding="utf-8")
+    record = size | {"machine": machine(), "parts": _recorded(given.out.with_suffix(".json"), size) | found}
+    given.out.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    given.out.write_text(page(record), encoding="utf-8")
     print(f"wrote {given.out}")
+
+
+def _recorded(file: Path, size: dict[str, int]) -> dict[str, Any]:
+    """Return the figures that a file has of each part; none if they were measured at another size."""
+    if not file.exists():
+        return {}
+    recorded = json.loads(file.read_text(encoding="utf-8"))
+    if any(recorded[name] != value for name, value in size.items()):
+        return {}
+    return {name: figures for name, figures in recorded["parts"].items() if name in PARTS}
 
 
 if __name__ == "__main__":

@@ -29,16 +29,20 @@ COMPOSED = {
 """Kind of expert → compositions whose loss against the experts is shown."""
 
 
-def page(found: Mapping[str, Mapping[str, Any]], tokens: int, windows: int) -> str:
+def machine() -> str:
+    """Return what the figures are measured on."""
+    return f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}."
+
+
+def page(record: Mapping[str, Any]) -> str:
     """Return the page.
 
     Args:
-        found: part → its figures; sections whose parts are absent are left out.
-        tokens: training tokens of each expert.
-        windows: test windows of each domain.
+        record: training tokens of each expert, test windows of each domain, the machine, and part → its figures;
+            sections whose parts are absent are left out.
     """
-    machine = f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}."
-    text = [_INTRODUCTION.format(tokens=tokens, windows=windows, machine=machine)]
+    found: Mapping[str, Mapping[str, Any]] = record["parts"]
+    text = [_INTRODUCTION.format_map(record)]
     for title, part in (
         ("FlexOlmo's Table 1", _flexolmo(found)),
         ("What each kind of expert loses", _losses(found)),

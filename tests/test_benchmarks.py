@@ -10,6 +10,7 @@ from benchmarks.alternating import HEADER, MOST_ROUNDS, Comparison, alternate
 from benchmarks.bench import BENCHMARKS, MACHINES, Measured, page
 from benchmarks.compose_scaling import SERIES, TRUNKS, figure
 from benchmarks.context_cost import RECIPES, REFERENCES, table
+from benchmarks.papers_page import page as papers_page
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 
@@ -89,3 +90,8 @@ def test_cost_of_context_routing_is_compared_with_both_references() -> None:
     assert [line.split(" | ")[0] for line in ratios] == [f"| – against {name}" for name in REFERENCES]
     assert "| 1.5 | 2.5 | 3.5 |" in row
     assert "|  | 1.75 (1.50–2.00) |" in ratios[0]
+
+
+def test_tables_of_papers_are_those_of_the_figures_beside_them() -> None:
+    record = json.loads((FOLDER / "PAPERS.json").read_text(encoding="utf-8"))
+    assert papers_page(record) == (FOLDER / "PAPERS.md").read_text(encoding="utf-8")
