@@ -2,17 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from cli.output import done, note, print_json
+from cli.output import count, done, note, print_json
 
 if TYPE_CHECKING:
     from registry.training import Trained  # with torch
 
 
-def print_trained(trained: Trained, what: str, folder: Path, out: Path, as_json: bool) -> None:
-    """Print the digest of a trained composition, and its loss on held-out tokens before and after.
+def trained_tokens(training: Mapping[str, Any]) -> int:
+    """Return the tokens that a training used, padding included: those of all windows of all its steps.
+
+    Args:
+        training: its document, with `steps`, `batch_size`, `seq_len` (as short as the model takes), and `accumulate`
+            where batches are summed.
+    """
+    return int(training["steps"] * training["batch_size"] * training.get("accumulate", 1) * training["seq_len"])
+
+
+def amount(training: Mapping[str, Any], tokens: int | None) -> str:
+    """Return how much a training used, as `3 steps on 192 tokens, 150 asked for`.
+
+    Args:
+        training: its document, as of `trained_tokens`.
+        tokens: those that were asked for; None where steps were.
+    """
+    used = trained_tokens(training)
+    different = "" if tokens in (None, used) else f", {tokens:,} asked for"
+    return f"{count(training['steps'], 'step')} on {count(used, 'token')}{different}"
+
+
+def print_trained(
+    trained: Trained, what: str, folder: Path, out: Path, as_json: bool, *, tokens: int | None = None
+) -> None:
+    """Print the digest of a trained composition, the amount of training, and the loss on held-out tokens.
 
     Args:
         trained: the result.
@@ -20,16 +45,25 @@ def print_trained(trained: Trained, what: str, folder: Path, out: Path, as_json:
         folder: the folder of the parent.
         out: the folder that was written.
         as_json: print JSON.
+        tokens: training tokens that were asked for; None where steps were.
     """
+    training = trained.document["training"]
     if as_json:
         print_json(
             trained.document
-            | {"digest": trained.digest, "loss": [trained.before, trained.after], "tokens": trained.tokens, "out": out}
+            | {
+                "digest": trained.digest,
+                "loss": [trained.before, trained.after],
+                "tokens": trained.tokens,
+                "trained_tokens": trained_tokens(training),
+                "out": out,
+            }
         )
         return
     done(
         trained.digest,
         f"trained {what} of {folder} into {out}  {trained.digest}",
+        f"  {amount(training, tokens)}",
         f"  loss on {trained.tokens:,} held-out tokens: {trained.before:.4f} before, {trained.after:.4f} after",
     )
     if trained.after >= trained.before:

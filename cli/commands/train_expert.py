@@ -5,9 +5,11 @@ from typing import Any
 
 import click
 
-from cli.options import Choice, Integer, annotations, file_path
-from cli.output import as_json, count, done, note, print_json
+from cli.options import Choice, annotations, file_path
+from cli.output import as_json, done, note, print_json
 from cli.session import Session, pass_session
+from cli.trained_output import amount, trained_tokens
+from cli.training_options import training_options, weight_products
 from cli.version_output import version_document
 
 
@@ -62,36 +64,8 @@ from cli.version_output import version_document
     help="Public text, with --coordinate: the router rows begin as the differences of the embeddings of both texts; "
     "without, at 0 (repeatable).",
 )
-@click.option(
-    "--tokens", type=Integer(1), metavar="N", default=409_600, show_default=True, help="Training tokens in total."
-)
-@click.option("--seq-len", type=Integer(2), metavar="N", default=256, show_default=True, help="Tokens per window.")
-@click.option("--batch-size", type=Integer(1), metavar="N", default=8, show_default=True, help="Windows per batch.")
-@click.option(
-    "--accumulate", type=Integer(1), metavar="N", default=1, show_default=True, help="Batches per step of AdamW."
-)
-@click.option(
-    "--lr", type=float, metavar="X", default=3e-4, show_default=True, help="The highest learning rate of AdamW."
-)
-@click.option(
-    "--warmup", type=Integer(0), metavar="N", help="Steps of linear warm-up. [default: a twentieth of all steps]"
-)
-@click.option(
-    "--weight-decay", type=float, metavar="X", default=0.1, show_default=True, help="Weight decay of matrices."
-)
-@click.option(
-    "--seed", type=Integer(0), metavar="N", default=0, show_default=True, help="Seed of windows and their order."
-)
-@click.option("--device", metavar="DEVICE", help="cpu or cuda. [default: the GPU if there is one]")
-@click.option(
-    "--dtype",
-    type=Choice(["auto", "bfloat16", "float32"]),
-    default="auto",
-    show_default=True,
-    metavar="DTYPE",
-    help="The dtype of the products: bfloat16, float32, or auto: bfloat16 where the device is fast in it. Weights and "
-    "moments stay in float32.",
-)
+@training_options()
+@weight_products()
 @click.option("--keep-calibration", is_flag=True, help="Store the calibration tokens too.")
 @click.option("--out", type=file_path, metavar="DIR", help="Write the checkpoint to DIR, and register nothing.")
 @annotations
@@ -140,16 +114,17 @@ def train_expert(
                 "training": trained.document,
                 "loss": [losses.before, losses.after],
                 "tokens": trained.tokens,
+                "trained_tokens": trained_tokens(trained.document["training"]),
             }
         )
         return
-    steps = count(len(losses.steps), "step")
+    used = amount(trained.document["training"], settings["tokens"])
     loss = f"  loss on {trained.tokens:,} held-out tokens: {losses.before:.4f} before, {losses.after:.4f} after"
     if registered is None:
-        done(str(trained.out), f"trained {name} in {steps} into {trained.out}", loss)
+        done(str(trained.out), f"trained {name} in {used}, into {trained.out}", loss)
     else:
         version = registered.version
         verb = "registered" if registered.added else "already registered as"
-        done(version.ref, f"trained {name} in {steps}; {verb} {version.ref}  {version.digest}", loss)
+        done(version.ref, f"trained {name} in {used}; {verb} {version.ref}  {version.digest}", loss)
     if losses.after >= losses.before:
         note("  the loss did not improve: train on more data, longer, or with a smaller --lr")

@@ -9,36 +9,19 @@ from cli.options import DTYPES, Integer, file_path
 from cli.output import as_json
 from cli.session import Session, pass_session
 from cli.trained_output import print_trained
+from cli.training_options import mixture_text, training_options
 
 
 @click.command()
 @click.argument("folder", metavar="FOLDER", type=file_path)
-@click.option(
-    "--data",
-    multiple=True,
-    required=True,
-    metavar="FILE|NAME",
-    help="Training text: .txt, .jsonl, .jsonl.gz, .parquet; or a member registered with --keep-calibration "
-    "(repeatable; each provides the same number of windows).",
-)
-@click.option("--out", type=file_path, required=True, metavar="DIR", help="The folder to write.")
-@click.option("--steps", type=Integer(1), metavar="N", default=200, show_default=True, help="Number of batches.")
-@click.option("--batch-size", type=Integer(1), metavar="N", default=8, show_default=True, help="Windows per batch.")
-@click.option("--seq-len", type=Integer(2), metavar="N", default=256, show_default=True, help="Tokens per window.")
-@click.option(
-    "--lr", type=float, metavar="X", default=0.002, show_default=True, help="The highest learning rate of AdamW."
-)
-@click.option("--warmup", type=Integer(0), metavar="N", help="Steps of linear warm-up. [default: a tenth of --steps]")
-@click.option(
-    "--weight-decay",
-    type=float,
-    metavar="X",
-    default=0.0,
-    show_default=True,
-    help="Weight decay towards the initial routers.",
-)
-@click.option(
-    "--seed", type=Integer(0), metavar="N", default=0, show_default=True, help="Seed of windows and their order."
+@mixture_text
+@training_options(
+    by_tokens=False,
+    lr=0.002,
+    warmup="a tenth of --steps",
+    weight_decay=0.0,
+    decays="Weight decay towards the initial routers.",
+    balance=0.0,
 )
 @click.option(
     "--top-k-train",
@@ -53,9 +36,6 @@ from cli.trained_output import print_trained
     default=1.0,
     show_default=True,
     help="Divisor of the router logits in this comparison.",
-)
-@click.option(
-    "--balance", type=float, metavar="X", default=0.0, show_default=True, help="Weight of the load-balance loss (BTX)."
 )
 @click.option("--device", metavar="DEVICE", help="A torch device. [default: the GPU if there is one]")
 @click.option(

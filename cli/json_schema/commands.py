@@ -33,6 +33,7 @@ from cli.json_schema.objects import (
     STRENGTHS,
     TIME,
     TRAINED,
+    TRAINED_TOKENS,
     VERSION,
 )
 
@@ -75,6 +76,7 @@ SCHEMAS: dict[str, Schema] = {
         training=document("How it was trained, and its loss curve (docs/formats.md)."),
         loss=several(number("A loss."), "Losses on held-out tokens, before and after."),
         tokens=whole("Number of held-out tokens."),
+        trained_tokens=whole(TRAINED_TOKENS),
     ),
     "reg proxy": several(
         record(

@@ -84,6 +84,7 @@ COMPOSED = {
     "base": maybe(record("The base model, if used.", name=text("Its name."), digest=digest("Its digest."))),
 }
 
+TRAINED_TOKENS = "Tokens that were trained on, padding included: those of all windows of all steps."
 TRAINED = {
     **COMPOSED,
     "lam": optional(several(number("A strength."), "Strengths of the parent, if it was composed with --lam auto.")),
@@ -92,6 +93,7 @@ TRAINED = {
     "digest": digest("The digest of the trained composition."),
     "loss": several(number("A loss."), "Losses on held-out tokens, before and after."),
     "tokens": whole("Number of held-out tokens."),
+    "trained_tokens": whole(TRAINED_TOKENS),
     "out": text("The folder that was written."),
 }
 PUSHED = record(
@@ -213,7 +215,7 @@ SHOWN_VERSION = plus(
         record(
             "How reg train-expert trained it; null if it was not trained so.",
             steps=whole("Number of steps."),
-            tokens=whole("Training tokens."),
+            tokens=whole("Tokens that it was trained on, padding included."),
             before=number("Loss on held-out text before the training, in nats per token."),
             after=number("The same after the training."),
             every=whole("Number of steps that each number of `loss` is the mean of."),
@@ -386,7 +388,7 @@ REPORT = record(
             "The training of an expert by reg train-expert.",
             name=text("The expert."),
             steps=whole("Number of steps."),
-            tokens=whole("Training tokens."),
+            tokens=whole("Tokens that it was trained on, padding included."),
             before=number("Loss on held-out text before the training, in nats per token."),
             after=number("The same after the training."),
             at=several(number("A step."), "The middle of the steps that each number of `loss` is the mean of."),

@@ -3,6 +3,7 @@
 `reg train-expert` writes the file, but any imported checkpoint can hold one: it is untrusted.
 """
 
+import math
 from dataclasses import dataclass
 
 from registry.checkpoint.model_files import EXPERT_TRAINING
@@ -21,6 +22,7 @@ _LOSS = Kind(
     f"a number with a decimal point, from 0 to {LARGEST_LOSS:,.0f}",
     lambda value: isinstance(value, float) and 0 <= value <= LARGEST_LOSS,
 )
+_SIZES = ("batch_size", "accumulate", "seq_len")
 _HINT = (
     "register the expert again without the file: reg export NAME --out DIR, delete it there, reg add-expert NAME DIR"
 )
@@ -32,7 +34,8 @@ class TrainingRecord:
 
     Attributes:
         steps: number of steps.
-        tokens: training tokens, padding included.
+        tokens: tokens of the windows of all steps, padding included; where the record does not say how large a step
+            was, those that were asked for.
         before: loss on held-out windows before the first step, in nats per token; as all losses.
         after: the same after the last step.
         every: number of steps that each number of `loss` is the mean of.
@@ -97,6 +100,10 @@ def parse_training(data: bytes, where: str) -> TrainingRecord:
     training, held_out = found["training"], found["held_out"]
     counts = {key: training[key] for key in ("steps", "tokens") if key in training}
     counts = fields(counts, {"steps": COUNT, "tokens": COUNT}, f"{where}: training", hint=_HINT)
+    sizes = {key: training[key] for key in _SIZES if key in training}
+    if len(sizes) == len(_SIZES):
+        step = math.prod(fields(sizes, dict.fromkeys(_SIZES, COUNT), f"{where}: training", hint=_HINT).values())
+        counts["tokens"] = counts["steps"] * step
     sides = {key: held_out[key] for key in ("before", "after") if key in held_out}
     sides = fields(sides, {"before": _LOSS, "after": _LOSS}, f"{where}: held_out", hint=_HINT)
     loss, every, steps = tuple(found["loss"]), found["every"], counts["steps"]

@@ -1,10 +1,17 @@
-"""Proves: reg train does what the library does, prints loss and digest, and reg show has its curve."""
+"""Proves: reg train does what the library does, prints loss and digest, and reg show has its curve.
+
+The commands that train have their common options in one order, and print the tokens that they trained on.
+"""
 
 import json
+from itertools import permutations
 from pathlib import Path
 
 from click.testing import CliRunner
 
+from cli.commands.train import train
+from cli.commands.train_expert import train_expert
+from cli.commands.train_router import train_router
 from cli.main import main
 from registry import Recipe, Registry
 from tests.conftest import Zoo
@@ -33,3 +40,37 @@ def test_train_prints_loss_and_digest(filled: Registry, zoo: Zoo, tmp_path: Path
         assert "rror: " in result.stderr
     result = CliRunner().invoke(main, [*words, str(tmp_path / "out")])
     assert (result.exit_code, "is not empty" in result.stderr) == (1, True)
+
+
+def test_common_options_are_the_same_in_one_order() -> None:
+    commands = [
+        {option.name: option.to_info_dict() for option in each.params if option.name not in ("data", "out")}
+        for each in (train, train_router, train_expert)
+    ]
+    for one, other in permutations(commands, 2):
+        assert [name for name in one if name in other] == [name for name in other if name in one]
+    for name in ("seq_len", "batch_size", "seed"):
+        first, *others = (options[name] for options in commands)
+        assert others == [first, first]
+
+
+def test_tokens_that_were_trained_on_are_printed_beside_those_asked_for(
+    filled: Registry, zoo: Zoo, tmp_path: Path
+) -> None:
+    filled.compose(["code", "math"], tmp_path / "moe", Recipe(router="random", trunk="mean", top_k=2))
+    home = ["--home", str(filled.home.path)]
+    amount = ["--data", str(zoo.train["code"]), "--batch-size", "2", "--seq-len", "32", "--device", "cpu"]
+    words = [*home, "train", str(tmp_path / "moe"), *amount, "--accumulate", "2", "--tokens", "200", "--train"]
+    for part in ("mlps", "routers"):
+        result = CliRunner().invoke(main, [*words, part, "--out", str(tmp_path / part)])
+        assert result.stdout.splitlines()[1] == "  2 steps on 256 tokens, 200 asked for"
+    result = CliRunner().invoke(main, [*words, "mlps", "--out", str(tmp_path / "json"), "--json"])
+    assert json.loads(result.stdout)["trained_tokens"] == 256
+    whole = [*home, "train", str(tmp_path / "moe"), *amount, "--tokens", "128", "--train", "mlps"]
+    result = CliRunner().invoke(main, [*whole, "--out", str(tmp_path / "whole")])
+    assert result.stdout.splitlines()[1] == "  2 steps on 128 tokens"
+    words = [*home, "train-router", str(tmp_path / "moe"), *amount, "--steps", "3"]
+    result = CliRunner().invoke(main, [*words, "--out", str(tmp_path / "router")])
+    assert result.stdout.splitlines()[1] == "  3 steps on 192 tokens"
+    result = CliRunner().invoke(main, [*words, "--out", str(tmp_path / "again"), "--json"])
+    assert json.loads(result.stdout)["trained_tokens"] == 192

@@ -36,6 +36,20 @@ def test_train_expert_prints_loss_and_digest(filled: Registry, zoo: Zoo, tmp_pat
         assert "  next: " in result.stderr
 
 
+def test_tokens_that_were_trained_on_are_printed_and_shown(filled: Registry, zoo: Zoo) -> None:
+    home = ["--home", str(filled.home.path)]
+    words = [*home, "train-expert", "fresh", "--base", "base", "--data", str(zoo.train["code"]), "--tokens", "100"]
+    words += ["--batch-size", "2", "--seq-len", "32", "--accumulate", "2", "--device", "cpu"]
+    result = CliRunner().invoke(main, words)
+    assert result.stdout.startswith("trained fresh in 1 step on 128 tokens, 100 asked for; registered fresh@1 ")
+    document = json.loads(CliRunner().invoke(main, [*words, "--json"]).stdout)
+    assert document["trained_tokens"] == 128
+    assert document["training"]["training"]["tokens"] == 100  # as it was asked for, which the digest covers
+    shown = CliRunner().invoke(main, [*home, "show", "fresh"]).stdout
+    assert "1 step, 128 tokens" in shown
+    assert json.loads(CliRunner().invoke(main, [*home, "show", "fresh", "--json"]).stdout)["training"]["tokens"] == 128
+
+
 def test_a_coordinated_expert_is_composed_with_the_public_one(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     def run(*words: object, code: int = 0) -> str:
         result = CliRunner().invoke(main, ["--home", str(filled.home.path), *map(str, words)])

@@ -36,6 +36,14 @@ def test_record_is_read_with_the_middle_of_its_steps() -> None:
     assert grouped.at == (2.0, 5.0, 7.0)  # of steps 1 to 3, 4 to 6, and 7
 
 
+def test_tokens_are_those_of_all_steps_where_the_record_says_how_large_they_were() -> None:
+    sizes = {"steps": 3, "tokens": 100, "batch_size": 2, "accumulate": 2}
+    assert read(document(training=sizes)).tokens == 100
+    assert read(document(training=sizes | {"seq_len": 16})).tokens == 3 * 2 * 2 * 16
+    with pytest.raises(CheckpointError, match="training: seq_len is -1, it must be a count"):
+        read(document(training=sizes | {"seq_len": -1}))
+
+
 @pytest.mark.parametrize("steps", [1, POINTS, POINTS + 1, 3 * POINTS + 7])
 def test_what_a_training_writes_is_read(steps: int) -> None:
     settings = ExpertTraining(tokens=steps * 64, seq_len=32, batch_size=2)
