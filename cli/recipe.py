@@ -203,14 +203,26 @@ def _check_options(given: dict[str, Any], file_values: Any) -> None:
     for name in sorted(given):
         if found := obstacle(FIELDS[name], merged):
             other, method = found
-            made = f"what --to {method} makes" if other == "to" else f"{FIELDS[other].option} {method}"
-            fitting = () if other == "to" else FIELDS[name].only_with[other]
-            hint = f" It goes with {FIELDS[other].option} {' or '.join(fitting)}." if fitting else ""
-            raise click.UsageError(f"{FIELDS[name].option} has no part in {made}.{hint}")
+            raise no_part(FIELDS[name].option, other, method, FIELDS[name].only_with.get(other, ()))
     if (merged.get("to"), merged.get("trunk")) == ("dense", "base"):
         raise click.UsageError("--to dense --trunk base is the base model itself: choose another --trunk.")
     if given.get("host") and given.get("remote_code"):
         raise click.UsageError("--host and --remote-code exclude one another.")
+
+
+def no_part(option: str, other: str, method: str, fitting: Sequence[str]) -> click.UsageError:
+    """Return the error of an option without a part in what is made.
+
+    Args:
+        option: the option.
+        other: the field because of which it has none.
+        method: the value of that field.
+        fitting: the values of that field that the option goes with.
+    """
+    if other == "to":
+        return click.UsageError(f"{option} has no part in what --to {method} makes.")
+    hint = f" It goes with {FIELDS[other].option} {' or '.join(fitting)}." if fitting else ""
+    return click.UsageError(f"{option} has no part in {FIELDS[other].option} {method}.{hint}")
 
 
 def _of_members(file: composition.RecipeFile, refs: Sequence[str]) -> dict[str, Any]:

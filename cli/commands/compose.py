@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from cli.commands.push import print_pushed
 from cli.options import file_path
 from cli.output import as_json, done, note, print_json, print_table, size
-from cli.recipe import asked, experts_option, recipe_options
+from cli.recipe import asked, experts_option, no_part, recipe_options
 from cli.session import Session, pass_session
 from registry import composition
 from registry.composition import recipe as recipes
-from registry.composition.recipe.recipe_fields import FROM_ROWS
+from registry.composition.recipe.recipe_fields import FROM_ROWS, MOE
 from registry.io.model_folder import check_output
+
+if TYPE_CHECKING:
+    from registry import Registry  # with SQLAlchemy
 
 _NOT_SHOWN = ("weights", "dtype")
 
@@ -98,6 +101,7 @@ def compose(
         raise click.UsageError("--like needs --to dense, and makes the weights itself.")
     pushed = None
     with session.registry() as registry:
+        _note_without_public(registry, refs, recipe, base)
         if like:
             weights = registry.likeness(refs, like, base=base)
             refs = [ref for ref in refs if registry.resolve(ref).name in weights]
@@ -135,10 +139,29 @@ def compose(
 
 
 def _with_public(refs: list[str], public: str, recipe: composition.Recipe | composition.EnsembleRecipe) -> list[str]:
-    """Return the references to the members, with that to the public expert among them."""
-    if getattr(recipe, "router", None) not in FROM_ROWS:
-        raise click.UsageError("--public is for experts that were trained beside it: it goes with --router anchored.")
+    """Return the references to the members, with that to the public expert among them.
+
+    Raises:
+        click.UsageError: the recipe has no public expert.
+    """
+    if not isinstance(recipe, composition.Recipe) or recipe.to != MOE:
+        raise no_part("--public", "to", recipe.to, ())
+    if recipe.router not in FROM_ROWS:
+        raise no_part("--public", "router", recipe.router, FROM_ROWS)
     return refs if public in refs else [*refs, public]
+
+
+def _note_without_public(
+    registry: Registry, refs: list[str], recipe: composition.Recipe | composition.EnsembleRecipe, base: str | None
+) -> None:
+    """Remark that a mixture of trained rows has no public expert, if it has none."""
+    if not isinstance(recipe, composition.Recipe) or recipe.to != MOE or recipe.router not in FROM_ROWS:
+        return
+    if any(registry.resolve(ref).kind == "base" for ref in refs):
+        return
+    bases = [base] if base else [version.name for version in registry.versions(kind="base")]
+    public = bases[0] if len(bases) == 1 else "BASE"
+    note(f"no expert stands for general text; to add the base model: --public {public}")
 
 
 def _document(plan: composition.Plan | composition.Ensemble) -> dict[str, Any]:

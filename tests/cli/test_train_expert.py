@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from cli.main import main
@@ -79,6 +80,32 @@ def test_a_coordinated_expert_is_composed_with_the_public_one(filled: Registry, 
     assert "next: name the base model among the experts: --public" in run(
         "compose", "--experts", "beside", *anchored, "--bias", "beside=-1", "--plan", code=1
     )
-    assert "--public is for experts that were trained beside it" in run(
-        "compose", "--experts", "code", "--public", "base", "--trunk", "base", "--router", "ridge", "--plan", code=2
-    )
+    general = "no expert stands for general text; to add the base model: --public base"
+    alone = ("compose", "--experts", "beside", *anchored)
+    assert f"{general}\n" in run(*alone, "--plan")
+    assert run(*alone, "--out", tmp_path / "alone").count(general) == 1
+    assert f"{general}@1\n" in run("compose", "--recipe", tmp_path / "alone" / "composition.json", "--plan")
+    assert "general text" not in run(*alone, "--public", "base", "--plan")
+    assert "general text" not in run(*alone, "--plan", "--quiet")
+    assert "general text" not in run("compose", "--experts", "code", "--plan")
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("--router", "ridge"), "no part in --router ridge. It goes with --router anchored."),
+        (("--trunk", "base"), "no part in --router context. It goes with --router anchored."),
+        (("--to", "ensemble"), "no part in what --to ensemble makes."),
+        (("--to", "dense"), "no part in what --to dense makes."),
+    ],
+    ids=lambda words: " ".join(words) if isinstance(words, tuple) else "",
+)
+def test_a_public_expert_without_anchored_routers_is_a_usage_error(
+    filled: Registry, words: tuple[str, ...], reason: str
+) -> None:
+    shared = ["--home", str(filled.home.path), "compose", "--experts", "code", *words, "--plan"]
+    result = CliRunner().invoke(main, [*shared, "--public", "base"])
+    assert (result.exit_code, result.stderr.splitlines()[-1]) == (2, f"Error: --public has {reason}")
+    bias = CliRunner().invoke(main, [*shared, "--bias", "code=-1"])  # an option of recipes
+    expected = reason.replace("--router anchored", "--router domain-embedding or anchored")
+    assert (bias.exit_code, bias.stderr.splitlines()[-1]) == (2, f"Error: --bias has {expected}")
