@@ -24,11 +24,12 @@ def version_document(version: "VersionRecord") -> dict[str, Any]:
 
 
 def members_and_base(composition: "CompositionRecord") -> tuple[str, str]:
-    """Return a composition's experts, and its base model (empty if it has none)."""
+    """Return a composition's experts, and its base model (empty if it has none); a public expert is both."""
     base = (composition.document["base"] or {"name": None})["name"]
+    experts = {member["name"] for member in composition.document["members"]}
     names = {ref: ref.partition("@")[0] for ref in composition.members}
     return (
-        ",".join(ref for ref, name in names.items() if name != base),
+        ",".join(ref for ref, name in names.items() if name != base or name in experts),
         ",".join(ref for ref, name in names.items() if name == base),
     )
 

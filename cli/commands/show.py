@@ -17,12 +17,12 @@ from registry.families.sites import TOKEN_COUNTS
 def show(session: Session, ref: str, as_json: bool) -> None:
     """Show one version: its content, the data of its statistics, and compositions made from it.
 
-    DIGEST is a composition's, or its first 6 or more digits: shows its members, recipe, folders, evaluations and
-    audits, latest first.
+    DIGEST is a composition's, or its first 6 or more digits: shows its members, which of them is the public expert and
+    which were opted out since, their biases, recipe, folders, evaluations and audits, latest first.
     """
     with session.registry() as registry:
         if (composition := registry.composition(ref)) is not None:
-            show_composition(composition, registry.evaluations(composition), registry.audits(composition), as_json)
+            show_composition(registry, composition, as_json)
             return
         version = registry.resolve(ref, states=("active", "withdrawn", "purged"))
         arrays = registry.arrays_of(version)

@@ -1,32 +1,66 @@
 """Output of a composition with its evaluations and audits."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli.output import print_json, print_table
+from cli.output import note, print_json, print_table
 from cli.score_tables import Table, figure, print_tables
 from cli.version_output import members_and_base
+from registry.composition.recipe.recipe_fields import FROM_ROWS
+from registry.errors import RegError
 
 if TYPE_CHECKING:
+    from registry import Registry
     from store.catalog import CompositionRecord, EvaluationRecord
 
 
-def show_composition(
-    composition: "CompositionRecord",
-    evaluations: "Sequence[EvaluationRecord]",
-    audits: "Sequence[EvaluationRecord]",
-    as_json: bool,
-) -> None:
+@dataclass(frozen=True)
+class Source:
+    """A version that a composition was made from.
+
+    Attributes:
+        ref: the version.
+        state: active, withdrawn or purged.
+        opted_out_at: when it was withdrawn or purged; None for an active one.
+        public: it is the public expert, beside which the others were trained.
+        bias: what was asked to be added to its logits; None without a bias, or where its routers are solved.
+        trained_bias: what was trained beside its router rows, by layer; None where nothing was, or it was purged.
+    """
+
+    ref: str
+    state: str
+    opted_out_at: str | None
+    public: bool
+    bias: float | None
+    trained_bias: tuple[float, ...] | None
+
+
+def show_composition(registry: "Registry", composition: "CompositionRecord", as_json: bool) -> None:
     """Print a composition: members, recipe, folders, evaluations and audits."""
+    evaluations, audits = registry.evaluations(composition), registry.audits(composition)
+    sources = [_source(registry, composition.document, ref) for ref in composition.members]
     if as_json:
-        print_json(vars(composition) | {"evaluations": _documents(evaluations), "audits": _documents(audits)})
+        print_json(
+            vars(composition)
+            | {"made_from": sources, "evaluations": _documents(evaluations), "audits": _documents(audits)}
+        )
         return
     members, base = members_and_base(composition)
     rows = [("made", composition.created_at), ("host", composition.document["host"]), ("members", members)]
     rows += [("base", base)] if base else []
-    rows += [(key, _text(value)) for key, value in composition.document["recipe"].items()]
+    rows += [("public expert", source.ref) for source in sources if source.public]
+    rows += [
+        ("opted out", f"{source.ref}, {source.state} {source.opted_out_at}")
+        for source in sources
+        if source.opted_out_at is not None
+    ]
+    recipe = composition.document["recipe"]
+    by_member = ("bias",) if recipe.get("router") in FROM_ROWS else ()
+    rows += [(key, _text(value)) for key, value in recipe.items() if key not in by_member]
+    rows += [(f"bias of {source.ref}", text) for source in sources if (text := _bias(source, composition.document))]
     rows += _training(composition.document)
     rows += [("folder", folder) for folder in composition.folders]
     print_table(("composition", composition.digest), rows)
@@ -39,6 +73,33 @@ def show_composition(
             ("extraction audit", "extracted", "rate", "mean similarity", "largest", "prefix", "continued"),
             [_audit_row(audit.document) for audit in audits],
         )
+
+
+def _source(registry: "Registry", document: Mapping[str, Any], ref: str) -> Source:
+    """Return a version that a composition was made from; rows that cannot be read are remarked on."""
+    version = registry.resolve(ref, states=("active", "withdrawn", "purged"))
+    at = {"active": None, "withdrawn": version.withdrawn_at, "purged": version.purged_at}[version.state]
+    recipe = document["recipe"]
+    if recipe.get("router") not in FROM_ROWS or version.name not in {one["name"] for one in document["members"]}:
+        return Source(ref, version.state, at, False, None, None)
+    public, trained = version.kind == "base", None
+    if not public and version.state != "purged":
+        try:
+            rows = registry.member(version).router_rows
+            trained = None if rows is None or rows.bias is None else tuple(map(float, rows.bias))
+        except RegError as error:
+            note(f"the trained bias of {ref} is not shown: {error.message}")
+    return Source(ref, version.state, at, public, recipe.get("bias", {}).get(version.name) or None, trained)
+
+
+def _bias(source: Source, document: Mapping[str, Any]) -> str:
+    """Return what is added to the logits of an expert, in words; empty where nothing is."""
+    parts = [f"{source.bias:g} as asked for"] if source.bias else []
+    if source.trained_bias and any(source.trained_bias):
+        least, most = min(source.trained_bias), max(source.trained_bias)
+        parts.append(f"{least:.4g} to {most:.4g} by layer, trained beside its rows")
+    parts += ["before the training of the composition"] if parts and "training" in document else []
+    return "; ".join(parts)
 
 
 def _documents(records: "Sequence[EvaluationRecord]") -> list[dict[str, Any]]:

@@ -225,6 +225,20 @@ SHOWN_VERSION = plus(
 )
 SHOWN_COMPOSITION = plus(
     COMPOSITION,
+    made_from=several(
+        record(
+            "A version that it was made from.",
+            ref=REF,
+            state=text("Its state now.", "active", "withdrawn", "purged"),
+            opted_out_at=maybe(text("The time when it was withdrawn or purged; null if it is active.")),
+            public=flag("True if it is the public expert of --router anchored."),
+            bias=maybe(number("With --router anchored, the bias that was asked for; null without one.")),
+            trained_bias=maybe(
+                several(number("A bias."), "The bias trained beside its router rows, by layer; null without one.")
+            ),
+        ),
+        "The versions, as in `members`, with their state now.",
+    ),
     evaluations=several(EVALUATION, "Its evaluations, latest first."),
     audits=several(AUDIT, "Its audits of extraction, latest first."),
 )

@@ -125,9 +125,10 @@ def comparison(site: Site, request: Request) -> Response:
 
 
 def expert_names(composition: CompositionRecord) -> tuple[list[str], list[str]]:
-    """Return the references of a composition's experts, and that of its base model, if any."""
+    """Return the references of a composition's experts, a public one among them, and that of another base model."""
     base = (composition.document.get("base") or {"name": None})["name"]
-    experts = [ref for ref in composition.members if ref.partition("@")[0] != base]
+    public = base in {member["name"] for member in composition.document["members"]}
+    experts = [ref for ref in composition.members if public or ref.partition("@")[0] != base]
     return experts, [ref for ref in composition.members if ref not in experts]
 
 

@@ -308,7 +308,11 @@ def test_the_composer_offers_the_base_model_where_it_can_be_an_expert(filled: Re
         filled.train_expert(f"beside-{name}", "base", [zoo.train[name]], settings)
     experts = ["base", "beside-code", "beside-math"]
     page = pages.read("compose", e=experts, router="anchored", trunk="base").text
-    assert filled.plan(experts, Recipe(trunk="base", router="anchored")).digest[:12] in page
+    plan = filled.plan(experts, Recipe(trunk="base", router="anchored"))
+    assert plan.digest[:12] in page
+    filled.catalog.record_composition(plan.digest, plan.document, used_versions(plan), "moe")
+    again = next(link for link in pages.read("compositions", plan.digest).links if link.startswith("/compose?"))
+    assert plan.digest[:12] in Page(pages.ask(again).text).text  # with the public expert
 
 
 def test_the_preview_is_what_the_registry_foretells(filled: Registry, pages: Pages) -> None:
