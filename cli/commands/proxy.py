@@ -8,6 +8,11 @@ from cli.options import Integer, file_path, split
 from cli.output import as_json, done, print_json, print_table
 from cli.session import Session, pass_session
 
+_SCORE = (
+    "score of a document: the discriminant of the expert's text against the public text, mean over layers; the larger,",
+    "the nearer to the expert, and below 0 nearer to the public text; to compare within one expert",
+)
+
 
 @click.command()
 @click.argument("files", metavar="FILE…", type=file_path, nargs=-1, required=True)
@@ -34,7 +39,8 @@ def proxy(
     """Choose from public text the documents nearest to each expert, to train routers on.
 
     FILE is .txt, .jsonl, .jsonl.gz or .parquet. The experts' statistics are compared with public text's: no text of
-    theirs is needed. Each expert gets a file DIR/NAME.jsonl, for reg train-router --data.
+    theirs is needed. Each expert gets a file DIR/NAME.jsonl, for reg train-router --data. A score is the value of a
+    linear discriminant: the larger, the nearer to the expert; below 0, nearer to the public text.
     """
     with session.registry() as registry:
         chosen = registry.proxy(split(experts), files, out, base=base, documents=documents, device=device)
@@ -44,5 +50,5 @@ def proxy(
     rows = [
         (one.name, f"{one.documents:,} of {one.candidates:,}", f"{one.best:.3g}", f"{one.least:.3g}") for one in chosen
     ]
-    print_table(("expert", "documents", "best score", "least"), rows)
-    done(str(out), f"written to {out}; next: reg train-router FOLDER --data {chosen[0].path} … --out DIR")
+    print_table(("expert", "documents", "best score", "least score"), rows)
+    done(str(out), *_SCORE, f"written to {out}; next: reg train-router FOLDER --data {chosen[0].path} … --out DIR")

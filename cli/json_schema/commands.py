@@ -85,7 +85,10 @@ SCHEMAS: dict[str, Schema] = {
             path=text("Their file, a document a row."),
             documents=whole("Number of documents chosen."),
             candidates=whole("Number of documents that they were chosen from."),
-            best=number("The highest score of a document."),
+            best=number(
+                "The highest score of a document: the discriminant of the expert's text against the public text, mean "
+                "over layers. Below 0 a document is nearer to the public text."
+            ),
             least=number("The lowest score of a chosen one."),
         )
     ),

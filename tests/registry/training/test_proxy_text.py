@@ -69,6 +69,16 @@ def test_each_expert_gets_the_documents_of_its_domain(
     assert list(near.home.work.iterdir()) == []
 
 
+def test_scores_are_above_0_on_the_side_of_the_expert(
+    near: Registry, public: tuple[Path, dict[str, str]], tmp_path: Path
+) -> None:
+    path, domain_of = public
+    own = near.proxy(DOMAINS, [path], tmp_path / "own", documents=EACH - 1, device="cpu")
+    assert all(one.least > 0 for one in own)
+    every = near.proxy(DOMAINS, [path], tmp_path / "every", documents=len(domain_of), device="cpu")
+    assert all(one.least < 0 for one in every)
+
+
 def test_routers_are_trained_on_it(near: Registry, public: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
     near.compose(DOMAINS, tmp_path / "moe", Recipe(trunk="base", router="ridge"))
     chosen = near.proxy(DOMAINS, [public[0]], tmp_path / "proxy", documents=EACH, device="cpu")
@@ -85,6 +95,8 @@ def test_too_few_documents_are_all_taken(near: Registry, public: tuple[Path, dic
     assert f"has {len(domain_of)} documents: each expert gets all of them" in result.stderr
     assert f"{len(domain_of)} of {len(domain_of)}" in result.stdout
     assert "next: reg train-router" in result.stdout
+    assert result.stdout.splitlines()[0].split("  ")[-1].strip() == "least score"
+    assert "the larger,\nthe nearer to the expert, and below 0 nearer to the public text" in result.stdout
     assert documents(tmp_path / "out" / "law.jsonl") == [text for text in documents(path) if text]
 
 
