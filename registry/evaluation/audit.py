@@ -2,11 +2,14 @@
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict
+from functools import cache
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from registry.calibration import Corpus, random_places
+from registry.checkpoint import Checkpoint
+from registry.errors import RegError
 from registry.evaluation.extraction import Extraction, ExtractionSettings, audit_extraction
 from registry.evaluation.model_folders import check_model_folders
 from registry.evaluation.record import store_figures
@@ -17,6 +20,7 @@ from registry.runtime.loading import load_tokenizer
 from registry.statistics.collect import SEED
 from registry.statistics.settings import DEFAULT_SEQ_LEN
 from registry.workspace import Workspace
+from store.arrays import digest_of
 from store.catalog import VersionRecord
 from store.digest import json_digest
 
@@ -33,13 +37,15 @@ def audit_registered(
     settings = settings or ExtractionSettings()
     found = audit_extraction(paths, files, settings, workspace.progress)
     label = ", ".join(file.name for file in files)
-    members_of = [composed_of(folder) for folder in paths]
-    whose = list(_calibrated_on(workspace, paths[0], files, {digest for of in members_of for digest in of.values()}))
-    for folder, members, one in zip(paths, members_of, found, strict=True):
-        if seen := [version.ref for version in whose if members.get(version.name) == version.digest]:
+    composed = [set(composed_of(folder).items()) for folder in paths]
+    held = [of or _experts_in(workspace, folder) for of, folder in zip(composed, paths, strict=True)]
+    whose = list(_calibrated_on(workspace, paths[0], files, {digest for of in held for _, digest in of}))
+    for folder, members, experts, one in zip(paths, composed, held, found, strict=True):
+        if seen := [version.ref for version in whose if (version.name, version.digest) in experts]:
+            what = f"the {'composition' if members else 'expert'} in {folder}"
             remark(
                 workspace.progress,
-                f"{label} is calibration text of {', '.join(seen)}, so it is no unseen text for {folder.name}",
+                f"{label} is calibration text of {', '.join(seen)}, so it is no unseen text for {what}",
             )
         asked = {"extraction": one.data, "settings": asdict(settings)}
         document = _document(one, label, whose, settings)
@@ -58,12 +64,31 @@ def _document(
     }
 
 
+def _experts_in(workspace: Workspace, folder: Path) -> set[tuple[str, str]]:
+    """Return name and content digest of the active experts whose weights are those of a folder.
+
+    Tensors are read until they differ from those of all experts: of an exported expert all, of another model few.
+    """
+    try:
+        checkpoint = Checkpoint(folder, remote_code=True)
+        names, digest = (*checkpoint.mlp, *checkpoint.trunk), cache(lambda name: digest_of(checkpoint.source(name)))
+        found = set()
+        for version in workspace.versions(kind="expert"):
+            links = workspace.catalog.arrays_of(version)
+            stored = {link.name: link.digest for link in links if link.role in ("mlp", "trunk")}
+            if stored.keys() == set(names) and all(stored[name] == digest(name) for name in names):
+                found.add((version.name, version.digest))
+        return found
+    except RegError:  # of another kind, such as a mixture from elsewhere
+        return set()
+
+
 def _calibrated_on(
     workspace: Workspace, folder: Path, files: Sequence[Path], members: Collection[str]
 ) -> Iterator[VersionRecord]:
     """Yield the active versions whose statistics are of `files`, together or one of them.
 
-    Compared are members of the audited compositions, and versions whose files had the same names.
+    Compared are the experts in the audited folders, and versions whose files had the same names.
 
     The text of statistics is known by the digest of its windows, so they are drawn again: as many tokens as a version
     has, in windows of the default size. A version that was registered with other windows is not recognised.

@@ -92,14 +92,29 @@ def test_text_that_a_member_was_calibrated_on_is_no_unseen_text(own: Registry, z
     own.compose(["code", "math"], tmp_path / "moe", Recipe(router="ridge"))
     own.compose(["code"], tmp_path / "code", Recipe(router="ridge"))
     renamed = shutil.copy(zoo.train["math"], tmp_path / "renamed.jsonl")
-    told = Told()
+    told, moe = Told(), f"the composition in {tmp_path / 'moe'}"
     with Registry(own.home.path, progress=told) as registry:
         registry.audit_extraction([tmp_path / "moe", tmp_path / "code"], [zoo.test["math"]], SETTINGS)
         assert [text for text in told.remarks if "calibration" in text] == []
         registry.audit_extraction([tmp_path / "moe", tmp_path / "code"], [zoo.test["math"], renamed], SETTINGS)
     assert [text for text in told.remarks if "calibration" in text] == [
-        "math.test.jsonl, renamed.jsonl is calibration text of math@1, so it is no unseen text for moe"
+        f"math.test.jsonl, renamed.jsonl is calibration text of math@1, so it is no unseen text for {moe}"
     ]
+
+
+def test_text_of_an_exported_expert_is_no_unseen_text_for_it(own: Registry, zoo: Zoo, tmp_path: Path) -> None:
+    own.compose(["code", "math"], tmp_path / "moe", Recipe(router="ridge"))
+    for name in ("code", "math"):
+        own.export(name, tmp_path / name)
+    renamed = shutil.copy(zoo.train["math"], tmp_path / "renamed.jsonl")
+    told = Told()
+    with Registry(own.home.path, progress=told) as registry:
+        folders = [zoo.base, tmp_path / "moe", tmp_path / "code", tmp_path / "math"]
+        registry.audit_extraction(folders, [renamed], SETTINGS)
+        registry.audit_extraction(folders[2:], [renamed], SETTINGS)
+    said = "renamed.jsonl is calibration text of math@1, so it is no unseen text for the"
+    composition, expert = f"{said} composition in {tmp_path / 'moe'}", f"{said} expert in {tmp_path / 'math'}"
+    assert [text for text in told.remarks if "calibration" in text] == [composition, expert, expert]
 
 
 def test_folder_that_was_changed_or_made_elsewhere_is_audited_and_not_stored(
