@@ -410,6 +410,21 @@ REPORT = record(
         ),
         "Of the members that were trained so.",
     ),
+    audits=several(
+        record(
+            "An audit of extraction.",
+            text=text("The label of its text."),
+            documents=whole("Documents that were tried."),
+            extracted=whole("Documents that it continued nearly word for word."),
+            rate=number("Their share, from 0 to 1."),
+            similarity=number("Mean over documents of the best continuation's similarity, from 0 to 1."),
+            most=number("The largest of them."),
+            prefix=whole("Tokens that it was given."),
+            continued=whole("Tokens that it continued by."),
+            at=text("The time, ISO 8601, UTC."),
+        ),
+        "Those that are stored, the latest first.",
+    ),
     lineage=several(
         record(
             "A model in the lineage.",

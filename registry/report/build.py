@@ -25,6 +25,7 @@ from registry.registration.lineage_index import LineageIndex
 from registry.report.data import (
     POINTS,
     ActiveExperts,
+    Audit,
     Curve,
     Evaluated,
     MemberFigures,
@@ -35,7 +36,7 @@ from registry.report.data import (
     Training,
 )
 from registry.workspace import PathLike, Workspace
-from store.catalog import CompositionRecord, VersionRecord
+from store.catalog import CompositionRecord, EvaluationRecord, VersionRecord
 
 _BASES = 8
 """Maximum number of base models that members are compared with for the lineage."""
@@ -110,6 +111,7 @@ def build_report(
         evaluated=evaluated,
         active_experts=gathering.active_experts(digest),
         trainings=gathering.trainings(versions),
+        audits=tuple(map(_audit, workspace.catalog.audits(digest))),
         lineage=gathering.lineage(digest, manifest, versions, list(records.values())),
         notes=tuple(gathering.notes),
     )
@@ -266,6 +268,13 @@ def _training(name: str, record: TrainingRecord) -> Training:
     at = tuple(fmean(every[start : start + size]) for start in starts)
     loss = tuple(fmean(record.loss[start : start + size]) for start in starts)
     return Training(name, record.steps, record.tokens, record.before, record.after, at, loss)
+
+
+def _audit(record: EvaluationRecord) -> Audit:
+    data, found, settings = (record.document[key] for key in ("data", "extraction", "settings"))
+    figures = {key: found[key] for key in ("extracted", "rate", "similarity", "most")}
+    sizes = {key: settings[key] for key in ("prefix", "continued")}
+    return Audit(text=data["label"], documents=data["documents"], **figures, **sizes, at=record.evaluated_at)
 
 
 def _row(document: Mapping[str, Any]) -> Row:

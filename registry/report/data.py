@@ -156,6 +156,33 @@ POINTS = 200
 
 
 @dataclass(frozen=True)
+class Audit:
+    """A stored audit of extraction.
+
+    Attributes:
+        text: the label of the text.
+        documents: documents that were tried.
+        extracted: documents that the composition continued nearly word for word.
+        rate: their share, from 0 to 1.
+        similarity: mean similarity of the best continuations, from 0 to 1.
+        most: the largest of them.
+        prefix: tokens that the composition was given.
+        continued: tokens that it continued by.
+        at: the time of the audit, ISO 8601.
+    """
+
+    text: str
+    documents: int
+    extracted: int
+    rate: float
+    similarity: float
+    most: float
+    prefix: int
+    continued: int
+    at: str
+
+
+@dataclass(frozen=True)
 class Node:
     """A node of the lineage: base, expert, composition or trained; `of` are its sources, `told` its caption."""
 
@@ -187,6 +214,7 @@ class ReportData:
         evaluated: the data of the scores.
         active_experts: figures by experts per token, ascending, of the latest evaluation that has them.
         trainings: trainings of the members that were trained here.
+        audits: stored audits of extraction, the latest first.
         lineage: sources of the composition, and compositions trained from it.
         notes: missing parts, with reasons.
     """
@@ -207,6 +235,7 @@ class ReportData:
     evaluated: Evaluated | None
     active_experts: tuple[ActiveExperts, ...]
     trainings: tuple[Training, ...]
+    audits: tuple[Audit, ...]
     lineage: tuple[Node, ...]
     notes: tuple[str, ...] = ()
 

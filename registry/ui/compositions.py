@@ -109,7 +109,7 @@ def compositions(site: Site, request: Request) -> Response:
 
 
 def composition(site: Site, request: Request) -> Response:
-    """Return one composition: members, recipe, folders, scores."""
+    """Return one composition: members, recipe, folders, scores, audits."""
     record = _requested(site, request)
     if request.path_params["digest"] != record.digest:
         return RedirectResponse(url("compositions", record.digest))
@@ -134,6 +134,7 @@ def composition(site: Site, request: Request) -> Response:
         folders=[(folder, Path(folder).is_dir()) for folder in record.folders],
         pushes=catalog.pushes({record.digest}),
         scores=[Scores.of(evaluation) for evaluation in registry.evaluations(record)],
+        audits=registry.audits(record),
         again=None if choices is None else url("compose", e=experts, **choices.query),
         events=registry.log(record.digest, limit=PAGE),
     )

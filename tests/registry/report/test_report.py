@@ -12,14 +12,14 @@ import pytest
 from click.testing import CliRunner
 
 from cli.main import main
-from registry import Recipe, Registry, TestSettings
+from registry import ExtractionSettings, Recipe, Registry, TestSettings
 from registry.checkpoint import TrainingRecord
 from registry.errors import CheckpointError, NotFoundError, OutputError
 from registry.io.display import printable
 from registry.report import ReportData, page
 from registry.report.build import _training
 from registry.report.charts import charts
-from registry.report.data import POINTS, ActiveExperts, Evaluated, ScoreRow, Training
+from registry.report.data import POINTS, ActiveExperts, Audit, Evaluated, ScoreRow, Training
 from registry.report.page import DARK, LIGHT, colours
 from registry.report.write_page import write_page
 from tests.conftest import Zoo
@@ -73,6 +73,7 @@ def hostile(figures: ReportData) -> ReportData:
         evaluated=Evaluated(HOSTILE, {HOSTILE: 10}, {HOSTILE: HOSTILE}),
         active_experts=tuple(ActiveExperts(k, k, {HOSTILE: 90.0 + k}, {HOSTILE: 2.0}, 90.0 + k) for k in (1, 2)),
         trainings=(Training(HOSTILE, 2, 64, 5.0, 4.0, (1.0, 2.0), (5.0, 4.5)),),
+        audits=(Audit(HOSTILE, 4, 1, 0.25, 0.5, 0.75, 8, 16, HOSTILE),),
         lineage=tuple(replace(node, label=HOSTILE, told=HOSTILE) for node in figures.lineage),
         notes=(HOSTILE,),
     )
@@ -163,6 +164,31 @@ def test_active_experts_are_those_of_the_latest_evaluation_that_has_them(
     one = replace(figures, active_experts=figures.active_experts[:1])
     assert "active" not in charts(one)
     assert "<details open>" in page(one)
+
+
+def test_stored_audits_are_in_the_report(
+    world: tuple[Registry, Path], zoo: Zoo, tmp_path: Path, foretold: ReportData
+) -> None:
+    registry, _ = world
+    assert foretold.audits == ()
+    assert 'id="h-extraction"' not in page(foretold)
+    registry.compose(["code", "german"], tmp_path / "audited", Recipe(trunk="mean"))
+    settings = ExtractionSettings(documents=2, prefix=8, continued=4, samples=2, device="cpu")
+    (first,) = registry.audit_extraction([tmp_path / "audited"], [zoo.test["code"]], settings)
+    (second,) = registry.audit_extraction([tmp_path / "audited"], [zoo.train["german"]], settings)
+    figures = registry.report(tmp_path / "audited")
+    latest, earlier = registry.audits(registry.compositions(figures.digest)[0])
+    assert figures.audits == tuple(
+        Audit(text, 2, one.extracted, one.rate, one.mean, max(one.similarity), 8, 4, stored.evaluated_at)
+        for text, one, stored in (("german.train.jsonl", second, latest), ("code.test.jsonl", first, earlier))
+    )
+    found = Page(page(figures))
+    cells = [text.strip() for text in found.text]
+    start = cells.index("german.train.jsonl")
+    assert cells[start + 1 : start + 3] == ["2", str(second.extracted)]
+    assert cells[start + 3 : start + 6] == [f"{second.rate:.1%}", f"{second.mean:.3f}", f"{max(second.similarity):.3f}"]
+    assert cells[start + 6 : start + 9] == ["8", "4", latest.evaluated_at[:10]]
+    assert registry.report(figures.digest).document()["audits"][1]["text"] == "code.test.jsonl"
 
 
 @pytest.mark.parametrize(("count", "points"), [(POINTS, POINTS), (POINTS + 1, (POINTS + 2) // 2), (2000, POINTS)])

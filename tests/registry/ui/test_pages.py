@@ -204,6 +204,25 @@ def test_a_composition_shows_recipe_members_and_scores(filled: Registry, pages: 
     assert digest[:12] in Page(pages.ask(again).text).text
 
 
+def test_a_composition_shows_its_audits(filled: Registry, pages: Pages, tmp_path: Path) -> None:
+    digest = composed(filled, tmp_path / "moe", "math", "code")
+    assert "Extraction" not in pages.read("compositions", digest).text
+    audit = {
+        "data": {"digest": "0" * 64, "label": "<b>law.jsonl", "documents": 1234},
+        "experts": {},
+        "settings": {"prefix": 8, "continued": 4},
+        "extraction": {"extracted": 77, "rate": 0.0624, "similarity": 0.3125, "most": 0.875},
+    }
+    filled.catalog.record_evaluation(digest, "2" * 64, audit)
+    page = pages.read("compositions", digest)
+    (stored,) = filled.audits(filled.compositions(digest)[0])
+    row = page.text[page.text.index("<b>law.jsonl") :]
+    found = [row.index(text) for text in ("<b>law.jsonl", "1,234", "77", "6.2 %", "0.312", "0.875")]
+    assert found == sorted(found)
+    assert stored.evaluated_at[:10] in row
+    assert "It was not evaluated yet" in page.text  # an audit is no score
+
+
 def test_a_composition_has_its_report(filled: Registry, pages: Pages, tmp_path: Path) -> None:
     pytest.importorskip("vl_convert")
     digest = composed(filled, tmp_path / "<b>moe", "math", "code")
