@@ -8,7 +8,6 @@ import click
 from cli.options import Choice, Integer, file_path
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-Decorator = Callable[[Command], Command]
 
 _TOKENS = click.option(
     "--tokens", type=Integer(1), metavar="N", default=409_600, show_default=True, help="Training tokens in total."
@@ -29,7 +28,7 @@ def training_options(
     weight_decay: float | str = 0.1,
     decays: str = "Weight decay of matrices.",
     balance: float | str | None = None,
-) -> Decorator[Command]:
+) -> Callable[[Command], Command]:
     """Return a decorator that adds the amount of training, the settings of AdamW and the seed.
 
     A default that is a text is the program's to choose: it stands in the help, and the option's value is None.
@@ -92,7 +91,7 @@ def mixture_text(command: Command) -> Command:
     return command
 
 
-def weight_products(routers: str = "") -> Decorator[Command]:
+def weight_products(routers: str = "") -> Callable[[Command], Command]:
     """Return a decorator that adds --device and --dtype of a training of weights.
 
     Args:
