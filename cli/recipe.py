@@ -14,7 +14,8 @@ from cli.options import Choice, Integer, file_path, split, unique_pairs
 from cli.session import Session
 from registry import composition
 from registry.composition import recipe as recipes
-from registry.composition.recipe.recipe_fields import AUTO, FIELDS, FROM_ROWS, MOE, FieldKind, RecipeField, obstacle
+from registry.composition.recipe.recipe_fields import AUTO, FIELDS, MOE, OF_COPIES, FieldKind, RecipeField, obstacle
+from registry.composition.recipe.recipe_rules import problem_of_copies
 from registry.errors import InvalidInputError, RegError
 from registry.names.reference import Reference
 
@@ -36,11 +37,13 @@ class Asked:
         experts: references to the members.
         recipe: how they are combined.
         base: a reference to the base model, where one was named and takes part.
+        from_base: the number of copies of the base model that are the experts, in place of `experts`.
     """
 
     experts: list[str]
     recipe: composition.Recipe | composition.EnsembleRecipe
     base: str | None
+    from_base: int | None = None
 
     @property
     def mixture(self) -> composition.Recipe:
@@ -142,7 +145,7 @@ def asked(
         session: opens the registry.
         experts: the values of --experts.
         base: the value of --base.
-        settings: the values of `recipe_options`.
+        settings: the values of `recipe_options`, and that of --from-base in a command that has it.
         defaults: fields that this command has other defaults of.
 
     Raises:
@@ -152,6 +155,8 @@ def asked(
     path: Path | None = settings.pop("recipe_path")
     given = {name: value for name, value in settings.items() if _is_given(context, name)}
     file = None if path is None else recipes.read_recipe(path)
+    if copies := _copies(context, experts, settings, file):
+        return _asked_copies(session, base, copies, given, file)
     _check_options(given, dict(defaults or {}) if file is None else file.values)
     if file is not None:  # what the options name is not looked up in the file
         file = replace(file, members=() if experts else file.members, base_member=None if base else file.base_member)
@@ -161,8 +166,7 @@ def asked(
     refs = split(experts) if experts else list(file.experts if file else ())
     if not (experts or refs):
         raise click.UsageError("Missing option '--experts' (or a '--recipe' that names them).")
-    merged = {**(defaults or {}), **given} if file is None else {**file.values, **given}
-    check_members(session, refs, kind=None if merged.get("router") in FROM_ROWS else "expert")
+    check_members(session, refs)
     if file is None:
         return Asked(refs, recipes.make_recipe({**(defaults or {}), **given}), base)
     if experts:
@@ -177,8 +181,44 @@ def asked(
     return Asked(refs, recipe, base or (file.base if recipe.needs_base else None))
 
 
-def check_members(session: Session, refs: Sequence[str], *, kind: Kind | None = "expert") -> None:
-    """Check that versions can be composed: experts, or with `kind` None base models too.
+def _copies(
+    context: click.Context, experts: Sequence[str], settings: Mapping[str, Any], file: composition.RecipeFile | None
+) -> int | None:
+    """Return how many copies of a base model the experts are to be; None where they are versions of their own."""
+    asked: int | None = settings.get("from_base")
+    if experts and asked is not None:
+        raise click.UsageError("--from-base and --experts exclude one another: the experts are copies of --base.")
+    if experts or asked is not None or file is None or file.from_base is None:
+        return asked
+    if "from_base" not in settings:
+        raise InvalidInputError(
+            f"reg {context.info_name} compares experts, and the recipe in {file.path} has copies of a base model, "
+            "which no text tells apart",
+            "name some: --experts A,B",
+        )
+    return file.from_base
+
+
+def _asked_copies(
+    session: Session, base: str | None, count: int, given: dict[str, Any], file: composition.RecipeFile | None
+) -> Asked:
+    """Return what is asked for where the experts are copies of a base model."""
+    by_member = {} if file is None else _of_members(file, ())
+    known = {} if file is None else {name: one for name, one in file.values.items() if name not in by_member}
+    values = recipes.overlay(OF_COPIES | known, given)
+    if problem := problem_of_copies(count, values):
+        raise problem.error()
+    _check_options(given, values)
+    if file is not None and base is None and file.base_member:
+        with session.registry() as registry:
+            file = replace(file, members=()).resolved(registry.catalog)
+    base = base or (file.base if file else None)
+    check_members(session, [base] if base else [], kind="base")
+    return Asked([], recipes.make_recipe(values), base, count)
+
+
+def check_members(session: Session, refs: Sequence[str], *, kind: Kind | None = None) -> None:
+    """Check that versions can be composed; with a `kind`, that they are of it.
 
     Nothing is checked where there is no registry yet, so that wrong options are reported first.
 

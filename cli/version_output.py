@@ -24,12 +24,14 @@ def version_document(version: "VersionRecord") -> dict[str, Any]:
 
 
 def members_and_base(composition: "CompositionRecord") -> tuple[str, str]:
-    """Return a composition's experts, and its base model (empty if it has none); a public expert is both."""
-    base = (composition.document["base"] or {"name": None})["name"]
-    experts = {member["name"] for member in composition.document["members"]}
+    """Return a composition's experts, or the number of copies, and its base model, if any; a public expert is both."""
+    document = composition.document
+    if "from_base" in document:
+        return f"{document['from_base']} copies", ",".join(composition.members)
+    experts, base = {member["name"] for member in document["members"]}, (document["base"] or {"name": None})["name"]
     names = {ref: ref.partition("@")[0] for ref in composition.members}
     return (
-        ",".join(ref for ref, name in names.items() if name != base or name in experts),
+        ",".join(ref for ref, name in names.items() if name in experts),
         ",".join(ref for ref, name in names.items() if name == base),
     )
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,19 +16,32 @@ from registry.families.sites import MLP_INPUT, TOKEN_COUNTS
 from registry.hosts.architecture import Architecture
 from registry.io.torch_blocks import to_tensor
 from registry.maths.statistics import PackedStatistics, Statistics, complete_folds
+from registry.names.reference import copy_name
 from registry.workspace import Workspace, open_array
 from store.arrays import ArraySource, ArrayStore, Block
 from store.catalog import ArrayLink, VersionRecord
 from store.catalog.records import Role
 
+AS_EXPERT = "register its checkpoint as an expert too, with text: reg add-expert NAME CKPT --data FILE"
+"""Hint where a base model is a member and its statistics are needed."""
+
 
 @dataclass(frozen=True)
 class Member:
-    """A version and its arrays."""
+    """A version and its arrays.
+
+    Attributes:
+        version: the version.
+        arrays: its arrays.
+        store: where they are.
+        copy: where several copies of the version are members of one composition: the number of this one, from 1, and
+            how many there are; None otherwise.
+    """
 
     version: VersionRecord
     arrays: tuple[ArrayLink, ...]
     store: ArrayStore
+    copy: tuple[int, int] | None = None
 
     @cached_property
     def content(self) -> dict[str, Any]:
@@ -39,8 +52,18 @@ class Member:
 
     @property
     def name(self) -> str:
-        """The expert's name."""
-        return self.version.name
+        """The expert's name; that of a copy ends with its number: `base-1`, or `base-01` of ten or more."""
+        return self.version.name if self.copy is None else copy_name(self.version.name, *self.copy)
+
+    @property
+    def ref(self) -> str:
+        """The version's reference, or the name of a copy."""
+        return self.version.ref if self.copy is None else self.name
+
+    @property
+    def row_key(self) -> str:
+        """The text that its random router rows are drawn from: the version's digest, with the number of a copy."""
+        return self.version.digest if self.copy is None else f"{self.version.digest} copy {self.copy[0]}"
 
     @cached_property
     def family(self) -> Family:
@@ -146,6 +169,11 @@ class Member:
         if missing is None:
             return
         kind = "token counts" if missing == TOKEN_COUNTS else f"statistics of {missing}"
+        if self.version.kind == "base":
+            raise IncompatibleError(
+                f"{self.version.ref} is a base model, which has no {kind}, and {user} {verb} them",
+                f"{AS_EXPERT}{alternative}",
+            )
         raise IncompatibleError(
             f"{self.version.ref} has no {kind}, which {user} {verb}",
             f"register it again with all sites: reg add-expert {self.name} CKPT --data FILE, and where CKPT carries "
@@ -236,6 +264,11 @@ def load_member(workspace: Workspace, version: VersionRecord) -> Member:
     """
     with workspace.reading(version):
         return Member(version, workspace.verified_arrays(version), workspace.arrays)
+
+
+def copies_of(member: Member, count: int) -> list[Member]:
+    """Return `count` members that are copies of one, in order; they share its arrays."""
+    return [replace(member, copy=(number, count)) for number in range(1, count + 1)]
 
 
 def load_members(workspace: Workspace, versions: Iterable[VersionRecord]) -> list[Member]:

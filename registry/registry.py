@@ -273,12 +273,22 @@ class Registry:
 
     @overload
     def plan(
-        self, experts: Sequence[str], recipe: composition_.Recipe | None = None, *, base: str | None = None
+        self,
+        experts: Sequence[str],
+        recipe: composition_.Recipe | None = None,
+        *,
+        base: str | None = None,
+        from_base: int | None = None,
     ) -> composition_.Plan: ...
 
     @overload
     def plan(
-        self, experts: Sequence[str], recipe: composition_.EnsembleRecipe, *, base: str | None = None
+        self,
+        experts: Sequence[str],
+        recipe: composition_.EnsembleRecipe,
+        *,
+        base: str | None = None,
+        from_base: int | None = None,
     ) -> composition_.Ensemble: ...
 
     @overload
@@ -288,6 +298,7 @@ class Registry:
         recipe: composition_.Recipe | composition_.EnsembleRecipe | None,
         *,
         base: str | None = None,
+        from_base: int | None = None,
     ) -> composition_.Plan | composition_.Ensemble: ...
 
     def plan(
@@ -296,20 +307,25 @@ class Registry:
         recipe: composition_.Recipe | composition_.EnsembleRecipe | None = None,
         *,
         base: str | None = None,
+        from_base: int | None = None,
     ) -> composition_.Plan | composition_.Ensemble:
         """Return what a composition will be, without reading a weight.
 
         Args:
-            experts: names, versions or aliases, in any order.
+            experts: names, versions or aliases, in any order; base models too, where the recipe needs no statistics of
+                them.
             recipe: the methods and their parameters; default the default recipe.
             base: the base model, if the recipe needs one; default the only one that is registered.
+            from_base: with no `experts`: so many copies of the base model are the experts of a mixture (sparse
+                upcycling, Komatsuzaki et al. 2023), 2 or more, with trunk `base` and router `random`, which are the
+                default recipe then.
 
         Raises:
             NotFoundError: no such expert or base model.
             IncompatibleError: the members cannot be composed with each other.
             InvalidInputError: the recipe does not fit them.
         """
-        return composition_.plan_composition(self._workspace, experts, recipe, base=base)
+        return composition_.plan_composition(self._workspace, experts, recipe, base=base, from_base=from_base)
 
     @overload
     def compose(
@@ -319,6 +335,7 @@ class Registry:
         recipe: composition_.Recipe | None = None,
         *,
         base: str | None = None,
+        from_base: int | None = None,
         force: bool = False,
     ) -> composition_.Plan: ...
 
@@ -330,6 +347,7 @@ class Registry:
         recipe: composition_.Recipe | composition_.EnsembleRecipe | None,
         *,
         base: str | None = None,
+        from_base: int | None = None,
         force: bool = False,
     ) -> composition_.Plan | composition_.Ensemble: ...
 
@@ -340,6 +358,7 @@ class Registry:
         recipe: composition_.Recipe | composition_.EnsembleRecipe | None = None,
         *,
         base: str | None = None,
+        from_base: int | None = None,
         force: bool = False,
     ) -> composition_.Plan | composition_.Ensemble:
         """Write the composition of `experts` to the folder `out`, and return its plan (arguments as `plan`).
@@ -352,7 +371,7 @@ class Registry:
             OutputError: `out` holds something else.
             DamagedError: an array of a member is not what was written.
         """
-        return composition_.compose(self._workspace, experts, out, recipe, base=base, force=force)
+        return composition_.compose(self._workspace, experts, out, recipe, base=base, from_base=from_base, force=force)
 
     def write(
         self,

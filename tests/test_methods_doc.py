@@ -65,7 +65,7 @@ def test_options_are_those_of_compose() -> None:
 def test_every_recipe_field_is_listed_with_its_default() -> None:
     defaults = {row[0].strip("`"): row[1] for row in tables(PAGE)["Options"]}
     expected = {field.option: field.default_text for field in FIELDS.values() if field.name not in OWN_TABLES}
-    assert defaults == expected | {"--like": ""}
+    assert defaults == expected | {"--like": "", "--from-base": ""}
     routed = next(row[1] for row in tables(PAGE)["Outputs: --routing"] if row[0] == "`task-vector`")
     assert f"`--routing-tokens` ({FIELDS['routing_tokens'].default_text} by default)" in routed
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cli.commands.push import print_pushed
-from cli.options import file_path
+from cli.options import Integer, file_path
 from cli.output import as_json, done, note, print_json, print_table, size
 from cli.recipe import asked, experts_option, no_part, recipe_options
 from cli.session import Session, pass_session
 from registry import composition
 from registry.composition import recipe as recipes
-from registry.composition.recipe.recipe_fields import FROM_ROWS, MOE
+from registry.composition.recipe.recipe_fields import FROM_ROWS, LEAST_COPIES, MOE, MOST_COPIES
 from registry.io.model_folder import check_output
 
 if TYPE_CHECKING:
@@ -33,6 +33,13 @@ _NOT_SHOWN = ("weights", "dtype")
     metavar="NAME[@V]",
     help="The base model, with a trunk method that needs it: base, ties, dare, task-arithmetic. "
     "[default: the only one registered]",
+)
+@click.option(
+    "--from-base",
+    type=Integer(LEAST_COPIES, MOST_COPIES),
+    metavar="N",
+    help="In place of --experts: N copies of the MLPs of --base, with its trunk and random routers, to be trained by "
+    "reg train (sparse upcycling).",
 )
 @click.option(
     "--public",
@@ -94,7 +101,7 @@ def compose(
     if out is not None and not plan_only:
         check_output(out, replace=force)
     wanted = asked(context, session, experts, base or public, settings)
-    refs, recipe, base = wanted.experts, wanted.recipe, wanted.base
+    refs, recipe, base, copies = wanted.experts, wanted.recipe, wanted.base, wanted.from_base
     if public is not None:
         refs = _with_public(refs, public, recipe)
     if like and (recipe.to != "dense" or recipe.weights):
@@ -110,18 +117,19 @@ def compose(
             if not as_json:
                 done(None, f"weights by --like: {_shown(weights)}")
         if out is None or plan_only:
-            plan = registry.plan(refs, recipe, base=base)
+            plan = registry.plan(refs, recipe, base=base, from_base=copies)
         else:
             if repo is not None:
                 from registry.hub.target import Target
 
                 target = Target.parse(repo, private=private, force=force)
-                registry.check_push(registry.plan(refs, recipe, base=base), target, license=license_id)
-            plan = registry.compose(refs, out, recipe, base=base, force=force)
+                planned = registry.plan(refs, recipe, base=base, from_base=copies)
+                registry.check_push(planned, target, license=license_id)
+            plan = registry.compose(refs, out, recipe, base=base, from_base=copies, force=force)
             if repo is not None:
                 pushed = registry.push(out, target, license=license_id)
     if save_recipe is not None:
-        recipes.write_recipe(save_recipe, recipe, refs, base, force=force)
+        recipes.write_recipe(save_recipe, recipe, refs, base, from_base=copies, force=force)
         note(f"recipe written to {save_recipe}")
     if as_json:
         print_json(_document(plan) | {"out": None if plan_only else out, "pushed": pushed})
@@ -130,7 +138,7 @@ def compose(
     else:
         done(
             plan.digest,
-            f"composed {', '.join(m.version.ref for m in plan.members)} into {out}  {plan.digest}",
+            f"composed {_members(plan)} into {out}  {plan.digest}",
             *(f"  note: {note}" for note in plan.notes),
             f"  {plan.model_type}, {plan.parameters:,} parameters, {plan.active_parameters:,} active per token",
         )
@@ -164,6 +172,12 @@ def _note_without_public(
     note(f"no expert stands for general text; to add the base model: --public {public}")
 
 
+def _members(plan: composition.Plan | composition.Ensemble) -> str:
+    if isinstance(plan, composition.Plan) and plan.from_base:
+        return f"{plan.from_base} copies of {plan.lead.version.ref}"
+    return ", ".join(member.version.ref for member in plan.members)
+
+
 def _document(plan: composition.Plan | composition.Ensemble) -> dict[str, Any]:
     cost = composition.context_cost(plan) if isinstance(plan, composition.Plan) else None
     return plan.document | {
@@ -186,9 +200,9 @@ def _print_plan(plan: composition.Plan | composition.Ensemble) -> None:
         [
             (
                 str(index),
-                member.version.ref,
+                member.ref,
                 member.version.digest[:12],
-                f"{weights[member.version.name]:g}",
+                f"{weights[member.name]:g}",
                 f"{member.tokens:,}",
             )
             for index, member in enumerate(plan.members)

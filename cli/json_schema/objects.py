@@ -81,6 +81,7 @@ COMPOSED = {
     "host": text("The `model_type` of the composed model."),
     "recipe": document("The recipe, with all defaults (docs/formats.md)."),
     "members": several(CONTENT, "The members, in the order of the experts."),
+    "from_base": optional(whole("With --from-base: the members are so many copies of the base model.")),
     "base": maybe(record("The base model, if used.", name=text("Its name."), digest=digest("Its digest."))),
 }
 

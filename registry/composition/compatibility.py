@@ -11,7 +11,7 @@ from registry.errors import IncompatibleError, InvalidInputError
 from registry.families.sites import MLP_INPUT, SITES, TOKEN_COUNTS
 from registry.maths.router import COUNTS, OWN, ROUTERS
 from registry.maths.trunk import TRUNKS
-from registry.member import Member
+from registry.member import AS_EXPERT, Member
 
 VOCABULARY = ("vocab_size",)
 """What members may differ in: some have rows for tokens that others lack."""
@@ -175,7 +175,9 @@ def check_statistics(members: Sequence[Member], recipe: Recipe) -> None:
         lacking = [need for need in needs if not all(map(member.has_statistics, need.sites))]
         if not lacking:
             continue
-        alternatives = [need.alternative for need in lacking if need.alternative]
+        is_base = member.version.kind == "base"
+        options = (need.of_base if is_base else need.alternative for need in lacking)
+        alternatives = [option for option in options if option]
         member.require_statistics(
             [site for need in lacking for site in need.sites],
             " and ".join(need.user for need in lacking),
@@ -184,6 +186,12 @@ def check_statistics(members: Sequence[Member], recipe: Recipe) -> None:
         )
     if recipe.to == "moe" and (recipe.retakes or recipe.refits):
         for member in members:
+            if not _kept_tokens(member) and member.version.kind == "base":
+                raise IncompatibleError(
+                    f"{member.version.ref} is a base model, which has no calibration tokens, and this recipe runs them "
+                    "through models",
+                    f"{AS_EXPERT} --keep-calibration; or choose --router random and no refinement",
+                )
             if not _kept_tokens(member):
                 raise IncompatibleError(
                     f"{member.version.ref} kept no calibration tokens, which this recipe runs through models",
@@ -209,11 +217,13 @@ class _Need:
         user: the part of the recipe, in words.
         sites: the sites, or `TOKEN_COUNTS`.
         alternative: options that do without; empty if there are none.
+        of_base: options that need no statistics at all, for a base model among the members.
     """
 
     user: str
     sites: tuple[str, ...]
     alternative: str
+    of_base: str
 
 
 def _needs(recipe: Recipe, members: Sequence[Member]) -> list[_Need]:
@@ -221,15 +231,15 @@ def _needs(recipe: Recipe, members: Sequence[Member]) -> list[_Need]:
 
     Routers that passes of kept tokens solve again need none: the passes collect them.
     """
-    needs, router = list[_Need](), f"router method {recipe.router!r}"
+    needs, router, of_base = list[_Need](), f"router method {recipe.router!r}", "--router random"
     if recipe.to == "moe":
         if ROUTERS[recipe.router].features == OWN and not (recipe.retakes or recipe.refits):
             refined = "--refine 1" if all(map(_kept_tokens, members)) else ""
-            needs.append(_Need(router, (MLP_INPUT,), refined or f"--router {FROM_COUNTS[0]}"))
+            needs.append(_Need(router, (MLP_INPUT,), refined or f"--router {FROM_COUNTS[0]}", of_base))
         if ROUTERS[recipe.router].features == COUNTS and len(members) > 1:
-            needs.append(_Need(router, (TOKEN_COUNTS,), f"--router {FROM_OWN_PASSES[0]}"))
+            needs.append(_Need(router, (TOKEN_COUNTS,), f"--router {FROM_OWN_PASSES[0]}", of_base))
     if TRUNKS[recipe.trunk].needs_inputs and len(members) > 1:
-        needs.append(_Need(f"trunk method {recipe.trunk!r}", (*SITES["all"], TOKEN_COUNTS), "--trunk mean"))
+        needs.append(_Need(f"trunk method {recipe.trunk!r}", (*SITES["all"], TOKEN_COUNTS), *["--trunk mean"] * 2))
     return needs
 
 

@@ -14,37 +14,53 @@ from registry.composition.passes import pass_context, tensor_source_of
 from registry.composition.plan import Plan, make_plan
 from registry.composition.preview import Preview, preview_plan
 from registry.composition.recipe import Recipe
-from registry.composition.recipe.recipe_fields import FROM_COUNTS, FROM_ROWS
+from registry.composition.recipe.recipe_fields import FROM_COUNTS, OF_COPIES
+from registry.composition.recipe.recipe_rules import problem_of_copies
 from registry.composition.write import write_composition
 from registry.errors import InvalidInputError
 from registry.io.model_folder import check_output
 from registry.maths.lam import LamCurve
 from registry.member import Member as Member
+from registry.member import copies_of
 from registry.member import load_member as load_member
 from registry.member import load_members as load_members
-from registry.names.reference import require_list
+from registry.names.reference import NAME_LIMIT, require_list
 from registry.names.resolve import base_model
 from registry.workspace import PathLike, Workspace
 from store.catalog import VersionRecord
-from store.catalog.records import Kind
 from store.lock import exclusive
 
 
 @overload
 def plan_composition(
-    workspace: Workspace, experts: Sequence[str], recipe: Recipe | None = None, *, base: str | None = None
+    workspace: Workspace,
+    experts: Sequence[str],
+    recipe: Recipe | None = None,
+    *,
+    base: str | None = None,
+    from_base: int | None = None,
 ) -> Plan: ...
 
 
 @overload
 def plan_composition(
-    workspace: Workspace, experts: Sequence[str], recipe: EnsembleRecipe, *, base: str | None = None
+    workspace: Workspace,
+    experts: Sequence[str],
+    recipe: EnsembleRecipe,
+    *,
+    base: str | None = None,
+    from_base: int | None = None,
 ) -> Ensemble: ...
 
 
 @overload
 def plan_composition(
-    workspace: Workspace, experts: Sequence[str], recipe: Recipe | EnsembleRecipe | None, *, base: str | None = None
+    workspace: Workspace,
+    experts: Sequence[str],
+    recipe: Recipe | EnsembleRecipe | None,
+    *,
+    base: str | None = None,
+    from_base: int | None = None,
 ) -> Plan | Ensemble: ...
 
 
@@ -54,22 +70,55 @@ def plan_composition(
     recipe: Recipe | EnsembleRecipe | None = None,
     *,
     base: str | None = None,
+    from_base: int | None = None,
 ) -> Plan | Ensemble:
     """Plan a composition without reading a weight (arguments and errors as `Registry.plan`)."""
+    if from_base is not None:
+        return _plan_copies(workspace, experts, recipe, base, from_base)
     recipe = recipe or Recipe()
     if base is not None and not recipe.needs_base:
         raise InvalidInputError(
             f"{recipe.label} takes no base model, and base {base!r} was given",
             "drop --base, or use that model's trunk: --trunk base",
         )
-    # Beside experts that were trained to coordinate with it, the base model is an expert too: the public one.
-    kind: Kind | None = None if isinstance(recipe, Recipe) and recipe.router in FROM_ROWS else "expert"
-    members = [load_member(workspace, workspace.resolve(ref, kind=kind)) for ref in require_list(experts, "experts")]
+    members = [load_member(workspace, workspace.resolve(ref)) for ref in require_list(experts, "experts")]
     base_member = load_member(workspace, base_model(workspace.catalog, base)) if recipe.needs_base else None
     with workspace.reading(*(member.version for member in (*members, *([base_member] if base_member else [])))):
         if isinstance(recipe, EnsembleRecipe):
             return make_ensemble(members, base_member, recipe)
         return make_plan(members, base_member, recipe)
+
+
+def _plan_copies(
+    workspace: Workspace,
+    experts: Sequence[str],
+    recipe: Recipe | EnsembleRecipe | None,
+    base: str | None,
+    count: int,
+) -> Plan:
+    """Plan a mixture of copies of a base model's MLPs (sparse upcycling, Komatsuzaki et al. 2023).
+
+    Raises:
+        InvalidInputError: experts are named too, or the recipe or the number is not one of copies.
+    """
+    recipe = recipe or Recipe(**OF_COPIES)
+    if require_list(experts, "experts"):
+        raise InvalidInputError(
+            "the experts are copies of the base model, and others were named",
+            "name no experts, or leave out --from-base",
+        )
+    if problem := problem_of_copies(count, vars(recipe) | {"to": recipe.to}):
+        raise problem.error()
+    assert isinstance(recipe, Recipe)
+    member = load_member(workspace, base_model(workspace.catalog, base))
+    copies = copies_of(member, count)
+    if len(copies[-1].name) > NAME_LIMIT:
+        raise InvalidInputError(
+            f"copies of {member.name[:20]}… would have names of more than {NAME_LIMIT} characters",
+            "register the base model under a shorter name: reg add-base NAME CKPT",
+        )
+    with workspace.reading(member.version):
+        return make_plan(copies, member, recipe)
 
 
 def compose(
@@ -79,13 +128,14 @@ def compose(
     recipe: Recipe | EnsembleRecipe | None = None,
     *,
     base: str | None = None,
+    from_base: int | None = None,
     force: bool = False,
 ) -> Plan | Ensemble:
     """Write a composition to the folder `out` and record it (arguments and errors as `Registry.compose`)."""
     workspace.check_owner()
     folder = Path(out).absolute()
     check_output(folder, replace=force)
-    plan = plan_composition(workspace, experts, recipe, base=base)
+    plan = plan_composition(workspace, experts, recipe, base=base, from_base=from_base)
 
     def record() -> None:
         workspace.catalog.record_composition(plan.digest, plan.document, used_versions(plan), str(folder))
@@ -174,9 +224,11 @@ def used_versions(plan: Plan | Ensemble) -> list[VersionRecord]:
 
 
 def used_members(plan: Plan | Ensemble) -> list[Member]:
-    """Return the members of a plan, and the base model if it takes part and is not a member itself."""
-    versions = {member.version.id for member in plan.members}
-    return [*plan.members, *([plan.base] if plan.base and plan.base.version.id not in versions else [])]
+    """Return the members of a plan, one of several copies, and the base model if it takes part and is no member."""
+    used: dict[int, Member] = {}
+    for member in (*plan.members, *([plan.base] if plan.base else [])):
+        used.setdefault(member.version.id, member)
+    return list(used.values())
 
 
 def _nothing() -> None:

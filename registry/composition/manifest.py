@@ -8,18 +8,20 @@ from typing import Any
 from registry.composition.ensemble.recipe import TO_ENSEMBLE, EnsembleRecipe
 from registry.composition.plan import DOCUMENT_FORMAT
 from registry.composition.recipe import Recipe
+from registry.composition.recipe.recipe_rules import FROM_BASE, problem_of_copies
 from registry.errors import CheckpointError, InvalidInputError
 from registry.hosts.remote_code import REMOTE_CODE, ROUTED
 from registry.io.files import read_json
 from registry.io.model_folder import MARKER, require_composed
 from registry.io.schema import DIGEST, LIST, OBJECT, TEXT, WHOLE, fields, maybe
-from registry.names.reference import check_name
+from registry.names.reference import check_name, copy_name
 
 FOLDER_FORMAT = 2
 """The format of `composition.json`: weights by tree digest. In format 1 every file has its SHA-256."""
 
 _KINDS = {
     "format": WHOLE,
+    "from_base": WHOLE,
     "host": TEXT,
     "recipe": OBJECT,
     "members": LIST,
@@ -30,8 +32,8 @@ _KINDS = {
     "parent": DIGEST,
     "training": OBJECT,
 }
-_OPTIONAL = ("digest", "files", "lam", "parent", "training")
-"""Of `composition.json` alone, of lam `auto`, and of trained compositions."""
+_OPTIONAL = ("digest", "files", "lam", "parent", "training", FROM_BASE)
+"""Of `composition.json` alone, of lam `auto`, of trained compositions, and of copies of a base model."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class CompositionManifest:
         recipe: how they were composed.
         host: the `model_type`.
         parent: the digest of the composition that was trained; None of one that was not.
+        from_base: the number of members, where they are copies of the base model; else None.
     """
 
     members: tuple[VersionRef, ...]
@@ -69,6 +72,13 @@ class CompositionManifest:
     recipe: Recipe | EnsembleRecipe
     host: str
     parent: str | None = None
+    from_base: int | None = None
+
+    @property
+    def versions(self) -> tuple[VersionRef, ...]:
+        """The registered versions that it was made from, each once; the base model last, unless it is a member."""
+        base = () if self.base is None else (self.base,)
+        return base if self.from_base is not None else tuple(dict.fromkeys((*self.members, *base)))
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any], where: str) -> "CompositionManifest":
@@ -99,7 +109,12 @@ class CompositionManifest:
             recipe = _recipe(given["recipe"], names, given["host"])
         except InvalidInputError as error:
             raise CheckpointError(f"{where}: {error.message}", "copy the file again") from error
-        return cls(members, base, recipe, given["host"], given.get("parent"))
+        manifest = cls(members, base, recipe, given["host"], given.get("parent"), given.get(FROM_BASE))
+        if manifest.from_base is not None and not _is_of_copies(manifest):
+            raise CheckpointError(
+                f"{where}: its members are not {manifest.from_base} copies of its base model", "copy the file again"
+            )
+        return manifest
 
 
 def folder_document(document: Mapping[str, Any], digest: str, files: Mapping[str, str]) -> dict[str, Any]:
@@ -124,6 +139,14 @@ def read_composed(folder: Path) -> tuple[dict[str, object], CompositionManifest]
     marker = folder / MARKER
     document = read_json(marker)
     return document, CompositionManifest.from_document(document, str(marker))
+
+
+def _is_of_copies(manifest: CompositionManifest) -> bool:
+    count, base, recipe = manifest.from_base, manifest.base, manifest.recipe
+    if base is None or count != len(manifest.members) or problem_of_copies(count, vars(recipe) | {"to": recipe.to}):
+        return False
+    names = [copy_name(base.name, number, count) for number in range(1, count + 1)]
+    return manifest.members == tuple(VersionRef(name, base.digest) for name in names)
 
 
 def _recipe(document: Mapping[str, Any], names: Sequence[str], host: str) -> Recipe | EnsembleRecipe:

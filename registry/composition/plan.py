@@ -112,12 +112,18 @@ class Plan:
     @property
     def notes(self) -> tuple[str, ...]:
         """Remarks on the result for its user."""
-        return self.translation.notes
+        equal = "its experts are equal, and it gives what its base model gives, until it is trained: reg train"
+        return (*self.translation.notes, *([equal] if self.from_base else []))
 
     @property
     def names(self) -> list[str]:
         """The members' names, in order."""
         return [member.name for member in self.members]
+
+    @property
+    def from_base(self) -> int | None:
+        """The number of members where they are copies of the base model; None where they are versions of their own."""
+        return None if self.lead.copy is None else len(self.members)
 
     @property
     def parameters(self) -> int:
@@ -170,6 +176,7 @@ class Plan:
         """Recipe, names and content digests: all that the composition is a function of."""
         return {
             "format": DOCUMENT_FORMAT,
+            **({} if self.from_base is None else {"from_base": self.from_base}),
             "host": self.host.model_type,
             "recipe": self.recipe.document(self.names),
             "members": [{"name": m.name, "digest": m.version.digest} for m in self.members],

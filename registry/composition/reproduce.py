@@ -76,22 +76,22 @@ def reproduce_folder(workspace: Workspace, folder: Path, out: Path | None) -> Re
     workspace.check_owner()
     composed = ComposedFolder.read(folder)
     manifest, is_first = composed.manifest, composed.content["format"] == FIRST_FORMAT
-    versions = [by_digest(workspace.catalog, member.name, member.digest, str(folder)) for member in manifest.members]
+    used = tuple(by_digest(workspace.catalog, ref.name, ref.digest, str(folder)) for ref in manifest.versions)
     base = manifest.base and by_digest(workspace.catalog, manifest.base.name, manifest.base.digest, str(folder))
     history = None if manifest.parent is None else read_history(workspace, composed.digest, folder)
     manifest = manifest if history is None else history.root
     _check_device(manifest)
-    experts, base_ref = [version.ref for version in versions], base.ref if base else None
-    used = (*versions, *([base] if base and base not in versions else []))
+    copies, base_ref = manifest.from_base, base.ref if base else None
+    experts = [] if copies else [version.ref for version in used[: len(manifest.members)]]
     if out is not None:
         out = out.absolute()
         check_apart(out, folder, "a compared folder is never overwritten")
         check_output(out, replace=None)
         if history is None:
-            digest = compose(workspace, experts, out, manifest.recipe, base=base_ref).digest
+            digest = compose(workspace, experts, out, manifest.recipe, base=base_ref, from_base=copies).digest
             files, nbytes = compare(workspace, folder, out, is_first=is_first)
             return Reproduction(folder, digest, used, files, nbytes, out)
-    plan = plan_composition(workspace, experts, manifest.recipe, base=base_ref)
+    plan = plan_composition(workspace, experts, manifest.recipe, base=base_ref, from_base=copies)
     with working_folder(workspace.home.work, [version.digest for version in used]) as work:
         again = work / "again" if out is None else out
         if history is None:

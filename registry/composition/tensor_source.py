@@ -143,7 +143,7 @@ class RouterSolver:
             [recipe.bias.get(name, 0.0) for name in plan.names],
             recipe.seed,
             layer,
-            [member.version.digest for member in plan.members],
+            [member.row_key for member in plan.members],
             plan.lead.architecture.hidden_size,
             lambda: [member.router_row(layer) for member in plan.members],
             partial(self._sums.gram, plan.members, MLP_INPUT, layer, self.weights) if self._sums else None,

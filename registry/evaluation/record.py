@@ -58,7 +58,7 @@ def store_figures(
     problem = next(composed.problems(progress), None)
     if problem is None:
         try:
-            for member in composed.manifest.members:  # an opt-out has deleted the figures of what it was made from
+            for member in composed.manifest.versions:  # an opt-out has deleted the figures of what it was made from
                 find_by_digest(catalog, member.name, member.digest, "it")
             catalog.record_evaluation(composed.digest, asked, document)
         except (ConflictError, StorageError) as error:

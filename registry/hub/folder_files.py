@@ -38,7 +38,7 @@ def outgoing(workspace: Workspace, composed: ComposedFolder, name: str, license_
     composed.check(workspace.progress, "compose it again, and push that")
     card = composed.card if CARD in files else b""
     check_license(license_of(card), license_id, versions, str(folder))
-    if len(versions) < len(manifest.members):
+    if len(versions) < len(manifest.versions):
         remark(
             workspace.progress, f"not all members of {folder} are registered here, so its card omits their locations"
         )
@@ -96,8 +96,7 @@ def versions_of(catalog: Catalog, manifest: CompositionManifest, holder: str) ->
     Raises:
         ConflictError: a version was opted out.
     """
-    members = (*manifest.members, *([manifest.base] if manifest.base else []))
-    versions = (find_by_digest(catalog, member.name, member.digest, holder) for member in members)
+    versions = (find_by_digest(catalog, one.name, one.digest, holder) for one in manifest.versions)
     return [version for version in versions if version is not None]
 
 

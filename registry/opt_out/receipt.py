@@ -200,8 +200,12 @@ def recompose(workspace: Workspace, manifest: CompositionManifest, members: Sequ
         raise InvalidInputError(
             "its weights were trained with all members together, and no composition of the others has them", None
         )
+    copies = manifest.from_base
+    if copies is not None and list(members) != list(manifest.members):
+        raise InvalidInputError("its experts are copies of one base model, which leave together", None)
     names = [member.name for member in members]
-    refs = [by_digest(workspace.catalog, member.name, member.digest, "it").ref for member in members]
+    registered = () if copies is not None else members
+    refs = [by_digest(workspace.catalog, member.name, member.digest, "it").ref for member in registered]
     known = manifest.base
     base = None if known is None else by_digest(workspace.catalog, known.name, known.digest, "it").ref
     top_k = manifest.recipe.top_k
@@ -212,7 +216,7 @@ def recompose(workspace: Workspace, manifest: CompositionManifest, members: Sequ
     )
     if isinstance(recipe, Recipe):
         recipe = replace(recipe, bias={name: bias for name, bias in recipe.bias.items() if name in names})
-    return plan_composition(workspace, refs, recipe, base=base).digest
+    return plan_composition(workspace, refs, recipe, base=base, from_base=copies).digest
 
 
 def read_receipt(path: Path) -> Receipt:
@@ -286,6 +290,8 @@ def _is_at(descriptor: int, path: Path) -> bool:
 def remaining(versions: Iterable[VersionRecord], manifest: CompositionManifest) -> list[VersionRef]:
     """Return the members of a composition that are still active."""
     active = {(version.name, version.digest) for version in versions if version.state == "active"}
+    if manifest.from_base is not None:
+        return list(manifest.members) if {(one.name, one.digest) for one in manifest.versions} <= active else []
     return [member for member in manifest.members if (member.name, member.digest) in active]
 
 

@@ -191,7 +191,7 @@ def _folder(workspace: Workspace, check: ReceiptCheck, folder: Path) -> None:
         return
     withdrawn = {version.digest: version.ref for version in reversed(check.receipt.versions)}
     manifest = composed.manifest
-    for member in (*manifest.members, *([manifest.base] if manifest.base else [])):
+    for member in manifest.versions:
         if member.digest in withdrawn:
             problem = (
                 f"{folder} holds {withdrawn[member.digest]}: its {MARKER} names {member.name} {member.digest[:12]}"

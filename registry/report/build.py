@@ -134,9 +134,11 @@ class _Gathering:
     def versions(self, manifest: CompositionManifest) -> dict[str, VersionRecord]:
         """Return name → active version for the members that are registered here."""
         versions = {}
-        for member in manifest.members:
+        for member in manifest.members if manifest.from_base is None else manifest.versions:
             with self._noted(f"{member.name} is not available"):
                 versions[member.name] = by_digest(self._workspace.catalog, member.name, member.digest, "it")
+        if manifest.from_base is not None:  # copies of one version
+            return {member.name: version for member in manifest.members for version in versions.values()}
         return versions
 
     def stored(self, digest: str) -> tuple[list[Row], tuple[ScoreRow, ...], Evaluated | None]:
@@ -186,8 +188,13 @@ class _Gathering:
         plan = preview = None
         with self._noted("its routing is not predicted"):
             base = manifest.base and by_digest(self._workspace.catalog, manifest.base.name, manifest.base.digest, "it")
-            refs = [version.ref for version in versions.values()]
-            plan = plan_composition(self._workspace, refs, recipe, base=base.ref if base else None)
+            refs = [version.ref for version in versions.values()] if manifest.from_base is None else []
+            plan = plan_composition(
+                self._workspace, refs, recipe, base=base.ref if base else None, from_base=manifest.from_base
+            )
+            if not refs:
+                self.notes.append("copies of one base model are routed at random before training")
+                return plan, None
             preview = preview_composition(self._workspace, refs, recipe, base=base.ref if base else None)
             if manifest.parent:
                 self.notes.append("predictions from statistics concern the composition before its training")
@@ -220,17 +227,20 @@ class _Gathering:
         """Return base models, members, the composition, the one it was trained from and those trained from it."""
         bases = self._workspace.versions(kind="base")[:_BASES]
         nodes, ancestors_of = list[Node](), dict[str, tuple[str, ...]]()
-        for name, known in versions.items():
+        for name, known in ((name, one) for name, one in versions.items() if one.kind == "expert"):
             with self._noted(f"the base model of {name} is not known"):
                 ancestors_of[name] = self._ancestors(known, bases)
         used = {manifest.base.digest} if manifest.base else set()
+        used |= {version.digest for version in versions.values() if version.kind == "base"}
         used |= {base for ancestors in ancestors_of.values() for base in ancestors}
         nodes += [Node(base.digest, base.ref, "base", (), _caption(base)) for base in bases if base.digest in used]
         for member in manifest.members:
             version = versions.get(member.name)
+            if member.digest in used:  # a base model
+                continue
             label, caption = (version.ref, _caption(version)) if version else (member.name, member.digest[:12])
             nodes.append(Node(member.digest, label, "expert", ancestors_of.get(member.name, ()), caption))
-        sources = [member.digest for member in manifest.members] + ([manifest.base.digest] if manifest.base else [])
+        sources = list(dict.fromkeys(one.digest for one in manifest.versions))
         parent = manifest.parent
         if parent:
             nodes.append(Node(parent, parent[:_DIGITS], "composition", tuple(sources), "before training"))

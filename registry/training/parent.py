@@ -14,7 +14,7 @@ from registry.composition.trained.write_trained import stored_tensors
 from registry.errors import CalibrationError, CheckpointError, InvalidInputError
 from registry.io.dtypes import NAMES, WEIGHT_DTYPES
 from registry.io.model_folder import check_apart, check_output
-from registry.member import Member, load_member
+from registry.member import Member, copies_of, load_member
 from registry.names.reference import require_list
 from registry.names.resolve import by_digest
 from registry.progress import Progress
@@ -105,8 +105,10 @@ def open_parent(
         raise InvalidInputError("there is nothing to train on", "give --data FILE, or several")
     parent = read_parent(folder, workspace.progress)
     manifest = parent.composed.manifest
-    refs = (*manifest.members, *([manifest.base] if manifest.base else []))
+    refs = manifest.versions
     used = [by_digest(workspace.catalog, ref.name, ref.digest, str(folder)) for ref in refs]
+    if manifest.from_base is not None:
+        return parent, copies_of(load_member(workspace, used[0]), manifest.from_base), used
     return parent, [load_member(workspace, version) for version in used[: len(manifest.members)]], used
 
 

@@ -111,6 +111,11 @@ def _read(source: str, members: Sequence[Member], tokenizer: Any, tokens: int, s
     member = next((member for member in members if source in (member.name, member.version.ref)), None)
     if path.is_file() or member is None:
         return random_places(Corpus([path], tokenizer), tokenizer, tokens=tokens, seq_len=seq_len, seed=seed)
+    if member.version.kind == "base":
+        raise CalibrationError(
+            f"{source} is not a file, and {member.version.ref} is a base model, which has no calibration tokens",
+            "name a file: --data FILE",
+        )
     if not member.names("calibration"):
         raise CalibrationError(
             f"{source} is not a file, and the calibration tokens of {member.version.ref} were not kept",

@@ -9,8 +9,10 @@ from typing import Any
 
 from registry import composition
 from registry.composition import recipe as recipes
-from registry.composition.recipe.recipe_fields import AUTO, FIELDS, FROM_ROWS, MOE, FieldKind, RecipeField, obstacle
+from registry.composition.recipe.recipe_fields import AUTO, ENSEMBLE, FIELDS, MOE, FieldKind, RecipeField, obstacle
 from registry.errors import InvalidInputError
+from registry.maths.router import ROUTERS
+from registry.maths.trunk import TRUNKS
 
 BASE = RecipeField(
     "base",
@@ -87,7 +89,7 @@ class Choices:
             same = choices.recipe().document([str(one["name"]) for one in document["members"]]) == document["recipe"]
         except InvalidInputError:
             return None
-        return choices if same and "parent" not in document else None
+        return choices if same and not {"parent", "from_base"} & document.keys() else None
 
     @property
     def to(self) -> str:
@@ -96,8 +98,14 @@ class Choices:
 
     @property
     def with_base(self) -> bool:
-        """Tell whether the base model can be one of the experts."""
-        return self.to == MOE and self.texts["router"] in FROM_ROWS
+        """Tell whether base models are offered as experts: with what is asked for first, no statistics are needed.
+
+        Of a mixture that is the router, of a dense model the trunk method.
+        """
+        router, trunk = ROUTERS.get(self.texts["router"]), TRUNKS.get(self.texts["trunk"])
+        if self.to == MOE:
+            return router is not None and router.features is None
+        return self.to == ENSEMBLE or (trunk is not None and not trunk.needs_inputs)
 
     @property
     def query(self) -> dict[str, str]:

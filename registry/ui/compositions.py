@@ -37,7 +37,8 @@ class Line:
 
     Attributes:
         record: the composition.
-        experts: its experts.
+        experts: its experts, where they are versions of their own.
+        copies: the number of its experts, where they are copies of its base model.
         base: its base model's version, if it has one.
         method: the kind of model and the method.
         router: the settings of its routers, and the experts per token.
@@ -46,6 +47,7 @@ class Line:
 
     record: CompositionRecord
     experts: Sequence[str]
+    copies: int | None
     base: Sequence[str]
     method: str
     router: str
@@ -124,6 +126,8 @@ def composition(site: Site, request: Request) -> Response:
         "composition.html",
         composition=record,
         members=members,
+        experts=experts,
+        count=len(record.document["members"]),
         base=base,
         recipe={key: value for key, value in record.document["recipe"].items() if key != "to"},
         to=record.document["recipe"].get("to", "moe"),
@@ -179,4 +183,5 @@ def _line(site: Site, record: CompositionRecord) -> Line:
     experts, base = expert_names(record)
     latest = next((each.document["figures"]["average"] for each in site.registry.evaluations(record)), None)
     router = ", ".join(text for text, holds in labels.items() if text and holds)
-    return Line(record, experts, base, method if to == "moe" else f"{to}, {method}", router, latest)
+    copies = record.document.get("from_base")
+    return Line(record, experts, copies, base, method if to == "moe" else f"{to}, {method}", router, latest)

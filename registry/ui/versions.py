@@ -125,10 +125,9 @@ def comparison(site: Site, request: Request) -> Response:
 
 
 def expert_names(composition: CompositionRecord) -> tuple[list[str], list[str]]:
-    """Return the references of a composition's experts, a public one among them, and that of another base model."""
-    base = (composition.document.get("base") or {"name": None})["name"]
-    public = base in {member["name"] for member in composition.document["members"]}
-    experts = [ref for ref in composition.members if public or ref.partition("@")[0] != base]
+    """Return the references of a composition's experts (none of copies), and that of another base model, if any."""
+    names = set() if "from_base" in composition.document else {one["name"] for one in composition.document["members"]}
+    experts = [ref for ref in composition.members if ref.partition("@")[0] in names]
     return experts, [ref for ref in composition.members if ref not in experts]
 
 

@@ -49,9 +49,9 @@ TOLD: dict[str, tuple[tuple[str, ...], str, str]] = {
         "name each once",
     ),
     "base as expert": (
-        ("compose", "--experts", "base", "--out", "{out}"),
-        "base is a base model, not an expert",
-        "--kind expert",
+        ("compose", "--experts", "base,code", "--router", "ridge", "--out", "{out}"),
+        "base@1 is a base model, which has no statistics of mlp_input, and router method 'ridge'",
+        "as an expert too, with text: reg add-expert NAME CKPT --data FILE; or choose --router random --trunk mean",
     ),
     "top-k": (
         ("compose", "--experts", "math", "--top-k", "2", "--out", "{out}"),

@@ -97,8 +97,9 @@ def test_name_is_of_one_kind(registry: Registry, zoo: Zoo) -> None:
     registry.add_base("base", zoo.base)
     with pytest.raises(ConflictError, match="base is registered as a base model, not as an expert"):
         registry.add_expert("base", zoo.base)
-    with pytest.raises(InvalidInputError, match="base is a base model, not an expert"):
-        registry.plan(["base"])
+    registry.add_expert("law", zoo.experts["law"])
+    with pytest.raises(InvalidInputError, match="law is an expert, not a base model"):
+        registry.plan(["law"], Recipe(router="random", trunk="base"), base="law")
 
 
 def test_resolving(filled: Registry, zoo: Zoo) -> None:

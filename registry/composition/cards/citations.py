@@ -64,6 +64,11 @@ _WORKS = {
         "Branch-Train-Merge: Embarrassingly Parallel Training of Expert Language Models",
         "2208.03306",
     ),
+    "komatsuzaki2022upcycling": (
+        "Komatsuzaki, Aran and Puigcerver, Joan and Lee-Thorp, James and others",
+        "Sparse Upcycling: Training Mixture-of-Experts from Dense Checkpoints",
+        "2212.05055",
+    ),
     "su2021roformer": (
         "Su, Jianlin and Lu, Yu and Pan, Shengfeng and Murtadha, Ahmed and others",
         "RoFormer: Enhanced Transformer with Rotary Position Embedding",
@@ -109,9 +114,14 @@ _ROUTINGS = {
 }
 
 
-def cited(recipe: Mapping[str, Any]) -> list[str]:
-    """Return the keys of the works to cite for a recipe's document, DUME's first."""
-    keys = [_DUME]
+def cited(recipe: Mapping[str, Any], *, of_copies: bool = False) -> list[str]:
+    """Return the keys of the works to cite for a recipe's document, DUME's first.
+
+    Args:
+        recipe: the document.
+        of_copies: the experts are copies of one base model.
+    """
+    keys = [_DUME, *(["komatsuzaki2022upcycling"] if of_copies else [])]
     keys += _ROUTINGS.get(str(recipe.get("routing")), ())
     keys += _ROUTERS.get(str(recipe.get("router")), ())
     if recipe["to"] == "dense":

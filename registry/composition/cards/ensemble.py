@@ -5,6 +5,7 @@ from typing import Any
 
 from registry.composition.cards.licenses import RollUp
 from registry.composition.cards.parts import citation, license_note, limits, metadata, reproduce, use
+from registry.member import Member
 
 _PAGE = """\
 ---
@@ -41,8 +42,9 @@ probabilities of the mixture; the weights at a token depend on the tokens before
 
 def ensemble_card(
     document: Mapping[str, Any],
+    members: Sequence[Member],
     *,
-    licenses: Sequence[str | None],
+    base: Member | None,
     rolled: RollUp,
     routing: str,
     parameters: int,
@@ -52,28 +54,29 @@ def ensemble_card(
 
     Args:
         document: the ensemble's document with its digest.
-        licenses: the members' licenses, in order.
+        members: the members, in order.
+        base: the base model, if the routing needs it.
         rolled: the roll-up of all licenses.
         routing: a description of the routing method.
         parameters: the number of stored weights.
         dtype: the dtype of the weights.
     """
-    recipe, members, base = document["recipe"], document["members"], document["base"]
+    recipe = document["recipe"]
     weights = recipe["weights"]
     rows = [
-        f"| {index} | {member['name']} | `{member['digest']}` | {own or 'not given'} |"
-        + (f" {weights[member['name']]:g} |" if weights else "")
-        for index, (member, own) in enumerate(zip(members, licenses, strict=True))
+        f"| {index} | {member.name} | `{member.version.digest}` | {member.content['license'] or 'not given'} |"
+        + (f" {weights[member.name]:g} |" if weights else "")
+        for index, member in enumerate(members)
     ]
     cost = "every member runs on every token"
     if base is not None:
         cost = (
             f"every member runs on the first {recipe['routing_tokens']} tokens, then those chosen; once a sequence, "
-            f"a gradient of the base model {base['name']} `{base['digest']}`"
+            f"a gradient of the base model {base.name} `{base.version.digest}`"
         )
     page = _PAGE.format(
         metadata=metadata(rolled.license, ["ensemble", document["host"]]),
-        title=" + ".join(member["name"] for member in members),
+        title=" + ".join(member.name for member in members),
         count=len(members),
         host=document["host"],
         prior_head=" prior weight |" if weights else "",

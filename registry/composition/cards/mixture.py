@@ -6,6 +6,7 @@ from typing import Any
 from registry.composition.cards.parts import citation, license_note, licenses_of, limits, metadata, reproduce, use
 from registry.composition.context_routing.context_cost import ContextCost, context_cost
 from registry.composition.plan import Plan
+from registry.composition.recipe.recipe_fields import FROM_ROWS
 
 _PAGE = """\
 ---
@@ -57,6 +58,8 @@ _SOURCES = {
     "task-arithmetic": 'The trunk is merged by "Editing Models with Task Arithmetic".',
 }
 
+_OF_COPIES = 'The experts are copies of one dense model\'s MLPs, as in "Sparse Upcycling".'
+
 
 def model_card(plan: Plan) -> bytes:
     """Return README.md of a composed folder: metadata for the Hub, and a page for people."""
@@ -66,8 +69,8 @@ def model_card(plan: Plan) -> bytes:
     base = f", base model {plan.base.version.name} `{plan.base.version.digest}`" if plan.base else ""
     cost = context_cost(plan)
     members = [
-        f"| {index} | {member.version.name} | `{member.version.digest}` | {member.content['license'] or 'not given'} "
-        f"| {weights[member.version.name]:g} |"
+        f"| {index} | {member.name} | `{member.version.digest}` | {member.content['license'] or 'not given'} "
+        f"| {weights[member.name]:g} |"
         for index, member in enumerate(plan.members)
     ]
     tags = [*(["mixture-of-experts", "moe"] if recipe["to"] == "moe" else []), plan.host.model_type]
@@ -75,20 +78,20 @@ def model_card(plan: Plan) -> bytes:
     dense = f"One dense model ({plan.host.model_type}) made of {len(plan.members)} experts,"
     page = _PAGE.format(
         metadata=metadata(rolled.license, tags),
-        title=" + ".join(plan.names),
+        title=" + ".join(plan.names) if plan.from_base is None else f"{plan.from_base} × {plan.lead.version.name}",
         what=sparse if recipe["to"] == "moe" else dense,
         members="\n".join(members),
         settings="\n".join(f"| {key} | {value} |" for key, value in (*_settings(recipe, base), *_context(cost))),
-        sources="\n".join(_sources(recipe)),
+        sources="\n".join((*_sources(recipe), *([_OF_COPIES] if plan.from_base else []))),
         parameters=plan.parameters,
         active=plan.active_parameters,
         dtype=plan.dtype,
         digest=plan.digest,
         license=license_note(rolled),
         use=use(trust=bool(plan.host.files), architecture=plan.host.class_name),
-        reproduce=reproduce(plan.document["members"], plan.document["base"]),
-        limits=limits((*plan.translation.notes, *_revealed(cost)), routed=recipe["to"] == "moe"),
-        citation=citation(recipe),
+        reproduce=reproduce(plan.members, plan.base, anchored=recipe.get("router") in FROM_ROWS),
+        limits=limits((*plan.notes, *_revealed(cost)), routed=recipe["to"] == "moe"),
+        citation=citation(recipe, of_copies=plan.from_base is not None),
     )
     return page.encode()
 

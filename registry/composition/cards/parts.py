@@ -90,17 +90,19 @@ def use(*, trust: bool, architecture: str) -> str:
     return _USE.format(trust=", trust_remote_code=True" if trust else "", vllm=vllm)
 
 
-def reproduce(members: Sequence[Mapping[str, Any]], base: Mapping[str, Any] | None) -> str:
+def reproduce(members: Sequence[Member], base: Member | None, *, anchored: bool = False) -> str:
     """Return the section on reproduction.
 
     Args:
-        members: name and digest of each member, as in the composition's document.
-        base: name and digest of the base model, if it took part.
+        members: the members.
+        base: the base model, if it took part.
+        anchored: the routers are rows that were trained. Cards of these list the public expert among the experts too,
+            as they did before other base models could be members: the bytes of what was composed stay.
     """
-    added = [("add-expert", member) for member in members] + ([("add-base", base)] if base else [])
-    commands = "\n".join(
-        f"$ reg {command} {version['name']} CKPT    # {version['digest'][:12]}…" for command, version in added
-    )
+    versions = [("expert" if anchored else member.version.kind, member.version) for member in members]
+    versions += [("base", base.version)] if base else []
+    used = dict.fromkeys((kind, one.name, one.digest) for kind, one in versions)  # copies have one
+    commands = "\n".join(f"$ reg add-{kind} {name} CKPT    # {digest[:12]}…" for kind, name, digest in used)
     return _REPRODUCE.format(commands=commands)
 
 
@@ -121,6 +123,6 @@ def limits(notes: Sequence[str], *, routed: bool = True) -> str:
     return "## Limits\n\n" + "\n".join(f"- {line}" for line in lines) + "\n"
 
 
-def citation(recipe: Mapping[str, Any]) -> str:
-    """Return the section with the works to cite."""
-    return _CITE.format(works=bibtex(cited(recipe)))
+def citation(recipe: Mapping[str, Any], *, of_copies: bool = False) -> str:
+    """Return the section with the works to cite; `of_copies`: the experts are copies of one base model."""
+    return _CITE.format(works=bibtex(cited(recipe, of_copies=of_copies)))

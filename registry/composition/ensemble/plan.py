@@ -159,7 +159,8 @@ class Ensemble:
         copied = {name: self.lead.file(name) for name in self.lead.names("file") if name in COPIED_FILES}
         card = ensemble_card(
             self.document | {"digest": self.digest},
-            licenses=[member.content["license"] for member in self.members],
+            self.members,
+            base=self.base,
             rolled=licenses_of(self.members, self.base),
             routing=ROUTINGS[self.recipe.routing],
             parameters=self.parameters,

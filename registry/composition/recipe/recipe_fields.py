@@ -369,6 +369,9 @@ counts of tokens."""
 FROM_ROWS = ("anchored",)
 """Router methods whose rows were trained with the experts."""
 
+OF_COPIES: dict[str, Any] = {"router": "random", "trunk": "base"}
+"""Fields of a mixture whose experts are copies of one base model."""
+LEAST_COPIES, MOST_COPIES = 2, 1024
 
 NEEDS_BASE = {
     "routing": ("task-vector",),

@@ -5,8 +5,9 @@
     trunk_options: {density: 0.5}
     base: base
 
-The keys are those of the recipe in a `composition.json`, and `experts`, `base`, `host` and `device`; a key without a
-value counts as absent. A `composition.json` can be read as well: it names members and base model by content digest.
+The keys are those of the recipe in a `composition.json`, and `experts`, `base`, `from_base`, `host` and `device`; a key
+without a value counts as absent. A `composition.json` can be read as well: it names members and base model by content
+digest.
 """
 
 from __future__ import annotations
@@ -20,8 +21,23 @@ from pathlib import Path
 from typing import Any
 
 from registry import composition
-from registry.composition.recipe.recipe_fields import FIELDS, TRUNK_OPTIONS, FieldKind, RecipeField, needs_base
-from registry.composition.recipe.recipe_rules import Problem, base_itself, check_named, first_problem, misplaced
+from registry.composition.recipe.recipe_fields import (
+    FIELDS,
+    OF_COPIES,
+    TRUNK_OPTIONS,
+    FieldKind,
+    RecipeField,
+    needs_base,
+)
+from registry.composition.recipe.recipe_rules import (
+    FROM_BASE,
+    Problem,
+    base_itself,
+    check_named,
+    first_problem,
+    misplaced,
+    problem_of_copies,
+)
 from registry.composition.recipe.recipe_values import make_recipe, values_of
 from registry.errors import InvalidInputError, NotFoundError, OutputError
 from registry.io.atomic import atomic_file
@@ -37,7 +53,7 @@ from store.catalog import Catalog
 EXPERTS, BASE, COMPUTED = "experts", "base", "computed"
 FILE_FIELDS = tuple(one for one in FIELDS.values() if not one.group and one.stands_for is None)
 """Fields that are keys of a recipe file."""
-KEYS = (EXPERTS, BASE, *(one.name for one in FILE_FIELDS), TRUNK_OPTIONS, COMPUTED)
+KEYS = (EXPERTS, BASE, FROM_BASE, *(one.name for one in FILE_FIELDS), TRUNK_OPTIONS, COMPUTED)
 
 _SCHEMA_HINT = "run: reg schema recipe"
 _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_./@-]*")
@@ -57,6 +73,7 @@ class RecipeFile:
         values: the fields that it gives, as `make_recipe` takes them.
         members: of a `composition.json`, name and content digest of each member, which `resolved` makes references of.
         base_member: of a `composition.json`, name and content digest of the base model.
+        from_base: the number of copies of the base model that are the experts, where no expert is named.
     """
 
     path: Path
@@ -65,6 +82,7 @@ class RecipeFile:
     values: Mapping[str, Any] = field(default_factory=dict)
     members: tuple[tuple[str, str], ...] = ()
     base_member: tuple[str, str] | None = None
+    from_base: int | None = None
 
     @cached_property
     def recipe(self) -> composition.Recipe | composition.EnsembleRecipe:
@@ -102,7 +120,10 @@ def read_recipe(path: Path | str) -> RecipeFile:
 
 
 def recipe_text(
-    recipe: composition.Recipe | composition.EnsembleRecipe, experts: Sequence[str] = (), base: str | None = None
+    recipe: composition.Recipe | composition.EnsembleRecipe,
+    experts: Sequence[str] = (),
+    base: str | None = None,
+    from_base: int | None = None,
 ) -> str:
     """Return a recipe file of a recipe; every field that has a part in it is written out."""
     values = values_of(recipe)
@@ -111,6 +132,8 @@ def recipe_text(
         lines.append(f"{EXPERTS}: [{', '.join(map(_text, experts))}]\n")
     if base is not None:
         lines.append(f"{BASE}: {_text(base)}\n")
+    if from_base is not None:
+        lines.append(f"{FROM_BASE}: {from_base}\n")
     for one in FIELDS.values():
         if one.name in values and not one.group:
             lines.append(f"{one.name}: {_written(values[one.name])}\n")
@@ -137,6 +160,7 @@ def write_recipe(
     experts: Sequence[str] = (),
     base: str | None = None,
     *,
+    from_base: int | None = None,
     force: bool = False,
 ) -> None:
     """Write a recipe file, which appears whole or not at all; `read_recipe` returns an equal recipe.
@@ -146,6 +170,7 @@ def write_recipe(
         recipe: the recipe.
         experts: references to the members.
         base: a reference to the base model.
+        from_base: the number of copies of the base model that are the experts, in place of `experts`.
         force: replace a file that is there.
 
     Raises:
@@ -154,7 +179,7 @@ def write_recipe(
     path = Path(path)
     check_recipe_output(path, force=force)
     with atomic_file(path) as fresh:
-        fresh.write_text(recipe_text(recipe, experts, base), encoding="ascii")
+        fresh.write_text(recipe_text(recipe, experts, base, from_base), encoding="ascii")
 
 
 def _composition(data: bytes) -> dict[str, Any] | None:
@@ -176,12 +201,13 @@ def _of_composition(document: Mapping[str, Any], path: Path) -> RecipeFile:
     for name, unset in (("weights", 1.0), ("bias", 0.0)):
         if name in values:
             values[name] = {member: number for member, number in values[name].items() if number != unset}
-    base = described.base
+    base, copies = described.base, described.from_base
     return RecipeFile(
         path,
         values={name: value for name, value in values.items() if value != {}},
-        members=tuple((member.name, member.digest) for member in described.members),
+        members=() if copies else tuple((member.name, member.digest) for member in described.members),
         base_member=(base.name, base.digest) if base else None,
+        from_base=copies,
     )
 
 
@@ -203,6 +229,7 @@ class _Reader:
                 self._add(one, given[one.name])
         self._read_options(given)
         self._read_computed(given)
+        copies = self._read_from_base(given)
         names = self._read_experts(given)
         base = self._read_base(given)
         for name in self._values:
@@ -214,10 +241,12 @@ class _Reader:
             raise self._located(problem)
         if names:
             self._check_members(names)
+        if names or copies:
+            self._check_top_k(copies or len(names))
         if base is not None and not needs_base(self._values):
             hint = "drop it, or choose a method that needs the base model: trunk: base"
             raise self._error(self._lines[BASE], "this recipe takes no base model, and one is named", hint)
-        return RecipeFile(self._path, self._experts, base, self._values)
+        return RecipeFile(self._path, self._experts, base, self._values, from_base=copies or None)
 
     def _is_given(self, key: str, item: Located) -> bool:
         self._lines[key] = item.line
@@ -308,6 +337,19 @@ class _Reader:
         if weights:
             self._add(FIELDS["weights"], Located(weights, given[EXPERTS].line))
 
+    def _read_from_base(self, given: Mapping[str, Located]) -> int:
+        """Return the number of copies of the base model, 0 for none, and give fields the values that go with it."""
+        if FROM_BASE not in given:
+            return 0
+        count: Any = given[FROM_BASE].plain
+        if EXPERTS in given:
+            message = "the experts are copies of the base model, and others are named"
+            raise self._error(given[EXPERTS].line, message, f"drop {EXPERTS}, or {FROM_BASE}")
+        if problem := problem_of_copies(count, self._values):
+            raise self._located(problem)
+        self._values = {**OF_COPIES, **self._values}
+        return int(count)
+
     def _read_base(self, given: Mapping[str, Located]) -> str | None:
         if BASE not in given:
             return None
@@ -322,8 +364,10 @@ class _Reader:
             if numbers := self._values.get(field_name):
                 called = {FIELDS[field_name].called: numbers}
                 self._check(self._lines[field_name], lambda called=called: check_named(names, **called))
-        if self._values.get("top_k", 1) > len(names):
-            message = f"top-k is {self._values['top_k']}, it must be from 1 to {len(names)}, the number of members"
+
+    def _check_top_k(self, count: int) -> None:
+        if self._values.get("top_k", 1) > count:
+            message = f"top-k is {self._values['top_k']}, it must be from 1 to {count}, the number of members"
             raise self._error(self._lines["top_k"], message, "name more experts, or a smaller top_k")
 
     def _check(self, line: int, check: Any, *arguments: Any) -> Any:

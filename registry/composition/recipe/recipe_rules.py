@@ -12,13 +12,19 @@ from registry.composition.recipe.recipe_fields import (
     FROM_COUNTS,
     FROM_OWN_PASSES,
     FROM_ROWS,
+    LEAST_COPIES,
     MOE,
+    MOST_COPIES,
+    OF_COPIES,
     TRUNK_OPTIONS,
     FieldKind,
     obstacle,
     options_of,
 )
 from registry.errors import InvalidInputError
+
+FROM_BASE = "from_base"
+"""Key of recipe files and documents with the number of copies of the base model that are the experts."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +94,51 @@ def base_itself(values: Mapping[str, Any]) -> Problem | None:
         return None
     message = "a dense model with the trunk of the base is the base model itself"
     return Problem(("trunk", "to"), message, "choose another trunk")
+
+
+def problem_of_copies(count: object, values: Mapping[str, Any]) -> Problem | None:
+    """Return the problem with a mixture whose experts are copies of one base model, or None.
+
+    Args:
+        count: the number of copies.
+        values: fields of the recipe; the others are as in `OF_COPIES`, or at their defaults.
+    """
+    if not isinstance(count, int) or isinstance(count, bool) or not LEAST_COPIES <= count <= MOST_COPIES:
+        return Problem(
+            (FROM_BASE,),
+            f"the number of copies of the base model is {str(count)[:20]}, it must be from {LEAST_COPIES} to "
+            f"{MOST_COPIES:,}",
+            "such as --from-base 4",
+        )
+    values = {**OF_COPIES, **values}
+    if (to := values.get("to") or MOE) != MOE:
+        return Problem(
+            ("to",),
+            f"copies of one base model are the experts of a mixture, and --to {to} makes none: it would be that model",
+            "drop --to, or --from-base",
+        )
+    if (router := values["router"]) != OF_COPIES["router"]:
+        return Problem(
+            ("router",),
+            f"router method {router!r} cannot tell copies of one base model apart: they have the same weights, and no "
+            "text of their own",
+            f"choose --router {OF_COPIES['router']}, and train the mixture: reg train DIR --train all --data FILE",
+        )
+    if (trunk := values["trunk"]) != OF_COPIES["trunk"]:
+        return Problem(
+            ("trunk",),
+            f"trunk method {trunk!r} has nothing to combine: copies of one base model have its trunk",
+            f"choose --trunk {OF_COPIES['trunk']}",
+        )
+    if any(weight != 1 for weight in values.get("weights", {}).values()):
+        return Problem(("weights",), "copies of one base model are equal, so weights change nothing", "drop --weights")
+    if refined := next((name for name in ("refine", "refine_mlp", "refine_trunk") if values.get(name)), None):
+        return Problem(
+            (refined,),
+            "there is nothing to refine in copies of one base model, which have no calibration tokens",
+            f"drop {FIELDS[refined].option}",
+        )
+    return None
 
 
 def check_named(names: Sequence[str], **by_member: Mapping[str, float]) -> None:

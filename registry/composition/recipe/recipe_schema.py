@@ -5,6 +5,8 @@ from typing import Any
 from registry.composition.recipe.recipe_fields import (
     AUTO,
     FIELDS,
+    LEAST_COPIES,
+    MOST_COPIES,
     TRUNK_OPTIONS,
     FieldKind,
     Limits,
@@ -47,6 +49,12 @@ def recipe_schema() -> Schema:
                 "anyOf": [{"type": "array", "items": _REFERENCE}, weights, {"type": "null"}],
             },
             "base": _REFERENCE | {"type": ["string", "null"], "description": "The base model, where one is needed."},
+            "from_base": {
+                "type": ["integer", "null"],
+                "minimum": LEAST_COPIES,
+                "maximum": MOST_COPIES,
+                "description": "The number of copies of the base model that are the experts, in place of experts.",
+            },
             **own,
             TRUNK_OPTIONS: _object(options, "Parameters of the trunk method."),
             "computed": _object(

@@ -19,7 +19,7 @@ def random(
     there, nor on the order. Members of one digest have one row.
 
     Args:
-        digests: one a member.
+        digests: one a member; copies of one version have different ones (`Member.row_key`).
         hidden_size: H ≥ 1.
         layer: number of the layer.
         seed: another seed, other rows.

@@ -164,7 +164,7 @@ def test_files_and_their_schema_have_every_field() -> None:
     options = {one.name for one in FIELDS.values() if one.group == TRUNK_OPTIONS}
     shorthand = {one.name for one in FIELDS.values() if one.stands_for}
     assert {*properties[TRUNK_OPTIONS]["properties"]} == options
-    assert {*KEYS} == {*FIELDS} - options - shorthand | {"experts", "base", "computed", TRUNK_OPTIONS}
+    assert {*KEYS} == {*FIELDS} - options - shorthand | {"experts", "base", "from_base", "computed", TRUNK_OPTIONS}
 
 
 def test_fields_that_win_drop_what_has_no_part_beside_them() -> None:

@@ -60,7 +60,9 @@ def test_a_folder_comes_back_byte_for_byte(licensed: Registry, hub: WritableHub,
     assert len(hub.messages) == 1
 
 
-def test_every_kind_of_composition_can_be_pushed(licensed: Registry, hub: WritableHub, tmp_path: Path) -> None:
+def test_every_kind_of_composition_can_be_pushed(
+    licensed: Registry, zoo: Zoo, hub: WritableHub, tmp_path: Path
+) -> None:
     recipes: dict[str, Any] = {
         "dense": Recipe(to="dense"),
         "ensemble": EnsembleRecipe(),
@@ -78,6 +80,12 @@ def test_every_kind_of_composition_can_be_pushed(licensed: Registry, hub: Writab
         card.validate()
         assert "fani2026dume" in card.text
     assert "li2022btm" in (tmp_path / "ensemble" / "README.md").read_text()
+    licensed.add_base("base", zoo.base, license="apache-2.0")
+    licensed.check_push(licensed.plan([], from_base=4), "org/copies")
+    licensed.compose([], tmp_path / "copies", from_base=4)
+    licensed.push(tmp_path / "copies", "org/copies")
+    assert "license: apache-2.0" in (tmp_path / "copies" / "README.md").read_text()
+    assert licensed.reproduce(fetched("org/copies", tmp_path / "back")).is_same
     assert "wortsman2022soups" in (tmp_path / "dense" / "README.md").read_text()
     assert "vllm" not in (tmp_path / "remote" / "README.md").read_text()
 

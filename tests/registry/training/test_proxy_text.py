@@ -111,7 +111,7 @@ def test_wrong_input_writes_nothing(
         near.proxy(DOMAINS, [tmp_path / "nosuch.jsonl"], out)
     with pytest.raises(NotFoundError):
         near.proxy(["nobody"], [path], out)
-    with pytest.raises(InvalidInputError, match="base is a base model, not an expert"):
+    with pytest.raises(InvalidInputError, match="base@1 is a base model, which has no statistics of mlp_input"):
         near.proxy(["base"], [path], out)
     with pytest.raises(InvalidInputError, match="documents is 0"):
         near.proxy(DOMAINS, [path], out, documents=0)

@@ -223,6 +223,16 @@ def test_a_composition_shows_its_audits(filled: Registry, pages: Pages, tmp_path
     assert "It was not evaluated yet" in page.text  # an audit is no score
 
 
+def test_copies_of_a_base_model_are_counted(filled: Registry, pages: Pages, tmp_path: Path) -> None:
+    plan = filled.plan([], from_base=12)
+    filled.catalog.record_composition(plan.digest, plan.document, used_versions(plan), str(tmp_path))
+    page = pages.read("compositions", plan.digest)
+    assert "12 copies on base@1" in page.text
+    assert "Experts 12 Trunk base" in page.text
+    assert "Compose again" not in page.text
+    assert "12 copies base on base@1" in pages.read("compositions").text
+
+
 def test_a_composition_has_its_report(filled: Registry, pages: Pages, tmp_path: Path) -> None:
     pytest.importorskip("vl_convert")
     digest = composed(filled, tmp_path / "<b>moe", "math", "code")
@@ -292,7 +302,7 @@ def test_the_composer_tells_why_there_is_no_plan(filled: Registry, pages: Pages)
     assert "Tick experts" in pages.read("compose").text
     for query, why in (
         ({"e": "mth"}, "did you mean"),
-        ({"e": "base"}, "not an expert"),
+        ({"e": ["base", "law"]}, "base@1 is a base model, which has no token counts"),
         ({"e": ["math", "math@1"]}, "named more than once"),
         ({"e": "math", "top_k": "9"}, "top-k is 9"),
         ({"e": "math", "top_k": "٣"}, "is not a whole number"),
@@ -321,6 +331,11 @@ def test_the_composer_offers_the_base_model_where_it_can_be_an_expert(filled: Re
     assert "base@1" not in offered(router="ridge")
     assert "base@1" not in offered(router="anchored", to="dense")
     assert "base@1" in offered(router="anchored")
+    assert "base@1" in offered(to="ensemble")
+    assert "base@1" in offered(router="random", trunk="mean")
+    recipe = Recipe(router="random", trunk="mean")
+    page = pages.read("compose", e=["base", "law"], router="random", trunk="mean").text
+    assert filled.plan(["base", "law"], recipe).digest[:12] in page
     assert offered(e="base", q="nobody") == ["base@1"]  # what is ticked can be unticked
     settings = ExpertTraining(tokens=64, batch_size=2, seq_len=32, coordinate=True, device="cpu")
     for name in ("code", "math"):
