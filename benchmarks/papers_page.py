@@ -62,6 +62,8 @@ FLEXOLMO: tuple[tuple[str, str, str], ...] = (
     ("BTM, the best 2", "near-free", "BTM: the best 2 whole models"),
     ("BTX, then trained on public text", "mixtures", "BTX, trained on public text"),
     ("BTX, then trained on all text", "mixtures", "BTX, trained on all text"),
+    ("unrestricted mixture, 1×", "unrestricted-1", "unrestricted mixture, 1×"),
+    ("unrestricted mixture, 2×", "unrestricted-2", "unrestricted mixture, 2×"),
     ("DUME", "near-free", "DUME: trunk mean, ridge"),
     ("default recipe on free experts", "near-free", "regmean, context (the default)"),
     ("default recipe on free experts, with the public one", "near-free", "regmean, context, with the public expert"),
@@ -86,8 +88,10 @@ def _flexolmo(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     }
     if not rows:
         return
-    yield "Mixtures that are trained in full read as many tokens as one expert did. *Proxy text* is what `reg proxy`"
-    yield "chose for each expert out of public text, in which documents of every domain stand without"
+    yield "BTX mixtures, trained in full, read as many tokens as one expert did. The unrestricted mixture begins as"
+    yield "five copies of the public model, and all its weights train on all text (sparse upcycling): on as many tokens"
+    yield "as the five experts together (1×), or twice as many. *Proxy text* is what `reg proxy` chose for each expert"
+    yield "out of public text, in which documents of every domain stand without"
     yield f"labels{_own(found)}. The bias is the best on this test text of the four in the table of five domains."
     yield ""
     yield from _table(rows)

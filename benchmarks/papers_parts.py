@@ -196,6 +196,35 @@ def mixtures(bench: Bench) -> Figures:
     return {"rows": {name: of[folder.name] for name, folder in folders.items()}}
 
 
+UPCYCLED = Recipe(trunk="mean", router="random", top_k=2, temperature=1.0)
+"""Recipe of a mixture of copies of the base model, each registered with the text of a domain."""
+
+
+def _unrestricted(times: int) -> Callable[[Bench], Figures]:
+    """Return what trains the unrestricted mixture on `times` as many tokens as all experts of the domains together."""
+
+    def run(bench: Bench) -> Figures:
+        start, trained = (bench.work / "folders" / f"{which}-{times}" for which in ("upcycled", "unrestricted"))
+        with Registry(bench.work / "upcycled") as registry:
+            names = {version.name for version in registry.versions()}
+            if BASE not in names:
+                registry.add_base(BASE, bench.shared / "experts" / BASE)
+            for domain in NEAR:
+                if (copy := f"up-{domain}") not in names:
+                    registry.add_expert(copy, bench.shared / "experts" / BASE, data=[bench.text(domain, "train")])
+            for folder in (start, trained):
+                shutil.rmtree(folder, ignore_errors=True)
+            registry.compose([f"up-{domain}" for domain in NEAR], start, UPCYCLED)
+            settings = MixtureTraining("all", tokens=times * len(NEAR) * bench.tokens)
+            data = [str(bench.text(domain, "train")) for domain in (*NEAR, GENERAL)]
+            done = registry.train(start, trained, data, settings)
+            print(f"unrestricted, {times}: {done.before:.4f}, {done.after:.4f}", flush=True)
+            (row,) = registry.evaluate([trained], bench.tests(NEAR), bench.settings)
+        return {"rows": {f"unrestricted mixture, {times}×": row.perplexity}}
+
+    return run
+
+
 TUNED = {
     "rows, tuned on proxy text": (BASE, Recipe(**ANCHORED)),
     "rows with a bias, tuned on proxy text": (BASE, Recipe(**ANCHORED, bias=dict.fromkeys(NEAR, -0.5))),
@@ -326,6 +355,8 @@ PARTS: dict[str, Callable[[Bench], Figures]] = {
     "rates": rates,
     "tuned": tuned,
     "mixtures": mixtures,
+    "unrestricted-1": _unrestricted(1),
+    "unrestricted-2": _unrestricted(2),
     "dume": dume,
 }
 """Name of a part → what runs it, in order."""
