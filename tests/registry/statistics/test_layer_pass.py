@@ -58,7 +58,8 @@ def test_statistics_of_a_layer_are_freed_before_the_next_runs(zoo: Zoo, calibrat
     earlier = weakref.ref(next(found).matrix)
     gc.collect()
     assert earlier() is None
-    found.close()
+    del found
+    gc.collect()
     assert all(type(layer) is type(model.model.layers[0]) for layer in model.model.layers)
 
 
