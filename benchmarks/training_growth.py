@@ -42,11 +42,11 @@ EXPERTS = {"small": 2, "large": 4}
 TOP_K, STEPS, WINDOW, FEW, MANY = 2, 3, 64, 1, 8
 """Experts of a token; steps of a training; tokens of a window; windows of a batch."""
 
-DOCUMENTS, LETTERS = (16, 64), 30
+DOCUMENTS, LETTERS = (16, 256), 30
 """Public documents, few and many, and letters of each."""
 
-SAMPLES, TRIED, PREFIX, CONTINUED = (2, 8), 2, 16, 32
-"""Of the audit: continuations of a document, few and many; documents; tokens that are given, and continued."""
+TRIED, SAMPLES, PREFIX, CONTINUED = (2, 12), 4, 16, 32
+"""Of the audit: documents, few and many; continuations of each; tokens that are given, and continued."""
 
 SAVING = (
     "import registry.training.trainer as routers, registry.training.weight_trainer as weights\n"
@@ -70,7 +70,7 @@ class Point:
         few: the run on few tokens.
         many: the run on many; None where only the growth of the former counts.
         tokens: that the latter runs through the model beyond those of the former.
-        at_once: the same for the tokens that are in memory at once.
+        at_once: the same for the tokens that are in memory at once; 0 if their number is that of the former.
         saving: the run on few tokens that saves its state.
     """
 
@@ -90,9 +90,9 @@ class Point:
         return (_processor(self.many) - _processor(self.few)) / (self.tokens * self.active)
 
     @property
-    def memory_per_token(self) -> float:
-        """Bytes for each token that is in memory at once."""
-        return (_peak(self.many) - _peak(self.few)) / self.at_once
+    def memory_per_token(self) -> float | None:
+        """Bytes for each token that is in memory at once; None where that was not measured."""
+        return None if self.at_once == 0 else (_peak(self.many) - _peak(self.few)) / self.at_once
 
     def line(self) -> str:
         """Return its row of the table of peaks."""
@@ -140,7 +140,7 @@ class Growth:
             "–" if saving is None else f"{saving:.1f}",
             "–" if more is None else f"{_added_per_weight(large, more):.1f}",
             f"{self.fixed / MEGABYTE:,.0f}",
-            f"{round(large.memory_per_token / 1e3):,}",
+            "–" if large.memory_per_token is None else f"{large.memory_per_token / 1e3:,.0f}",
             f"{large.per_token / reference:.2f}",
             f"{large.per_token / small.per_token:.2f}",
         ]
@@ -193,29 +193,28 @@ class Bench:
         """Return the point of reg proxy."""
         names, tokens = ",".join(self.names[:experts]), list[int]()
         runs: list[Run] = []
-        for count in DOCUMENTS:
+        for count in DOCUMENTS[: 1 + (experts == EXPERTS["small"])]:
             texts, file = [_letters(LETTERS, number) for number in range(count)], self.scratch / "public.jsonl"
             file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
             tokens.append(sum(len(self.tokenizer(text)["input_ids"]) + 1 for text in texts))  # and a start token each
             out = self.scratch / "proxy"
             shutil.rmtree(out, ignore_errors=True)
             runs.append(self._run("proxy", [str(file), "--experts", names, "--base", "base", "--out", str(out)]))
-        more = tokens[1] - tokens[0]  # each runs twice: for the statistics of public text, and for its document
+        more = tokens[-1] - tokens[0]  # each runs twice: for the statistics of public text, and for its document
         weights = self.trunk + self.mlps
-        return Point("proxy", experts, weights, weights, runs[0], runs[1], 2 * more, more)
+        many = runs[1] if len(runs) > 1 else None
+        return Point("proxy", experts, weights, weights, runs[0], many, 2 * more, more)
 
     def audit(self) -> Point:
         """Return the point of reg audit-extraction."""
         file = self.scratch / "documents.jsonl"
-        rows = (json.dumps({"text": _letters(PREFIX + CONTINUED, number)}) + "\n" for number in range(TRIED))
+        rows = (json.dumps({"text": _letters(PREFIX + CONTINUED, number)}) + "\n" for number in range(max(TRIED)))
         file.write_text("".join(rows), encoding="utf-8")
-        how = ["--documents", str(TRIED), "--prefix", str(PREFIX), "--continued", str(CONTINUED)]
+        how = ["--samples", str(SAMPLES), "--prefix", str(PREFIX), "--continued", str(CONTINUED)]
         words = [str(self.base), "--data", str(file), *how]
-        few, many = (self._run("audit-extraction", [*words, "--samples", str(samples)]) for samples in SAMPLES)
-        weights, more = self.trunk + self.mlps, SAMPLES[1] - SAMPLES[0]
-        return Point(
-            "audit-extraction", 0, weights, weights, few, many, TRIED * more * CONTINUED, more * (PREFIX + CONTINUED)
-        )
+        few, many = (self._run("audit-extraction", [*words, "--documents", str(count)]) for count in TRIED)
+        weights, tokens = self.trunk + self.mlps, (TRIED[1] - TRIED[0]) * SAMPLES * CONTINUED
+        return Point("audit-extraction", 0, weights, weights, few, many, tokens, 0)
 
     def _trained(self, command: str, experts: int, words: WordsOf, *, is_timed: bool = True) -> Point:
         """Return the point of a training.
@@ -268,6 +267,7 @@ def page(found: Sequence[Growth], seconds: float) -> str:
     points = [point for growth in found for point in (growth.small, growth.large, growth.more) if point is not None]
     dtype = compute_dtype(AUTO, "bfloat16", "cpu")
     sizes = " and ".join(f"{growth.weights / 1e6:.1f}M" for growth in (found[0].small, found[0].large))
+    audited = f"{SAMPLES} continuations of each of {TRIED[0]} documents, and of {TRIED[1]}"
     columns = (
         "command",
         "bytes per weight",
@@ -290,7 +290,7 @@ torch {torch.__version__}.
 - Saved: the same, of few tokens, with the state saved in every step. Trainings of more than a minute save it once a
   minute.
 - `reg proxy`: {DOCUMENTS[0]} public documents and {DOCUMENTS[1]}.
-- `reg audit-extraction`: {SAMPLES[0]} continuations and {SAMPLES[1]} of each of {TRIED} documents.
+- `reg audit-extraction`: {audited}, one document at a time.
 - These two commands compute in {dtype} here.
 
 ## Growth
@@ -302,8 +302,8 @@ torch {torch.__version__}.
   in float32: the weight, its gradient and two moments. Of added experts: on the large model, from
   {EXPERTS["small"]} experts to {EXPERTS["large"]}.
 - Fixed: what is left at no weights, for the program and its libraries.
-- kB per token: of a batch of the large model; of `reg proxy`, of all public text (of which at most 24,576 tokens are in
-  memory); of `reg audit-extraction`, of all continuations of one document.
+- kB per token: of a batch of the large model; of `reg proxy`, of all public text, of which at most 24,576 tokens are in
+  memory.
 - Time: processor time for one more token, divided by the weights that it runs through, against that of
   `{found[0].large.command}`, all on the large model. Its growth: from the small model to the large one; 1 where
   time grows as the weights do, below 1 where it grows less.
