@@ -48,7 +48,8 @@ pid = os.posix_spawnp(sys.argv[2], sys.argv[2:], os.environ)
 _, status, usage = os.wait4(pid, 0)
 seconds = time.perf_counter() - start
 with open(sys.argv[1], "w") as file:
-    json.dump([seconds, usage.ru_maxrss * 1024, os.waitstatus_to_exitcode(status)], file)
+    used = usage.ru_utime + usage.ru_stime
+    json.dump([seconds, usage.ru_maxrss * 1024, used, os.waitstatus_to_exitcode(status)], file)
 """
 
 
@@ -69,10 +70,17 @@ class Setup:
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a side: its wall time in seconds, and its peak memory in bytes where that is known."""
+    """One run of a side.
+
+    Attributes:
+        seconds: wall time.
+        peak: peak memory in bytes, where that is known.
+        processor: processor time in seconds, of a command.
+    """
 
     seconds: float
     peak: int | None = None
+    processor: float | None = None
 
 
 @dataclass(frozen=True)
@@ -260,11 +268,11 @@ def _command(words: Sequence[str], environment: Mapping[str, str]) -> Run:
                 stderr=subprocess.STDOUT,
                 check=True,
             )
-        seconds, peak, code = json.loads(report.read_text())
+        seconds, peak, processor, code = json.loads(report.read_text())
         if code:
             last = printed.read_text(errors="replace")[-2000:]
             raise RuntimeError(f"{' '.join(words)[:200]} ended with {code}:\n{last}")
-    return Run(seconds, peak)
+    return Run(seconds, peak, processor)
 
 
 def _forget_peak() -> bool:

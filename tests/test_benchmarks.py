@@ -1,16 +1,19 @@
 """Proves: `make bench` runs every script that measures speed, and its table tells what could not be measured."""
 
 import json
+import re
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.alternating import HEADER, MOST_ROUNDS, Comparison, alternate
+from benchmarks.alternating import HEADER, MOST_ROUNDS, Comparison, Run, alternate, once
 from benchmarks.bench import BENCHMARKS, MACHINES, Measured, page
 from benchmarks.compose_scaling import SERIES, TRUNKS, figure
 from benchmarks.context_cost import RECIPES, REFERENCES, table
 from benchmarks.papers_page import page as papers_page
+from benchmarks.training_growth import Growth, Point
+from benchmarks.training_growth import page as training_page
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 
@@ -95,3 +98,29 @@ def test_cost_of_context_routing_is_compared_with_both_references() -> None:
 def test_tables_of_papers_are_those_of_the_figures_beside_them() -> None:
     record = json.loads((FOLDER / "PAPERS.json").read_text(encoding="utf-8"))
     assert papers_page(record) == (FOLDER / "PAPERS.md").read_text(encoding="utf-8")
+
+
+def test_slopes_of_training_are_those_of_what_was_measured() -> None:
+    def point(weights: int, experts: int) -> Point:
+        """Return 300 MB, 16 bytes a weight, 28 with a saved state, 5 kB and 2 ps per weight a token."""
+        bare, tokens = 300 * 10**6 + 16 * weights, 500
+        few, saving = Run(9, bare, 1.0), Run(9, bare + 12 * weights, 1.0)
+        many = Run(9, bare + 5000 * tokens, 1.0 + 2e-12 * 3 * tokens * weights)
+        return Point("train", experts, weights, weights, few, many, 3 * tokens, tokens, saving)
+
+    growth = Growth(point(10**7, 2), point(4 * 10**7, 2), point(7 * 10**7, 4))
+    assert growth.line(4e-12) == "| train | 16.0 | 28.0 | 16.0 | 300 | 5 | 0.50 | 1.00 |"
+    alone = Point("audit", 0, 10**7, 10**7, Run(9, 4 * 10**8, 1.0), Run(9, 4 * 10**8, 2.0), 100, 0)
+    grown = Point("audit", 0, 4 * 10**7, 4 * 10**7, Run(9, 4 * 10**8, 1.0), Run(9, 4 * 10**8, 5.0), 100, 0)
+    text = training_page([growth, Growth(alone, grown)], 240)
+    columns = [line.count("|") - 1 for line in text.splitlines() if line.startswith("|")]
+    assert columns == [8] * 4 + [6] * 7  # two heads of two lines, two commands, five points
+    assert re.search(r"^\| audit \| 0.0 \| – \| – \| 400 \| – \| [\d.]+ \| 1.00 \|$", text, re.MULTILINE)
+    assert "All of it took 4 min of processor time" in text
+
+
+def test_processor_time_of_a_command_is_not_its_wall_time() -> None:
+    found = once(["sleep", "0.5"])
+    assert found.seconds >= 0.5
+    assert found.processor is not None
+    assert 0 < found.processor < 0.5

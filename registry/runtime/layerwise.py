@@ -1,4 +1,4 @@
-"""A dense model run layer by layer, with the weights of one layer in memory at a time.
+"""Dense models run layer by layer: with the weights of one layer in memory at a time, or loaded as a whole.
 
 Shapes: B windows of a batch, S tokens of a window, H hidden size. The residual stream is (B, S, H).
 """
@@ -142,6 +142,32 @@ class _Catcher(nn.Module):
         """Store the arguments, and return the stream, (B, S, H)."""
         self.stream, self.args, self.kwargs = hidden_states, args, kwargs
         return hidden_states
+
+
+@contextmanager
+def layer_alone(layers: nn.ModuleList, number: int, stream: Float[Tensor, "B S H"] | None) -> Iterator[nn.Module]:
+    """Let a loaded model run one layer alone while the context is open: the others pass the stream on unchanged.
+
+    Args:
+        layers: the layers of the model.
+        number: of the layer that runs, which is returned.
+        stream: what it runs on, whatever the model computes; None for the model's embeddings.
+    """
+    originals = list(layers)
+
+    def replace_stream(_module: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        return inputs if stream is None else (stream, *inputs[1:])
+
+    handle = originals[number].register_forward_pre_hook(replace_stream)
+    try:
+        for other in range(len(originals)):
+            if other != number:
+                layers[other] = _Catcher()
+        yield originals[number]
+    finally:
+        handle.remove()
+        for other, module in enumerate(originals):
+            layers[other] = module
 
 
 @contextmanager

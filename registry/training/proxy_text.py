@@ -12,7 +12,7 @@ Shapes: E members, L layers, H hidden size.
 import heapq
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +40,8 @@ from registry.names.reference import require_list
 from registry.progress import remark
 from registry.runtime.loading import load_tokenizer
 from registry.runtime.upcast import load_for_pass
-from registry.statistics.forward_pass import ModelRun, take_statistics, window_size
+from registry.statistics.forward_pass import window_size
+from registry.statistics.layer_pass import mlp_statistics
 from registry.statistics.settings import PassSettings
 from registry.workspace import PathLike, Workspace
 from store.lock import exclusive
@@ -99,13 +100,13 @@ def proxy_text(
         model, tokenizer = load_for_pass(folder, AUTO, device, prefer_whole=True), load_tokenizer(folder)
         corpus = Corpus(paths, tokenizer)
         public = _public_statistics(folder, plan.base, model, (corpus, tokenizer), context)
-        directions = torch.stack([_directions(member, public) for member in plan.members])  # (E, L, H)
-        del public
+        directions = _directions(plan.members, public)  # E of (L, H)
         nearest: list[list[tuple[float, int]]] = [[] for _ in plan.members]  # heaps of (score, −number)
         candidates = 0
         for number, mean in document_means(plan.base, model, corpus, tokenizer, context.progress):
             candidates += 1
-            for heap, score in zip(nearest, (directions * mean).sum(dim=2).mean(dim=1).tolist(), strict=True):
+            for heap, direction in zip(nearest, directions, strict=True):
+                score = float((direction * mean).sum(dim=1).mean())  # one member at a time: (L, H) → (L,) → ()
                 if not math.isfinite(score):
                     raise CalibrationError(
                         f"{corpus.label}, document {number + 1}: its activations in the base model are not finite",
@@ -124,9 +125,9 @@ def proxy_text(
 
 def _public_statistics(
     folder: Path, base: Member, model: Any, text: tuple[Corpus, Any], context: PassContext
-) -> tuple[Statistics, ...]:
+) -> Iterator[Statistics]:
     """Return the statistics of as much public text as an expert is calibrated on, layer by layer."""
-    checkpoint, settings = Checkpoint(folder, base.version.ref, remote_code=True), PassSettings(sites="router", folds=1)
+    checkpoint, settings = Checkpoint(folder, base.version.ref, remote_code=True), PassSettings()
     corpus, tokenizer = text
     size = window_size(checkpoint, settings)
     calibration = random_places(corpus, tokenizer, tokens=settings.tokens, seq_len=size, seed=0)
@@ -135,23 +136,22 @@ def _public_statistics(
             f"{corpus.label}: a token is beyond the vocabulary of {base.version.ref}",
             "register the base model with the tokenizer that it was trained with",
         )
-    weights = str(base.content["weights"])
-    run = ModelRun(model)
-    return take_statistics(checkpoint, weights, run, calibration, settings, progress=context.progress).sites[MLP_INPUT]
+    return mlp_statistics(checkpoint, model, calibration, settings.batch_size, context.progress)
 
 
-def _directions(member: Member, public: Sequence[Statistics]) -> Float64[Tensor, "L H"]:
-    """Return the discriminant of a member's text against public text in every layer."""
-    rows = []
+def _directions(members: Sequence[Member], public: Iterable[Statistics]) -> list[Float64[Tensor, "L H"]]:
+    """Return each member's discriminants against public text, all members of a layer before the next layer."""
+    rows: list[list[Tensor]] = [[] for _ in members]
     for layer, other in enumerate(public):
-        try:
-            rows.append(discriminant(member.packed_statistics(MLP_INPUT, layer), other, FIELDS["lam"].default))
-        except ValueError as error:
-            raise CalibrationError(
-                f"{member.version.ref} cannot be told from public text at layer {layer}: {error}",
-                f"register it again with more text: reg add-expert {member.name} CKPT --data FILE",
-            ) from error
-    return torch.stack(rows)
+        for member, found in zip(members, rows, strict=True):
+            try:
+                found.append(discriminant(member.packed_statistics(MLP_INPUT, layer), other, FIELDS["lam"].default))
+            except ValueError as error:
+                raise CalibrationError(
+                    f"{member.version.ref} cannot be told from public text at layer {layer}: {error}",
+                    f"register it again with more text: reg add-expert {member.name} CKPT --data FILE",
+                ) from error
+    return [torch.stack(found) for found in rows]
 
 
 def _write(out: Path, corpus: Corpus, chosen: dict[str, set[int]]) -> None:
