@@ -49,7 +49,12 @@ def training_options(
                 "--seq-len", type=Integer(2), metavar="N", default=256, show_default=True, help="Tokens per window."
             ),
             click.option(
-                "--batch-size", type=Integer(1), metavar="N", default=8, show_default=True, help="Windows per batch."
+                "--batch-size",
+                type=Integer(1),
+                metavar="N",
+                default=8,
+                show_default=True,
+                help="Windows per batch, of all processes together.",
             ),
             *([_ACCUMULATE] if by_tokens else []),
             _number("--lr", lr, "The highest learning rate of AdamW."),
@@ -92,7 +97,7 @@ def mixture_text(command: Command) -> Command:
 
 
 def weight_products(routers: str = "") -> Callable[[Command], Command]:
-    """Return a decorator that adds --device and --dtype of a training of weights.
+    """Return a decorator that adds --device, --dtype and --fsdp of a training of weights.
 
     Args:
         routers: what `auto` is for routers alone, where they can train alone.
@@ -101,6 +106,11 @@ def weight_products(routers: str = "") -> Callable[[Command], Command]:
 
     def add(command: Command) -> Command:
         for option in (
+            click.option(
+                "--fsdp",
+                is_flag=True,
+                help="Shard weights, gradients and moments over the processes that torchrun started.",
+            ),
             click.option(
                 "--dtype",
                 type=Choice(["auto", "bfloat16", "float32"]),

@@ -10,6 +10,7 @@ from cli.output import as_json
 from cli.session import Session, pass_session
 from cli.trained_output import print_trained
 from cli.training_options import mixture_text, training_options, weight_products
+from cli.worker import trained_as_worker
 
 
 @click.command()
@@ -49,7 +50,10 @@ def train(
     are stored, so that reg reproduce can write it again.
     """
     from registry import MixtureTraining
+    from registry.training.processes import leading
 
-    with session.registry() as registry:
+    if trained_as_worker():
+        return
+    with leading(), session.registry() as registry:
         trained = registry.train(folder, out, data, MixtureTraining(**settings), force=force)
     print_trained(trained, settings["train"], folder, out, as_json, tokens=settings["tokens"])

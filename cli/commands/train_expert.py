@@ -11,6 +11,7 @@ from cli.session import Session, pass_session
 from cli.trained_output import amount, trained_tokens
 from cli.training_options import training_options, weight_products
 from cli.version_output import version_document
+from cli.worker import trained_as_worker
 
 
 @click.command()
@@ -91,8 +92,11 @@ def train_expert(
     If interrupted, repeat the command to resume. The version stores how it was trained, and its loss curve.
     """
     from registry import ExpertTraining
+    from registry.training.processes import leading
 
-    with session.registry(create=True) as registry:
+    if trained_as_worker():
+        return
+    with leading(), session.registry(create=True) as registry:
         trained = registry.train_expert(
             name,
             base,

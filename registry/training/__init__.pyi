@@ -6,6 +6,7 @@ from .mixture import MixtureTraining as MixtureTraining
 from .mixture import train_mixture as train_mixture
 from .proxy_text import ProxyText as ProxyText
 from .proxy_text import proxy_text as proxy_text
+from .run_worker import run_worker as run_worker
 from .settings import TrainSettings as TrainSettings
 from .train_router import Trained as Trained
 from .train_router import train_router as train_router

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from registry.errors import StorageError
 from registry.io.safetensors_writer import Stream, replace_shard
-from registry.io.torch_blocks import to_block
+from registry.training.sharding import whole_stream
 
 _FORMAT = "expert-registry training 1"
 _PARTS = ("changes", "first", "second")
@@ -42,18 +42,19 @@ def save(path: Path, state: State) -> None:
     Raises:
         StorageError: the disk is full or refuses.
     """
-    parts = {part: getattr(state, part) for part in _PARTS}
-    streams = [
-        Stream.of(f"{part}.{layer}", to_block(tensor), "float32")
-        for part, tensors in parts.items()
-        for layer, tensor in enumerate(tensors)
-    ]
     document = {"format": _FORMAT, "step": state.step, "loss": state.loss, "losses": state.losses}
     try:
-        replace_shard(path, streams, {"expert-registry": json.dumps(document)})
+        replace_shard(path, streams_of(state), {"expert-registry": json.dumps(document)})
     except StorageError:
         if path.parent.is_dir():
             raise
+
+
+def streams_of(state: State) -> list[Stream]:
+    """Return the tensors of a state to write; sharded ones are gathered, which all processes must do in one order."""
+    return [
+        whole_stream(f"{part}.{layer}", tensor) for part in _PARTS for layer, tensor in enumerate(getattr(state, part))
+    ]
 
 
 def load(path: Path, shapes: list[tuple[int, ...]], steps: int) -> State | None:

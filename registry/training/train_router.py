@@ -9,11 +9,13 @@ from typing import Any
 import torch
 
 from registry.checkpoint.model_files import read_config
+from registry.errors import InvalidInputError
 from registry.io.torch_blocks import to_block, torch_dtype
 from registry.io.work_dirs import resumable
 from registry.runtime.loading import device_name, load_model, load_tokenizer
 from registry.training.keep_trained import keep_trained
 from registry.training.parent import Parent, check_loaded, open_parent
+from registry.training.processes import leading
 from registry.training.settings import TrainSettings
 from registry.training.trainer import Trainer
 from registry.training.training_windows import read_windows, shortened
@@ -75,6 +77,12 @@ def train_router(
         InvalidInputError: there is only one expert, the settings do not fit, or a loss is not finite.
         StorageError: the disk is full or refuses.
     """
+    with leading() as processes:
+        if processes.count > 1:
+            raise InvalidInputError(
+                f"routers alone train in one process, and a launcher started {processes.count}",
+                "repeat the command without the launcher",
+            )
     folder, out = Path(folder).absolute(), Path(out).absolute()
     home, progress = workspace.home, workspace.progress
     parent, members, used = open_parent(workspace, folder, out, data, replace=force)

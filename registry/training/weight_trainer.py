@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,10 @@ from transformers import Trainer as TransformersTrainer
 
 from registry.errors import InvalidInputError
 from registry.progress import Advance, Progress, remark
+from registry.training import sharding
 from registry.training import state as states
 from registry.training.expert.expert_settings import ExpertTraining
+from registry.training.processes import Processes
 from registry.training.state import State
 from registry.training.training_windows import Windows
 
@@ -63,6 +66,7 @@ class WeightTrainer:
         settings: the settings of the training.
         bfloat16: multiply in bfloat16; weights stay in float32.
         penalty: called after each pass of a batch in training; a scalar that is added to its loss.
+        processes: the processes that train together; each passes its share of a batch's windows.
     """
 
     model: Any
@@ -71,6 +75,7 @@ class WeightTrainer:
     settings: ExpertTraining
     bfloat16: bool
     penalty: Callable[[], Tensor] | None = None
+    processes: Processes = field(default_factory=Processes)
     _optimiser: torch.optim.AdamW = field(init=False)
 
     def __post_init__(self) -> None:
@@ -89,7 +94,7 @@ class WeightTrainer:
 
         Args:
             state_path: the file of the training's state; if it exists, training continues from it. None to save no
-                state.
+                state, and in workers.
             scratch: a folder for the library.
             progress: reports steps, and remarks on the loss.
 
@@ -99,9 +104,10 @@ class WeightTrainer:
         settings = self.settings
         shapes = [tuple(part.shape) for part in self.parameters]
         current = None if state_path is None else states.load(state_path, shapes, settings.steps)
-        if current is None:
+        if (done := self.processes.decide(0 if current is None else current.step)) == 0:
             current = State(0, self.loss(), (), (), ())
         else:
+            current = current or State(done, math.nan, (), (), ())  # of a worker, which reports no losses
             self._restore(current)
             remark(
                 progress, f"an interrupted training goes on: {current.step} of {settings.steps} steps were done before"
@@ -126,7 +132,7 @@ class WeightTrainer:
         device = next(iter(self.model.parameters())).device
         total, count = 0.0, 0
         self.model.eval()
-        for numbers in self.windows.held_out.split(self.settings.batch_size):
+        for numbers in self.windows.held_out.split(self._share):
             ids, keep = self.windows.take(numbers)
             with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=self.bfloat16):
                 logits = self.model(input_ids=ids.to(device), use_cache=False).logits[:, :-1].float()
@@ -143,29 +149,49 @@ class WeightTrainer:
         Raises:
             InvalidInputError: one is not.
         """
-        if not is_finite(self.parameters):
+        if not self.processes.every(value=is_finite([sharding.local(part) for part in self.parameters])):
             _finite(math.nan, when)
 
     def snapshot(self, step: int, before: float, losses: Sequence[float]) -> State:
-        """Return the state after a step, as copies."""
+        """Return the state after a step; its tensors change with the next one, and sharded ones are not gathered."""
         moments = [self._optimiser.state[part] for part in self.parameters]
         return State(
             step,
             before,
-            tuple(part.detach().cpu().clone() for part in self.parameters),
+            tuple(part.detach() for part in self.parameters),
             tuple(_moment(of, "exp_avg", part) for of, part in zip(moments, self.parameters, strict=True)),
             tuple(_moment(of, "exp_avg_sq", part) for of, part in zip(moments, self.parameters, strict=True)),
             tuple(losses),
         )
 
+    def save(self, state_path: Path | None, state: State) -> None:
+        """Write a state in the main process; the others take part in gathering it.
+
+        Raises:
+            StorageError: the disk is full or refuses.
+        """
+        if state_path is not None:
+            states.save(state_path, state)
+        elif self.settings.fsdp:
+            sharding.take_part(states.streams_of(state))
+
+    @property
+    def _share(self) -> int:
+        """Number of a batch's windows that one process passes."""
+        return self.settings.batch_size // self.processes.count
+
     def _restore(self, saved: State) -> None:
-        parts = zip(self.parameters, saved.changes, saved.first, saved.second, strict=True)
-        for part, value, first, second in parts:
-            part.data.copy_(value)
+        for number, part in enumerate(self.parameters):
+            value, first, second = (
+                sharding.spread(tensors[number] if tensors else None, part, self.processes)
+                for tensors in (saved.changes, saved.first, saved.second)
+            )
+            with torch.no_grad():
+                part.copy_(value)
             self._optimiser.state[part] = {
                 "step": torch.tensor(float(saved.step)),
-                "exp_avg": first.to(part.device),
-                "exp_avg_sq": second.to(part.device),
+                "exp_avg": first,
+                "exp_avg_sq": second,
             }
 
     def _run(self, start: int, steps: "_Steps", scratch: Path) -> None:
@@ -173,7 +199,7 @@ class WeightTrainer:
         arguments = TrainingArguments(
             output_dir=str(scratch),
             max_steps=settings.steps - start,
-            per_device_train_batch_size=settings.batch_size,
+            per_device_train_batch_size=self._share,
             gradient_accumulation_steps=settings.accumulate,
             max_grad_norm=1.0,
             bf16=self.bfloat16,
@@ -186,6 +212,7 @@ class WeightTrainer:
             report_to="none",
             disable_tqdm=True,
             remove_unused_columns=False,
+            ddp_find_unused_parameters=self.penalty is not None,  # an expert of a mixture may get no token
         )
         arguments._n_gpu = min(1, arguments.n_gpu)  # several GPUs without a launcher would be threads of one process
         schedule = torch.optim.lr_scheduler.LambdaLR(self._optimiser, settings.rate, last_epoch=start - 1)
@@ -198,6 +225,9 @@ class WeightTrainer:
             optimizers=(self._optimiser, schedule),
         )
         trainer.penalty = self.penalty
+        if settings.fsdp:  # the model is sharded: it gets autocast as every other, and no wrapper for equal copies
+            prepare: Any = trainer.accelerator.prepare_model
+            trainer.accelerator.prepare_model = partial(prepare, evaluation_mode=True)
         trainer.remove_callback(PrinterCallback)
         trainer.train()
 
@@ -277,8 +307,9 @@ class _Steps(TrainerCallback):
         self.losses = list(current.losses)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """Seed what a model draws in a step, so that a training that goes on draws the same."""
-        torch.manual_seed(self._trainer.settings.seed + self._start + state.global_step)
+        """Seed what a model draws in a step, so that a training that goes on draws the same; each process its own."""
+        own = self._trainer.processes.rank << 32
+        torch.manual_seed(self._trainer.settings.seed + self._start + state.global_step + own)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **others: Any) -> None:
         """Note the loss of a step, and save the state from time to time.
@@ -295,9 +326,10 @@ class _Steps(TrainerCallback):
         if step % every == 0:
             mean = sum(self.losses[-every:]) / len(self.losses[-every:])
             remark(self._progress, f"step {step} of {trainer.settings.steps}: loss {mean:.4f}")
-        if self._path is not None and time.monotonic() - self._saved_at >= SAVE_SECONDS:
+        is_due = self._path is not None and time.monotonic() - self._saved_at >= SAVE_SECONDS
+        if trainer.processes.decide(int(is_due)):
             trainer.check_finite(f"after step {step}")
-            states.save(self._path, trainer.snapshot(step, self._before, self.losses))
+            trainer.save(self._path, trainer.snapshot(step, self._before, self.losses))
             self._saved_at = time.monotonic()
 
 
@@ -309,7 +341,7 @@ def is_finite(parameters: Sequence[Tensor]) -> bool:
 def _moment(of: Any, name: str, part: Tensor) -> Tensor:
     """Return a moment of a weight; one that got no gradient has none yet."""
     found: Tensor = of[name] if name in of else torch.zeros_like(part)
-    return found.detach().cpu().clone()
+    return found.detach()
 
 
 def curve(losses: Losses) -> dict[str, Any]:

@@ -36,7 +36,7 @@ class ExpertTraining:
     Attributes:
         tokens: training tokens in total, padding included; they determine the number of steps.
         seq_len: tokens in a window.
-        batch_size: windows that pass through the model at once.
+        batch_size: windows that pass through the model at once, in all processes together.
         accumulate: batches whose gradients are summed for one step.
         trunk: `frozen`, so that all experts of one base model share it to the byte; or `free`: everything trains.
         mlp: `full`, or `lora:R`: a low-rank change of rank R of every matrix of the MLPs (Hu et al. 2022, eq. 3), which
@@ -51,6 +51,8 @@ class ExpertTraining:
         device: `cpu` or `cuda`; None for the GPU if there is one.
         dtype: the dtype of the products: bfloat16 (weights and moments stay in float32), float32, or `auto`: bfloat16
             where the device is fast in it.
+        fsdp: shard weights, gradients and moments over the processes of a launcher (FSDP); without, each process has
+            them all.
     """
 
     tokens: int = 409_600
@@ -67,6 +69,7 @@ class ExpertTraining:
     seed: int = 0
     device: str | None = None
     dtype: str = AUTO
+    fsdp: bool = False
 
     def __post_init__(self) -> None:
         for name, least in (("tokens", 1), ("seq_len", 2), ("batch_size", 1), ("accumulate", 1), ("seed", 0)):
@@ -91,6 +94,11 @@ class ExpertTraining:
             raise InvalidInputError(
                 "router_bias is for a router row, and an expert without --coordinate has none",
                 "add --coordinate, or drop --router-bias",
+            )
+        if self.fsdp and self.rank is not None:
+            raise InvalidInputError(
+                f"mlp is {self.mlp}, and a low-rank change cannot be added to sharded weights",
+                "drop --fsdp: what trains is small; or give --mlp full",
             )
         if self.dtype not in DTYPES:
             _refuse("dtype", repr(self.dtype), f"it is one of {', '.join(DTYPES)}", AUTO)
@@ -118,10 +126,34 @@ class ExpertTraining:
         done = min(1.0, max(0.0, step - warmup) / max(1, self.steps - warmup))
         return rising * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * done)))
 
-    def document(self, device: str, dtype: str) -> dict[str, Any]:
-        """Return everything that the trained weights depend on, with every default resolved."""
+    def check_processes(self, count: int) -> None:
+        """Check that so many processes can train together.
+
+        Raises:
+            InvalidInputError: they cannot share a batch evenly, or one is to shard weights.
+        """
+        if self.fsdp and count == 1:
+            raise InvalidInputError(
+                "fsdp shards weights over processes, and there is one",
+                "start several: torchrun --nproc-per-node N -m cli …; or drop --fsdp",
+            )
+        if self.batch_size % count:
+            _refuse(
+                "batch_size",
+                self.batch_size,
+                f"{count} processes cannot share its windows evenly",
+                f"{-(-self.batch_size // count) * count}, or start another number of processes",
+            )
+
+    def document(self, device: str, dtype: str, processes: int = 1) -> dict[str, Any]:
+        """Return everything that the trained weights depend on, with every default resolved.
+
+        Several processes sum gradients in another order than one does, and so does each number of them.
+        """
         warmup = self.steps // 20 if self.warmup is None else self.warmup
-        return asdict(self) | {"warmup": warmup, "steps": self.steps, "device": device, "dtype": dtype}
+        document = asdict(self) | {"warmup": warmup, "steps": self.steps, "device": device, "dtype": dtype}
+        shared = {"fsdp": document.pop("fsdp"), "processes": processes}
+        return document | (shared if processes > 1 else {})
 
 
 def _refuse(name: str, value: object, reason: str, remedy: str) -> None:

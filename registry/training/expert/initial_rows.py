@@ -13,6 +13,8 @@ from torch import Tensor
 from registry.errors import CalibrationError
 from registry.maths.router.anchored import initial_row
 from registry.training.expert.coordinated import CoordinatedMLP
+from registry.training.processes import Processes
+from registry.training.sharding import spread
 
 WINDOWS = 32
 """Most windows of each text whose embedding is taken."""
@@ -24,6 +26,7 @@ def begin_rows(
     own: tuple[Int64[Tensor, "N S"], Bool[Tensor, "N S"]],
     public: tuple[Int64[Tensor, "M S"], Bool[Tensor, "M S"]],
     batch_size: int,
+    processes: Processes,
 ) -> None:
     """Set the row of every layer to the difference of the embeddings of two texts (`maths.router.anchored`).
 
@@ -35,6 +38,7 @@ def begin_rows(
         own: token ids of the expert's text, and which of them count.
         public: the same of public text.
         batch_size: windows that pass through the model at once.
+        processes: the processes that train; each passes all windows.
 
     Raises:
         CalibrationError: a mean is zero, NaN or infinite.
@@ -48,7 +52,7 @@ def begin_rows(
                 f"layer {number} has no first router row: {error}", "train without --public-data: its row begins at 0"
             ) from error
         with torch.no_grad():
-            layer.row.copy_(row)
+            layer.row.copy_(spread(row, layer.row, processes))
 
 
 def _mean_inputs(

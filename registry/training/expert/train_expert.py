@@ -27,13 +27,16 @@ from registry.names.resolve import check_name_is_free
 from registry.progress import remark
 from registry.registration import Registration, RegistrationRequest, open_candidate, register_expert
 from registry.runtime.compute_dtype import is_fast
-from registry.runtime.loading import device_name, load_model, load_tokenizer
+from registry.runtime.loading import device_name, load_tokenizer
 from registry.statistics.settings import PassSettings
 from registry.training.expert.expert_settings import ExpertTraining, TrainingText
 from registry.training.expert.initial_rows import WINDOWS as INITIAL
+from registry.training.expert.run_training import run_training
 from registry.training.expert.trainable import Trainable
+from registry.training.job import Job
+from registry.training.processes import Processes, leading
 from registry.training.training_windows import HELD_OUT, Windows, make_windows, shortened
-from registry.training.weight_trainer import Losses, WeightTrainer, curve
+from registry.training.weight_trainer import Losses, curve
 from registry.workspace import PathLike, Workspace
 from store.digest import json_digest
 from store.lock import exclusive
@@ -71,8 +74,8 @@ def train_expert(
 ) -> TrainedExpert:
     """Train an expert from a base model, and register it, or write its checkpoint to `out`.
 
-    An interrupted training continues when it is started again; on one machine with one number of threads, it gives the
-    same bytes.
+    An interrupted training continues when it is started again; on one machine with one number of threads and of
+    processes, it gives the same bytes. Under a launcher this is for the main process (`training.processes`).
 
     Args:
         workspace: the registry.
@@ -93,28 +96,18 @@ def train_expert(
         OutputError: `out` holds something.
         StorageError: the disk is full or refuses, or a library is not installed.
     """
-    check_name(name)
     files = [Path(file) for file in require_list(text.own, "data")]
     public = [Path(file) for file in require_list(text.public, "public_data")]
-    if not files:
-        raise InvalidInputError("there is nothing to train on", "give --data FILE, or several")
-    if public and not settings.coordinate:
-        raise InvalidInputError(
-            "public text is what router rows begin with, and an expert without --coordinate has none",
-            "add --coordinate, or drop --public-data",
-        )
-    if importlib.util.find_spec("accelerate") is None:
-        raise StorageError("training needs accelerate", "run: pip install 'expert-registry[train]'")
-    if out is None:
-        workspace.check_owner()
-        check_name_is_free(workspace.catalog, name, "expert")
-    else:
-        check_output(Path(out).absolute(), replace=None)
     with ExitStack() as stack:
+        processes = stack.enter_context(leading())
+        _check(workspace, name, files, public, settings, out)
+        settings.check_processes(processes.count)
         checkpoint, holds = stack.enter_context(_opened(workspace, base))
         scratch = stack.enter_context(temporary(workspace.home.merged, holds, prefix="training-"))
         target = scratch / "expert" if out is None else Path(out).absolute()
-        document, losses, tokens = _trained(workspace, checkpoint, TrainingText(files, public), settings, target, holds)
+        document, losses, tokens = _trained(
+            workspace, checkpoint, TrainingText(files, public), settings, target, holds, processes
+        )
         if out is not None:
             return TrainedExpert(document, losses, tokens, out=target)
         request = RegistrationRequest(
@@ -131,6 +124,32 @@ def train_expert(
         return TrainedExpert(document, losses, tokens, registration=registration)
 
 
+def _check(
+    workspace: Workspace,
+    name: str,
+    files: Sequence[Path],
+    public: Sequence[Path],
+    settings: ExpertTraining,
+    out: PathLike | None,
+) -> None:
+    """Check what a training is given (errors as `train_expert`)."""
+    check_name(name)
+    if not files:
+        raise InvalidInputError("there is nothing to train on", "give --data FILE, or several")
+    if public and not settings.coordinate:
+        raise InvalidInputError(
+            "public text is what router rows begin with, and an expert without --coordinate has none",
+            "add --coordinate, or drop --public-data",
+        )
+    if importlib.util.find_spec("accelerate") is None:
+        raise StorageError("training needs accelerate", "run: pip install 'expert-registry[train]'")
+    if out is None:
+        workspace.check_owner()
+        check_name_is_free(workspace.catalog, name, "expert")
+    else:
+        check_output(Path(out).absolute(), replace=None)
+
+
 def _trained(
     workspace: Workspace,
     checkpoint: Checkpoint,
@@ -138,6 +157,7 @@ def _trained(
     settings: ExpertTraining,
     target: Path,
     holds: Sequence[str],
+    processes: Processes,
 ) -> tuple[dict[str, Any], Losses, int]:
     """Write the trained checkpoint to `target`, and return its document, losses, and number of held-out tokens."""
     progress, home = workspace.progress, workspace.home
@@ -145,19 +165,15 @@ def _trained(
     device = device_name(settings.device)
     dtype = ("bfloat16" if is_fast("bfloat16", device) else "float32") if settings.dtype == AUTO else settings.dtype
     hashed = hash_checkpoint(checkpoint, progress)
-    inputs = settings.document(device, dtype) | {"data": windows.all.digest, "base": hashed.weights}
+    inputs = settings.document(device, dtype, processes.count) | {"data": windows.all.digest, "base": hashed.weights}
     if public is not None:
         inputs |= {"public": public.digest}
     with ExitStack() as stack:
         state_path = stack.enter_context(resumable(home.partial, json_digest(["train-expert", inputs]), holds))
         scratch = stack.enter_context(temporary(home.merged, holds, prefix="trainer-"))
-        trainable = Trainable(load_model(checkpoint.folder, "float32", device), hashed, settings)
-        if public is not None:
-            trainable.begin_rows(windows.take(windows.training[:INITIAL]), (public.ids.long(), public.keep))
-        trainer = WeightTrainer(
-            trainable.model, list(trainable.parameters.values()), windows, settings, dtype == "bfloat16"
-        )
-        losses = trainer.train(state_path, scratch, progress)
+        job = Job("expert", checkpoint.folder, settings, device, dtype, windows, public)
+        job.send(processes)
+        trainable, losses = run_training(job, checkpoint, processes, state_path, scratch, progress)
         document = _document(inputs, losses)
         with exclusive(home.output_lock(target), f"training into {target}"):
             _write(target, trainable, hashed, document, workspace)
@@ -167,14 +183,14 @@ def _trained(
 def _write(
     target: Path, trainable: Trainable, hashed: HashedCheckpoint, document: Mapping[str, Any], workspace: Workspace
 ) -> None:
-    streams = list(trainable.streams())
+    streams = list(trainable.streams(hashed))
     nbytes = sum(stream.nbytes for stream in streams)
     with fresh_folder(target, replace=None, nbytes=nbytes) as folder:
         with workspace.progress("writing", nbytes, "B") as advance:
             write_weights(folder, streams, advance)
         files = {name: data for name, data in hashed.files.items() if name not in OWN_FILES}
         files[EXPERT_TRAINING] = json.dumps(document, indent=2).encode()
-        if (rows := trainable.rows()) is not None:
+        if (rows := trainable.rows(hashed)) is not None:
             files[ROUTER_FILE] = pack_rows(rows)
         write_files(folder, files)
 

@@ -3,45 +3,43 @@
 import warnings
 from collections.abc import Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Int64
-from torch import Tensor
+from torch import Tensor, nn
 
-from registry.checkpoint import HashedCheckpoint
+from registry.checkpoint import Checkpoint, HashedCheckpoint
 from registry.checkpoint.router_rows import RouterRows
 from registry.errors import CheckpointError, StorageError
 from registry.io.safetensors_writer import Stream
 from registry.io.torch_blocks import to_block, torch_dtype
 from registry.training.expert.coordinated import EXPERT, PUBLIC, CoordinatedMLP, coordinate, within
 from registry.training.expert.expert_settings import FREE, ExpertTraining
-from registry.training.expert.initial_rows import begin_rows
+from registry.training.processes import Processes
+from registry.training.sharding import gather
 from store.arrays import ArraySource, Block, digest_of
-
-Text = tuple[Int64[Tensor, "N S"], Bool[Tensor, "N S"]]
-"""Token ids of windows, and which of them count."""
 
 
 class Trainable:
     """A dense model, and which of its weights train.
 
     Args:
-        model: the model, loaded in float32 from the folder of `hashed`.
-        hashed: the checkpoint.
+        model: the model, loaded in float32 from the folder of `checkpoint`.
+        checkpoint: the base model.
         settings: the settings of the training.
 
     Attributes:
         model: the model to train: with a low-rank change, its wrapper.
-        parameters: the weights that train, by name.
+        layers: its MLPs that train beside frozen ones, layer by layer; empty without `coordinate`.
 
     Raises:
         CheckpointError: the model's weights do not have the names of the checkpoint's.
     """
 
-    def __init__(self, model: Any, hashed: HashedCheckpoint, settings: ExpertTraining) -> None:
-        self._hashed, self._rank, self._batch_size = hashed, settings.rank, settings.batch_size
-        checkpoint = hashed.checkpoint
+    def __init__(self, model: Any, checkpoint: Checkpoint, settings: ExpertTraining) -> None:
+        self._checkpoint, self._rank = checkpoint, settings.rank
+        self._gathered: dict[str, Tensor] | None = None
         own = dict(model.named_parameters())
         if missing := sorted({*checkpoint.trunk, *checkpoint.mlp} - own.keys()):
             raise CheckpointError(
@@ -50,16 +48,16 @@ class Trainable:
             )
         model.requires_grad_(False)
         self._names = {name: name for name in (*checkpoint.trunk, *checkpoint.mlp)}
-        self._layers: list[CoordinatedMLP] = []
+        self.layers: list[CoordinatedMLP] = []
         if settings.coordinate:
-            self._layers = coordinate(
+            self.layers = coordinate(
                 model, checkpoint.mlp, checkpoint.architecture.hidden_size, bias=settings.router_bias
             )
             self._names |= {name: within(name, EXPERT) for name in checkpoint.mlp}
             own = dict(model.named_parameters())
         mlp = [self._names[name] for name in checkpoint.mlp]
         free = [own[name] for name in checkpoint.trunk] if settings.trunk == FREE else []
-        free += [part for layer in self._layers for part in (layer.row, layer.bias) if part is not None]
+        free += [part for layer in self.layers for part in (layer.row, layer.bias) if part is not None]
         self.model = model
         if settings.rank is None:
             free += [own[name] for name in mlp]
@@ -67,53 +65,61 @@ class Trainable:
             self.model = _with_low_rank(model, _modules(mlp), settings.rank, settings.seed)
         for part in free:  # after the wrapper, which freezes all that it does not add
             part.requires_grad_(True)
-        self._tensors = {name: own[now] for name, now in self._names.items()}
-        self._public = {name: own[within(name, PUBLIC)] for name in checkpoint.mlp if self._layers}
-        self.parameters = {name: part for name, part in self.model.named_parameters() if part.requires_grad}
+        self._frozen: set[str] = set() if settings.trunk == FREE else set(checkpoint.trunk)
 
-    def begin_rows(self, own: Text, public: Text) -> None:
-        """Set the first router rows to the differences of the embeddings of two texts.
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The weights that train, or this process's parts of them."""
+        return [part for part in self.model.parameters() if part.requires_grad]
 
-        Args:
-            own: token ids (N, S) of the expert's text, and which of them count.
-            public: the same of public text.
+    def gather(self, path: Path, processes: Processes) -> None:
+        """Gather sharded weights in a file of the main process; all processes must call this.
 
         Raises:
-            CalibrationError: the mean of a text is zero or not finite.
+            OSError: the disk is full or refuses.
         """
-        begin_rows(self.model, self._layers, own, public, self._batch_size)
+        self._gathered = gather(self.model, path, processes)
 
-    def streams(self) -> Iterator[Stream]:
+    def streams(self, hashed: HashedCheckpoint) -> Iterator[Stream]:
         """Yield the tensors of the trained checkpoint, each in the dtype that it has in the base model.
+
+        Args:
+            hashed: the base model with its digests.
 
         Raises:
             CheckpointError: a weight that is frozen has moved.
         """
-        checkpoint = self._hashed.checkpoint
-        trained = {name for name, tensor in self._tensors.items() if tensor.requires_grad}
-        if self._rank is not None:
-            self.model = self.model.merge_and_unload()
-            own = dict(self.model.named_parameters())
-            trained |= set(checkpoint.mlp)
-            self._tensors = {name: own[now] for name, now in self._names.items()}
-        frozen = {name: tensor for name, tensor in self._tensors.items() if name not in trained}
-        for name, tensor in (*frozen.items(), *self._public.items()):
-            if digest_of(_source(tensor, checkpoint.dtype_of(name))) != self._hashed.tensors[name]:
+        checkpoint, own = self._checkpoint, self._whole()
+        tensors = {name: own[now] for name, now in self._names.items()}
+        public = {name: own[within(name, PUBLIC)] for name in checkpoint.mlp if self.layers}
+        frozen = {name: tensor for name, tensor in tensors.items() if name in self._frozen}
+        for name, tensor in (*frozen.items(), *public.items()):
+            if digest_of(_source(tensor, checkpoint.dtype_of(name))) != hashed.tensors[name]:
                 raise CheckpointError(
                     f"{checkpoint.label}: {name} is frozen, and has changed during the training",
                     "this is a bug in the program or in a library; please report it",
                 )
-        for name, tensor in self._tensors.items():
+        for name, tensor in tensors.items():
             dtype = checkpoint.dtype_of(name)
             yield Stream(name, dtype, checkpoint.shapes[name], partial(_blocks, tensor, dtype))
 
-    def rows(self) -> RouterRows | None:
-        """Return the router rows that were trained, and their biases, or None without."""
-        if not self._layers:
+    def rows(self, hashed: HashedCheckpoint) -> RouterRows | None:
+        """Return the router rows that were trained, and their biases, or None without; arguments as `streams`."""
+        if not self.layers:
             return None
-        rows = torch.stack([layer.row.detach().float().cpu() for layer in self._layers])  # (L, H)
-        biases = [layer.bias.detach().float().cpu() for layer in self._layers if layer.bias is not None]
-        return RouterRows(self._hashed.weights, rows.numpy(), torch.cat(biases).numpy() if biases else None)
+        own = self._whole()
+        names = [name for name, layer in self.model.named_modules() if isinstance(layer, CoordinatedMLP)]
+        rows = torch.stack([own[f"{name}.row"].detach().float().cpu() for name in names])  # (L, H)
+        biases = [own[bias].detach().float().cpu() for name in names if (bias := f"{name}.bias") in own]
+        return RouterRows(hashed.weights, rows.numpy(), torch.cat(biases).numpy() if biases else None)
+
+    def _whole(self) -> dict[str, Tensor]:
+        """Return all weights by name, with a low-rank change added."""
+        if self._gathered is not None:
+            return self._gathered
+        if self._rank is not None and hasattr(self.model, "merge_and_unload"):
+            self.model = self.model.merge_and_unload()
+        return dict(self.model.named_parameters())
 
 
 def _modules(names: Sequence[str]) -> list[str]:

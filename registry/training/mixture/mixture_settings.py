@@ -26,7 +26,7 @@ class MixtureTraining:
             `all`: every weight (BTX, Sukhbaatar et al. 2024, §3.3).
         tokens: training tokens in total, padding included; they determine the number of steps.
         seq_len: tokens in a window.
-        batch_size: windows that pass through the model at once.
+        batch_size: windows that pass through the model at once, in all processes together.
         accumulate: batches whose gradients are summed for one step.
         lr: the highest learning rate of AdamW; None for 3e-4, and 0.002 for routers alone.
         warmup: steps in which the rate rises; None for a twentieth of them, and a tenth for routers alone.
@@ -36,6 +36,8 @@ class MixtureTraining:
         device: `cpu` or `cuda`; None for the GPU if there is one.
         dtype: the dtype of the products: bfloat16 (weights and moments stay in float32), float32, or `auto`: bfloat16
             where the device is fast in it, and float32 for routers alone.
+        fsdp: shard weights, gradients and moments over the processes of a launcher (FSDP); without, each process has
+            them all.
     """
 
     train: str
@@ -50,6 +52,7 @@ class MixtureTraining:
     seed: int = 0
     device: str | None = None
     dtype: str = AUTO
+    fsdp: bool = False
 
     def __post_init__(self) -> None:
         if self.train not in (ROUTERS, MLPS, ALL):
@@ -75,6 +78,7 @@ class MixtureTraining:
             seed=self.seed,
             device=self.device,
             dtype=self.dtype,
+            fsdp=self.fsdp,
             **_given(lr=self.lr, weight_decay=self.weight_decay),
         )
 
@@ -104,16 +108,17 @@ class MixtureTraining:
         """The weight of the load-balance loss."""
         return _BALANCE if self.balance is None else self.balance
 
-    def document(self, seq_len: int, device: str, dtype: str) -> dict[str, Any]:
+    def document(self, seq_len: int, device: str, dtype: str, processes: int = 1) -> dict[str, Any]:
         """Return everything that the trained weights depend on, with every default resolved.
 
         Args:
             seq_len: tokens in a window, no more than the model takes.
             device: the kind of device.
             dtype: the dtype of the products.
+            processes: the number of processes.
         """
-        settings = self.weights.document(device, dtype) | {"seq_len": seq_len}
-        own = {field.name for field in fields(self)} | {"steps"}
+        settings = self.weights.document(device, dtype, processes) | {"seq_len": seq_len}
+        own = {field.name for field in fields(self)} | {"steps", "processes"}
         kept = {name: value for name, value in settings.items() if name in own}
         return kept | {"train": self.train, "balance": self.load_balance}
 

@@ -4,7 +4,7 @@ Shapes: T tokens of a batch, E experts, k experts per token.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -66,8 +66,8 @@ class BalanceLoss:
         self._parts.append(balance_loss(logits, weights, chosen))
 
 
-def trainable(model: Any, train: str) -> list[nn.Parameter]:
-    """Let the weights that train have gradients, and no others; return them.
+def let_train(model: Any, train: str) -> None:
+    """Let the weights that train have gradients, and no others.
 
     The shared expert of some hosts returns zero, is of no member, and never trains.
 
@@ -81,10 +81,11 @@ def trainable(model: Any, train: str) -> list[nn.Parameter]:
     for name, part in model.named_parameters():
         if _SHARED in name:
             part.requires_grad_(False)
-    return [part for part in model.parameters() if part.requires_grad]
 
 
-def changed_tensors(model: Any, parent: Parent, train: str, scratch: Path) -> dict[str, ArraySource]:
+def changed_tensors(
+    model: Any, parent: Parent, train: str, scratch: Path, whole: Mapping[str, Tensor]
+) -> dict[str, ArraySource]:
     """Return the tensors that a training changed, by their names in the parent's files and in its dtypes.
 
     Args:
@@ -92,13 +93,14 @@ def changed_tensors(model: Any, parent: Parent, train: str, scratch: Path) -> di
         parent: the folder that it was loaded from.
         train: `mlps` or `all`.
         scratch: a folder for the model in float32, which the tensors are read from.
+        whole: the weights of a sharded model by name; empty for any other.
 
     Raises:
         CheckpointError: transformers saves other tensors than the folder has, or one that is frozen has moved.
         StorageError: the disk is full or refuses.
     """
     saved = scratch / "trained"
-    _save(model, saved)
+    _save(model, saved, whole)
     places = read_headers(weight_files(saved))
     if places.keys() != parent.tensors.keys():
         name = min(places.keys() ^ parent.tensors.keys())
@@ -123,12 +125,12 @@ def changed_tensors(model: Any, parent: Parent, train: str, scratch: Path) -> di
     return changed
 
 
-def _save(model: Any, folder: Path) -> None:
+def _save(model: Any, folder: Path, whole: Mapping[str, Tensor]) -> None:
     from safetensors import SafetensorError
 
     try:
         with writing(folder), quiet_transformers():
-            model.save_pretrained(folder)
+            model.save_pretrained(folder, **({"state_dict": dict(whole)} if whole else {}))
     except SafetensorError as error:  # of a full disk too
         raise StorageError(f"{folder} cannot be written: {error}", SPACE) from error
 

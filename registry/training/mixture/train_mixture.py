@@ -3,6 +3,7 @@
 import importlib.util
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,17 @@ from registry.errors import InvalidInputError, StorageError
 from registry.io.dtypes import AUTO
 from registry.io.work_dirs import resumable, temporary
 from registry.runtime.compute_dtype import is_fast
-from registry.runtime.loading import device_name, load_model, load_tokenizer
+from registry.runtime.loading import device_name, load_tokenizer
+from registry.training.job import Job
 from registry.training.keep_trained import keep_trained
 from registry.training.mixture.mixture_settings import TOP_K, MixtureTraining
-from registry.training.mixture.mixture_weights import BalanceLoss, changed_tensors, trainable
+from registry.training.mixture.mixture_weights import changed_tensors
+from registry.training.mixture.run_mixture_training import load_mixture, run_mixture_training
 from registry.training.parent import Parent, check_loaded, open_parent
+from registry.training.processes import Processes, leading
 from registry.training.train_router import Trained, train_router
 from registry.training.training_windows import read_windows, shortened
-from registry.training.weight_trainer import WeightTrainer, curve
+from registry.training.weight_trainer import curve
 from registry.workspace import PathLike, Workspace
 from store.digest import json_digest
 from store.lock import exclusive
@@ -39,8 +43,8 @@ def train_mixture(
 ) -> Trained:
     """Train weights of the composed `folder`, and write the trained composition to `out`.
 
-    An interrupted training continues when it is started again; on one machine with one number of threads, it gives the
-    same bytes.
+    An interrupted training continues when it is started again; on one machine with one number of threads and of
+    processes, it gives the same bytes. Under a launcher this is for the main process (`training.processes`).
 
     Args:
         workspace: the registry of the members.
@@ -60,11 +64,27 @@ def train_mixture(
         InvalidInputError: routers would get no gradient, there is nothing to train, or a loss is not finite.
         StorageError: the disk is full or refuses, or a library is not installed.
     """
-    if settings.train == ROUTERS:
-        return train_router(workspace, folder, out, data, settings.routers, force=force, record=record)
+    with leading() as processes:
+        if settings.train == ROUTERS:
+            return train_router(workspace, folder, out, data, settings.routers, force=force, record=record)
+        settings.weights.check_processes(processes.count)
+        return _train(
+            workspace, Path(folder).absolute(), Path(out).absolute(), data, settings, processes, force, record
+        )
+
+
+def _train(
+    workspace: Workspace,
+    folder: Path,
+    out: Path,
+    data: Sequence[str],
+    settings: MixtureTraining,
+    processes: Processes,
+    force: bool,
+    record: bool,
+) -> Trained:
     if importlib.util.find_spec("accelerate") is None:
         raise StorageError("training needs accelerate", "run: pip install 'expert-registry[train]'")
-    folder, out = Path(folder).absolute(), Path(out).absolute()
     home, progress, weights = workspace.home, workspace.progress, settings.weights
     parent, members, used = open_parent(workspace, folder, out, data, replace=force)
     _check_has_gradient(parent, len(members))
@@ -81,21 +101,20 @@ def train_mixture(
     holds = [version.digest for version in used]
     device = device_name(weights.device)
     dtype = ("bfloat16" if is_fast("bfloat16", device) else "float32") if weights.dtype == AUTO else weights.dtype
-    inputs = settings.document(seq_len, torch.device(device).type, dtype) | {"data": windows.all.digest}
+    inputs = settings.document(seq_len, torch.device(device).type, dtype, processes.count) | {
+        "data": windows.all.digest
+    }
     key = json_digest(["train", parent.composed.digest, parent.composed.files, inputs])
     with ExitStack() as stack:
         stack.enter_context(exclusive(home.output_lock(out), f"training into {out}"))
         state_path = stack.enter_context(resumable(home.partial, key, holds))
         scratch = stack.enter_context(temporary(home.merged, holds, prefix="training-"))
-        model = load_model(folder, "float32", device)
+        job = Job("mixture", folder, replace(settings, seq_len=seq_len), device, dtype, windows)
+        job.send(processes)
+        model = load_mixture(job)
         check_loaded(parent, model, int(windows.all.ids.max()), len(members))
-        balance = BalanceLoss(model, settings.load_balance)
-        trainer = WeightTrainer(
-            model, trainable(model, settings.train), windows, weights, dtype == "bfloat16", balance.take
-        )
-        with balance.recorded():
-            losses = trainer.train(state_path, scratch, progress)
-        tensors = changed_tensors(model, parent, settings.train, scratch)
+        whole, losses = run_mixture_training(job, model, processes, state_path, scratch, progress)
+        tensors = changed_tensors(model, parent, settings.train, scratch, whole)
 
         def document(digests: dict[str, str]) -> dict[str, Any]:
             return inputs | curve(losses) | {"tensors": digests}

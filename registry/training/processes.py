@@ -1,0 +1,212 @@
+"""Processes of one training: which one this is, and what they send one another.
+
+A launcher (torchrun, accelerate launch) starts one process for each device and numbers them in the environment. The
+main process, number 0, opens the registry, prepares, writes and prints. The others are its workers: they wait for a job
+(`training/job.py`), train with it, and wait for its outcome. Messages are JSON in the launcher's key-value store, and
+tensors; none is a pickle.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from registry.errors import InvalidInputError, RegError, first_line
+
+_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""Environment variables that every launcher sets."""
+_FOREIGN = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED")
+_JOB, _OUTCOME, _FAILURE = "job", "outcome", "failure"
+_DONE, _FAILED = b"done", b"failed"
+_WAIT = timedelta(days=7)
+"""Longest wait for another process: preparing a large model takes hours, and a launcher ends all if one dies."""
+_GRACE = timedelta(seconds=15)
+"""Wait for what another process says of its failure."""
+
+
+@dataclass(frozen=True)
+class Processes:
+    """The processes of a training.
+
+    Attributes:
+        count: their number.
+        rank: the number of this one, from 0.
+        store: the key-value store that they share; None for a single process.
+    """
+
+    count: int = 1
+    rank: int = 0
+    store: Any = None
+
+    @property
+    def is_main(self) -> bool:
+        """This process is the main one."""
+        return self.rank == 0
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send a message from the main process to all workers."""
+        if self.store is not None:
+            self.store.set(_JOB, json.dumps(message))
+
+    def receive(self) -> dict[str, Any] | None:
+        """Wait for the message of the main process; None if that failed before it sent one."""
+        self.store.wait([_JOB], _WAIT)
+        message: dict[str, Any] | None = json.loads(self.store.get(_JOB))
+        return message
+
+    def decide(self, value: int) -> int:
+        """Return the main process's value in all processes."""
+        if self.count == 1:
+            return value
+        import torch
+
+        shared = torch.tensor(value, dtype=torch.int64)
+        torch.distributed.broadcast(shared, 0)
+        return int(shared)
+
+    def every(self, *, value: bool) -> bool:
+        """Tell whether a value is true in all processes."""
+        if self.count == 1:
+            return value
+        import torch
+
+        shared = torch.tensor(int(value), dtype=torch.int64)
+        torch.distributed.all_reduce(shared, torch.distributed.ReduceOp.MIN)
+        return bool(shared)
+
+    def conclude(self, *, well: bool) -> None:
+        """Let workers know the outcome of the main process."""
+        if self.store is None:
+            return
+        if not well:
+            self.store.compare_set(_JOB, "", "null")  # unless it was sent
+        self.store.set(_OUTCOME, _DONE if well else _FAILED)
+
+    def ends_well(self, wait: timedelta = _WAIT) -> bool | None:
+        """Wait for the outcome of the main process; None if there is none in time."""
+        try:
+            self.store.wait([_OUTCOME], wait)
+            return bool(self.store.get(_OUTCOME) == _DONE)
+        except RuntimeError:  # of torch, for a store that is gone too
+            return None
+
+    @staticmethod
+    def leave() -> None:
+        """Close the connections to the other processes, if they are open."""
+        from torch import distributed
+
+        if distributed.is_initialized():
+            distributed.destroy_process_group()
+
+    def report(self, error: BaseException) -> None:
+        """Let the main process know why this worker failed."""
+        self.store.set(_FAILURE, json.dumps([self.rank, type(error).__name__, first_line(error)]))
+
+    def failure(self) -> RegError | None:
+        """Return why a worker failed, or None if none said so in time."""
+        try:
+            self.store.wait([_FAILURE], _GRACE)
+            rank, kind, line = json.loads(self.store.get(_FAILURE))
+        except RuntimeError:
+            return None
+        return RegError(f"process {rank} of {self.count} failed: {kind}: {line}", "repeat the command to resume")
+
+
+_joined: Processes | None = None
+_round = 0
+
+
+def is_worker() -> bool:
+    """Tell whether a launcher started this process as a worker of another."""
+    return _from_environment() > 1 and int(os.environ["RANK"]) > 0
+
+
+@contextmanager
+def leading() -> Iterator[Processes]:
+    """Join the workers as their main process, if a launcher started any; they get the outcome when the context ends.
+
+    Raises:
+        InvalidInputError: this process is a worker, or the launcher was asked for what this program does itself.
+        RegError: a worker failed.
+    """
+    if _joined is not None or _from_environment() == 1:
+        yield _joined or Processes()
+        return
+    if is_worker():
+        raise InvalidInputError(
+            f"this process is number {os.environ['RANK']} of a training, and the first one trains with the registry",
+            "call registry.training.run_worker() in all others",
+        )
+    with joined() as processes:
+        try:
+            yield processes
+        except BaseException as error:
+            broken = isinstance(error, RuntimeError) and not isinstance(error, RegError)  # such as a lost connection
+            failure = processes.failure() if broken else None
+            processes.conclude(well=False)
+            if failure is not None:
+                raise failure from error
+            raise
+        processes.conclude(well=True)
+
+
+@contextmanager
+def joined() -> Iterator[Processes]:
+    """Join the other processes of the launcher, and leave them when the context ends.
+
+    Raises:
+        InvalidInputError: the launcher was asked for what this program does itself.
+    """
+    global _joined, _round
+    for name in _FOREIGN:
+        if os.environ.get(name, "").lower() == "true":
+            raise InvalidInputError(
+                f"the launcher asks for sharding ({name}), which this program sets up itself",
+                "launch without it, and give --fsdp: torchrun --nproc-per-node N -m cli … --fsdp",
+            )
+    import torch
+
+    distributed: Any = torch.distributed  # its names are not all exported
+    store, rank, count = next(iter(distributed.rendezvous("env://", timeout=_WAIT)))
+    _round += 1
+    own = distributed.PrefixStore(f"training {_round}", store)
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    distributed.init_process_group(backend, store=own, rank=rank, world_size=count, timeout=_WAIT)
+    _joined = Processes(count, rank, own)
+    try:
+        yield _joined
+    finally:
+        _joined = None
+        Processes.leave()
+
+
+def own_device(device: str) -> str:
+    """Return the device of this process, and let libraries use it: of several GPUs each process has its own.
+
+    Args:
+        device: `cpu` or `cuda`.
+
+    Raises:
+        InvalidInputError: there are more processes than GPUs.
+    """
+    if device != "cuda" or _joined is None:
+        return device
+    import torch
+
+    number, gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if number >= gpus:
+        raise InvalidInputError(
+            f"process {number + 1} of this machine has no GPU of its own, there are {gpus}",
+            f"start as many processes as there are GPUs: torchrun --nproc-per-node {gpus} -m cli …",
+        )
+    torch.cuda.set_device(number)
+    return device
+
+
+def _from_environment() -> int:
+    """Return the number of processes that a launcher started, or 1."""
+    values = [os.environ.get(name, "") for name in _VARIABLES]
+    return int(values[1]) if all(values) and values[0].isdecimal() and values[1].isdecimal() else 1

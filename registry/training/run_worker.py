@@ -1,0 +1,49 @@
+"""Work of the processes of a training that are not the main one."""
+
+from datetime import timedelta
+
+from registry.checkpoint import Checkpoint
+from registry.io.work_dirs import temporary_folder
+from registry.progress import silent
+from registry.training.expert.expert_settings import ExpertTraining
+from registry.training.expert.run_training import run_training
+from registry.training.job import Job, receive_job
+from registry.training.mixture.mixture_settings import MixtureTraining
+from registry.training.mixture.run_mixture_training import load_mixture, run_mixture_training
+from registry.training.processes import Processes, joined
+
+_SETTINGS = {"expert": ExpertTraining, "mixture": MixtureTraining}
+_GRACE = timedelta(seconds=20)
+"""Wait for the outcome of the main process after an error here, which it may share or have caused."""
+
+
+def run_worker() -> bool:
+    """Train with the main process of a launcher, and return whether that ended well; nothing is printed.
+
+    The main process is the one that calls `Registry.train_expert` or `Registry.train`.
+
+    Raises:
+        InvalidInputError: the launcher was asked for what this program does itself.
+        RegError: this process failed, and the main one did not answer.
+    """
+    with joined() as processes:
+        try:
+            job = receive_job(processes, _SETTINGS)
+            if job is None:
+                return False
+            _train(job, processes)
+        except Exception as error:
+            processes.report(error)
+            processes.leave()  # so that the main process does not wait for this one
+            if processes.ends_well(_GRACE) is False:
+                return False
+            raise
+        return bool(processes.ends_well())
+
+
+def _train(job: Job, processes: Processes) -> None:
+    with temporary_folder() as scratch:
+        if job.kind == "expert":
+            run_training(job, Checkpoint(job.folder, remote_code=True), processes, None, scratch, silent)
+        else:
+            run_mixture_training(job, load_mixture(job), processes, None, scratch, silent)

@@ -1,0 +1,123 @@
+"""Weights of a model that several processes share: sharded with FSDP2, and gathered tensor by tensor.
+
+Each process holds some rows of every weight, gradient and moment. In a pass the weights of one layer at a time are
+gathered (Zhao et al. 2023, "PyTorch FSDP", §3).
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from registry.io.safetensors_writer import Stream, in_order, write_shard
+from registry.io.torch_blocks import dtype_name, to_block
+from registry.training.processes import Processes
+from store.arrays import Block
+
+
+def shard(model: Any, processes: Processes, device: str) -> None:
+    """Shard a model over the processes, layer by layer; its parameters are other objects afterwards.
+
+    Args:
+        model: a transformers model on the CPU, equal in all processes.
+        processes: the processes.
+        device: `cpu` or `cuda`, where its parts go.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh(device, (processes.count,))
+    for layer in _layers(model):
+        fully_shard(layer, mesh=mesh, reshard_after_forward=True)
+    # The rest of the model is resharded too: what it gathers for held-out windows must not outlive the next step.
+    fully_shard(model, mesh=mesh, reshard_after_forward=True)
+
+
+def full(tensor: Tensor) -> Tensor:
+    """Return a whole tensor; every process must call it if the tensor is sharded."""
+    whole: Tensor = tensor.full_tensor() if isinstance(tensor, _sharded()) else tensor
+    return whole.detach()
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return the part of a tensor that this process holds."""
+    part: Tensor = tensor.to_local() if isinstance(tensor, _sharded()) else tensor
+    return part.detach()
+
+
+def spread(value: Tensor | None, like: Tensor, processes: Processes) -> Tensor:
+    """Return a whole tensor of the main process in the places of another: sharded, or equal in all processes.
+
+    Args:
+        value: the tensor; None in workers.
+        like: the other tensor, of the same shape.
+        processes: the processes.
+    """
+    if processes.count == 1:
+        assert value is not None
+        return value.to(like.device)
+    place: Any = {"dtype": like.dtype, "device": like.device}
+    whole = torch.empty(like.shape, **place) if value is None else value.detach().to(**place).contiguous()
+    if isinstance(like, _sharded()):
+        from torch.distributed.tensor import distribute_tensor
+
+        return distribute_tensor(whole, like.device_mesh, like.placements)
+    torch.distributed.broadcast(whole, 0)
+    return whole
+
+
+def gather(model: nn.Module, path: Path, processes: Processes) -> dict[str, Tensor]:
+    """Gather the parameters of a sharded model in a file of the main process, one after another, and return them there.
+
+    Args:
+        model: the model.
+        path: the safetensors file; the tensors that are returned are read from it when they are used.
+        processes: the processes, all of which must call this.
+
+    Returns:
+        the parameters by name; empty in workers.
+
+    Raises:
+        OSError: the disk is full or refuses.
+    """
+    from safetensors.torch import load_file
+
+    streams = [whole_stream(name, part) for name, part in model.named_parameters()]
+    if processes.is_main:
+        write_shard(path, streams)
+        return load_file(path)
+    take_part(streams)
+    return {}
+
+
+def whole_stream(name: str, tensor: Tensor) -> Stream:
+    """Return a tensor to write, which is gathered when its turn comes."""
+    return Stream(name, dtype_name(tensor.dtype), tuple(tensor.shape), partial(_blocks, tensor))
+
+
+def take_part(streams: list[Stream]) -> None:
+    """Gather tensors in the order in which the main process writes them."""
+    for stream in in_order(streams):
+        for _ in stream.blocks():
+            pass
+
+
+def _blocks(tensor: Tensor) -> Iterator[Block]:
+    yield to_block(full(tensor))
+
+
+def _sharded() -> Any:
+    """Return the class of sharded tensors."""
+    from torch.distributed.tensor import DTensor
+
+    return DTensor
+
+
+def _layers(model: Any) -> list[nn.Module]:
+    """Return the decoder layers of a model."""
+    count = model.config.num_hidden_layers
+    lists = (part for part in model.modules() if isinstance(part, nn.ModuleList) and len(part) == count)
+    return list(next(lists, []))

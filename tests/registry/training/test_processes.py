@@ -1,0 +1,184 @@
+"""Proves: two processes train what one does, sharded or not; a killed run ends in the same bytes; failures end both.
+
+Every run is a real one: torchrun starts two processes, which talk over gloo. Sums over a batch come in another order
+than in one process, so what trains agrees up to rounding; what is frozen agrees to the byte.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from registry import ExpertTraining, MixtureTraining, Recipe, Registry
+from registry.checkpoint import Checkpoint
+from registry.checkpoint.model_files import EXPERT_TRAINING
+from registry.checkpoint.router_rows import ROUTER_FILE
+from registry.errors import InvalidInputError
+from registry.training import run_worker
+from registry.training.processes import is_worker, leading
+from tests.conftest import Zoo, files_of
+from tests.running import ROOT
+
+SETTINGS: dict[str, Any] = {
+    "tokens": 6 * 4 * 32, "batch_size": 4, "seq_len": 32, "lr": 0.01, "device": "cpu", "dtype": "float32"
+}  # fmt: skip
+LAUNCHER = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+
+
+def launch(home: Path, *words: object, fault: str | None = None, **settings: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command in two processes; `fault` as in `tests.launched`."""
+    options = [
+        word
+        for name, value in settings.items()
+        for word in ([f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)]))
+    ]
+    program = ["cli"] if fault is None else ["tests.launched", fault]
+    command = [*LAUNCHER, *program, "--home", str(home), *map(str, words), *options]
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("COV", "PYTEST", "REG_"))}
+    return subprocess.run(
+        command, cwd=ROOT, env=environment | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300
+    )
+
+
+def launch_expert(
+    registry: Registry, zoo: Zoo, out: Path, fault: str | None = None, **changes: Any
+) -> subprocess.CompletedProcess[str]:
+    words = ("train-expert", "fresh", "--base", "base", "--data", zoo.train["code"], "--out", out)
+    return launch(registry.home.path, *words, fault=fault, **(SETTINGS | changes))
+
+
+CASES: list[tuple[dict[str, Any], bool]] = [
+    ({}, False),
+    ({"trunk": "free", "accumulate": 2}, False),
+    ({"mlp": "lora:2"}, False),
+    ({"coordinate": True, "router_bias": True}, False),
+    ({"trunk": "free", "accumulate": 2}, True),
+    ({"coordinate": True, "router_bias": True}, True),
+]
+
+
+@pytest.mark.parametrize(("changes", "fsdp"), CASES)
+def test_two_processes_train_what_one_does(
+    filled: Registry, zoo: Zoo, tmp_path: Path, changes: dict[str, Any], fsdp: bool
+) -> None:
+    public = [zoo.train["law"]] if "coordinate" in changes else []
+    alone = filled.train_expert(
+        "fresh", "base", [zoo.train["code"]], ExpertTraining(**(SETTINGS | changes)), public_data=public,
+        out=tmp_path / "alone",
+    )  # fmt: skip
+    extra: dict[str, Any] = changes | ({"fsdp": True} if fsdp else {}) | ({"public_data": public[0]} if public else {})
+    done = launch_expert(filled, zoo, tmp_path / "both", **extra)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("trained fresh in") == 1
+    base, one, two = (
+        load_file(folder / "model.safetensors") for folder in (zoo.base, tmp_path / "alone", tmp_path / "both")
+    )
+    mlp = Checkpoint(zoo.base).mlp
+    for name, tensor in base.items():
+        if name in mlp or changes.get("trunk") == "free":
+            assert torch.allclose(one[name], two[name], atol=1e-4), name
+            assert not torch.allclose(tensor, two[name], atol=1e-3), name
+        else:
+            assert torch.equal(tensor, two[name]), name
+    document = json.loads((tmp_path / "both" / EXPERT_TRAINING).read_bytes())
+    assert document["loss"] == pytest.approx(alone.document["loss"], abs=1e-4)  # so batches held the same windows
+    assert document["held_out"]["before"] == pytest.approx(alone.losses.before, abs=1e-5)
+    assert document["training"] == alone.document["training"] | {"processes": 2, "fsdp": fsdp}
+    if public:
+        rows = [load_file(tmp_path / name / ROUTER_FILE) for name in ("alone", "both")]
+        for key in ("rows", "bias"):
+            assert torch.allclose(rows[0][key], rows[1][key], atol=1e-4)
+            assert rows[1][key].all()
+    assert not list(filled.home.partial.iterdir())
+    assert not list(filled.home.merged.iterdir())
+
+
+@pytest.mark.parametrize("changes", [{}, {"fsdp": True}])
+def test_a_killed_run_ends_in_the_same_bytes(
+    filled: Registry, zoo: Zoo, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    assert launch_expert(filled, zoo, tmp_path / "whole", **changes).returncode == 0
+    died = launch_expert(filled, zoo, tmp_path / "out", "killed:4", **changes)
+    assert died.returncode != 0
+    assert not (tmp_path / "out").exists()
+    (state,) = filled.home.partial.glob("*/state.safetensors")
+    assert load_file(state)
+    done = launch_expert(filled, zoo, tmp_path / "out", "none", **changes)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("an interrupted training goes on: 4 of 6 steps were done before") == 1
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+    assert not list(filled.home.partial.iterdir())
+
+
+FAILURES: list[tuple[str, dict[str, Any], str]] = [
+    ("none", {"batch_size": 3}, "batch_size is 3, 2 processes cannot share its windows evenly"),
+    ("none", {"lr": 1e30, "warmup": 0}, "error: the loss "),
+    ("writing", {"fsdp": True}, "error: the disk is full"),
+    ("worker:3", {}, "error: process 1 of 2 failed: MemoryError: no memory is left"),
+    ("worker:3", {"fsdp": True}, "error: process 1 of 2 failed: MemoryError: no memory is left"),
+]
+
+
+@pytest.mark.parametrize(("fault", "changes", "message"), FAILURES)
+def test_a_failure_of_one_ends_both(
+    filled: Registry, zoo: Zoo, tmp_path: Path, fault: str, changes: dict[str, Any], message: str
+) -> None:
+    done = launch_expert(filled, zoo, tmp_path / "out", fault, **changes)
+    assert done.returncode != 0
+    assert not (tmp_path / "out").exists()
+    assert done.stdout == ""
+    assert done.stderr.count(message) == 1, done.stderr
+    assert done.stderr.count("error: ") == 1, done.stderr
+
+
+@pytest.mark.parametrize(("what", "fsdp"), [("mlps", False), ("all", True)])
+def test_a_mixture_trains_in_two_processes(filled: Registry, zoo: Zoo, tmp_path: Path, what: str, fsdp: bool) -> None:
+    """The balance loss is that of each process's windows, so the same as of one process that accumulates them."""
+    filled.compose(["code", "law"], tmp_path / "moe", Recipe(router="random", trunk="mean", top_k=2))
+    halves = SETTINGS | {"batch_size": 2, "accumulate": 2}
+    alone = filled.train(
+        tmp_path / "moe", tmp_path / "alone", [str(zoo.train["code"])], MixtureTraining(what, **halves)
+    )
+    words = ("train", tmp_path / "moe", "--train", what, "--data", zoo.train["code"], "--out", tmp_path / "both")
+    done = launch(filled.home.path, *words, **(SETTINGS | ({"fsdp": True} if fsdp else {})))
+    assert done.returncode == 0, done.stderr
+    old, one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("moe", "alone", "both"))
+    for name, tensor in old.items():
+        if what == "all" or ".block_sparse_moe." in name:
+            assert torch.allclose(one[name], two[name], atol=1e-4), name
+            assert not torch.equal(tensor, two[name])
+        else:
+            assert torch.equal(tensor, two[name])
+    (composition,) = [one for one in filled.compositions() if str(tmp_path / "both") in one.folders]
+    trained = composition.document["training"]
+    assert trained["loss"] == pytest.approx(alone.document["training"]["loss"], abs=1e-4)
+    assert (trained["processes"], trained["fsdp"]) == (2, fsdp)
+    assert filled.reproduce(tmp_path / "both").is_same
+
+
+def test_what_one_process_cannot_do_is_refused(
+    filled: Registry, zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = ExpertTraining(**(SETTINGS | {"fsdp": True}))
+    with pytest.raises(InvalidInputError, match="over processes, and there is one") as caught:
+        filled.train_expert("fresh", "base", [zoo.train["code"]], settings)
+    assert "torchrun" in str(caught.value.hint)
+    with pytest.raises(InvalidInputError, match="cannot be added to sharded weights"):
+        ExpertTraining(fsdp=True, mlp="lora:2")
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
+        assert not is_worker()
+        monkeypatch.setenv(name, value)
+    assert is_worker()
+    with pytest.raises(InvalidInputError, match="this process is number 1") as caught, leading():
+        pass
+    assert "run_worker" in str(caught.value.hint)
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(InvalidInputError, match="ACCELERATE_USE_FSDP") as caught:
+        run_worker()
+    assert "--fsdp" in str(caught.value.hint)
