@@ -5,9 +5,11 @@
     none             nothing goes wrong
     killed:N         the main process is killed when step N is done
     worker:N         the worker raises an error in step N
+    saving           the main process raises an error when it saves a state
     writing          the main process raises an error when it writes what was trained
 """
 
+import importlib
 import os
 import signal
 import sys
@@ -15,9 +17,7 @@ from typing import Any
 
 from cli.main import main
 from registry.errors import StorageError
-from registry.io import model_folder
 from registry.training import weight_trainer
-from registry.training.expert import train_expert
 from registry.training.processes import is_worker
 
 
@@ -36,14 +36,15 @@ def run(fault: str, words: list[str]) -> None:
                 raise MemoryError("no memory is left")
 
     weight_trainer._Steps.on_log = on_log  # type: ignore[method-assign]
-    if kind == "writing":
-
-        def refuse(*words: Any, **options: Any) -> None:
-            raise StorageError("the disk is full")
-
-        train_expert.write_weights = refuse
-        assert model_folder.write_weights is not refuse
+    if kind in ("saving", "writing"):
+        place = "registry.training.state" if kind == "saving" else "registry.training.expert.train_expert"
+        setattr(importlib.import_module(place), "save" if kind == "saving" else "write_weights", refuse)
     main(words, prog_name="reg")
+
+
+def refuse(*_words: Any, **_options: Any) -> None:
+    """Fail as a disk does."""
+    raise StorageError("the disk is full")
 
 
 if __name__ == "__main__":

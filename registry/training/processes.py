@@ -8,8 +8,9 @@ tensors; none is a pickle.
 
 import json
 import os
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -23,8 +24,8 @@ _JOB, _OUTCOME, _FAILURE = "job", "outcome", "failure"
 _DONE, _FAILED = b"done", b"failed"
 _WAIT = timedelta(days=7)
 """Longest wait for another process: preparing a large model takes hours, and a launcher ends all if one dies."""
-_GRACE = timedelta(seconds=15)
-"""Wait for what another process says of its failure."""
+GRACE_SECONDS = 5.0
+"""Seconds to wait for what another process says of its failure."""
 
 
 @dataclass(frozen=True)
@@ -85,34 +86,40 @@ class Processes:
             self.store.compare_set(_JOB, "", "null")  # unless it was sent
         self.store.set(_OUTCOME, _DONE if well else _FAILED)
 
-    def ends_well(self, wait: timedelta = _WAIT) -> bool | None:
-        """Wait for the outcome of the main process; None if there is none in time."""
-        try:
-            self.store.wait([_OUTCOME], wait)
-            return bool(self.store.get(_OUTCOME) == _DONE)
-        except RuntimeError:  # of torch, for a store that is gone too
-            return None
+    def ends_well(self) -> bool:
+        """Wait for the outcome of the main process."""
+        self.store.wait([_OUTCOME], _WAIT)
+        return bool(self.store.get(_OUTCOME) == _DONE)
 
-    @staticmethod
-    def leave() -> None:
-        """Close the connections to the other processes, if they are open."""
-        from torch import distributed
+    def has_failed(self) -> bool:
+        """Tell whether the main process failed too, or does so soon."""
+        return self._find(_OUTCOME) == _FAILED
 
-        if distributed.is_initialized():
-            distributed.destroy_process_group()
-
-    def report(self, error: BaseException) -> None:
-        """Let the main process know why this worker failed."""
-        self.store.set(_FAILURE, json.dumps([self.rank, type(error).__name__, first_line(error)]))
+    def report(self, error: BaseException) -> RegError:
+        """Let the main process know why this worker failed, and return that as an error."""
+        line = error.message if isinstance(error, RegError) else f"{type(error).__name__}: {first_line(error)}"
+        hint = error.hint if isinstance(error, RegError) else None
+        self.store.set(_FAILURE, json.dumps([self.rank, line, hint]))
+        return self._failed(self.rank, line, hint)
 
     def failure(self) -> RegError | None:
-        """Return why a worker failed, or None if none said so in time."""
-        try:
-            self.store.wait([_FAILURE], _GRACE)
-            rank, kind, line = json.loads(self.store.get(_FAILURE))
-        except RuntimeError:
-            return None
-        return RegError(f"process {rank} of {self.count} failed: {kind}: {line}", "repeat the command to resume")
+        """Return why a worker failed, or None if none says so soon."""
+        found = self._find(_FAILURE)
+        return None if found is None else self._failed(*json.loads(found))
+
+    def _failed(self, rank: int, line: str, hint: str | None) -> RegError:
+        return RegError(f"process {rank} of {self.count} failed: {line}", hint or "repeat the command to resume")
+
+    def _find(self, key: str) -> bytes | None:
+        """Return a value of the store, or None if there is none in time, or no store any more."""
+        deadline = time.monotonic() + GRACE_SECONDS
+        with suppress(RuntimeError):  # of torch, without a connection
+            while time.monotonic() < deadline:
+                if self.store.check([key]):
+                    value: bytes = self.store.get(key)
+                    return value
+                time.sleep(0.1)
+        return None
 
 
 _joined: Processes | None = None
@@ -180,7 +187,7 @@ def joined() -> Iterator[Processes]:
         yield _joined
     finally:
         _joined = None
-        Processes.leave()
+        distributed.destroy_process_group()
 
 
 def own_device(device: str) -> str:

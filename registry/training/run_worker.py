@@ -1,7 +1,5 @@
 """Work of the processes of a training that are not the main one."""
 
-from datetime import timedelta
-
 from registry.checkpoint import Checkpoint
 from registry.io.work_dirs import temporary_folder
 from registry.progress import silent
@@ -13,8 +11,6 @@ from registry.training.mixture.run_mixture_training import load_mixture, run_mix
 from registry.training.processes import Processes, joined
 
 _SETTINGS = {"expert": ExpertTraining, "mixture": MixtureTraining}
-_GRACE = timedelta(seconds=20)
-"""Wait for the outcome of the main process after an error here, which it may share or have caused."""
 
 
 def run_worker() -> bool:
@@ -24,7 +20,7 @@ def run_worker() -> bool:
 
     Raises:
         InvalidInputError: the launcher was asked for what this program does itself.
-        RegError: this process failed, and the main one did not answer.
+        RegError: this process failed, and the main one did not.
     """
     with joined() as processes:
         try:
@@ -33,12 +29,11 @@ def run_worker() -> bool:
                 return False
             _train(job, processes)
         except Exception as error:
-            processes.report(error)
-            processes.leave()  # so that the main process does not wait for this one
-            if processes.ends_well(_GRACE) is False:
+            reported = processes.report(error)
+            if processes.has_failed():  # of the same, or this process has lost it
                 return False
-            raise
-        return bool(processes.ends_well())
+            raise reported from error
+        return processes.ends_well()
 
 
 def _train(job: Job, processes: Processes) -> None:
