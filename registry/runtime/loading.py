@@ -84,6 +84,31 @@ def load_model(folder: Path, dtype: str, device: str | None) -> Any:
         ) from error
 
 
+def unloaded_model(folder: Path) -> Any:
+    """Return the float32 model that `load_model` returns on the CPU, with weights of any value.
+
+    Its weights take address space alone, and no memory until they are written.
+
+    Raises:
+        CheckpointError: transformers does not know its architecture.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    options: Any = {"trust_remote_code": has_our_code(folder)}
+    try:
+        with quiet_transformers(), without_weights():
+            config = AutoConfig.from_pretrained(folder, local_files_only=True, **options)
+            model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32, **options)
+    except Exception as error:  # transformers raises many kinds
+        raise CheckpointError(
+            f"{folder} cannot be loaded by transformers: {first_line(error)}", "save or compose the folder again"
+        ) from error
+    room = {part: nn.Parameter(torch.empty(part.shape, dtype=part.dtype)) for part in model.parameters()}
+    for module in model.modules():
+        module._parameters.update({name: room[part] for name, part in module._parameters.items() if part is not None})
+    return with_fast_products(model.eval())
+
+
 def has_our_code(folder: Path) -> bool:
     """Tell whether a model folder has code, and all of it equals a modelling file that this program writes."""
     try:

@@ -41,4 +41,4 @@ def _train(job: Job, processes: Processes) -> None:
         if job.kind == "expert":
             run_training(job, Checkpoint(job.folder, remote_code=True), processes, None, scratch, silent)
         else:
-            run_mixture_training(job, load_mixture(job), processes, None, scratch, silent)
+            run_mixture_training(job, load_mixture(job, processes), processes, None, scratch, silent)

@@ -14,26 +14,42 @@ from torch import Tensor, nn
 
 from registry.io.safetensors_writer import Stream, in_order, write_shard
 from registry.io.torch_blocks import dtype_name, to_block
+from registry.runtime.loading import load_model, unloaded_model
 from registry.training.processes import Processes
 from store.arrays import Block
+
+
+def load_whole(folder: Path, processes: Processes) -> Any:
+    """Return the model of a folder on the CPU, to be sharded: with its weights in the main process alone.
+
+    Raises:
+        CheckpointError: it does not load.
+    """
+    return load_model(folder, "float32", "cpu") if processes.is_main else unloaded_model(folder)
 
 
 def shard(model: Any, processes: Processes, device: str) -> None:
     """Shard a model over the processes, layer by layer; its parameters are other objects afterwards.
 
     Args:
-        model: a transformers model on the CPU, equal in all processes.
+        model: the model of `load_whole`.
         processes: the processes.
         device: `cpu` or `cuda`, where its parts go.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
+    weights = [part.detach() for part in model.parameters()] if processes.is_main else []
     mesh = init_device_mesh(device, (processes.count,))
     for layer in _layers(model):
         fully_shard(layer, mesh=mesh, reshard_after_forward=True)
     # The rest of the model is resharded too: what it gathers for held-out windows must not outlive the next step.
     fully_shard(model, mesh=mesh, reshard_after_forward=True)
+    with torch.no_grad():
+        for number, part in enumerate(model.parameters()):
+            part.copy_(spread(weights[number] if weights else None, part, processes))
+        for buffer in model.buffers():
+            buffer.copy_(spread(buffer, buffer, processes))
 
 
 def full(tensor: Tensor) -> Tensor:

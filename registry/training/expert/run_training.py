@@ -9,7 +9,7 @@ from registry.training.expert.initial_rows import WINDOWS, begin_rows
 from registry.training.expert.trainable import Trainable
 from registry.training.job import Job
 from registry.training.processes import Processes, own_device
-from registry.training.sharding import shard
+from registry.training.sharding import load_whole, shard
 from registry.training.weight_trainer import Losses, WeightTrainer
 
 
@@ -33,9 +33,11 @@ def run_training(
         StorageError: the disk is full or refuses, or a library is not installed.
     """
     settings, windows, device = job.settings, job.windows, own_device(job.device)
-    trainable = Trainable(
-        load_model(checkpoint.folder, "float32", "cpu" if settings.fsdp else device), checkpoint, settings
-    )
+    if settings.fsdp:
+        model = load_whole(checkpoint.folder, processes)
+    else:
+        model = load_model(checkpoint.folder, "float32", device)
+    trainable = Trainable(model, checkpoint, settings)
     if settings.fsdp:
         shard(trainable.model, processes, device)
     if job.public is not None:

@@ -10,19 +10,19 @@ from registry.runtime.loading import load_model
 from registry.training.job import Job
 from registry.training.mixture.mixture_weights import BalanceLoss, let_train
 from registry.training.processes import Processes, own_device
-from registry.training.sharding import gather, shard
+from registry.training.sharding import gather, load_whole, shard
 from registry.training.weight_trainer import Losses, WeightTrainer
 
 
-def load_mixture(job: Job) -> Any:
-    """Load the mixture of a job, where its weights are to be sharded on the CPU.
+def load_mixture(job: Job, processes: Processes) -> Any:
+    """Load the mixture of a job; if it is to be sharded, with weights in the main process alone.
 
     Raises:
         CheckpointError: it does not load.
         InvalidInputError: the device cannot be used.
     """
     device = own_device(job.device)
-    return load_model(job.folder, "float32", "cpu" if job.settings.fsdp else device)
+    return load_whole(job.folder, processes) if job.settings.fsdp else load_model(job.folder, "float32", device)
 
 
 def run_mixture_training(

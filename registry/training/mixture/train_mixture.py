@@ -111,7 +111,7 @@ def _train(
         scratch = stack.enter_context(temporary(home.merged, holds, prefix="training-"))
         job = Job("mixture", folder, replace(settings, seq_len=seq_len), device, dtype, windows)
         job.send(processes)
-        model = load_mixture(job)
+        model = load_mixture(job, processes)
         check_loaded(parent, model, int(windows.all.ids.max()), len(members))
         whole, losses = run_mixture_training(job, model, processes, state_path, scratch, progress)
         tensors = changed_tensors(model, parent, settings.train, scratch, whole)
