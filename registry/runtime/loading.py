@@ -106,6 +106,7 @@ def unloaded_model(folder: Path) -> Any:
     room = {part: nn.Parameter(torch.empty(part.shape, dtype=part.dtype)) for part in model.parameters()}
     for module in model.modules():
         module._parameters.update({name: room[part] for name, part in module._parameters.items() if part is not None})
+    model.tie_weights()  # which creating them without storage has undone
     return with_fast_products(model.eval())
 
 

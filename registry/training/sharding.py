@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from registry.errors import CheckpointError
 from registry.io.safetensors_writer import Stream, in_order, write_shard
 from registry.io.torch_blocks import dtype_name, to_block
 from registry.runtime.loading import load_model, unloaded_model
@@ -35,10 +36,19 @@ def shard(model: Any, processes: Processes, device: str) -> None:
         model: the model of `load_whole`.
         processes: the processes.
         device: `cpu` or `cuda`, where its parts go.
+
+    Raises:
+        CheckpointError: transformers creates other weights for the architecture than it loads.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
+    count = len(list(model.parameters()))
+    if not processes.every(value=processes.decide(count) == count):  # or the processes would wait for one another
+        raise CheckpointError(
+            f"{model.name_or_path}: transformers creates other weights for its architecture than it loads",
+            "train without --fsdp",
+        )
     weights = [part.detach() for part in model.parameters()] if processes.is_main else []
     mesh = init_device_mesh(device, (processes.count,))
     for layer in _layers(model):
