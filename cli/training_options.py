@@ -54,7 +54,7 @@ def training_options(
                 metavar="N",
                 default=8,
                 show_default=True,
-                help="Windows per batch, of all processes together.",
+                help=f"Windows per batch{', of all processes together' if by_tokens else ''}.",
             ),
             *([_ACCUMULATE] if by_tokens else []),
             _number("--lr", lr, "The highest learning rate of AdamW."),

@@ -35,7 +35,7 @@ def run(fault: str, words: list[str]) -> None:
             if kind == "worker" and is_worker():
                 raise MemoryError("no memory is left")
 
-    weight_trainer._Steps.on_log = on_log  # type: ignore[method-assign]
+    weight_trainer._Steps.on_log = on_log  # type: ignore[method-assign, assignment]
     if kind in ("saving", "writing"):
         place = "registry.training.state" if kind == "saving" else "registry.training.expert.train_expert"
         setattr(importlib.import_module(place), "save" if kind == "saving" else "write_weights", refuse)

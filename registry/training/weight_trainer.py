@@ -212,7 +212,7 @@ class WeightTrainer:
             report_to="none",
             disable_tqdm=True,
             remove_unused_columns=False,
-            ddp_find_unused_parameters=self.penalty is not None,  # an expert of a mixture may get no token
+            ddp_find_unused_parameters=False,  # experts without a token have a gradient too: 0
         )
         arguments._n_gpu = min(1, arguments.n_gpu)  # several GPUs without a launcher would be threads of one process
         schedule = torch.optim.lr_scheduler.LambdaLR(self._optimiser, settings.rate, last_epoch=start - 1)
