@@ -49,12 +49,7 @@ def training_options(
                 "--seq-len", type=Integer(2), metavar="N", default=256, show_default=True, help="Tokens per window."
             ),
             click.option(
-                "--batch-size",
-                type=Integer(1),
-                metavar="N",
-                default=8,
-                show_default=True,
-                help=f"Windows per batch{', of all processes together' if by_tokens else ''}.",
+                "--batch-size", type=Integer(1), metavar="N", default=8, show_default=True, help="Windows per batch."
             ),
             *([_ACCUMULATE] if by_tokens else []),
             _number("--lr", lr, "The highest learning rate of AdamW."),
