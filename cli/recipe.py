@@ -185,11 +185,11 @@ def _copies(
     context: click.Context, experts: Sequence[str], settings: Mapping[str, Any], file: composition.RecipeFile | None
 ) -> int | None:
     """Return how many copies of a base model the experts are to be; None where they are versions of their own."""
-    asked: int | None = settings.get("from_base")
-    if experts and asked is not None:
+    count: int | None = settings.get("from_base")
+    if experts and count is not None:
         raise click.UsageError("--from-base and --experts exclude one another: the experts are copies of --base.")
-    if experts or asked is not None or file is None or file.from_base is None:
-        return asked
+    if experts or count is not None or file is None or file.from_base is None:
+        return count
     if "from_base" not in settings:
         raise InvalidInputError(
             f"reg {context.info_name} compares experts, and the recipe in {file.path} has copies of a base model, "
