@@ -64,6 +64,7 @@ FLEXOLMO: tuple[tuple[str, str, str], ...] = (
     ("BTX, then trained on all text", "mixtures", "BTX, trained on all text"),
     ("unrestricted mixture, 1×", "unrestricted-1", "unrestricted mixture, 1×"),
     ("unrestricted mixture, 2×", "unrestricted-2", "unrestricted mixture, 2×"),
+    ("unrestricted mixture, 1×, its trunk frozen", "unrestricted-mlps", "unrestricted mixture, 1×, its trunk frozen"),
     ("DUME", "near-free", "DUME: trunk mean, ridge"),
     ("default recipe on free experts", "near-free", "regmean, context (the default)"),
     ("default recipe on free experts, with the public one", "near-free", "regmean, context, with the public expert"),

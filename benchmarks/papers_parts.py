@@ -200,11 +200,16 @@ UPCYCLED = Recipe(trunk="mean", router="random", top_k=2, temperature=1.0)
 """Recipe of a mixture of copies of the base model, each registered with the text of a domain."""
 
 
-def _unrestricted(times: int) -> Callable[[Bench], Figures]:
-    """Return what trains the unrestricted mixture on `times` as many tokens as all experts of the domains together."""
+def _unrestricted(times: int, what: str = "all") -> Callable[[Bench], Figures]:
+    """Return what trains the unrestricted mixture on `times` as many tokens as all experts of the domains together.
+
+    Args:
+        times: see above.
+        what: `all` weights, or the MLPs and gates alone (`mlps`): the trunk stays, as FlexOlmo's does.
+    """
 
     def run(bench: Bench) -> Figures:
-        start, trained = (bench.work / "folders" / f"{which}-{times}" for which in ("upcycled", "unrestricted"))
+        start, trained = (bench.work / "folders" / f"{which}-{what}-{times}" for which in ("upcycled", "unrestricted"))
         with Registry(bench.work / "upcycled") as registry:
             names = {version.name for version in registry.versions()}
             if BASE not in names:
@@ -215,12 +220,13 @@ def _unrestricted(times: int) -> Callable[[Bench], Figures]:
             for folder in (start, trained):
                 shutil.rmtree(folder, ignore_errors=True)
             registry.compose([f"up-{domain}" for domain in NEAR], start, UPCYCLED)
-            settings = MixtureTraining("all", tokens=times * len(NEAR) * bench.tokens)
+            settings = MixtureTraining(what, tokens=times * len(NEAR) * bench.tokens)
             data = [str(bench.text(domain, "train")) for domain in (*NEAR, GENERAL)]
             done = registry.train(start, trained, data, settings)
-            print(f"unrestricted, {times}: {done.before:.4f}, {done.after:.4f}", flush=True)
+            print(f"unrestricted, {what}, {times}: {done.before:.4f}, {done.after:.4f}", flush=True)
             (row,) = registry.evaluate([trained], bench.tests(NEAR), bench.settings)
-        return {"rows": {f"unrestricted mixture, {times}×": row.perplexity}}
+        name = f"unrestricted mixture, {times}×" + ("" if what == "all" else ", its trunk frozen")
+        return {"rows": {name: row.perplexity}}
 
     return run
 
@@ -357,6 +363,7 @@ PARTS: dict[str, Callable[[Bench], Figures]] = {
     "mixtures": mixtures,
     "unrestricted-1": _unrestricted(1),
     "unrestricted-2": _unrestricted(2),
+    "unrestricted-mlps": _unrestricted(1, "mlps"),
     "dume": dume,
 }
 """Name of a part → what runs it, in order."""
