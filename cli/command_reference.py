@@ -13,6 +13,8 @@ from pathlib import Path
 
 import click
 
+from cli.option_groups import GroupedCommand, grouped
+
 PAGES = ("docs/cli.md", "docs/json.md")
 """The pages that have marks."""
 
@@ -129,10 +131,17 @@ def _line(command: click.Command) -> str:
 
 
 def _options(title: str, command: click.Command, context: click.Context) -> str:
-    options = [option for option in command.params if isinstance(option, click.Option)]
-    rows = [record for option in options if (record := option.get_help_record(context))]
-    table = "".join(f"| `{names}` | {' '.join(text.split())} |\n" for names, text in rows)
+    if isinstance(command, GroupedCommand):
+        table = "".join(f"| **{heading}** | |\n{_rows(own, context)}" for heading, own in grouped(command.params))
+    else:
+        table = _rows(command.params, context)
     return f"{title}\n\n| option | |\n|---|---|\n{table}".lstrip()
+
+
+def _rows(parameters: Iterable[click.Parameter], context: click.Context) -> str:
+    options = [option for option in parameters if isinstance(option, click.Option)]
+    rows = [record for option in options if (record := option.get_help_record(context))]
+    return "".join(f"| `{names}` | {' '.join(text.split())} |\n" for names, text in rows)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cli.commands.push import print_pushed
+from cli.option_groups import GroupedCommand
 from cli.options import Integer, file_path
 from cli.output import as_json, done, note, print_json, print_table, size
 from cli.recipe import asked, experts_option, no_part, recipe_options
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 _NOT_SHOWN = ("weights", "dtype")
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @experts_option
 @click.option("--out", type=file_path, metavar="DIR", help="The folder to write; it appears whole or not at all.")
 @recipe_options()

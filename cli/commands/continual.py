@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cli.option_groups import GroupedCommand
 from cli.output import print_json
 from cli.recipe import asked, recipe_options
 from cli.score_tables import Table, figure, forms, print_csv, print_tables, test_text
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from registry.evaluation import Continual
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @click.option(
     "--schedule",
     multiple=True,

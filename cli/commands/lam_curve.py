@@ -4,6 +4,7 @@ from typing import Any
 
 import click
 
+from cli.option_groups import GroupedCommand
 from cli.output import as_json, print_json, print_table
 from cli.recipe import STATISTICS, asked, experts_option, recipe_options
 from cli.session import Session, pass_session
@@ -11,7 +12,7 @@ from cli.session import Session, pass_session
 _DEFAULTS = {"router": "ridge"}
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @experts_option
 @recipe_options(*STATISTICS, **_DEFAULTS)
 @click.option("--base", metavar="NAME[@V]", help="The base model, for recipes that need one.")

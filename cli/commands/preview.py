@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cli.option_groups import GroupedCommand
 from cli.output import as_json, note, print_json, print_table
 from cli.recipe import asked, experts_option, recipe_options
 from cli.session import Session, pass_session
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 _WITHOUT = ("to", "routing", "routing_tokens", "bias", "device", "dtype", "host", "remote_code")
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @experts_option
 @recipe_options(*_WITHOUT)
 @click.option("--base", metavar="NAME[@V]", help="The base model, for recipes that need one.")
