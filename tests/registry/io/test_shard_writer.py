@@ -297,7 +297,9 @@ def slowly(count: int) -> Iterator[Any]:
         yield from random("uint8", (1,), 1).blocks()
 
 
-def test_signal_stops_rendering_threads(store: ArrayStore, tmp_path: Path) -> None:
+def test_signal_stops_rendering_threads(store: ArrayStore, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a process among others may ignore it
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, handler))
     before = threading.active_count()
 
     def endless() -> Iterator[Any]:
