@@ -9,7 +9,7 @@ scored on the same test windows. Perplexities are absolute: a normalised score d
 
 Every part is kept in --work; an interrupted run goes on. Writes PAPERS.md, and beside it PAPERS.json with the figures
 of every part: with --only, and without FAR, the page has those of the other parts from there, if they were measured
-with as many tokens and windows. FAR holds far experts' `corpora`, as far_text.py makes them.
+with as many tokens, windows and steps. FAR holds far experts' `corpora`, as far_text.py makes them.
 """
 
 import argparse
@@ -32,11 +32,14 @@ def main() -> None:
     parser.add_argument("--far", type=Path, help="`corpora` of far experts; without, their rows are left out")
     parser.add_argument("--tokens", type=int, default=409_600, help="of each expert; default: %(default)s")
     parser.add_argument("--windows", type=int, default=48, help="of each test domain; default: %(default)s")
+    parser.add_argument(
+        "--steps", type=int, nargs=2, default=[50, 200], help="of a short and a long training of routers"
+    )
     parser.add_argument("--work", type=Path, default=Path("build/papers"), help="default: %(default)s")
     parser.add_argument("--only", help=f"parts: {','.join(PARTS)}")
     parser.add_argument("--out", type=Path, default=PAGE, help="default: %(default)s")
     given = parser.parse_args()
-    bench = Bench(given.shared.absolute(), given.far, given.work.absolute(), given.tokens, given.windows)
+    bench = Bench(given.shared.absolute(), given.far, given.work.absolute(), given.tokens, given.windows, given.steps)
     wanted = list(PARTS) if given.only is None else given.only.split(",")
     if strangers := set(wanted) - set(PARTS):
         parser.error(f"{', '.join(sorted(strangers))} is no part: {', '.join(PARTS)}")
@@ -48,7 +51,7 @@ def main() -> None:
             continue
         print(f"{name} …", flush=True)
         file.write_text(json.dumps(PARTS[name](bench), indent=1))
-    size = {"tokens": given.tokens, "windows": given.windows}
+    size = {"tokens": given.tokens, "windows": given.windows, "steps": given.steps}
     found = {name: json.loads(file.read_text()) for name in PARTS if (file := results / f"{name}.json").exists()}
     record = size | {"machine": machine(), "parts": _recorded(given.out.with_suffix(".json"), size) | found}
     given.out.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
@@ -56,7 +59,7 @@ def main() -> None:
     print(f"wrote {given.out}")
 
 
-def _recorded(file: Path, size: dict[str, int]) -> dict[str, Any]:
+def _recorded(file: Path, size: dict[str, Any]) -> dict[str, Any]:
     """Return the figures that a file has of each part; none if they were measured at another size."""
     if not file.exists():
         return {}

@@ -81,6 +81,7 @@ class Bench:
         work: a folder for registries and compositions.
         tokens: training tokens of each expert.
         windows: test windows of each domain.
+        steps: of a short and of a long training of routers.
     """
 
     shared: Path
@@ -88,6 +89,7 @@ class Bench:
     work: Path
     tokens: int
     windows: int
+    steps: Sequence[int]
 
     def text(self, domain: str, part: str) -> Path:
         """Return the file of a domain's `train` or `test` text."""
@@ -283,7 +285,7 @@ def tuned(bench: Bench) -> Figures:
             for folder in (start, folders[name]):
                 shutil.rmtree(folder, ignore_errors=True)
             registry.compose([*NEAR, public], start, recipe)
-            done = registry.train_router(start, folders[name], data, TrainSettings(steps=max(STEPS)))
+            done = registry.train_router(start, folders[name], data, TrainSettings(steps=max(bench.steps)))
             print(f"{name}: {done.before:.4f}, {done.after:.4f}", flush=True)
         found = registry.evaluate(list(folders.values()), bench.tests(NEAR), bench.settings)
     of = {row.name: row.perplexity for row in found}
@@ -308,9 +310,6 @@ STARTS: dict[str, tuple[str, Recipe]] = {
 }
 """Composition → its name once its routers are trained, and its recipe."""
 
-STEPS = (50, 200)
-"""Steps of a short and of a long training of routers."""
-
 
 def dume(bench: Bench) -> Figures:
     """Compose the experts of SHARED by DUME and with random routers, train these routers, and score everything.
@@ -332,7 +331,7 @@ def dume(bench: Bench) -> Figures:
                 start = f"{name}, top {top_k}"
                 if is_new(start):
                     registry.compose(list(NEAR), folders[start], replace(recipe, top_k=top_k))
-                for steps in STEPS:
+                for steps in bench.steps:
                     settings = TrainSettings(steps=steps, balance=0.01 if top_k > 1 else 0.0)
                     if is_new(label := f"{trained}, top {top_k}, {steps} steps"):
                         done = registry.train_router(folders[start], folders[label], data, settings)
