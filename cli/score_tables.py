@@ -66,7 +66,7 @@ def _scored(command: Command, *, required: bool) -> Command:
             multiple=True,
             required=required,
             metavar="DOMAIN=FILE",
-            help="Test text of a domain (repeatable).",
+            help="Test text of a domain, which has the name of its expert if there is one (repeatable).",
             callback=_files,
         ),
     ):

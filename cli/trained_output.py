@@ -7,19 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cli.output import count, done, note, print_json
+from registry.composition.trained.trained_parts import trained_tokens
 
 if TYPE_CHECKING:
     from registry.training import Trained  # with torch
-
-
-def trained_tokens(training: Mapping[str, Any]) -> int:
-    """Return the tokens that a training used, padding included: those of all windows of all its steps.
-
-    Args:
-        training: its document, with `steps`, `batch_size`, `seq_len` (as short as the model takes), and `accumulate`
-            where batches are summed.
-    """
-    return int(training["steps"] * training["batch_size"] * training.get("accumulate", 1) * training["seq_len"])
 
 
 def amount(training: Mapping[str, Any], tokens: int | None) -> str:

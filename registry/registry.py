@@ -821,6 +821,20 @@ class Registry:
         """
         return readable_training(self._workspace, version)
 
+    def trained_biases(self, composition: CompositionRecord) -> dict[str, tuple[float, ...]]:
+        """Return what the routers of a trained composition add to each expert's logits.
+
+        Args:
+            composition: its record.
+
+        Returns:
+            expert → number by layer; empty where it has no biases, or no training changed them, or a member was purged.
+
+        Raises:
+            DamagedError: a stored bias is damaged.
+        """
+        return composition_.trained_biases(self._workspace, composition)
+
     def log(
         self, subject: str | None = None, *, limit: int | None = None, before: int | None = None
     ) -> list[EventRecord]:

@@ -1,15 +1,16 @@
 """Output of a composition with its evaluations and audits."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli.output import note, print_json, print_table
+from cli.output import count, note, print_json, print_table
 from cli.score_tables import Table, figure, print_tables
 from cli.version_output import members_and_base
 from registry.composition.recipe.recipe_fields import FROM_ROWS
+from registry.composition.trained.trained_parts import trained_part, trained_tokens
 from registry.errors import RegError
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ class Source:
         public: it is the public expert, beside which the others were trained.
         bias: what was asked to be added to its logits; None without a bias, or where its routers are solved.
         trained_bias: what was trained beside its router rows, by layer; None where nothing was, or it was purged.
+        bias_after_training: what the training of the composition made of both, by layer; None where it changed none.
     """
 
     ref: str
@@ -36,12 +38,17 @@ class Source:
     public: bool
     bias: float | None
     trained_bias: tuple[float, ...] | None
+    bias_after_training: tuple[float, ...] | None = None
 
 
 def show_composition(registry: "Registry", composition: "CompositionRecord", as_json: bool) -> None:
     """Print a composition: members, recipe, folders, evaluations and audits."""
     evaluations, audits = registry.evaluations(composition), registry.audits(composition)
-    sources = [_source(registry, composition.document, ref) for ref in composition.members]
+    after = _biases_after_training(registry, composition)
+    sources = [
+        replace(_source(registry, composition.document, ref), bias_after_training=after.get(ref.partition("@")[0]))
+        for ref in composition.members
+    ]
     if as_json:
         print_json(
             vars(composition)
@@ -59,7 +66,12 @@ def show_composition(registry: "Registry", composition: "CompositionRecord", as_
     ]
     recipe = composition.document["recipe"]
     by_member = ("bias",) if recipe.get("router") in FROM_ROWS else ()
-    rows += [(key, _text(value)) for key, value in recipe.items() if key not in by_member]
+    before = ", before the training" if "training" in composition.document else ""
+    rows += [
+        (key, f"{_text(value)}{before if key == 'router' else ''}")
+        for key, value in recipe.items()
+        if key not in by_member
+    ]
     rows += [(f"bias of {source.ref}", text) for source in sources if (text := _bias(source, composition.document))]
     rows += _training(composition.document)
     rows += [("folder", folder) for folder in composition.folders]
@@ -70,8 +82,8 @@ def show_composition(registry: "Registry", composition: "CompositionRecord", as_
     if audits:
         click.echo()
         print_table(
-            ("extraction audit", "extracted", "rate", "mean similarity", "largest", "prefix", "continued"),
-            [_audit_row(audit.document) for audit in audits],
+            ("extraction audit", "extracted", "rate", "mean similarity", "largest", "prefix", "continued", "date"),
+            [(*_audit_row(audit.document), audit.evaluated_at[:10]) for audit in audits],
         )
 
 
@@ -92,14 +104,29 @@ def _source(registry: "Registry", document: Mapping[str, Any], ref: str) -> Sour
     return Source(ref, version.state, at, public, recipe.get("bias", {}).get(version.name) or None, trained)
 
 
+def _biases_after_training(registry: "Registry", composition: "CompositionRecord") -> dict[str, tuple[float, ...]]:
+    """Return expert → its biases after the training of a composition; those that cannot be read are remarked on."""
+    try:
+        return registry.trained_biases(composition)
+    except RegError as error:
+        note(f"the biases after its training are not shown: {error.message}")
+        return {}
+
+
 def _bias(source: Source, document: Mapping[str, Any]) -> str:
     """Return what is added to the logits of an expert, in words; empty where nothing is."""
     parts = [f"{source.bias:g} as asked for"] if source.bias else []
     if source.trained_bias and any(source.trained_bias):
-        least, most = min(source.trained_bias), max(source.trained_bias)
-        parts.append(f"{least:.4g} to {most:.4g} by layer, trained beside its rows")
+        parts.append(f"{_span(source.trained_bias)}, trained beside its rows")
+    if source.bias_after_training:
+        own = _span(source.bias_after_training)
+        return f"{own}, trained with the composition" + (f"; before that {', and '.join(parts)}" if parts else "")
     parts += ["before the training of the composition"] if parts and "training" in document else []
     return "; ".join(parts)
+
+
+def _span(biases: Sequence[float]) -> str:
+    return f"{min(biases):.4g} to {max(biases):.4g} by layer"
 
 
 def _documents(records: "Sequence[EvaluationRecord]") -> list[dict[str, Any]]:
@@ -126,7 +153,10 @@ def _training(document: Mapping[str, Any]) -> list[tuple[str, str]]:
         return []
     rows = [
         ("parent", document["parent"]),
-        ("trained", f"{training.get('train', 'routers')}, {training['steps']} steps"),
+        (
+            "trained",
+            f"{trained_part(training)}, {count(training['steps'], 'step')}, {trained_tokens(training):,} tokens",
+        ),
     ]
     if curve := training.get("loss"):
         held_out = training["held_out"]
@@ -136,7 +166,7 @@ def _training(document: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _print_evaluation(at: str, document: Mapping[str, Any]) -> None:
-    """Print one evaluation: a line for each domain, and one for the average."""
+    """Print one evaluation: a line for each domain, and one for the average if there is one."""
     figures, oracle, settings = document["figures"], document["oracle"] or {}, document["settings"]
     rows = []
     for domain, text in document["data"].items():
@@ -151,7 +181,9 @@ def _print_evaluation(at: str, document: Mapping[str, Any]) -> None:
                 f"{text['tokens']:,} of {text['label']}",
             ]
         )
-    rows.append(["average", "", figure(figures["average"]), figure(oracle.get("average")), "", ""])
+    averages = [figures["average"], oracle.get("average")]
+    if any(each is not None for each in averages):
+        rows.append(["average", "", *map(figure, averages), "", ""])
     header = ["evaluation", "perplexity", "score", "oracle", "routing accuracy", "tokens"]
     if not oracle:
         header, rows = header[:3] + header[4:], [row[:3] + row[4:] for row in rows]

@@ -8,10 +8,11 @@ import click
 from cli.options import Choice, annotations, file_path
 from cli.output import as_json, done, note, print_json
 from cli.session import Session, pass_session
-from cli.trained_output import amount, trained_tokens
+from cli.trained_output import amount
 from cli.training_options import training_options, weight_products
 from cli.version_output import version_document
 from cli.worker import trained_as_worker
+from registry.composition.trained.trained_parts import trained_tokens
 
 
 @click.command()

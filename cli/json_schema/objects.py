@@ -237,6 +237,9 @@ SHOWN_COMPOSITION = plus(
             trained_bias=maybe(
                 several(number("A bias."), "The bias trained beside its router rows, by layer; null without one.")
             ),
+            bias_after_training=maybe(
+                several(number("A bias."), "Its bias after the training of the composition, by layer; null without.")
+            ),
         ),
         "The versions, as in `members`, with their state now.",
     ),
@@ -325,6 +328,14 @@ ROUTED = record(
         "In the order of the text.",
     ),
 )
+TRAINING = {
+    "steps": whole("Number of steps."),
+    "tokens": whole("Tokens of all its steps, padding included."),
+    "before": number("Loss on held-out text before the training, in nats per token."),
+    "after": number("The same after the training."),
+    "at": several(number("A step."), "The middle of the steps that each number of `loss` is the mean of."),
+    "loss": several(number("A loss."), "Loss curve, at most 200 numbers."),
+}
 REPORT = record(
     "The content of a report; parts without data are null or empty, and the notes give the reasons.",
     name=text("The composition's folder, or its members."),
@@ -399,16 +410,7 @@ REPORT = record(
         "Ascending, from the latest evaluation with --active-experts; empty without one.",
     ),
     trainings=several(
-        record(
-            "The training of an expert by reg train-expert.",
-            name=text("The expert."),
-            steps=whole("Number of steps."),
-            tokens=whole("Tokens that it was trained on, padding included."),
-            before=number("Loss on held-out text before the training, in nats per token."),
-            after=number("The same after the training."),
-            at=several(number("A step."), "The middle of the steps that each number of `loss` is the mean of."),
-            loss=several(number("A loss."), "Loss curve, at most 200 numbers."),
-        ),
+        record("The training of an expert by reg train-expert.", name=text("The expert."), **TRAINING),
         "Of the members that were trained so.",
     ),
     audits=several(
@@ -438,4 +440,8 @@ REPORT = record(
         "Sources of the composition, and compositions trained from it.",
     ),
     notes=several(text("A sentence."), "Missing parts, with reasons."),
+    training=maybe(
+        record("The latest training of the composition by reg train.", name=text("What was trained."), **TRAINING)
+    ),
+    from_base=maybe(whole("The number of members, where they are copies of a base model.")),
 )

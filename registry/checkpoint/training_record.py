@@ -1,10 +1,12 @@
-"""Record of an expert's training, read from `expert_training.json` of a registered version.
+"""Record of a training: of an expert, from `expert_training.json` of a registered version, or of a composition.
 
-`reg train-expert` writes the file, but any imported checkpoint can hold one: it is untrusted.
+`reg train-expert` writes the file, but any imported checkpoint can hold one: it is untrusted. So is a composed folder.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from registry.checkpoint.model_files import EXPERT_TRAINING
 from registry.errors import CheckpointError, RegError
@@ -30,7 +32,7 @@ _HINT = (
 
 @dataclass(frozen=True)
 class TrainingRecord:
-    """The training of an expert.
+    """The training of an expert or of a composition.
 
     Attributes:
         steps: number of steps.
@@ -94,26 +96,39 @@ def parse_training(data: bytes, where: str) -> TrainingRecord:
     Raises:
         CheckpointError: it is of another form or format.
     """
-    document = json_object(data, where)
+    return training_of(json_object(data, where), where, _HINT)
+
+
+def training_of(document: Mapping[str, Any], where: str, hint: str) -> TrainingRecord:
+    """Return the record in a document.
+
+    Args:
+        document: `format`, `training`, `held_out`, `every` and `loss`, as in `expert_training.json`; untrusted.
+        where: its name in messages.
+        hint: the hint of errors.
+
+    Raises:
+        CheckpointError: it is of another form or format.
+    """
     kinds = {"format": COUNT, "training": OBJECT, "held_out": OBJECT, "every": COUNT, "loss": list_of(_LOSS)}
-    found = fields({key: document[key] for key in kinds if key in document}, kinds, where, hint=_HINT)
+    found = fields({key: document[key] for key in kinds if key in document}, kinds, where, hint=hint)
     training, held_out = found["training"], found["held_out"]
     counts = {key: training[key] for key in ("steps", "tokens") if key in training}
-    counts = fields(counts, {"steps": COUNT, "tokens": COUNT}, f"{where}: training", hint=_HINT)
+    counts = fields(counts, {"steps": COUNT, "tokens": COUNT}, f"{where}: training", hint=hint)
     sizes = {key: training[key] for key in _SIZES if key in training}
     if len(sizes) == len(_SIZES):
-        step = math.prod(fields(sizes, dict.fromkeys(_SIZES, COUNT), f"{where}: training", hint=_HINT).values())
+        step = math.prod(fields(sizes, dict.fromkeys(_SIZES, COUNT), f"{where}: training", hint=hint).values())
         counts["tokens"] = counts["steps"] * step
     sides = {key: held_out[key] for key in ("before", "after") if key in held_out}
-    sides = fields(sides, {"before": _LOSS, "after": _LOSS}, f"{where}: held_out", hint=_HINT)
+    sides = fields(sides, {"before": _LOSS, "after": _LOSS}, f"{where}: held_out", hint=hint)
     loss, every, steps = tuple(found["loss"]), found["every"], counts["steps"]
     if found["format"] != 1:
-        raise CheckpointError(f"{where} has format {found['format']}, this program reads 1", _HINT)
+        raise CheckpointError(f"{where} has format {found['format']}, this program reads 1", hint)
     if not 1 <= len(loss) <= MOST_LOSSES:
-        raise CheckpointError(f"{where} has {len(loss):,} losses, expected 1 to {MOST_LOSSES:,}", _HINT)
+        raise CheckpointError(f"{where} has {len(loss):,} losses, expected 1 to {MOST_LOSSES:,}", hint)
     if every < 1 or len(loss) != -(-steps // every):
         raise CheckpointError(
             f"{where} has {len(loss):,} losses, each of {every:,} steps, which are not the {steps:,} of the training",
-            _HINT,
+            hint,
         )
     return TrainingRecord(steps, counts["tokens"], sides["before"], sides["after"], every, loss)

@@ -143,7 +143,8 @@ def read_composed(folder: Path) -> tuple[dict[str, object], CompositionManifest]
 
 def _is_of_copies(manifest: CompositionManifest) -> bool:
     count, base, recipe = manifest.from_base, manifest.base, manifest.recipe
-    if base is None or count != len(manifest.members) or problem_of_copies(count, vars(recipe) | {"to": recipe.to}):
+    values = vars(recipe) | {"to": recipe.to, "balance": "none"}  # which changed nothing while it was allowed
+    if base is None or count != len(manifest.members) or problem_of_copies(count, values):
         return False
     names = [copy_name(base.name, number, count) for number in range(1, count + 1)]
     return manifest.members == tuple(VersionRef(name, base.digest) for name in names)

@@ -11,6 +11,7 @@ from registry.composition.pass_memory import pass_bytes, rendered_elements
 from registry.composition.recipe import Recipe
 from registry.composition.recipe.recipe_fields import SHARED
 from registry.composition.router_bias import has_router_bias, host_of_bias, with_router_bias
+from registry.composition.trained.trained_parts import EQUAL_COPIES
 from registry.errors import IncompatibleError, UnsupportedFamilyError
 from registry.families import Translation
 from registry.hosts import Constant, Experts, Host
@@ -112,8 +113,7 @@ class Plan:
     @property
     def notes(self) -> tuple[str, ...]:
         """Remarks on the result for its user."""
-        equal = "its experts are equal, and it gives what its base model gives, until it is trained: reg train"
-        return (*self.translation.notes, *([equal] if self.from_base else []))
+        return (*self.translation.notes, *([EQUAL_COPIES] if self.from_base else []))
 
     @property
     def names(self) -> list[str]:

@@ -32,7 +32,7 @@ def audit_registered(
     settings: ExtractionSettings | None = None,
 ) -> list[Extraction]:
     """Audit models, and store the figures of compositions (arguments and errors as `Registry.audit_extraction`)."""
-    check_model_folders(workspace, folders)
+    check_model_folders(workspace, folders, example="reg audit-extraction moe/ --data FILE")
     paths, files = [Path(folder) for folder in folders], [Path(file) for file in require_list(data, "data")]
     settings = settings or ExtractionSettings()
     found = audit_extraction(paths, files, settings, workspace.progress)

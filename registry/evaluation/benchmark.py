@@ -188,6 +188,10 @@ def _missing(
         member.version for member in registered if member.version.name == domain and member.version.kind == "expert"
     ]
     if not versions:
+        for base in (member.version for member in registered if member.version.kind == "base"):
+            if domain == base.name or composed == base.digest:
+                what = "a base model" if domain == base.name else f"a copy of the base model {base.ref}"
+                return f"it is {what}; a domain has the name of the expert whose text it is"
         return "no expert of that name is registered"
     if composed is None:
         return reasons[versions[-1].ref]

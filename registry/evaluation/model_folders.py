@@ -19,8 +19,16 @@ def check_model_folders(
     workspace: Workspace,
     folders: Sequence[str | PathLike[str]],
     active_experts: Sequence[int] | Literal["all"] = (),
+    *,
+    example: str = "reg evaluate moe/ --data code=FILE",
 ) -> tuple[int, ...] | Literal["all"]:
     """Check that folders hold models with so many experts, and return `active_experts`.
+
+    Args:
+        workspace: the registry, for hints.
+        folders: the folders.
+        active_experts: the numbers of experts per token that each must have.
+        example: the command that checks them, for hints.
 
     Raises:
         CheckpointError: a folder holds no model; for the name of a registered version, the hint is to export it.
@@ -32,10 +40,10 @@ def check_model_folders(
         except CheckpointError as error:
             hint = error.hint
             if not folder.exists():
-                hint = "name folders that hold a model: reg evaluate moe/ --data code=FILE"
+                hint = f"name folders that hold a model: {example}"
                 with suppress(RegError):
                     ref = workspace.resolve(str(folder)).ref
-                    hint = f"{ref} is registered: run: reg export {ref} --out DIR, then evaluate DIR"
+                    hint = f"{ref} is registered: run: reg export {ref} --out DIR, then name DIR"
             raise CheckpointError(error.message, hint) from error
     if active_experts and not folders:
         raise InvalidInputError(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from registry.errors import ConflictError, IncompatibleError, InvalidInputError, NotFoundError
 from registry.names.reference import Reference, check_alias, check_name
 from registry.names.suggest import suggest
+from registry.names.unknown import unknown_name, unreadable_reference
 from store.catalog import Catalog, CompositionRecord, VersionRecord
 from store.catalog.records import KIND_WORDS, Kind, State
 
@@ -15,15 +16,20 @@ _DIGEST = re.compile(r"[0-9a-f]{6,64}")
 ALL_STATES: tuple[State, ...] = ("active", "withdrawn", "purged")
 
 
-def versions_of(catalog: Catalog, name: str) -> list[VersionRecord]:
+def versions_of(catalog: Catalog, name: str, kind: Kind | None = None) -> list[VersionRecord]:
     """Return every version ever registered under `name`, by number.
+
+    Args:
+        catalog: the catalog.
+        name: the name.
+        kind: the kind that is asked for, for messages.
 
     Raises:
         NotFoundError: no version has that name; the message suggests the closest one.
     """
     if versions := catalog.versions(name):
         return versions
-    raise NotFoundError(f"there is no expert {name!r}{suggest(name, catalog.names())}", "run: reg list")
+    raise unknown_name(catalog, name, kind)
 
 
 def resolve(
@@ -36,8 +42,11 @@ def resolve(
         ConflictError: the version's state is not among `states`.
         InvalidInputError: the version is of another kind than `kind`, or `ref` is not a reference.
     """
-    reference = Reference.parse(ref)
-    versions = versions_of(catalog, reference.name)
+    try:
+        reference = Reference.parse(ref)
+    except InvalidInputError as error:
+        raise unreadable_reference(catalog, ref, kind, error) from error
+    versions = versions_of(catalog, reference.name, kind)
     if kind is not None and versions[0].kind != kind:
         raise InvalidInputError(
             f"{reference.name} is {KIND_WORDS[versions[0].kind]}, not {KIND_WORDS[kind]}",

@@ -7,14 +7,15 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from registry.checkpoint.training_record import TrainingRecord, training_record
+from registry.checkpoint.training_record import TrainingRecord, training_of, training_record
 from registry.composition.compose import plan_composition, preview_composition
-from registry.composition.integrity import ComposedFolder
+from registry.composition.integrity import COMPOSE_AGAIN, ComposedFolder
 from registry.composition.manifest import CompositionManifest
 from registry.composition.plan import Plan
 from registry.composition.preview import Preview
 from registry.composition.recipe import Recipe
 from registry.composition.tensor_source import StoredSource
+from registry.composition.trained.trained_parts import NAMED, trained_part
 from registry.errors import CheckpointError, RegError
 from registry.evaluation import Row, TestSettings
 from registry.evaluation.service import evaluate_registered
@@ -110,9 +111,11 @@ def build_report(
         scores=scores,
         evaluated=evaluated,
         active_experts=gathering.active_experts(digest),
-        trainings=gathering.trainings(versions),
+        trainings=gathering.trainings(versions) if manifest.from_base is None else (),  # a base model's is not its own
         audits=tuple(map(_audit, workspace.catalog.audits(digest))),
         lineage=gathering.lineage(digest, manifest, versions, list(records.values())),
+        training=gathering.training(document),
+        from_base=manifest.from_base,
         notes=tuple(gathering.notes),
     )
 
@@ -176,6 +179,18 @@ class _Gathering:
                     trainings.append(_training(name, record))
         return tuple(trainings)
 
+    def training(self, document: Mapping[str, Any]) -> Training | None:
+        """Return the training of the composition; None where it has none, or no losses are stored."""
+        training = document.get("training", {})
+        if "loss" not in training:
+            return None
+        with self._noted("the training of this composition is not shown"):
+            where = f"composition {str(document['digest'])[:12]}"
+            curve = {key: training[key] for key in ("held_out", "every", "loss") if key in training}
+            record = training_of({"format": 1, "training": training, **curve}, where, COMPOSE_AGAIN)
+            return _training(NAMED.get(trained_part(training), ("its weights",))[0], record)
+        return None
+
     def predicted(
         self, manifest: CompositionManifest, versions: Mapping[str, VersionRecord]
     ) -> tuple[Plan | None, Preview | None]:
@@ -193,7 +208,8 @@ class _Gathering:
                 self._workspace, refs, recipe, base=base.ref if base else None, from_base=manifest.from_base
             )
             if not refs:
-                self.notes.append("copies of one base model are routed at random before training")
+                told = "copies of one base model have no statistics, so their routing is not predicted"
+                self.notes.append(told if manifest.parent else f"{told}; before training it is random")
                 return plan, None
             preview = preview_composition(self._workspace, refs, recipe, base=base.ref if base else None)
             if manifest.parent:

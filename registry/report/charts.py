@@ -32,7 +32,9 @@ def charts(figures: ReportData) -> dict[str, Spec]:
     if len(figures.active_experts) > 1:
         specs["active"] = active_experts_curve(figures)
     if figures.trainings:
-        specs["losses"] = loss_curves(figures)
+        specs["losses"] = loss_curves(figures.trainings, figures.experts)
+    if figures.training:
+        specs["training"] = loss_curves([figures.training], (), "trained")
     if figures.lineage:
         specs["lineage"] = _lineage(figures)
     common = {"config": CONFIG, "width": "container", "autosize": _AUTOSIZE}

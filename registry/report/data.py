@@ -130,10 +130,10 @@ class ActiveExperts:
 
 @dataclass(frozen=True)
 class Training:
-    """The training of an expert that `reg train-expert` made.
+    """The training of an expert by `reg train-expert`, or of the composition by `reg train`.
 
     Attributes:
-        name: the expert.
+        name: the expert, or what of the composition was trained.
         steps: number of steps.
         tokens: training tokens.
         before: loss on held-out text before the first step, in nats per token; as all losses.
@@ -152,7 +152,7 @@ class Training:
 
 
 POINTS = 200
-"""Most points of an expert's loss curve in a report."""
+"""Most points of a loss curve in a report."""
 
 
 @dataclass(frozen=True)
@@ -217,6 +217,8 @@ class ReportData:
         audits: stored audits of extraction, the latest first.
         lineage: sources of the composition, and compositions trained from it.
         notes: missing parts, with reasons.
+        training: the composition's own training; None of one that was not trained, or whose routers alone were.
+        from_base: the number of members, where they are copies of a base model, which have no domain.
     """
 
     name: str
@@ -238,6 +240,8 @@ class ReportData:
     audits: tuple[Audit, ...]
     lineage: tuple[Node, ...]
     notes: tuple[str, ...] = ()
+    training: Training | None = None
+    from_base: int | None = None
 
     @property
     def experts(self) -> tuple[str, ...]:

@@ -1,6 +1,8 @@
 """Line charts as Vega-Lite specifications: ridge strengths, active experts, losses of trainings."""
 
-from registry.report.data import ReportData
+from collections.abc import Sequence
+
+from registry.report.data import ReportData, Training
 from registry.report.theme import Spec, colour_scale
 
 _LEGEND = {"title": None, "orient": "bottom", "columns": 3, "symbolType": "circle", "symbolStrokeWidth": 0}
@@ -133,16 +135,22 @@ def active_experts_curve(figures: ReportData) -> Spec:
     return {"data": {"values": points}, "layer": [lines, dots, mean, mean_dots], "height": 260}
 
 
-def loss_curves(figures: ReportData) -> Spec:
-    """Return the losses of trained experts over their steps, one line each, and those on held-out text at both ends."""
+def loss_curves(trainings: Sequence[Training], experts: Sequence[str], what: str = "expert") -> Spec:
+    """Return losses of trainings over their steps, one line each, and those on held-out text at both ends.
+
+    Args:
+        trainings: of experts, or that of the composition.
+        experts: the members' names.
+        what: what the trainings are of.
+    """
     points = [
         {"expert": training.name, "step": step, "loss": loss}
-        for training in figures.trainings
+        for training in trainings
         for step, loss in zip(training.at, training.loss, strict=True)
     ]
     ends = [
         {"expert": training.name, "step": step, "loss": loss, "when": when}
-        for training in figures.trainings
+        for training in trainings
         for step, loss, when in ((0, training.before, "before"), (training.steps, training.after, "after"))
     ]
     x = {
@@ -157,10 +165,10 @@ def loss_curves(figures: ReportData) -> Spec:
         "scale": {"zero": False},
         "axis": {"title": "loss, nats per token", "tickCount": 5},
     }
-    names = [training.name for training in figures.trainings]
-    colour = {"field": "expert", "type": "nominal", "scale": colour_scale(names, figures.experts), "legend": _LEGEND}
+    names = [training.name for training in trainings]
+    colour = {"field": "expert", "type": "nominal", "scale": colour_scale(names, experts), "legend": _LEGEND}
     tooltip = [
-        {"field": "expert", "title": "expert"},
+        {"field": "expert", "title": what},
         {"field": "step", "title": "step", "format": ",.0f"},
         {"field": "loss", "title": "loss", "format": ".4f"},
     ]

@@ -1,6 +1,7 @@
 """Parent of a training: the composed folder whose weights are trained, and its registered members."""
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,6 +11,7 @@ from registry.checkpoint.weights import Stored
 from registry.composition.integrity import COMPOSE_AGAIN, ComposedFolder
 from registry.composition.recipe import Recipe
 from registry.composition.recipe.recipe_fields import FROM_COUNTS
+from registry.composition.trained.trained_parts import ALL, ROUTERS, trained_part
 from registry.composition.trained.write_trained import stored_tensors
 from registry.errors import CalibrationError, CheckpointError, InvalidInputError
 from registry.io.dtypes import NAMES, WEIGHT_DTYPES
@@ -110,6 +112,28 @@ def open_parent(
     if manifest.from_base is not None:
         return parent, copies_of(load_member(workspace, used[0]), manifest.from_base), used
     return parent, [load_member(workspace, version) for version in used[: len(manifest.members)]], used
+
+
+def check_copies_differ(workspace: Workspace, parent: Parent) -> None:
+    """Check that routers have a choice to learn: copies of one base model are equal until their MLPs are trained.
+
+    Raises:
+        InvalidInputError: the experts are such copies, and no training of the folder's history changed their MLPs.
+    """
+    content: Mapping[str, Any] | None = parent.composed.content
+    if parent.composed.manifest.from_base is None:
+        return
+    while content is not None and "training" in content:
+        if trained_part(content["training"]) != ROUTERS:
+            return
+        content = workspace.catalog.composition_document(content["parent"])
+    if content is not None:  # the untrained mixture; None where the history is not in this registry
+        raise InvalidInputError(
+            f"{parent.folder} has copies of one base model as experts, which are equal until they are trained: it "
+            "gives the same whichever its routers choose, so there is nothing that routers alone could learn",
+            f"train the copies with them: reg train {shlex.quote(str(parent.folder))} --train {ALL} --data FILE "
+            "--out DIR",
+        )
 
 
 def check_loaded(parent: Parent, model: Any, largest: int, members: int) -> None:

@@ -116,6 +116,13 @@ def proxy_text(
         if candidates < documents:
             remark(context.progress, f"{corpus.label} has {candidates:,} documents: each expert gets all of them")
         names = [member.name for member in plan.members]
+        for name, heap in zip(names, nearest, strict=True):
+            if max(heap)[0] < 0:
+                remark(
+                    context.progress,
+                    f"all documents chosen for {name} have scores below 0: {corpus.label} has nothing on its side of "
+                    "the border; give public text with some of its kind",
+                )
         _write(out, corpus, dict(zip(names, ({-number for _, number in heap} for heap in nearest), strict=True)))
     return [
         ProxyText(name, out / f"{name}.jsonl", len(heap), candidates, max(heap)[0], min(heap)[0])

@@ -1,6 +1,7 @@
 """Training of a composed folder's routers on text, into a new folder."""
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,12 +10,14 @@ from typing import Any
 import torch
 
 from registry.checkpoint.model_files import read_config
+from registry.composition.trained.trained_parts import NAMED, ROUTERS
 from registry.errors import InvalidInputError
 from registry.io.torch_blocks import to_block, torch_dtype
 from registry.io.work_dirs import resumable
 from registry.runtime.loading import device_name, load_model, load_tokenizer
+from registry.training.announcement import announce
 from registry.training.keep_trained import keep_trained
-from registry.training.parent import Parent, check_loaded, open_parent
+from registry.training.parent import Parent, check_copies_differ, check_loaded, open_parent
 from registry.training.processes import leading
 from registry.training.settings import TrainSettings
 from registry.training.trainer import Trainer
@@ -74,7 +77,7 @@ def train_router(
         NotFoundError: a member is not registered here.
         ConflictError: a member was opted out.
         CalibrationError: there is no text, or it has tokens beyond the model's vocabulary.
-        InvalidInputError: there is only one expert, the settings do not fit, or a loss is not finite.
+        InvalidInputError: there is only one expert, all are equal, the settings do not fit, or a loss is not finite.
         StorageError: the disk is full or refuses.
     """
     with leading() as processes:
@@ -86,8 +89,17 @@ def train_router(
     folder, out = Path(folder).absolute(), Path(out).absolute()
     home, progress = workspace.home, workspace.progress
     parent, members, used = open_parent(workspace, folder, out, data, replace=force)
+    check_copies_differ(workspace, parent)
     settings = replace(settings, seq_len=shortened(settings.seq_len, folder, progress))
     candidates = settings.candidates(int(read_config(folder).get("num_experts_per_tok", 1)), len(members))
+    announce(
+        progress,
+        NAMED[ROUTERS][0],
+        sum(math.prod(stored.shape) for _, stored in parent.gates.values()),
+        steps=settings.steps,
+        tokens=settings.steps * settings.batch_size * settings.seq_len,
+        device=device_name(settings.device),
+    )
     with workspace.reading(*used):
         windows = read_windows(
             data,

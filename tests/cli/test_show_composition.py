@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from safetensors.torch import load_file
 
 from cli.main import main
-from registry import ExpertTraining, Recipe, Registry
+from registry import ExpertTraining, Recipe, Registry, TrainSettings
 from registry.checkpoint.router_rows import ROUTER_FILE
 from tests.conftest import Zoo
 
@@ -55,11 +56,11 @@ def test_public_expert_and_biases_are_marked(filled: Registry, zoo: Zoo, tmp_pat
     trained = f"{min(biases):.4g} to {max(biases):.4g} by layer, trained beside its rows"
     assert shown["bias of trained@1"] == f"-0.5 as asked for; {trained}"
     assert not {"bias", "bias of base@1", "opted out"} & shown.keys()
-    active = {"state": "active", "opted_out_at": None}
+    active, untrained = {"state": "active", "opted_out_at": None}, {"bias_after_training": None}
     assert made_from(filled, both) == [
-        {"ref": "base@1", **active, "public": True, "bias": None, "trained_bias": None},
-        {"ref": "plain@1", **active, "public": False, "bias": -0.25, "trained_bias": None},
-        {"ref": "trained@1", **active, "public": False, "bias": -0.5, "trained_bias": list(biases)},
+        {"ref": "base@1", **active, "public": True, "bias": None, "trained_bias": None, **untrained},
+        {"ref": "plain@1", **active, "public": False, "bias": -0.25, "trained_bias": None, **untrained},
+        {"ref": "trained@1", **active, "public": False, "bias": -0.5, "trained_bias": list(biases), **untrained},
     ]
     unbiased = filled.compose(["plain"], tmp_path / "plain", Recipe(router="anchored", trunk="base")).digest
     shown = show(unbiased)
@@ -98,7 +99,7 @@ def test_rows_that_are_damaged_are_remarked_on(filled: Registry, zoo: Zoo, tmp_p
     assert "bias of trained@1 " not in result.stdout
 
 
-def test_a_trained_composition_says_that_its_biases_are_those_before(
+def test_a_trained_composition_has_its_trained_biases_and_those_before(
     filled: Registry, zoo: Zoo, tmp_path: Path, show: Show
 ) -> None:
     home = ["--home", str(filled.home.path)]
@@ -110,4 +111,17 @@ def test_a_trained_composition_says_that_its_biases_are_those_before(
     more = ["--batch-size", "2", "--seq-len", "32", "--device", "cpu", "--out", str(tmp_path / "trained"), "--json"]
     trained = json.loads(CliRunner().invoke(main, [*home, *words, *more]).stdout)
     shown = show(trained["digest"])
-    assert shown["bias of plain@1"] == "-0.25 as asked for; before the training of the composition"
+    after = load_file(tmp_path / "trained" / "model.safetensors")
+    biases = [after[f"model.layers.{layer}.mlp.gate.bias"].tolist() for layer in (0, 1)]
+    by_expert = dict(zip(("base", "plain"), zip(*biases, strict=True), strict=True))
+    span = {name: f"{min(found):.4g} to {max(found):.4g} by layer" for name, found in by_expert.items()}
+    assert min(by_expert["plain"]) != -0.25
+    assert shown["bias of plain@1"] == f"{span['plain']}, trained with the composition; before that -0.25 as asked for"
+    assert shown["bias of base@1"] == f"{span['base']}, trained with the composition"
+    assert shown["router"] == "anchored, before the training"
+    found = {one["ref"]: one["bias_after_training"] for one in made_from(filled, trained["digest"])}
+    assert found == {"base@1": list(by_expert["base"]), "plain@1": list(by_expert["plain"])}
+    tuned = TrainSettings(steps=2, batch_size=2, seq_len=32, device="cpu")
+    again = filled.train_router(tmp_path / "trained", tmp_path / "tuned", [str(zoo.train["code"])], tuned)
+    assert show(again.digest)["bias of plain@1"] == shown["bias of plain@1"]
+    assert filled.reproduce(tmp_path / "tuned").is_same

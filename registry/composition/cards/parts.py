@@ -33,14 +33,21 @@ _IN_VLLM = {
     )
 }
 """Classes of transformers in vLLM's table of supported models."""
-_REPRODUCE = """\
+PURE = """\
+It is a pure function of the members' content digests and of the recipe in `composition.json`. Whoever has the
+members registered, each under its name, makes it again and holds every byte against it:"""
+"""How a composition is reproduced, in its card."""
+UNTUNED = "Nobody tuned the whole: in a domain that none of its members knows it is no better than they are."
+TOLD_APART = "Text is told apart by what its tokens look like, not by what is asked: members with like text share it."
+"""Limits of compositions in their cards."""
+
+_REPRODUCE = f"""\
 ## How to reproduce it
 
-It is a pure function of the members' content digests and of the recipe in `composition.json`. Whoever has the
-members registered, each under its name, makes it again and holds every byte against it:
+{PURE}
 
 ```console
-{commands}
+{{commands}}
 $ reg reproduce path/to/this/folder
 ```
 """
@@ -113,10 +120,9 @@ def limits(notes: Sequence[str], *, routed: bool = True) -> str:
         notes: changes that the host makes.
         routed: the model has routers.
     """
-    apart = "Text is told apart by what its tokens look like, not by what is asked: members with like text share it."
     lines = [
-        "Nobody tuned the whole: in a domain that none of its members knows it is no better than they are.",
-        *([apart] if routed else []),
+        UNTUNED,
+        *([TOLD_APART] if routed else []),
         "Biases and gaps of every member are in it; what their own cards say of use and of harm holds here too.",
         *notes,
     ]

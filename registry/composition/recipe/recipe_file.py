@@ -241,8 +241,7 @@ class _Reader:
             raise self._located(problem)
         if names:
             self._check_members(names)
-        if names or copies:
-            self._check_top_k(copies or len(names))
+            self._check_top_k(len(names))
         if base is not None and not needs_base(self._values):
             hint = "drop it, or choose a method that needs the base model: trunk: base"
             raise self._error(self._lines[BASE], "this recipe takes no base model, and one is named", hint)

@@ -132,6 +132,19 @@ def problem_of_copies(count: object, values: Mapping[str, Any]) -> Problem | Non
         )
     if any(weight != 1 for weight in values.get("weights", {}).values()):
         return Problem(("weights",), "copies of one base model are equal, so weights change nothing", "drop --weights")
+    if (balance := values.get("balance", "none")) != "none":
+        return Problem(
+            ("balance",),
+            f"balance {balance!r} has nothing to balance: copies of one base model have no statistics",
+            f"drop {FIELDS['balance'].option}",
+        )
+    if isinstance(top_k := values.get("top_k"), int) and top_k > count:
+        more = f", or --from-base {top_k}" if top_k <= MOST_COPIES else ""
+        return Problem(
+            ("top_k",),
+            f"top-k is {top_k}, it must be from 1 to {count}, the number of copies",
+            f"give --top-k {count}{' or less' if count > LEAST_COPIES else ''}{more}",
+        )
     if refined := next((name for name in ("refine", "refine_mlp", "refine_trunk") if values.get(name)), None):
         return Problem(
             (refined,),

@@ -8,7 +8,7 @@ from typing import Any
 
 from registry.composition.integrity import COMPOSE_AGAIN, ComposedFolder
 from registry.composition.manifest import CompositionManifest
-from registry.composition.trained.trained_parts import ROUTERS
+from registry.composition.trained.trained_parts import trained_part
 from registry.composition.trained.write_trained import TrainedDocument, write_trained
 from registry.errors import CheckpointError, DamagedError, NotFoundError
 from registry.io.model_folder import MARKER
@@ -71,7 +71,7 @@ def read_history(workspace: Workspace, digest: str, folder: Path) -> History:
                 f"the tensors that were trained for composition {digest[:12]} are not stored: a member was purged, or "
                 "it was trained by a program from before they were",
                 f"train it again, from composition {manifest.parent[:12]}: reg train DIR --train "
-                f"{document['training'].get('train', ROUTERS)} --data FILE --out DIR",
+                f"{trained_part(document['training'])} --data FILE --out DIR",
             )
         arrays = links | arrays
         trainings.append(TrainedDocument(digest, document))

@@ -1,7 +1,6 @@
 """Writer of a trained composition: its parent's files, byte for byte, with the tensors that the training changed."""
 
 import hashlib
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from registry.composition.cards.pushed import CARD
 from registry.composition.first_format import is_weights
 from registry.composition.integrity import ComposedFolder
 from registry.composition.manifest import folder_document
-from registry.composition.trained.trained_parts import NAMED, ROUTERS
+from registry.composition.trained.trained_card import trained_card
 from registry.errors import CheckpointError
 from registry.io.dtypes import NAMES
 from registry.io.hashing import CHUNK
@@ -84,25 +83,10 @@ def write_trained(
         if CARD in parent.files:
             page = parent.card.decode()
             for training in trainings:
-                page = card(page, training.content, training.digest)
+                page = trained_card(page, training.content, training.digest)
             digests |= write_files(folder, {CARD: page.encode()})
         write_files(folder, {MARKER: json_file(folder_document(last.content, last.digest, digests))})
         record()
-
-
-def card(page: str, document: Mapping[str, Any], digest: str) -> str:
-    """Return the parent's model card with the new digest and a note on the training."""
-    training = document["training"]
-    trained, sentence = NAMED[training.get("train", ROUTERS)]
-    row = (
-        f"| composition | `{digest}` |\n"
-        f"| training | {trained}, {training['steps']} steps on data `{training['data']}`, "
-        f"from composition `{document['parent']}` |\n"
-    )
-    page = page.replace("composed in closed form, without training, by", "composed in closed form by")
-    page, count = re.subn(r"^\| composition \| `[0-9a-f]{64}` \|\n", lambda _: row, page, count=1, flags=re.MULTILINE)
-    table = "" if count else f"\n| | |\n|---|---|\n{row}"
-    return f"{page}{table}\n{sentence}\n"
 
 
 def _check_fits(parent: ComposedFolder, name: str, place: Stored | None, source: ArraySource) -> None:

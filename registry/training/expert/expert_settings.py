@@ -119,6 +119,14 @@ class ExpertTraining:
         match = _LORA.fullmatch(self.mlp)
         return int(match[1]) if match else None
 
+    def trained_part(self, base: str) -> str:
+        """Return what of a base model trains, in words."""
+        if self.trunk == FREE and self.rank is None:
+            return f"all weights of {base}"
+        trunk = "the trunk and " if self.trunk == FREE else ""
+        change = "" if self.rank is None else f"a change of rank {self.rank} of "
+        return f"{trunk}{change}the MLPs of {base}{' and router rows' if self.coordinate else ''}"
+
     def rate(self, step: int) -> float:
         """Return the share of `lr` in a step, counted from 0, from 0 to 1."""
         warmup = self.steps // 20 if self.warmup is None else self.warmup

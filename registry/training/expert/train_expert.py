@@ -29,10 +29,11 @@ from registry.registration import Registration, RegistrationRequest, open_candid
 from registry.runtime.compute_dtype import is_fast
 from registry.runtime.loading import device_name, load_tokenizer
 from registry.statistics.settings import PassSettings
+from registry.training.announcement import announce
 from registry.training.expert.expert_settings import ExpertTraining, TrainingText
 from registry.training.expert.initial_rows import WINDOWS as INITIAL
 from registry.training.expert.run_training import run_training
-from registry.training.expert.trainable import Trainable
+from registry.training.expert.trainable import Trainable, trained_weights
 from registry.training.job import Job
 from registry.training.processes import Processes, leading
 from registry.training.training_windows import HELD_OUT, Windows, make_windows, shortened
@@ -161,8 +162,18 @@ def _trained(
 ) -> tuple[dict[str, Any], Losses, int]:
     """Write the trained checkpoint to `target`, and return its document, losses, and number of held-out tokens."""
     progress, home = workspace.progress, workspace.home
-    windows, public, settings = _windows(checkpoint, text, settings, workspace)
+    settings = replace(settings, seq_len=shortened(settings.seq_len, checkpoint.folder, progress))
     device = device_name(settings.device)
+    announce(
+        progress,
+        settings.trained_part(checkpoint.label),
+        trained_weights(checkpoint, settings),
+        steps=settings.steps,
+        tokens=settings.steps * settings.batch_size * settings.accumulate * settings.seq_len,
+        device=device,
+        processes=processes.count,
+    )
+    windows, public = _windows(checkpoint, text, settings, workspace)
     dtype = ("bfloat16" if is_fast("bfloat16", device) else "float32") if settings.dtype == AUTO else settings.dtype
     hashed = hash_checkpoint(checkpoint, progress)
     inputs = settings.document(device, dtype, processes.count) | {"data": windows.all.digest, "base": hashed.weights}
@@ -197,9 +208,8 @@ def _write(
 
 def _windows(
     checkpoint: Checkpoint, text: TrainingText, settings: ExpertTraining, workspace: Workspace
-) -> tuple[Windows, Calibration | None, ExpertTraining]:
-    """Return the windows to train on, those of public text if there is any, and the settings with their size."""
-    settings = replace(settings, seq_len=shortened(settings.seq_len, checkpoint.folder, workspace.progress))
+) -> tuple[Windows, Calibration | None]:
+    """Return the windows to train on, and those of public text if there is any."""
     tokenizer = load_tokenizer(checkpoint.folder)
     count = settings.steps * settings.batch_size * settings.accumulate + HELD_OUT
 
@@ -222,7 +232,7 @@ def _windows(
         remark(
             workspace.progress, f"{calibration.label} is read {passes:.1f} times: it has fewer tokens than asked for"
         )
-    return windows, public, settings
+    return windows, public
 
 
 def _document(inputs: Mapping[str, Any], losses: Losses) -> dict[str, Any]:
@@ -235,9 +245,15 @@ def _opened(workspace: Workspace, base: PathLike) -> Iterator[tuple[Checkpoint, 
     """Open a base model as a folder; yield it and the digests of the registered versions that it comes from."""
     try:
         version = workspace.resolve(os.fspath(base))
-    except (NotFoundError, InvalidInputError):
-        if not Path(base).is_dir() and not os.fspath(base).startswith("hf://"):
-            raise
+    except (NotFoundError, InvalidInputError) as error:
+        text = os.fspath(base)
+        if not Path(base).is_dir() and not text.startswith("hf://"):
+            if text.partition("@")[0] in workspace.catalog.names():
+                raise
+            raise NotFoundError(
+                f"there is no base model {text!r}: no version of that name is registered, and no such folder exists",
+                "register one: reg add-base NAME CKPT; or give --base a folder, or hf://ORG/NAME",
+            ) from error
         with open_checkpoint(base, workspace.home.merged, progress=workspace.progress) as checkpoint:
             yield checkpoint, ()
         return

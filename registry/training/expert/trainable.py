@@ -1,5 +1,6 @@
 """The weights of a loaded model that train, and the trained weights in the form of a checkpoint."""
 
+import math
 import warnings
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -120,6 +121,20 @@ class Trainable:
         if self._rank is not None and hasattr(self.model, "merge_and_unload"):
             self.model = self.model.merge_and_unload()
         return dict(self.model.named_parameters())
+
+
+def trained_weights(checkpoint: Checkpoint, settings: ExpertTraining) -> int:
+    """Return the number of weights that a training changes, from the shapes of a checkpoint."""
+    mlp = [checkpoint.shapes[name] for name in checkpoint.mlp]
+    rank, sizes = settings.rank, checkpoint.architecture
+    count = sum(
+        math.prod(shape) if rank is None else rank * sum(shape) for shape in mlp if rank is None or len(shape) == 2
+    )
+    if settings.trunk == FREE:
+        count += sum(math.prod(checkpoint.shapes[name]) for name in checkpoint.trunk)
+    if settings.coordinate:
+        count += sizes.num_hidden_layers * (sizes.hidden_size + int(settings.router_bias))
+    return count
 
 
 def _modules(names: Sequence[str]) -> list[str]:

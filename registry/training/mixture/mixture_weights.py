@@ -3,6 +3,7 @@
 Shapes: T tokens of a batch, E experts, k experts per token.
 """
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -66,6 +67,18 @@ class BalanceLoss:
         self._parts.append(balance_loss(logits, weights, chosen))
 
 
+def trained_weights(parent: Parent, train: str) -> int:
+    """Return the number of weights that a training changes.
+
+    Args:
+        parent: the folder to train.
+        train: `mlps` or `all`.
+    """
+    blocks = _blocks(parent)
+    trains = (name for name in parent.tensors if (train == ALL or name.startswith(blocks)) and _SHARED not in name)
+    return sum(math.prod(parent.tensors[name].shape) for name in trains)
+
+
 def let_train(model: Any, train: str) -> None:
     """Let the weights that train have gradients, and no others.
 
@@ -109,7 +122,7 @@ def changed_tensors(
             "can be trained here",
             "give --train routers",
         )
-    blocks = tuple(match[0] for name, _ in parent.gates.values() if (match := _BLOCK.match(name)))
+    blocks = _blocks(parent)
     changed = {}
     for name, place in parent.tensors.items():
         own = weight_source(name, place, str(parent.folder))
@@ -123,6 +136,11 @@ def changed_tensors(
             )
         changed[name] = source
     return changed
+
+
+def _blocks(parent: Parent) -> tuple[str, ...]:
+    """Return the beginnings of the names of the tensors of its layers' experts and routers."""
+    return tuple(match[0] for name, _ in parent.gates.values() if (match := _BLOCK.match(name)))
 
 
 def _save(model: Any, folder: Path, whole: Mapping[str, Tensor]) -> None:

@@ -10,16 +10,17 @@ from typing import Any
 import torch
 
 from registry.checkpoint.model_files import read_config
-from registry.composition.trained.trained_parts import ROUTERS
+from registry.composition.trained.trained_parts import NAMED, ROUTERS
 from registry.errors import InvalidInputError, StorageError
 from registry.io.dtypes import AUTO
 from registry.io.work_dirs import resumable, temporary
 from registry.runtime.compute_dtype import is_fast
 from registry.runtime.loading import device_name, load_tokenizer
+from registry.training.announcement import announce
 from registry.training.job import Job
 from registry.training.keep_trained import keep_trained
 from registry.training.mixture.mixture_settings import TOP_K, MixtureTraining
-from registry.training.mixture.mixture_weights import changed_tensors
+from registry.training.mixture.mixture_weights import changed_tensors, trained_weights
 from registry.training.mixture.run_mixture_training import load_mixture, run_mixture_training
 from registry.training.parent import Parent, check_loaded, open_parent
 from registry.training.processes import Processes, leading
@@ -85,10 +86,21 @@ def _train(
 ) -> Trained:
     if importlib.util.find_spec("accelerate") is None:
         raise StorageError("training needs accelerate", "run: pip install 'expert-registry[train]'")
-    home, progress, weights = workspace.home, workspace.progress, settings.weights
+    home, progress = workspace.home, workspace.progress
     parent, members, used = open_parent(workspace, folder, out, data, replace=force)
     _check_has_gradient(parent, len(members))
-    seq_len = shortened(weights.seq_len, folder, progress)
+    settings = replace(settings, seq_len=shortened(settings.seq_len, folder, progress))  # and the steps that it gives
+    weights, seq_len = settings.weights, settings.seq_len
+    device = device_name(weights.device)
+    announce(
+        progress,
+        NAMED[settings.train][0],
+        trained_weights(parent, settings.train),
+        steps=weights.steps,
+        tokens=weights.steps * weights.batch_size * weights.accumulate * seq_len,
+        device=device,
+        processes=processes.count,
+    )
     with workspace.reading(*used):
         windows = read_windows(
             data,
@@ -99,7 +111,6 @@ def _train(
             seed=weights.seed,
         )
     holds = [version.digest for version in used]
-    device = device_name(weights.device)
     dtype = ("bfloat16" if is_fast("bfloat16", device) else "float32") if weights.dtype == AUTO else weights.dtype
     inputs = settings.document(seq_len, torch.device(device).type, dtype, processes.count) | {
         "data": windows.all.digest
@@ -109,7 +120,7 @@ def _train(
         stack.enter_context(exclusive(home.output_lock(out), f"training into {out}"))
         state_path = stack.enter_context(resumable(home.partial, key, holds))
         scratch = stack.enter_context(temporary(home.merged, holds, prefix="training-"))
-        job = Job("mixture", folder, replace(settings, seq_len=seq_len), device, dtype, windows)
+        job = Job("mixture", folder, settings, device, dtype, windows)
         job.send(processes)
         model = load_mixture(job, processes)
         check_loaded(parent, model, int(windows.all.ids.max()), len(members))
@@ -141,7 +152,9 @@ def _check_has_gradient(parent: Parent, members: int) -> None:
         )
     top_k = read_config(parent.folder).get("num_experts_per_tok", 1)
     if not isinstance(top_k, int) or top_k < TOP_K:
+        copies = parent.composed.manifest.from_base is not None
         raise InvalidInputError(
             f"{parent.folder} sends each token to {top_k} expert with weight 1, so its routers would get no gradient",
-            f"compose it again with --top-k {TOP_K}, as BTX does, and train that; or give --train routers",
+            f"compose it again with --top-k {TOP_K}, as BTX does, and train that"
+            + ("" if copies else f"; or give --train {ROUTERS}"),  # which equal copies refuse
         )

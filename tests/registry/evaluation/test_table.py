@@ -172,8 +172,8 @@ def test_every_folder_must_be_there_before_anything_is_read(filled: Registry, zo
     absent = {"x": [tmp_path / "absent.txt"]}  # would be told if the text came first
     for name, hint in (
         ("moee", "name folders that hold a model: reg evaluate moe/ --data code=FILE"),
-        ("math", "math@1 is registered: run: reg export math@1 --out DIR, then evaluate DIR"),
-        ("math@1", "math@1 is registered: run: reg export math@1 --out DIR, then evaluate DIR"),
+        ("math", "math@1 is registered: run: reg export math@1 --out DIR, then name DIR"),
+        ("math@1", "math@1 is registered: run: reg export math@1 --out DIR, then name DIR"),
     ):
         with pytest.raises(CheckpointError) as caught:
             filled.evaluate([zoo.base, name], absent)

@@ -1,0 +1,45 @@
+"""Model card of a trained composition: its parent's, with the training."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from registry.composition.cards.parts import PURE, TOLD_APART, UNTUNED
+from registry.composition.recipe.recipe_rules import FROM_BASE
+from registry.composition.trained.trained_parts import EQUAL_COPIES, NAMED, ROUTERS, trained_part, trained_tokens
+
+_OF_COPIES = {
+    "composed in closed form by": "which began as copies of one base model and were trained together, by",
+    f"- {EQUAL_COPIES}\n": "",
+    UNTUNED: "It knows what its base model knows, and what it was trained on.",
+    f"- {TOLD_APART}\n": "",
+    PURE: "The registry that it was trained with holds the tensors that changed. It makes it again from them and from "
+    "its base\nmodel, and holds every byte against it:",
+}
+"""Text of the card of untrained copies → that of trained ones."""
+
+
+def trained_card(page: str, document: Mapping[str, Any], digest: str) -> str:
+    """Return the parent's model card with the new digest and a note on the training.
+
+    Args:
+        page: the parent's card.
+        document: the document of the trained composition.
+        digest: its digest.
+    """
+    training, of_copies = document["training"], FROM_BASE in document
+    part = trained_part(training)
+    trained, sentence = NAMED[part]
+    amount = f", {trained_tokens(training):,} tokens" if of_copies else ""
+    row = (
+        f"| composition | `{digest}` |\n"
+        f"| training | {trained}, {training['steps']} steps{amount} on data `{training['data']}`, "
+        f"from composition `{document['parent']}` |\n"
+    )
+    page = page.replace("composed in closed form, without training, by", "composed in closed form by")
+    if of_copies and part != ROUTERS:
+        for before, after in _OF_COPIES.items():
+            page = page.replace(before, after)
+    page, count = re.subn(r"^\| composition \| `[0-9a-f]{64}` \|\n", lambda _: row, page, count=1, flags=re.MULTILINE)
+    table = "" if count else f"\n| | |\n|---|---|\n{row}"
+    return f"{page}{table}\n{sentence}\n"
