@@ -96,6 +96,26 @@ TOLD: dict[str, tuple[tuple[str, ...], str, str]] = {
         "math@1 is not a folder",
         "reg export math@1 --out DIR",
     ),
+    "no folder to audit": (
+        ("audit-extraction", "moee", "--data", "{tmp}/x"),
+        "moee is not a folder",
+        "name folders that hold a model: reg audit-extraction moe/ --data FILE",
+    ),
+    "no such base model": (
+        ("compose", "--experts", "math", "--trunk", "base", "--base", "bsae", "--out", "{out}"),
+        "there is no base model 'bsae'; did you mean 'base'?",
+        "register it: reg add-base bsae CKPT; those registered: reg list --kind base",
+    ),
+    "base model as a path": (
+        ("compose", "--experts", "math", "--trunk", "base", "--base", "models/Base", "--out", "{out}"),
+        "base model 'models/Base' is not a registered name",
+        "reg add-base NAME models/Base",
+    ),
+    "no base model to train from": (
+        ("train-expert", "new", "--base", "nothere", "--data", "{tmp}/x"),
+        "there is no base model 'nothere': no version of that name is registered, and no such folder exists",
+        "reg add-base NAME CKPT; or give --base a folder",
+    ),
     "temperature": (
         ("compose", "--experts", "math", "--temperature", "inf", "--out", "{out}"),
         "temperature is inf, it must be a finite number, more than 0",

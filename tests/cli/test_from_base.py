@@ -70,7 +70,9 @@ def test_options_win_over_a_file(filled: Registry, tmp_path: Path) -> None:
         (("--weights", "base-1=2"), 1, "weights change nothing"),
         (("--top-k", "5"), 1, "top-k is 5, it must be from 1 to 4"),
         (("--base", "law"), 1, "law is an expert, not a base model"),
-        (("--base", "nobody"), 1, "there is no expert 'nobody'"),
+        (("--base", "nobody"), 1, "there is no base model 'nobody'\n  next: register it: reg add-base nobody CKPT"),
+        (("--base", "some/path"), 1, "next: register the checkpoint, then give its name: reg add-base NAME some/path"),
+        (("--balance", "tokens"), 1, "copies of one base model have no statistics"),
     ],
 )
 def test_what_does_not_go_with_it_is_refused(
@@ -83,6 +85,31 @@ def test_what_does_not_go_with_it_is_refused(
     assert not (tmp_path / "out").exists()
     assert files_of(filled.home.path) == before
     assert "1 is not in the range 2<=x<=1024" in run(filled, "compose", "--from-base", 1, "--plan", code=2)
+
+
+def test_names_of_copies_and_of_folders_are_explained(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
+    digest = filled.compose([], tmp_path / "upcycled", from_base=3).digest[:12]
+    before = [version.state for version in filled.versions()]
+    for words in (("opt-out", "base-1", "--yes"), ("show", "base-1")):
+        told = run(filled, *words, code=1)
+        assert f"there is no expert 'base-1': it is a copy of the base model base in composition {digest}\n" in told
+        assert "next: run: reg show base; opting that out withdraws all of its copies" in told
+        assert "did you mean" not in told
+    assert [version.state for version in filled.versions()] == before
+    told = run(filled, "show", "upcycled", code=1)
+    assert f"there is no expert 'upcycled': a folder of that name has composition {digest}\n" in told
+    told += run(filled, "show", f"{tmp_path}/upcycled/", code=1)
+    assert told.count(f"next: run: reg show {digest}; or reg compositions, which lists all") == 2
+    assert f"{tmp_path}/upcycled/ is the folder of composition {digest}, not the name of a version" in told
+    data = [f"--data={name}={zoo.test['law']}" for name in ("base", "base-2", "stranger")]
+    told = run(filled, "evaluate", tmp_path / "upcycled", *data, "--windows", 1, "--seq-len", 32)
+    because = "a domain has the name of the expert whose text it is"
+    assert f"no normalised score for base: it is a base model; {because}" in told
+    assert f"no normalised score for base-2: it is a copy of the base model base@1; {because}" in told
+    assert "no normalised score for stranger: no expert of that name is registered" in told
+    shown = run(filled, "show", digest)
+    assert "stranger" in shown
+    assert "average" not in shown
 
 
 def test_commands_on_statistics_refuse_its_recipe(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:

@@ -138,8 +138,16 @@ def test_show_prints_the_audits_of_a_composition(run: Run, zoo: Zoo, tmp_path: P
     assert audit["extraction"] == {key: found[key] for key in ("extracted", "rate", "similarity", "most")}
     header, line = run("show", made["digest"]).stdout.split("\n\n")[-1].strip().splitlines()
     assert header.split()[:3] == ["extraction", "audit", "extracted"]
+    (date,) = json.loads(run("show", made["digest"], "--json").stdout)["audits"]
+    assert (header.split()[-1], line.split()[-1]) == ("date", date["evaluated_at"][:10])
     assert line.split()[:4] == ["math.test.jsonl", str(found["extracted"]), "of", "2"]
-    assert line.split()[5:] == [f"{found['similarity']:.3f}", f"{found['most']:.3f}", "8", "4"]
+    assert line.split()[5:] == [
+        f"{found['similarity']:.3f}",
+        f"{found['most']:.3f}",
+        "8",
+        "4",
+        date["evaluated_at"][:10],
+    ]
 
 
 def test_continual(run: Run, zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,9 @@ def test_train_prints_loss_and_digest(filled: Registry, zoo: Zoo, tmp_path: Path
     assert "held-out tokens" in again.stdout
     assert "step 3 of 3: loss" in again.stderr
     shown = CliRunner().invoke(main, [*home, "show", document["digest"]]).stdout.splitlines()
-    assert next(line for line in shown if line.startswith("trained ")).split(maxsplit=1)[1] == "all, 3 steps, 192 tokens"
+    assert (
+        next(line for line in shown if line.startswith("trained ")).split(maxsplit=1)[1] == "all, 3 steps, 192 tokens"
+    )
     assert any(line.startswith("loss ") and line.endswith(" last") for line in shown)
     assert any(line.startswith("held-out loss ") for line in shown)
     for wrong, code in ((["--balance", "-1"], 1), (["--train", "heads"], 2)):

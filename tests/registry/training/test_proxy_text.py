@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from click.testing import CliRunner
 from cli.main import main
 from registry import PassSettings, Recipe, Registry, TrainSettings
 from registry.errors import CalibrationError, IncompatibleError, InvalidInputError, NotFoundError, OutputError
+from registry.progress import Advance
 from tests.conftest import files_of
 from tests.models import WORDS, make_model, save_checkpoint, sentences, write_jsonl
 
@@ -124,3 +126,24 @@ def test_wrong_input_writes_nothing(
     (out / "full").mkdir(parents=True)
     with pytest.raises(OutputError, match="out"):
         near.proxy(DOMAINS, [path], out)
+
+
+def test_text_without_a_document_on_an_experts_side_is_remarked_on(near: Registry, tmp_path: Path) -> None:
+    remarks: list[str] = []
+
+    @contextmanager
+    def keeping(label: str, total: int, unit: str) -> Iterator[Advance]:
+        remarks.extend([] if unit else [label])
+        yield lambda amount: None
+
+    files = {name: write_jsonl(tmp_path / f"{name}.jsonl", sentences(name, 3, seed=3)) for name in ("law", "math")}
+    before, near.progress = near.progress, keeping
+    try:
+        chosen = near.proxy(["code", "law"], [files["law"], files["math"]], tmp_path / "out", documents=4, device="cpu")
+    finally:
+        near.progress = before
+    scores = {one.name: one.best for one in chosen}
+    assert scores["code"] < 0 < scores["law"]
+    (found,) = [text for text in remarks if "below 0" in text]
+    assert found.startswith("all documents chosen for code have scores below 0: ")
+    assert found.endswith("has nothing on its side of the border; give public text with some of its kind")
