@@ -276,7 +276,7 @@ def _command(words: Sequence[str], environment: Mapping[str, str]) -> Run:
 
 
 def _forget_peak() -> bool:
-    """Let the kernel count this process's peak memory anew, where it can."""
+    """Let the kernel count this process's peak memory from here on, where it can."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:

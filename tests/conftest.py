@@ -1,4 +1,4 @@
-"""Fixtures: tiny checkpoints made once for all workers of a run, registries made anew for every test."""
+"""Fixtures: tiny checkpoints made once for all workers of a run, registries made fresh for every test."""
 
 import gc
 import os

@@ -130,7 +130,7 @@ class Batch:
         name = draw.choices(self.names, [TARGETS[name][0] for name in self.names])[0]
         yield {"target": name}
         act = TARGETS[name][1](self.world, draw)
-        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
         before, used = _resident("VmRSS"), time.process_time()
         resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(used) + SECONDS, resource.RLIM_INFINITY))
         signal.alarm(CLOCK_SECONDS)

@@ -70,7 +70,7 @@ class World:
         return cls(home, bare, sharded, carried, counted, adapter, *made, data, root / "scratch")
 
     def copy(self, folder: Path) -> Path:
-        """Return a copy of a folder that may be changed: files are linked until they are written anew."""
+        """Return a copy of a folder that may be changed: files are linked until they are written again."""
         target = self.scratch / "input"
         target.mkdir()
         for path in folder.iterdir():

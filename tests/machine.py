@@ -37,7 +37,7 @@ NAMES = ("code", "math", "law")
 ALIASES = ("stable", "best")
 FOLDERS = ("moe", "other")
 KNOWN = 2
-"""Compositions that are made anew after every step: those asked for last."""
+"""Compositions that are made again after every step: those asked for last."""
 
 any_name = st.sampled_from(NAMES)
 any_content = st.sampled_from(CONTENTS)

@@ -1,6 +1,6 @@
 """Proves: an ensemble's folder holds every member whole, loads in plain transformers, and mixes as its routing says.
 
-References are computed here from the dense models alone, loaded on their own, with the formulas written out anew.
+References are computed here from the dense models alone, loaded on their own, with the formulas written out again.
 """
 
 import json

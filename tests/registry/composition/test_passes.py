@@ -1,4 +1,4 @@
-"""Proves: statistics that a composition takes anew are those taken by hand in the same models, and the cache is only
+"""Proves: statistics that a composition takes are those taken by hand in the same models, and the cache is only
 that: what it holds is found again, what is damaged is made again, and opting out empties it."""
 
 import json

@@ -20,7 +20,7 @@ from tests.writable_hub import WritableHub
 
 @contextmanager
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str = "elsewhere") -> Iterator[Registry]:
-    """Give a registry on a machine where no model can be run, so that nothing can be taken anew."""
+    """Give a registry on a machine where no model can be run, so that no statistics can be taken."""
 
     def refuse(*arguments: Any, **options: Any) -> None:
         raise AssertionError("a forward pass")

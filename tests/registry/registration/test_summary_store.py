@@ -1,6 +1,6 @@
 """Proves: versions are compared by their summaries as by their arrays, and a summary goes with its version.
 
-A damaged one is made anew; a forged one changes nothing that is registered.
+A damaged one is made again; a forged one changes nothing that is registered.
 """
 
 import hashlib
@@ -45,7 +45,7 @@ def test_summaries_say_what_arrays_say_and_leave_them_alone(
     assert told(by_summaries[1].relations) == told(by_arrays[1].relations)
     assert by_summaries[1].overlaps == by_arrays[1].overlaps
     assert by_summaries[1].overlaps
-    assert files_of(filled.home.summaries) == kept  # they were made anew, the same
+    assert files_of(filled.home.summaries) == kept  # they were made again, the same
 
     def refuse(*_: object) -> None:
         raise AssertionError("an array was read")
