@@ -25,7 +25,7 @@ from registry.report.write_page import write_page
 from tests.conftest import Zoo
 
 SETTINGS = TestSettings(windows=2, seq_len=32, batch_size=3)
-HOSTILE = "</script><img src=x onerror=alert(1)>\"'{{7*7}}<!--\u2028"
+HOSTILE = "</script><img src=x onerror=alert(1)>\"'{{7*7919}}<!--\u2028"
 VOID = {"meta", "br", "img", "link", "input"}
 
 
@@ -73,6 +73,7 @@ def hostile(figures: ReportData) -> ReportData:
         evaluated=Evaluated(HOSTILE, {HOSTILE: 10}, {HOSTILE: HOSTILE}),
         active_experts=tuple(ActiveExperts(k, k, {HOSTILE: 90.0 + k}, {HOSTILE: 2.0}, 90.0 + k) for k in (1, 2)),
         trainings=(Training(HOSTILE, 2, 64, 5.0, 4.0, (1.0, 2.0), (5.0, 4.5)),),
+        training=Training(HOSTILE, 2, 64, 5.0, 4.0, (1.0, 2.0), (5.0, 4.5)),
         audits=(Audit(HOSTILE, 4, 1, 0.25, 0.5, 0.75, 8, 16, HOSTILE),),
         lineage=tuple(replace(node, label=HOSTILE, told=HOSTILE) for node in figures.lineage),
         notes=(HOSTILE,),
@@ -232,7 +233,7 @@ def test_hostile_names_stay_text(foretold: ReportData) -> None:
     assert (
         printable(HOSTILE) in json.loads(found.scripts[0])["routing-0"]["layer"][0]["encoding"]["tooltip"][2]["title"]
     )
-    assert "49" not in "".join(found.text)
+    assert "55433" not in "".join(found.text)  # long enough not to be in a digest
 
 
 def test_every_expert_has_one_colour(foretold: ReportData) -> None:
