@@ -43,8 +43,14 @@ class CombinedWeights:
     def __init__(self, plan: Plan, model: Any) -> None:
         assert plan.base is not None
         self._members, self._base, self._model = plan.members, plan.base, model
-        self._parameters: dict[str, nn.Parameter] = dict(model.named_parameters())
-        if other := self._parameters.keys() ^ {tensor.name for tensor in plan.tensors}:
+        stored = {tensor.name for tensor in plan.tensors}
+        head = model.get_output_embeddings()
+        # transformers has another name for the head of some families than their files.
+        self._parameters: dict[str, nn.Parameter] = {
+            plan.lead.family.head if name not in stored and part is head.weight else name: part
+            for name, part in model.named_parameters()
+        }
+        if other := self._parameters.keys() ^ stored:
             raise CheckpointError(
                 f"transformers gives the model {plan.model_type} other weights than its files, such as {min(other)}, "
                 "so no coefficients can be fitted",

@@ -255,8 +255,8 @@ def _windows(paths: Sequence[Path], tokenizer: Any, settings: FitSettings, vocab
     windows = make_windows(texts, size, seed)
     if int((windows.all.lengths > 1).sum()) < LEAST_WINDOWS:
         raise CalibrationError(
-            f"{windows.all.label}: {windows.all.tokens:,} tokens are {len(windows.all.ids)} windows of "
-            f"{size}, and coefficients need {LEAST_WINDOWS}, of which one is held out",
+            f"{windows.all.label} has {windows.all.tokens:,} tokens, and a fit needs {LEAST_WINDOWS} windows of "
+            f"{size}, of which one is held out",
             "give more text with --fit, or more of it: --fit-tokens",
         )
     if (largest := int(windows.all.ids.max())) >= vocabulary:
