@@ -65,7 +65,7 @@ class Fitted:
 
     @property
     def record(self) -> CoefficientFit:
-        """What they were fitted for and on, with the losses before and after."""
+        """The record of the fit, with the losses before and after."""
         assert self.recipe.fit is not None
         return self.recipe.fit
 
