@@ -6,10 +6,11 @@ import click
 
 from registry.composition.recipe.recipe_fields import DENSE, ENSEMBLE, FIELDS, MOE, TRUNK_OPTIONS, RecipeField
 
-EXPERTS, OUTPUT, TRUNK, ROUTER, REFINEMENT, ENSEMBLES, TEXT, HUB, COMMON = (
+EXPERTS, OUTPUT, TRUNK, FIT, ROUTER, REFINEMENT, ENSEMBLES, TEXT, HUB, COMMON = (
     "Experts",
     "Output",
     "Trunk",
+    "Fit of coefficients to text",
     "Router",
     "Refinement, on kept tokens",
     f"Ensemble, with --to {ENSEMBLE}",
@@ -22,6 +23,7 @@ EXPERTS, OUTPUT, TRUNK, ROUTER, REFINEMENT, ENSEMBLES, TEXT, HUB, COMMON = (
 _BY_NAME = {
     EXPERTS: ("experts", "schedule", "recipe_path", "base", "from_base", "public", "like", "weights"),
     OUTPUT: ("out", "to", "dtype", "host", "remote_code", "save_recipe", "plan_only", "force"),
+    FIT: ("fit", "fit_tokens", "fit_steps", "fit_lr", "fit_seed", "fit_device"),
     ROUTER: ("top_k", "temperature"),
     REFINEMENT: ("token_weight", "refine", "refine_mlp", "refine_trunk", "device"),
     TEXT: ("data", "windows", "seq_len", "batch_size"),
@@ -48,7 +50,7 @@ def grouped(parameters: Iterable[click.Parameter]) -> list[tuple[str, list[click
     for parameter in parameters:
         if isinstance(parameter, click.Option):
             found.setdefault(heading_of(str(parameter.name)), []).append(parameter)
-    order = (EXPERTS, OUTPUT, TRUNK, ROUTER, REFINEMENT, ENSEMBLES, TEXT, HUB, COMMON)
+    order = (EXPERTS, OUTPUT, TRUNK, FIT, ROUTER, REFINEMENT, ENSEMBLES, TEXT, HUB, COMMON)
     return [(heading, found[heading]) for heading in order if heading in found]
 
 

@@ -169,6 +169,7 @@ def asked(
     check_members(session, refs)
     if file is None:
         return Asked(refs, recipes.make_recipe({**(defaults or {}), **given}), base)
+    asked_for = set(given)
     if experts:
         given = _of_members(file, refs) | given
     values = recipes.overlay(file.values, given)
@@ -177,7 +178,7 @@ def asked(
             f"reg {context.info_name} is for mixtures, and the recipe in {path} makes {values['to']}",
             "name another --recipe",
         )
-    recipe = recipes.make_recipe(values)
+    recipe = recipes.make_recipe(values, None if "coefficients" in asked_for else file.fit)
     return Asked(refs, recipe, base or (file.base if recipe.needs_base else None))
 
 

@@ -7,6 +7,7 @@ from .evaluation import TestSettings as TestSettings
 from .maths.statistics import Statistics as Statistics
 from .registry import Registry as Registry
 from .statistics.settings import PassSettings as PassSettings
+from .training.coefficients import FitSettings as FitSettings
 from .training.expert import ExpertTraining as ExpertTraining
 from .training.mixture import MixtureTraining as MixtureTraining
 from .training.settings import TrainSettings as TrainSettings
@@ -15,6 +16,7 @@ __all__ = [
     "EnsembleRecipe",
     "ExpertTraining",
     "ExtractionSettings",
+    "FitSettings",
     "MixtureTraining",
     "PassSettings",
     "Plan",

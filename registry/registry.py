@@ -407,6 +407,32 @@ class Registry:
         """
         return composition_.document_shares(self._workspace, experts, files, base=base, device=device)
 
+    def fit(
+        self,
+        experts: Sequence[str],
+        files: Sequence[PathLike],
+        recipe: composition_.Recipe | None = None,
+        settings: training.FitSettings | None = None,
+        *,
+        base: str | None = None,
+    ) -> training.Fitted:
+        """Fit a coefficient for the task vector of each of `experts` to text, and return the recipe that has them.
+
+        `Registry.compose` with that recipe writes the model, `Recipe(to="dense", trunk="task-arithmetic")` by default.
+
+        Args:
+            experts: names, versions or aliases, in any order.
+            files: text to fit to: `.txt` (one document a file), `.jsonl`, `.jsonl.gz`, `.parquet`.
+            recipe: how they are combined, without coefficients.
+            settings: settings of the fit.
+            base: the base model; default the only one that is registered.
+
+        Raises:
+            CalibrationError: a file cannot be read, or there is too little text.
+            InvalidInputError: the recipe makes no dense model of task vectors, or a loss is NaN or infinite.
+        """
+        return training.fit_coefficients(self._workspace, experts, files, recipe, settings, base=base)
+
     def lam_curve(
         self, experts: Sequence[str], recipe: composition_.Recipe | None = None, *, base: str | None = None
     ) -> list[maths.LamCurve]:

@@ -21,6 +21,7 @@ MEASURED = ROOT / "benchmarks" / "QUALITY.md"
 
 NO_METHOD = {"experts", "out", "plan_only", "force", "as_json", "quiet", "base", "recipe_path", "save_recipe"}
 NO_METHOD |= {"repo", "private", "license_id", "public"}
+NO_METHOD |= {"fit_tokens", "fit_steps", "fit_lr", "fit_seed", "fit_device"}
 """Options of `reg compose` that choose members, places and output, not a method."""
 OWN_TABLES = {"to", "trunk", "router", "routing", "routing_tokens"}
 
@@ -65,7 +66,7 @@ def test_options_are_those_of_compose() -> None:
 def test_every_recipe_field_is_listed_with_its_default() -> None:
     defaults = {row[0].strip("`"): row[1] for row in tables(PAGE)["Options"]}
     expected = {field.option: field.default_text for field in FIELDS.values() if field.name not in OWN_TABLES}
-    assert defaults == expected | {"--like": "", "--from-base": ""}
+    assert defaults == expected | {"--like": "", "--fit": "", "--from-base": ""}
     routed = next(row[1] for row in tables(PAGE)["Outputs: --routing"] if row[0] == "`task-vector`")
     assert f"`--routing-tokens` ({FIELDS['routing_tokens'].default_text} by default)" in routed
 

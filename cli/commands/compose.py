@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cli.commands.push import print_pushed
+from cli.fit_options import fit_options, fitted, take_fit_settings
 from cli.option_groups import GroupedCommand
 from cli.options import Integer, file_path
-from cli.output import as_json, done, note, print_json, print_table, size
+from cli.output import as_json, count, done, note, print_json, print_table, size
 from cli.recipe import asked, experts_option, no_part, recipe_options
 from cli.session import Session, pass_session
 from registry import composition
@@ -22,7 +23,7 @@ from registry.io.model_folder import check_output
 if TYPE_CHECKING:
     from registry import Registry  # with SQLAlchemy
 
-_NOT_SHOWN = ("weights", "dtype")
+_NOT_SHOWN = ("weights", "coefficients", "fit", "dtype")
 
 
 @click.command(cls=GroupedCommand)
@@ -55,6 +56,7 @@ _NOT_SHOWN = ("weights", "dtype")
     help="With --to dense: weigh the members by how many documents of FILE are nearest to their text, in the base "
     "model; those of none are left out (repeatable).",
 )
+@fit_options
 @click.option(
     "--save-recipe",
     type=file_path,
@@ -83,6 +85,7 @@ def compose(
     base: str | None,
     public: str | None,
     like: tuple[Path, ...],
+    fit: tuple[Path, ...],
     save_recipe: Path | None,
     repo: str | None,
     private: bool,
@@ -101,12 +104,15 @@ def compose(
         recipes.check_recipe_output(save_recipe, force=force)
     if out is not None and not plan_only:
         check_output(out, replace=force)
+    fit_settings = take_fit_settings(context, settings, fit)
     wanted = asked(context, session, experts, base or public, settings)
     refs, recipe, base, copies = wanted.experts, wanted.recipe, wanted.base, wanted.from_base
     if public is not None:
         refs = _with_public(refs, public, recipe)
     if like and (recipe.to != "dense" or recipe.weights):
         raise click.UsageError("--like needs --to dense, and makes the weights itself.")
+    if fit:
+        _check_fit(recipe, like, settings)
     pushed = None
     with session.registry() as registry:
         _note_without_public(registry, refs, recipe, base)
@@ -117,6 +123,11 @@ def compose(
             base = base if recipe.needs_base else None
             if not as_json:
                 done(None, f"weights by --like: {_shown(weights)}")
+        if fit:
+            assert isinstance(recipe, composition.Recipe)
+            recipe = fitted(registry, refs, recipe, fit, fit_settings, base=base)
+            if not as_json:
+                done(None, f"coefficients by --fit: {_shown(recipe.coefficients)}", f"  {_fit_line(recipe)}")
         if out is None or plan_only:
             plan = registry.plan(refs, recipe, base=base, from_base=copies)
         else:
@@ -145,6 +156,22 @@ def compose(
         )
         if pushed is not None:
             print_pushed(pushed)
+
+
+def _check_fit(
+    recipe: composition.Recipe | composition.EnsembleRecipe, like: tuple[Path, ...], settings: dict[str, Any]
+) -> None:
+    """Check that coefficients can be fitted for a recipe.
+
+    Raises:
+        click.UsageError: they have no part in it, or are given.
+    """
+    if like:
+        raise click.UsageError("--fit and --like exclude one another: choose what makes the shares of the members.")
+    if not isinstance(recipe, composition.Recipe) or (recipe.to, recipe.trunk) != ("dense", "task-arithmetic"):
+        raise click.UsageError("--fit needs --to dense --trunk task-arithmetic.")
+    if settings.get("coefficients"):
+        raise click.UsageError("--fit makes the coefficients itself: drop --coefficients.")
 
 
 def _with_public(refs: list[str], public: str, recipe: composition.Recipe | composition.EnsembleRecipe) -> list[str]:
@@ -195,21 +222,24 @@ def _document(plan: composition.Plan | composition.Ensemble) -> dict[str, Any]:
 
 def _print_plan(plan: composition.Plan | composition.Ensemble) -> None:
     recipe = plan.recipe.document(plan.names)
-    weights = recipe["weights"] or dict.fromkeys(plan.names, 1.0)
+    column = "coefficient" if recipe.get("coefficients") else "weight"
+    factors = recipe.get("coefficients") or recipe["weights"] or dict.fromkeys(plan.names, 1.0)
     print_table(
-        ("index", "expert", "digest", "weight", "tokens"),
+        ("index", "expert", "digest", column, "tokens"),
         [
             (
                 str(index),
                 member.ref,
                 member.version.digest[:12],
-                f"{weights[member.name]:g}",
+                f"{factors[member.name]:g}",
                 f"{member.tokens:,}",
             )
             for index, member in enumerate(plan.members)
         ],
     )
     shown = [(key.replace("_", " "), _shown(value)) for key, value in recipe.items() if key not in _NOT_SHOWN]
+    if isinstance(plan.recipe, composition.Recipe) and plan.recipe.fit:
+        shown.append(("fit", _fit_line(plan.recipe)))
     if plan.base:
         shown.append(("base", plan.base.version.ref))
     print_table(
@@ -224,6 +254,13 @@ def _print_plan(plan: composition.Plan | composition.Ensemble) -> None:
             ("peak memory", f"about {size(plan.peak_bytes)} beyond the program itself"),
         ],
     )
+
+
+def _fit_line(recipe: composition.Recipe) -> str:
+    """Return what the coefficients of a recipe were fitted to, and what that gained."""
+    assert recipe.fit is not None
+    losses = f"{recipe.fit.before:.4f} with equal coefficients, {recipe.fit.after:.4f} with these"
+    return f"loss on held-out text {losses}; {recipe.fit.tokens:,} tokens, {count(recipe.fit.steps, 'step')}"
 
 
 def _context(plan: composition.Plan | composition.Ensemble) -> list[tuple[str, str]]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from registry.checkpoint.tokenizer import tokenizer_conflict
 from registry.composition.ensemble.recipe import EnsembleRecipe
 from registry.composition.recipe import AUTO, Recipe
+from registry.composition.recipe.coefficient_fit import CoefficientFit, fitted_members
 from registry.composition.recipe.recipe_fields import FROM_COUNTS, FROM_OWN_PASSES, FROM_ROWS
 from registry.errors import IncompatibleError, InvalidInputError
 from registry.families.sites import MLP_INPUT, SITES, TOKEN_COUNTS
@@ -64,12 +65,29 @@ def make_subset(members: Sequence[Member], base: Member | None, recipe: Recipe |
         raise InvalidInputError(
             "this recipe needs the base model that the members were fine-tuned from", "name it: --base NAME[@V]"
         )
+    if isinstance(recipe, Recipe) and recipe.fit is not None:
+        _check_fit(ordered, base, recipe.fit)
     everyone = (*ordered, *([base] if base and recipe.needs_base else []))
     check_compatible(everyone)
     if isinstance(recipe, Recipe) and recipe.to == "moe" and recipe.router in FROM_ROWS:
         check_anchors(ordered, base)
         _check_bias(ordered, recipe)
     return Subset(ordered, base if recipe.needs_base else None, leading(everyone))
+
+
+def _check_fit(members: Sequence[Member], base: Member | None, fit: CoefficientFit) -> None:
+    """Check that coefficients were fitted for these members and this base model.
+
+    Raises:
+        InvalidInputError: they were fitted for others.
+    """
+    names = [(member.name, member.version.digest) for member in members]
+    if base is None or fit.members != fitted_members(names, base.version.digest):
+        raise InvalidInputError(
+            "the coefficients were fitted for other members, or other versions of them or of the base model",
+            f"fit them again: reg compose --experts {','.join(member.version.ref for member in members)} --to dense "
+            "--trunk task-arithmetic --fit FILE --out DIR",
+        )
 
 
 def common_dtype(members: Sequence[Member]) -> str:

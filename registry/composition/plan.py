@@ -94,6 +94,11 @@ class Plan:
         return [float(self.recipe.weights.get(name, 1.0)) for name in self.names]
 
     @property
+    def coefficients(self) -> list[float]:
+        """α of each member, in their order; empty where the recipe has none."""
+        return [float(self.recipe.coefficients[name]) for name in self.names if self.recipe.coefficients]
+
+    @property
     def statistics_weights(self) -> list[float]:
         """Factors of the members' statistics: ω, and where tokens are balanced times the mean count over their own."""
         if self.recipe.balance == "none":

@@ -46,7 +46,7 @@ def trunk_digest(plan: Plan) -> str:
         recipe = {key: value for key, value in recipe.items() if key not in ("refine", "token_weight", "top_k")}
     else:
         keys = ("trunk", "trunk_options", "weights", "balance", "dtype")
-        recipe = {key: recipe[key] for key in keys}
+        recipe = {key: recipe[key] for key in keys} | {key: recipe[key] for key in ("coefficients",) if key in recipe}
     return json_digest([recipe, document["members"], document["base"], plan.dtype])
 
 

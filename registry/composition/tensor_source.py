@@ -296,6 +296,7 @@ class StoredSource:
             plan.statistics_weights if method.needs_inputs else (),
             counts,
             plan.recipe.method_options,
+            plan.coefficients,
         )
 
 

@@ -78,6 +78,11 @@ def continual_registered(
 ) -> Continual:
     """Evaluate a schedule of experts (arguments and errors as `Registry.continual`)."""
     refs, files, recipe = list(require_list(schedule, "schedule")), _files(data), recipe or Recipe()
+    if recipe.fit is not None:
+        raise InvalidInputError(
+            "the coefficients were fitted for all members together, and a schedule composes the first of them alone",
+            "drop fit from the recipe, to take the coefficients as they are",
+        )
     plan = plan_composition(workspace, refs, replace(recipe, top_k=_at_most(recipe.top_k, len(refs))), base=base)
     names = [workspace.resolve(ref).name for ref in refs]
     for wanted, available, lack in ((names, files, "no test text"), (files, names, "no expert in the schedule")):
@@ -98,7 +103,8 @@ def continual_registered(
     steps = []
     for count in range(1, len(refs) + 1):
         weights = {name: weight for name, weight in recipe.weights.items() if name in names[:count]}
-        step = replace(recipe, top_k=_at_most(recipe.top_k, count), weights=weights)
+        coefficients = {name: number for name, number in recipe.coefficients.items() if name in names[:count]}
+        step = replace(recipe, top_k=_at_most(recipe.top_k, count), weights=weights, coefficients=coefficients)
         steps.append(composer_of(workspace, refs[:count], base, step))
     return continual(names, benchmark, steps)
 

@@ -203,6 +203,10 @@ def recompose(workspace: Workspace, manifest: CompositionManifest, members: Sequ
     copies = manifest.from_base
     if copies is not None and list(members) != list(manifest.members):
         raise InvalidInputError("its experts are copies of one base model, which leave together", None)
+    if isinstance(manifest.recipe, Recipe) and manifest.recipe.fit and list(members) != list(manifest.members):
+        raise InvalidInputError(
+            "its coefficients were fitted for all members together, and those of the others must be fitted again", None
+        )
     names = [member.name for member in members]
     registered = () if copies is not None else members
     refs = [by_digest(workspace.catalog, member.name, member.digest, "it").ref for member in registered]
@@ -215,7 +219,9 @@ def recompose(workspace: Workspace, manifest: CompositionManifest, members: Sequ
         weights={name: weight for name, weight in manifest.recipe.weights.items() if name in names},
     )
     if isinstance(recipe, Recipe):
-        recipe = replace(recipe, bias={name: bias for name, bias in recipe.bias.items() if name in names})
+        bias = {name: number for name, number in recipe.bias.items() if name in names}
+        coefficients = {name: number for name, number in recipe.coefficients.items() if name in names}
+        recipe = replace(recipe, bias=bias, coefficients=coefficients)
     return plan_composition(workspace, refs, recipe, base=base, from_base=copies).digest
 
 

@@ -1,4 +1,4 @@
-"""Training: the routers of a composition alone (DUME+), its weights (BTX), or an expert from its base model."""
+"""Training: a composition's routers alone (DUME+), its weights (BTX), its coefficients, or an expert from its base."""
 
 import lazy_loader
 

@@ -1,3 +1,6 @@
+from .coefficients import FitSettings as FitSettings
+from .coefficients import Fitted as Fitted
+from .coefficients import fit_coefficients as fit_coefficients
 from .expert import ExpertTraining as ExpertTraining
 from .expert import TrainedExpert as TrainedExpert
 from .expert import TrainingText as TrainingText

@@ -22,9 +22,10 @@ class State:
     Attributes:
         step: the number of completed steps.
         loss: the loss on held-out windows before the first step.
-        changes: what trains, float32: the change of each router in whitened coordinates, (E, H); or the weights.
-        first: AdamW's first moments, of the same shapes.
-        second: AdamW's second moments, of the same shapes.
+        changes: what trains: the change of each router in whitened coordinates, (E, H); or the weights; both float32;
+            or coefficients, float64.
+        first: the optimiser's first moments, of the same shapes.
+        second: its second moments, of the same shapes.
         losses: the loss of every completed step, where a training keeps them.
     """
 
@@ -57,13 +58,14 @@ def streams_of(state: State) -> list[Stream]:
     ]
 
 
-def load(path: Path, shapes: list[tuple[int, ...]], steps: int) -> State | None:
+def load(path: Path, shapes: list[tuple[int, ...]], steps: int, dtype: torch.dtype = torch.float32) -> State | None:
     """Read the state that `save` wrote; None if there is no intact file, so that training starts from the beginning.
 
     Args:
         path: the file.
         shapes: the shape of each tensor that trains.
         steps: the steps of the whole training.
+        dtype: of what trains.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -79,7 +81,7 @@ def load(path: Path, shapes: list[tuple[int, ...]], steps: int) -> State | None:
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError):
         return None
     fits = all(
-        tuple(tensor.shape) == shape and tensor.dtype == torch.float32 and bool(torch.isfinite(tensor).all())
+        tuple(tensor.shape) == shape and tensor.dtype == dtype and bool(torch.isfinite(tensor).all())
         for part in parts.values()
         for tensor, shape in zip(part, shapes, strict=True)
     )

@@ -6,7 +6,7 @@ second moments span up to four and a half decades: 60 steps lowered the normalis
 whitening, and raised it to 84.8 with it. Each router is W = W_0 + s D M, where M whitens the router's inputs on
 training windows, s is the spread of its first logits, and D, which begins at 0, is trained.
 
-Shapes: E experts, H hidden size, V vocabulary, k experts per token; B windows of S tokens in a batch, T = B · S tokens.
+Shapes: E experts, H hidden size, k experts per token; B windows of S tokens in a batch, T = B · S tokens.
 W, W_0 and D are (E, H), M is (H, H), logits are (T, E).
 """
 
@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from jaxtyping import Bool, Float, Float32, Int64
+from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
 from registry.errors import CheckpointError, InvalidInputError
@@ -27,6 +26,7 @@ from registry.maths.router_training import balance_loss, straight_through, white
 from registry.progress import Progress, remark
 from registry.runtime.gates import Gate, gates
 from registry.training import state as states
+from registry.training.losses import next_token_loss
 from registry.training.settings import TrainSettings
 from registry.training.state import State
 from registry.training.training_windows import Windows
@@ -77,7 +77,7 @@ class Trainer:
         for numbers in self.windows.held_out.split(self.settings.batch_size):
             ids, keep = self.windows.take(numbers)
             with torch.no_grad():
-                total += float(self._loss(ids, keep, "sum"))
+                total += float(next_token_loss(self.model, ids, keep, "sum"))
             count += int(keep[:, 1:].sum())
         return total / count
 
@@ -129,7 +129,7 @@ class Trainer:
             group["lr"] = self.settings.rate(step)
         ids, keep = self.windows.batch(step, self.settings.batch_size)
         self._balance.clear()
-        loss = self._loss(ids, keep, "mean")
+        loss = next_token_loss(self.model, ids, keep, "mean")
         value = float(loss.detach())
         if not math.isfinite(value):
             raise InvalidInputError(
@@ -150,14 +150,6 @@ class Trainer:
     def _apply(self) -> None:
         for gate, weight in zip(self.gates, self.weights(), strict=True):
             gate.weight.data.copy_(weight)
-
-    def _loss(self, ids: Int64[Tensor, "B S"], keep: Bool[Tensor, "B S"], reduction: str) -> Tensor:
-        device = self.gates[0].weight.device
-        ids, keep = ids.to(device), keep.to(device)
-        logits = self.model(input_ids=ids, use_cache=False).logits[:, :-1].float()
-        # The logits (B, S, V) at token t predict token t + 1; nothing predicts the first token.
-        targets = ids[:, 1:].masked_fill(~keep[:, 1:], -100)
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100, reduction=reduction)
 
     def _snapshot(self, step: int, loss: float) -> State:
         """Return the state as copies, which an interrupted step does not change."""

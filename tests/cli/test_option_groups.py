@@ -38,7 +38,7 @@ def test_headings_of_compose_follow_the_order_of_its_work() -> None:
     headings = [heading for heading, _ in grouped(command.get_params(own))]
     places = [text.index(f"\n{heading}:\n") for heading in headings]
     assert places == sorted(places)
-    assert len(headings) == 8
+    assert len(headings) == 9
 
 
 def _names(command: click.Command) -> set[str]:

@@ -130,6 +130,8 @@ def cited(recipe: Mapping[str, Any], *, of_copies: bool = False) -> list[str]:
             keys.append("ablin2025soup")
     if recipe["to"] != "dense" or recipe["trunk"] != "mean":
         keys += _TRUNKS.get(str(recipe.get("trunk")), ())
+    if recipe.get("coefficients"):
+        keys.append("ablin2025soup")
     if recipe.get("refine_trunk"):
         keys.append("nguyen2025regmean")
     return list(dict.fromkeys(keys))

@@ -15,9 +15,9 @@ _PAGE = """\
 
 # {title}
 
-{what} composed in closed form, without training, by expert-registry.
+{what} composed {how} by expert-registry.
 
-| index | expert | content digest | license | weight |
+| index | expert | content digest | license | {factor} |
 |---|---|---|---|---|
 {members}
 
@@ -58,6 +58,7 @@ _SOURCES = {
     "task-arithmetic": 'The trunk is merged by "Editing Models with Task Arithmetic".',
 }
 
+_OF_COEFFICIENTS = 'Each expert\'s difference from the base model counts by a coefficient, as in "Soup-of-Experts".'
 _OF_COPIES = 'The experts are copies of one dense model\'s MLPs, as in "Sparse Upcycling".'
 
 
@@ -65,12 +66,13 @@ def model_card(plan: Plan) -> bytes:
     """Return README.md of a composed folder: metadata for the Hub, and a page for people."""
     rolled = licenses_of(plan.members, plan.base)
     recipe = plan.recipe.document(plan.names)
-    weights = recipe["weights"]
+    coefficients, fit = recipe.get("coefficients"), recipe.get("fit")
+    factors = coefficients or recipe["weights"]
     base = f", base model {plan.base.version.name} `{plan.base.version.digest}`" if plan.base else ""
     cost = context_cost(plan)
     members = [
         f"| {index} | {member.name} | `{member.version.digest}` | {member.content['license'] or 'not given'} "
-        f"| {weights[member.name]:g} |"
+        f"| {factors[member.name]:g} |"
         for index, member in enumerate(plan.members)
     ]
     tags = [*(["mixture-of-experts", "moe"] if recipe["to"] == "moe" else []), plan.host.model_type]
@@ -79,6 +81,8 @@ def model_card(plan: Plan) -> bytes:
     page = _PAGE.format(
         metadata=metadata(rolled.license, tags),
         title=" + ".join(plan.names) if plan.from_base is None else f"{plan.from_base} × {plan.lead.version.name}",
+        how="in closed form, without training," if fit is None else "with one fitted number for each expert",
+        factor="coefficient" if coefficients else "weight",
         what=sparse if recipe["to"] == "moe" else dense,
         members="\n".join(members),
         settings="\n".join(f"| {key} | {value} |" for key, value in (*_settings(recipe, base), *_context(cost))),
@@ -101,6 +105,8 @@ def _sources(recipe: dict[str, Any]) -> Iterator[str]:
     for name in (recipe.get("router"), recipe["trunk"]):
         if name in _SOURCES:
             yield _SOURCES[name]
+    if "coefficients" in recipe:
+        yield _OF_COEFFICIENTS
     if recipe["to"] == "dense":
         yield 'All weights were combined alike, as in "Model soups".'
     elif recipe["refine"]:
@@ -115,9 +121,14 @@ def _sources(recipe: dict[str, Any]) -> Iterator[str]:
 
 
 def _settings(recipe: dict[str, Any], base: str) -> Iterator[tuple[str, str]]:
-    """Yield (name, value) of the recipe's settings, apart from weights and dtype."""
+    """Yield (name, value) of the recipe's settings, apart from weights, coefficients and dtype."""
     for name, value in recipe.items():
-        if name in ("to", "weights", "dtype", "trunk_options"):
+        if name in ("to", "weights", "coefficients", "dtype", "trunk_options"):
+            continue
+        if name == "fit":
+            losses = f"{value['after']:.4f}, with equal ones {value['before']:.4f}"
+            text = f"{value['tokens']:,} tokens of text (digest `{value['data']}`) in {value['steps']} steps"
+            yield "coefficients", f"fitted to {text}; loss on held-out windows {losses}"
             continue
         if name == "trunk":
             options = "".join(f", {option} {number:g}" for option, number in recipe["trunk_options"].items())

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 
+from registry.composition.recipe.coefficient_fit import CoefficientFit
 from registry.composition.recipe.recipe_fields import AUTO as AUTO
 from registry.composition.recipe.recipe_fields import (
     DENSE,
@@ -17,7 +18,7 @@ from registry.composition.recipe.recipe_fields import (
     default,
     options_of,
 )
-from registry.composition.recipe.recipe_rules import check_named, first_problem
+from registry.composition.recipe.recipe_rules import check_complete, check_named, first_problem
 from registry.errors import InvalidInputError
 from registry.io.schema import NUMBERS, OBJECT, WHOLE, Kind, check_written, fields
 from registry.maths.router import BASE, OWN, ROUTERS
@@ -29,7 +30,7 @@ OUTPUTS = (MOE, DENSE)
 """Outputs of a recipe: a sparse mixture, or one dense model in which the MLPs are combined as the trunk is."""
 
 _KINDS = {name: one.document_kind for name, one in FIELDS.items() if not one.group}
-_KINDS |= {TRUNK_OPTIONS: NUMBERS, "computed": OBJECT}
+_KINDS |= {TRUNK_OPTIONS: NUMBERS, "computed": OBJECT, "fit": OBJECT}
 for _name in ("routing", "routing_tokens", "device", "host", "remote_code"):
     del _KINDS[_name]
 """Key of a document → what it holds."""
@@ -46,6 +47,9 @@ class Recipe:
     Attributes:
         trunk: a key of `TRUNKS`.
         trunk_options: parameters of the trunk method, where they are not its defaults.
+        coefficients: member name → α of any sign, which multiplies its task vector in place of scale and weights, of
+            every member; empty for none.
+        fit: what the coefficients were fitted for and on; None where they were not.
         router: a key of `ROUTERS`.
         lam: ridge strength ≥ 0, added to the summed Gram as it is (DUME eq. 6), or `auto`: for each layer the one of
             least held-out error.
@@ -78,6 +82,7 @@ class Recipe:
 
     trunk: str = default("trunk")
     trunk_options: Mapping[str, float] = field(default_factory=dict)
+    coefficients: Mapping[str, float] = field(default_factory=partial(default, "coefficients"))
     router: str = default("router")
     lam: float | str = default("lam")
     normalize: bool = default("normalize")
@@ -97,6 +102,7 @@ class Recipe:
     to: str = default("to")
     dtype: str | None = default("dtype")
     host: str | None = default("host")
+    fit: CoefficientFit | None = None
 
     def __post_init__(self) -> None:
         if self.temperature is None:
@@ -110,6 +116,8 @@ class Recipe:
         own = {name: getattr(self, name) for name in FIELDS if hasattr(self, name)}
         if problem := first_problem(own, self.trunk_options):
             raise problem.error()
+        if self.fit is not None and not self.coefficients:
+            raise InvalidInputError("there is the record of a fit, and no coefficients", "drop fit, or give both")
 
     @classmethod
     def from_document(cls, document: object, names: Sequence[str], *, host: str | None = None) -> "Recipe":
@@ -127,6 +135,8 @@ class Recipe:
         where = "the recipe"
         given = fields(document, _KINDS, where, optional=_KINDS)
         settings = {key: value for key, value in given.items() if key != "computed"}
+        if "fit" in settings:
+            settings["fit"] = CoefficientFit.from_document(settings["fit"], f"{where}, fit")
         computed = fields(given.get("computed", {}), _COMPUTED, f"{where}, computed", optional=_COMPUTED)
         recipe = cls(**settings, device=computed.get("device"), host=host)
         check_written(given, recipe.document(names), where)
@@ -136,9 +146,10 @@ class Recipe:
         """Check the recipe against the members' names.
 
         Raises:
-            InvalidInputError: a weight is for no member, or top_k is out of range.
+            InvalidInputError: a number is for no member, a coefficient is missing, or top_k is out of range.
         """
         check_named(names, weight=self.weights, bias=self.bias)
+        check_complete(names, self.coefficients)
         if self.to == "moe" and not 1 <= self.experts_per_token(len(names)) <= len(names):
             most = f"from 1 to {len(names)}, the number of members" if len(names) > 1 else "1, as there is one member"
             raise InvalidInputError(
@@ -180,6 +191,8 @@ class Recipe:
             "to": self.to,
             "trunk": self.trunk,
             "trunk_options": self.method_options,
+            **({"coefficients": {name: float(self.coefficients[name]) for name in names}} if self.coefficients else {}),
+            **({"fit": self.fit.document()} if self.fit else {}),
             **(routed if self.to == "moe" else {}),
             "weights": {name: float(self.weights.get(name, 1.0)) for name in names},
             "balance": self.balance,
@@ -217,5 +230,7 @@ class Recipe:
 
     @property
     def method_options(self) -> dict[str, float]:
-        """All parameters of the trunk method."""
+        """All parameters of the trunk method that have a part beside the coefficients."""
+        if self.coefficients:
+            return {}
         return {**options_of(self.trunk), **{name: float(value) for name, value in self.trunk_options.items()}}

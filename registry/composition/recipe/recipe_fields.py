@@ -254,6 +254,13 @@ FIELDS: dict[str, RecipeField] = {
             default_with={"task-arithmetic": 0.3}, limits=Limits(-10.0, 10.0), group=TRUNK_OPTIONS,
         ),
         RecipeField(
+            "coefficients", FieldKind.BY_MEMBER,
+            "Of task-arithmetic, in place of --scale and --weights: what each member's task vector is multiplied by, 0 "
+            "or less too; of every member.", "A=X,…", _TRUNKS,
+            only_with={"trunk": ("task-arithmetic",)}, default={}, unset="none", limits=Limits(-1e4, 1e4),
+            noun="coefficient",
+        ),
+        RecipeField(
             "router", FieldKind.CHOICE, "Router method: context, ridge, domain-embedding, anchored or random.",
             "METHOD", _MIXTURES, default="context",
             choices=("context", "ridge", "domain-embedding", "anchored", "random"), noun="router method",

@@ -6,8 +6,8 @@
     base: base
 
 The keys are those of the recipe in a `composition.json`, and `experts`, `base`, `from_base`, `host` and `device`; a key
-without a value counts as absent. A `composition.json` can be read as well: it names members and base model by content
-digest.
+without a value counts as absent. Coefficients that were fitted have the record of that beside them, `fit`. A
+`composition.json` can be read as well: it names members and base model by content digest.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from registry import composition
+from registry.composition.recipe.coefficient_fit import CoefficientFit
 from registry.composition.recipe.recipe_fields import (
     FIELDS,
     OF_COPIES,
@@ -33,13 +34,14 @@ from registry.composition.recipe.recipe_rules import (
     FROM_BASE,
     Problem,
     base_itself,
+    check_complete,
     check_named,
     first_problem,
     misplaced,
     problem_of_copies,
 )
 from registry.composition.recipe.recipe_values import make_recipe, values_of
-from registry.errors import InvalidInputError, NotFoundError, OutputError
+from registry.errors import CheckpointError, InvalidInputError, NotFoundError, OutputError
 from registry.io.atomic import atomic_file
 from registry.io.limits import JSON_BYTES
 from registry.io.strict_json import parse_json
@@ -50,10 +52,10 @@ from registry.names.suggest import suggest
 from registry.statistics.settings import PassSettings
 from store.catalog import Catalog
 
-EXPERTS, BASE, COMPUTED = "experts", "base", "computed"
+EXPERTS, BASE, COMPUTED, FIT = "experts", "base", "computed", "fit"
 FILE_FIELDS = tuple(one for one in FIELDS.values() if not one.group and one.stands_for is None)
 """Fields that are keys of a recipe file."""
-KEYS = (EXPERTS, BASE, FROM_BASE, *(one.name for one in FILE_FIELDS), TRUNK_OPTIONS, COMPUTED)
+KEYS = (EXPERTS, BASE, FROM_BASE, *(one.name for one in FILE_FIELDS), TRUNK_OPTIONS, COMPUTED, FIT)
 
 _SCHEMA_HINT = "run: reg schema recipe"
 _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_./@-]*")
@@ -74,6 +76,7 @@ class RecipeFile:
         members: of a `composition.json`, name and content digest of each member, which `resolved` makes references of.
         base_member: of a `composition.json`, name and content digest of the base model.
         from_base: the number of copies of the base model that are the experts, where no expert is named.
+        fit: what the coefficients among `values` were fitted for and on; None where they were not.
     """
 
     path: Path
@@ -83,11 +86,12 @@ class RecipeFile:
     members: tuple[tuple[str, str], ...] = ()
     base_member: tuple[str, str] | None = None
     from_base: int | None = None
+    fit: CoefficientFit | None = None
 
     @cached_property
     def recipe(self) -> composition.Recipe | composition.EnsembleRecipe:
         """The recipe."""
-        return make_recipe(self.values)
+        return make_recipe(self.values, self.fit)
 
     def resolved(self, catalog: Catalog) -> RecipeFile:
         """Return the same with references in place of digests.
@@ -139,6 +143,8 @@ def recipe_text(
             lines.append(f"{one.name}: {_written(values[one.name])}\n")
         if one.name == "trunk" and (options := {name: values[name] for name in values if FIELDS[name].group}):
             lines.append(f"{TRUNK_OPTIONS}: {_written(options)}\n")
+    if isinstance(recipe, composition.Recipe) and recipe.fit:
+        lines.append(f"{FIT}: {_written(recipe.fit.document())}\n")
     return "".join(lines)
 
 
@@ -208,6 +214,7 @@ def _of_composition(document: Mapping[str, Any], path: Path) -> RecipeFile:
         members=() if copies else tuple((member.name, member.digest) for member in described.members),
         base_member=(base.name, base.digest) if base else None,
         from_base=copies,
+        fit=described.recipe.fit if isinstance(described.recipe, composition.Recipe) else None,
     )
 
 
@@ -229,6 +236,7 @@ class _Reader:
                 self._add(one, given[one.name])
         self._read_options(given)
         self._read_computed(given)
+        fit = self._read_fit(given)
         copies = self._read_from_base(given)
         names = self._read_experts(given)
         base = self._read_base(given)
@@ -245,7 +253,7 @@ class _Reader:
         if base is not None and not needs_base(self._values):
             hint = "drop it, or choose a method that needs the base model: trunk: base"
             raise self._error(self._lines[BASE], "this recipe takes no base model, and one is named", hint)
-        return RecipeFile(self._path, self._experts, base, self._values, from_base=copies or None)
+        return RecipeFile(self._path, self._experts, base, self._values, from_base=copies or None, fit=fit)
 
     def _is_given(self, key: str, item: Located) -> bool:
         self._lines[key] = item.line
@@ -301,6 +309,17 @@ class _Reader:
             elif item.value != PassSettings().batch_size:
                 message = f"passes run in batches of {PassSettings().batch_size}, not {str(item.plain)[:80]}"
                 raise self._error(item.line, message, f"drop {COMPUTED}")
+
+    def _read_fit(self, given: Mapping[str, Located]) -> CoefficientFit | None:
+        """Return the record of the fit of the coefficients, if the file has one."""
+        if FIT not in given:
+            return None
+        if not self._values.get("coefficients"):
+            raise self._error(self._lines[FIT], "there is the record of a fit, and no coefficients", f"drop {FIT}")
+        try:
+            return CoefficientFit.from_document(given[FIT].plain, FIT)
+        except CheckpointError as error:
+            raise self._error(self._lines[FIT], error.message, f"drop {FIT}, or copy the file again") from error
 
     def _read_experts(self, given: Mapping[str, Located]) -> list[str]:
         """Return the names of the experts."""
@@ -363,6 +382,8 @@ class _Reader:
             if numbers := self._values.get(field_name):
                 called = {FIELDS[field_name].called: numbers}
                 self._check(self._lines[field_name], lambda called=called: check_named(names, **called))
+        if coefficients := self._values.get("coefficients"):
+            self._check(self._lines["coefficients"], check_complete, names, coefficients)
 
     def _check_top_k(self, count: int) -> None:
         if self._values.get("top_k", 1) > count:

@@ -69,6 +69,8 @@ def first_problem(values: Mapping[str, Any], trunk_options: Mapping[str, Any] | 
     for name, value in values.items():
         if FIELDS[name].kind is FieldKind.BY_MEMBER and value and (misfit := misplaced(name, values)):
             return misfit
+    if values.get("coefficients") and (problem := _beside_coefficients(values, trunk_options)):
+        return problem
     return _contradiction({name: values.get(name, one.default) for name, one in FIELDS.items()})
 
 
@@ -154,6 +156,20 @@ def problem_of_copies(count: object, values: Mapping[str, Any]) -> Problem | Non
     return None
 
 
+def check_complete(names: Sequence[str], coefficients: Mapping[str, float]) -> None:
+    """Check that there are coefficients of every member and of no other, where there are any.
+
+    Raises:
+        InvalidInputError: one is missing, or for a name that is not among `names`.
+    """
+    check_named(names, coefficient=coefficients)
+    if coefficients and (missing := [name for name in names if name not in coefficients]):
+        raise InvalidInputError(
+            f"there is no coefficient for {', '.join(missing)}, and every member needs one",
+            f"give one, 0 to leave the task vector out: --coefficients {missing[0]}=0",
+        )
+
+
 def check_named(names: Sequence[str], **by_member: Mapping[str, float]) -> None:
     """Check that numbers by member are for members.
 
@@ -177,6 +193,23 @@ def _no_option(name: str, values: Mapping[str, Any]) -> Problem:
     listed = ", ".join(options_of(trunk)) or "none"
     fields = (name, "trunk") if name in FIELDS else (TRUNK_OPTIONS,)
     return Problem(fields, f"trunk method {trunk!r} has no option {name!r}", f"its options are: {listed}")
+
+
+def _beside_coefficients(values: Mapping[str, Any], trunk_options: Mapping[str, Any]) -> Problem | None:
+    """Return the problem that something else multiplies the task vectors, or None."""
+    if "scale" in trunk_options:
+        return Problem(
+            ("coefficients", "scale"),
+            "scale multiplies all task vectors, and coefficients multiply each",
+            "drop --scale, and multiply the coefficients by it",
+        )
+    if any(weight != 1 for weight in (values.get("weights") or {}).values()):
+        return Problem(
+            ("coefficients", "weights"),
+            "weights multiply task vectors at a mean of 1, and coefficients multiply them as they are",
+            "drop --weights, or --coefficients",
+        )
+    return None
 
 
 def _contradiction(values: Mapping[str, Any]) -> Problem | None:

@@ -61,6 +61,10 @@ def recipe_schema() -> Schema:
                 {"device": _field(FIELDS["device"]), "batch_size": {"type": ["integer", "null"]}},
                 "As composition.json has it: what passes ran on.",
             ),
+            "fit": {
+                "type": ["object", "null"],
+                "description": "As composition.json has it: what the coefficients were fitted for and on.",
+            },
         },
         "additionalProperties": False,
         "allOf": [rule for one in FIELDS.values() for rule in _rules(one)],

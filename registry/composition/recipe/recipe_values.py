@@ -6,12 +6,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from registry import composition
+from registry.composition.recipe.coefficient_fit import CoefficientFit
 from registry.composition.recipe.recipe_fields import ENSEMBLE, FIELDS, TRUNK_OPTIONS, obstacle
 from registry.composition.recipe.recipe_rules import base_itself
 
 
-def make_recipe(values: Mapping[str, Any]) -> composition.Recipe | composition.EnsembleRecipe:
+def make_recipe(
+    values: Mapping[str, Any], fit: CoefficientFit | None = None
+) -> composition.Recipe | composition.EnsembleRecipe:
     """Make the recipe of some fields, with trunk options among them; the others are at their defaults.
+
+    Args:
+        values: fields of the recipe.
+        fit: of its coefficients, if they were fitted; dropped where it has none.
 
     Raises:
         InvalidInputError: a value is not what its field holds, or the fields contradict each other.
@@ -31,7 +38,7 @@ def make_recipe(values: Mapping[str, Any]) -> composition.Recipe | composition.E
     if own.get("to") == ENSEMBLE:
         del own["to"]
         return composition.EnsembleRecipe(**own)
-    return composition.Recipe(**own, trunk_options=options)
+    return composition.Recipe(**own, trunk_options=options, fit=fit if own.get("coefficients") else None)
 
 
 def values_of(recipe: composition.Recipe | composition.EnsembleRecipe) -> dict[str, Any]:

@@ -153,6 +153,7 @@ def some_recipe(values: dict[str, Any]) -> Recipe | EnsembleRecipe:
         ("refine", "token_weight"),
         ("trunk", *TRUNK_NUMBERS),
         ("router", "bias"),
+        ("coefficients",),
     ):
         values = {name: value for name, value in values.items() if name not in contradicting}
         with suppress(InvalidInputError):
@@ -173,7 +174,8 @@ def test_a_recipe_that_is_written_reads_back(
     path = tmp_path_factory.mktemp("recipes") / "r.yaml"
     weighed = {*recipe.weights, *getattr(recipe, "bias", {})}
     members = sorted({*experts, *weighed})
-    named = members if experts and len(members) >= (recipe.top_k or 1) else []
+    complete = {*members} == {*recipe.coefficients} if getattr(recipe, "coefficients", {}) else bool(experts)
+    named = members if complete and len(members) >= (recipe.top_k or 1) else []
     references = [f"{name}@2" if pinned else name for name in named]
     base = "zero" if recipe.needs_base else None
     write_recipe(path, recipe, references, base)

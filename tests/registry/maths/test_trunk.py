@@ -1,5 +1,6 @@
 """Proves: each trunk method equals an independent float64 reference, whatever the blocks its tensors come in."""
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -132,6 +133,31 @@ def test_task_arithmetic_equals_a_reference() -> None:
     expected = base.double() + 0.4 * sum(member.double() - base.double() for member in members)
     found = combined("task-arithmetic", members, base=base, size=2, options={"scale": 0.4})
     torch.testing.assert_close(found, expected, rtol=1e-14, atol=1e-14)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_coefficients_equal_a_reference(dtype: torch.dtype) -> None:
+    """θ(α) = θ_0 + Σ_e α_e (θ_e − θ_0), Soup-of-Experts, eq. 2, in plain loops; α = 1 for one member alone is it."""
+    *members, base = (tensor.to(dtype) for tensor in tensors())
+    coefficients = [0.7, -1.3, 0.0]
+    found = combined("task-arithmetic", members, base=base, size=2, coefficients=coefficients)
+    for row, column in itertools.product(range(base.shape[0]), range(base.shape[1])):
+        start = float(base[row, column])
+        expected = start
+        for coefficient, member in zip(coefficients, members, strict=True):
+            expected += coefficient * (float(member[row, column]) - start)
+        assert float(found[row, column]) == pytest.approx(expected, rel=1e-14, abs=1e-14)
+    for number, member in enumerate(members):
+        only = [float(number == other) for other in range(len(members))]
+        assert torch.equal(combined("task-arithmetic", members, base=base, coefficients=only).to(dtype), member)
+
+
+def test_rows_that_the_base_model_lacks_have_no_coefficient() -> None:
+    first, second, base = tensors(3)
+    found = combined("task-arithmetic", [first, second], base=base[:4], coefficients=[2.0, -1.0])
+    assert torch.equal(found[4:], (first[4:].double() + second[4:].double()) / 2)
+    shorter = combined("task-arithmetic", [first, second[:4]], base=base, coefficients=[2.0, -1.0])
+    assert torch.equal(shorter[4:], (first[4:].double() - base[4:].double()) * 2 + base[4:].double())
 
 
 def features(seed: int, tokens: int = 64, width: int = 5) -> torch.Tensor:
