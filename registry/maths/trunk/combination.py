@@ -37,6 +37,7 @@ class Combination:
         input_weights: what each member's statistics and token counts are multiplied by.
         counts: for the embedding, how often each of its rows was used, (rows,) one a member.
         options: the method's parameters.
+        summed: of ties and dare: task vectors are added up, not averaged.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Combination:
     input_weights: Sequence[float] = ()
     counts: Sequence[Tensor] | None = None
     options: Options = field(default_factory=dict)
+    summed: bool = False
 
 
 @dataclass(frozen=True)
