@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 from registry import composition as composition_  # methods have the names of these three packages
 from registry import evaluation, hub, maintenance, maths, registration, training
@@ -578,6 +578,8 @@ class Registry:
         base: str | None = None,
         seeds: int | None = None,
         active_experts: Sequence[int] | Literal["all"] = (),
+        recipe: composition_.Recipe | composition_.EnsembleRecipe | None = None,
+        sweep: Mapping[str, Sequence[Any]] | None = None,
     ) -> list[evaluation.Row]:
         """Return perplexity per domain, and the normalised score where a domain's own expert is registered.
 
@@ -591,17 +593,26 @@ class Registry:
             baselines: add rows for the base model, the domains' experts and their plain average, where registered.
             oracle: for every mixture, add a row with each domain's tokens sent to the domain's expert, its upper bound.
             speed: for every mixture, also measure the time of a token, relative to a dense expert's.
-            experts: compose these by each of `methods` too, into folders that are deleted again.
+            experts: compose these by each of `methods` and of `sweep` too, into folders that are deleted again.
             methods: names of `registry.evaluation.METHODS`, or `all`.
-            base: the base model for these methods; default the only one that is registered.
+            base: the base model for these; default the only one that is registered.
             seeds: seeds of methods with randomness, 1 or more; default five, or three if their routers are trained.
             active_experts: for each folder, which must be a mixture, add a row for each of these numbers of experts per
                 token, from 1 to its number of experts; `all` for every one. Nothing is written.
+            recipe: what `sweep` changes one field of; default the default recipe.
+            sweep: one field of it and its values, as in {"lam": [0.01, 0.1]}: a row for each.
         """
         active = evaluation.check_model_folders(self._workspace, folders, active_experts)
         wanted = evaluation.Wanted(baselines, oracle, speed, tuple(require_list(methods, "methods")), seeds, active)
         return evaluation.evaluate_registered(
-            self._workspace, folders, data, settings, wanted, experts=experts, base=base
+            self._workspace,
+            folders,
+            data,
+            settings,
+            wanted,
+            experts=experts,
+            base=base,
+            sweep=evaluation.Sweep(sweep or {}, recipe or composition_.Recipe()),
         )
 
     def audit_extraction(

@@ -5,11 +5,14 @@ from typing import Any, Literal
 
 import click
 
-from cli.options import Integer, file_path, split
+from cli.options import Integer, file_path, pairs, split
 from cli.output import print_json
-from cli.recipe import check_members
+from cli.recipe import asked, check_members
 from cli.score_tables import forms, print_csv, print_tables, ranking_of, tables_of, test_text, wide_table
 from cli.session import Session, pass_session
+from registry.composition.recipe.recipe_fields import AUTO, FIELDS, FieldKind
+
+_SWITCHED = {"true": True, "yes": True, "false": False, "no": False}
 
 
 def _counts(_context: click.Context, _option: click.Parameter, text: str | None) -> list[int] | Literal["all"]:
@@ -20,6 +23,32 @@ def _counts(_context: click.Context, _option: click.Parameter, text: str | None)
     if any(not (part.isascii() and part.isdigit() and len(part) < 10 and int(part)) for part in parts):
         raise click.BadParameter(f"{text!r} is not all, nor a list of numbers from 1 such as 1,2,4")
     return [int(part) for part in parts]
+
+
+def _sweep(_context: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> dict[str, list[Any]]:
+    """Return field → values of `FIELD=V1,V2`; the registry checks them."""
+    swept = {}
+    for key, listed in pairs(texts, "FIELD=V1,V2,…"):
+        name = key.strip().replace("-", "_")
+        if name in swept:
+            raise click.BadParameter(f"{key} is given twice: list its values, as in {key}=V1,V2")
+        swept[name] = [_value(name, text) for text in split([listed])]
+    return swept
+
+
+def _value(name: str, text: str) -> Any:
+    one = FIELDS.get(name)
+    kind = one.kind if one else FieldKind.TEXT
+    if one is not None and not (one.auto and text == AUTO):
+        try:
+            if kind is FieldKind.WHOLE:
+                return int(text)
+            if kind is FieldKind.NUMBER:
+                return float(text)
+        except ValueError:
+            auto = f" or {AUTO}" if one.auto else ""
+            raise click.BadParameter(f"{text!r} is not a value of {name}, which is {kind.value}{auto}") from None
+    return _SWITCHED.get(text.lower(), text) if kind is FieldKind.SWITCH else text
 
 
 @click.command()
@@ -36,14 +65,38 @@ def _counts(_context: click.Context, _option: click.Parameter, text: str | None)
     is_flag=True,
     help="Add every mixture's time per token, relative to a dense expert measured alternately.",
 )
-@click.option("--experts", multiple=True, metavar="A,B@2,…", help="Compose these experts too, with each of --methods.")
+@click.option(
+    "--experts",
+    multiple=True,
+    metavar="A,B@2,…",
+    help="Compose these experts too, with each of --methods and for each value of --sweep.",
+)
 @click.option(
     "--methods",
     multiple=True,
     metavar="all|NAME,…",
     help="Methods that compose --experts; each composition is scored, then deleted.",
 )
-@click.option("--base", metavar="NAME[@V]", help="The base model of --methods. [default: the only one registered]")
+@click.option(
+    "--sweep",
+    multiple=True,
+    metavar="FIELD=V1,V2,…",
+    callback=_sweep,
+    help="Compose --experts once for each value of one field of a recipe, such as lam, top_k, temperature, scale.",
+)
+@click.option(
+    "--recipe",
+    "recipe_path",
+    type=file_path,
+    metavar="FILE",
+    help="What --sweep changes a field of: experts, base model and recipe from a YAML file or a composition.json. "
+    "[default: the default recipe]",
+)
+@click.option(
+    "--base",
+    metavar="NAME[@V]",
+    help="The base model of --methods and --sweep. [default: the only one registered]",
+)
 @click.option(
     "--seeds",
     type=Integer(1),
@@ -58,7 +111,9 @@ def _counts(_context: click.Context, _option: click.Parameter, text: str | None)
 )
 @forms
 @pass_session
+@click.pass_context
 def evaluate(
+    context: click.Context,
     session: Session,
     /,
     folders: tuple[Path, ...],
@@ -68,6 +123,8 @@ def evaluate(
     speed: bool,
     experts: tuple[str, ...],
     methods: tuple[str, ...],
+    sweep: dict[str, list[Any]],
+    recipe_path: Path | None,
     base: str | None,
     seeds: int | None,
     active_experts: list[int] | Literal["all"],
@@ -85,20 +142,27 @@ def evaluate(
 
     With --experts and --methods there is one row per method, and a ranking by average score; methods with several seeds
     show mean ± standard deviation (the seed of the training where routers are trained, else that of the recipe).
+    With --experts and --sweep there is one row per value of a field of a recipe, as in --sweep top_k=1,2,4.
     With --active-experts, the same folder is scored with other numbers of experts per token (FlexOlmo, Fig. 3); it is
     not changed.
     Scores of a composition made here are stored with it: reg show DIGEST.
     """
-    if not folders and not experts:
+    if recipe_path is not None and not sweep:
+        raise click.UsageError("--recipe is of --sweep; a folder composed by it: reg compose --recipe FILE --out DIR")
+    if not folders and not experts and recipe_path is None:
         raise click.UsageError("Missing argument '[FOLDER…]' (or '--experts' and '--methods').")
-    if bool(experts) != bool(methods):
-        raise click.UsageError("--experts and --methods go together.")
+    if recipe_path is None and bool(experts) != bool(methods or sweep):
+        raise click.UsageError("--experts and --methods go together." + (" So do --experts and --sweep." * bool(sweep)))
     if active_experts and not folders:
         raise click.UsageError("--active-experts is of FOLDER….")
     if seeds is not None and not methods:
         raise click.UsageError("--seeds is of --methods.")
-    if experts:
-        check_members(session, split(experts))
+    refs, recipe = split(experts), None
+    if recipe_path is not None:
+        wanted = asked(context, session, experts, base, {"recipe_path": recipe_path, "to": None})
+        refs, recipe, base = wanted.experts, wanted.recipe, wanted.base
+    elif experts:
+        check_members(session, refs)
     from registry import TestSettings
 
     with session.registry(create=True) as registry:
@@ -109,15 +173,19 @@ def evaluate(
             baselines=baselines,
             oracle=oracle,
             speed=speed,
-            experts=split(experts),
+            experts=refs,
             methods=split(methods),
             base=base,
             seeds=seeds,
             active_experts=active_experts,
+            recipe=recipe,
+            sweep=sweep,
         )
     if as_json:
         print_json([row.document() for row in rows])
     elif as_csv:
         print_csv(wide_table(rows, list(data)))
     else:
-        print_tables([*tables_of(rows, list(data)), *(ranking_of(rows) if methods else [])], as_markdown=as_markdown)
+        print_tables(
+            [*tables_of(rows, list(data)), *(ranking_of(rows) if methods or sweep else [])], as_markdown=as_markdown
+        )

@@ -9,8 +9,13 @@ from typing import Any
 from registry.composition.compatibility import check_statistics, common_dtype, make_subset
 from registry.composition.pass_memory import pass_bytes, rendered_elements
 from registry.composition.recipe import Recipe
-from registry.composition.recipe.recipe_fields import SHARED
-from registry.composition.router_bias import has_router_bias, host_of_bias, with_router_bias
+from registry.composition.recipe.recipe_fields import SHARED, SOFTMAX_TOPK, TOPK_SOFTMAX
+from registry.composition.special_routers import (
+    has_router_bias,
+    host_of_bias,
+    with_router_bias,
+    with_softmax_topk,
+)
 from registry.composition.trained.trained_parts import EQUAL_COPIES
 from registry.errors import IncompatibleError, UnsupportedFamilyError
 from registry.families import Translation
@@ -215,6 +220,8 @@ def make_plan(members: Sequence[Member], base: Member | None, recipe: Recipe) ->
     translation = lead.family.dense(lead.architecture) if recipe.to == "dense" else _translation(lead, recipe.host)
     if is_biased:
         translation = with_router_bias(translation, lead)
+    if recipe.gating == SOFTMAX_TOPK:
+        translation = with_softmax_topk(translation, lead, bias=is_biased)
     dtype = recipe.dtype or common_dtype(subset.members)
     tensors = tuple(_tensors(subset.members, subset.base, recipe, dtype, lead, translation))
     plan = Plan(subset.members, subset.base, recipe, dtype, lead, translation, tensors)
@@ -334,7 +341,9 @@ def context_windows(translation: Translation, tau: float) -> tuple[ContextWindow
 def dense_plan(plan: Plan) -> Plan:
     """Return the plan of one dense model made of the same trunk: what every member sees when tokens are forced."""
     translation = plan.lead.family.dense(plan.lead.architecture)
-    recipe = replace(plan.recipe, to="dense", refine=0, refine_mlp=False, refine_trunk=False, host=None)
+    recipe = replace(
+        plan.recipe, to="dense", refine=0, refine_mlp=False, refine_trunk=False, gating=TOPK_SOFTMAX, host=None
+    )
     tensors = tuple(_tensors(plan.members, plan.base, recipe, plan.dtype, plan.lead, translation))
     return replace(plan, recipe=recipe, translation=translation, tensors=tensors)
 

@@ -45,8 +45,8 @@ def trunk_digest(plan: Plan) -> str:
     if plan.recipe.refits:  # routers take part in the refit; the passes after it do not
         recipe = {key: value for key, value in recipe.items() if key not in ("refine", "token_weight", "top_k")}
     else:
-        keys = ("trunk", "trunk_options", "weights", "balance", "dtype")
-        recipe = {key: recipe[key] for key in keys} | {key: recipe[key] for key in ("coefficients",) if key in recipe}
+        keys = ("trunk", "trunk_options", "combine", "coefficients", "weights", "balance", "dtype")
+        recipe = {key: recipe[key] for key in keys if key in recipe}
     return json_digest([recipe, document["members"], document["base"], plan.dtype])
 
 

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from registry.composition.context_routing.context_inputs import ContextInputs
 from registry.composition.plan import Plan
-from registry.composition.recipe.recipe_fields import FROM_ROWS
+from registry.composition.recipe.recipe_fields import FROM_ROWS, SUM
 from registry.errors import InvalidInputError
 from registry.families.sites import MLP_INPUT
 from registry.io.memory import return_freed_memory
@@ -297,6 +297,7 @@ class StoredSource:
             counts,
             plan.recipe.method_options,
             plan.coefficients,
+            summed=plan.recipe.combine == SUM,
         )
 
 

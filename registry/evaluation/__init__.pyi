@@ -13,6 +13,7 @@ from .results import TestSettings as TestSettings
 from .scoring import perplexities as perplexities
 from .service import continual_registered as continual_registered
 from .service import evaluate_registered as evaluate_registered
+from .sweep import Sweep as Sweep
 from .table import Wanted as Wanted
 from .table import evaluate as evaluate
 from .text import test_windows as test_windows

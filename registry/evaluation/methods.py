@@ -65,11 +65,23 @@ METHODS: dict[str, Method] = {
     "random": Method({**PAPER, "trunk": "mean", "router": "random"}, SEEDS),
     "router-ft": Method({**PAPER, "trunk": "mean", "router": "random", "train_steps": TRAIN_STEPS}, TRAINED_SEEDS),
     "dume": Method({"trunk": "mean", "refine": 1, **PAPER}),
+    "dume-eq-4": Method(
+        {
+            "trunk": "mean",
+            "refine": 1,
+            **PAPER,
+            "gating": "softmax-topk",
+            "temperature": 1.0,
+            "host": "remote-code",
+        }
+    ),
     "dume+": Method({"trunk": "mean", "refine": 1, "train_steps": TRAIN_STEPS, **PAPER}, TRAINED_SEEDS),
     "mean-own": Method({"trunk": "mean", **PAPER}),
     "base-own": Method({"trunk": "base", **PAPER}),
     "ties": Method({"trunk": "ties", **PAPER}),
+    "ties-sum": Method({"trunk": "ties", "combine": "sum", "trunk_options": {"scale": 1 / 3}, **PAPER}),
     "dare": Method({"trunk": "dare", **PAPER}),
+    "dare-sum": Method({"trunk": "dare", "combine": "sum", "trunk_options": {"scale": 1 / 3}, **PAPER}),
     "task-arithmetic": Method({"trunk": "task-arithmetic", **PAPER}),
     "domain-embedding": Method({**PAPER, "router": "domain-embedding"}),
     "regmean-alpha-0.9": Method({"trunk_options": {"alpha": 0.9}, **PAPER}),

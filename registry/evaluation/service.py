@@ -16,7 +16,8 @@ from registry.evaluation.methods import Compose, named_methods
 from registry.evaluation.model_folders import check_model_folders
 from registry.evaluation.record import recorder
 from registry.evaluation.results import Row, TestSettings
-from registry.evaluation.table import Wanted, evaluate
+from registry.evaluation.sweep import Sweep
+from registry.evaluation.table import Composed, Wanted, evaluate
 from registry.member import Member, load_members
 from registry.names.reference import require_list
 from registry.training import TrainSettings, train_router
@@ -34,15 +35,17 @@ def evaluate_registered(
     *,
     experts: Sequence[str] = (),
     base: str | None = None,
+    sweep: Sweep | None = None,
 ) -> list[Row]:
-    """Evaluate folders and methods (arguments and errors as `Registry.evaluate`)."""
+    """Evaluate folders, methods and a sweep (arguments and errors as `Registry.evaluate`)."""
     paths = [Path(folder) for folder in require_list(folders, "folders")]
     files = _files(data)
     named_methods(wanted.methods)
-    if bool(require_list(experts, "experts")) != bool(wanted.methods):
+    recipes = (sweep or Sweep()).recipes()
+    if bool(require_list(experts, "experts")) != bool(wanted.methods or recipes):
         raise InvalidInputError(
             "experts and methods go together: " + ("there is no method" if experts else "no expert is named"),
-            "run: reg evaluate --experts a,b --methods all --data a=FILE",
+            "run: reg evaluate --experts a,b --methods all --data a=FILE; or sweep a field: --sweep FIELD=V1,V2",
         )
     if wanted.seeds is not None and (wanted.seeds < 1 or not wanted.methods):
         raise InvalidInputError(
@@ -52,9 +55,12 @@ def evaluate_registered(
     check_model_folders(workspace, paths, wanted.active_experts)
     composed = None
     if experts:
-        composed = (
+        for recipe in recipes.values():  # before anything is composed
+            plan_composition(workspace, experts, recipe, base=base if recipe.needs_base else None)
+        composed = Composed(
             TokenizerSource.of_plan(plan_composition(workspace, experts, Recipe(trunk="mean", router="random"))),
             composer_of(workspace, experts, base),
+            {label: composer_of(workspace, experts, base, recipe) for label, recipe in recipes.items()},
         )
     return evaluate(
         paths,
@@ -110,7 +116,10 @@ def continual_registered(
 
 
 def composer_of(
-    workspace: Workspace, experts: Sequence[str], base: str | None = None, recipe: Recipe | None = None
+    workspace: Workspace,
+    experts: Sequence[str],
+    base: str | None = None,
+    recipe: Recipe | EnsembleRecipe | None = None,
 ) -> Compose:
     """Return a function that composes `experts` for a trial, without a record in the catalog.
 

@@ -1,7 +1,7 @@
 """Evaluation table: perplexity by domain, and the normalised score of the DUME paper, one row a model."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -59,6 +59,21 @@ class FolderRows:
     active_experts: tuple[Row, ...] = ()
 
 
+@dataclass(frozen=True)
+class Composed:
+    """Sources of the rows that have no folder.
+
+    Attributes:
+        tokenizer: of their compositions.
+        methods: composes by the settings of a method.
+        sweep: row → what composes it, for the rows of a sweep.
+    """
+
+    tokenizer: TokenizerSource
+    methods: Compose
+    sweep: Mapping[str, Compose] = field(default_factory=dict)
+
+
 Recorder = Callable[[str, Path, Benchmark, FolderRows], None]
 """Called with each folder while it exists: (name, folder, benchmark, its rows)."""
 
@@ -75,7 +90,7 @@ def evaluate(
     *,
     progress: Progress,
     wanted: Wanted | None = None,
-    composed: tuple[TokenizerSource, Compose] | None = None,
+    composed: Composed | None = None,
     keep: Recorder = discard,
 ) -> list[Row]:
     """Evaluate models, one row each (see `Registry.evaluate`).
@@ -87,7 +102,7 @@ def evaluate(
         settings: the settings of scoring.
         progress: reports windows scored, and remarks on every figure that cannot be computed, with the reason.
         wanted: the rows and figures; by default the rows of the folders.
-        composed: the tokenizer of the methods' compositions, and the function that composes; None without methods.
+        composed: what composes the rows of methods and of a sweep; None without such rows.
         keep: called with each folder's rows.
 
     Raises:
@@ -99,21 +114,23 @@ def evaluate(
             is NaN or infinite.
     """
     wanted = wanted or Wanted()
-    if not (folders or (composed and wanted.methods)) or not data:
+    if not (folders or (composed and (wanted.methods or composed.sweep))) or not data:
         raise InvalidInputError("there is nothing to evaluate", "run: reg evaluate moe/ --data code=FILE")
     methods = named_methods(wanted.methods)
     counts = [active_experts_of(folder, wanted.active_experts) for folder in folders]
     names = [folder.name for folder in folders]
     labels = [path.name if path.name and names.count(path.name) == 1 else str(path) for path in folders]
     sources = [TokenizerSource.of_folder(folder, name) for folder, name in zip(folders, labels, strict=True)]
-    sources += [composed[0]] if composed else []
+    sources += [composed.tokenizer] if composed else []
     table = _Table(make_benchmark(sources, data, registered, settings, progress), wanted, keep)
     rows = table.dense_rows()
     for name, folder, active in zip(labels, folders, counts, strict=True):
         rows += table.folder_rows(name, folder, active)
-    for name in methods:
-        if composed and name not in DENSE:
-            rows += table.method_rows(name, composed[1])
+    if composed is not None:
+        for name in methods:
+            rows += [] if name in DENSE else table.method_rows(name, composed.methods)
+        for name, compose in composed.sweep.items():
+            rows += table.swept_rows(name, compose)
     return rows
 
 
@@ -194,6 +211,13 @@ class _Table:
                     return []
                 runs.append(self.folder_rows(name, folder, oracle=method.oracle))
         return [over_seeds(rows) for rows in zip(*runs, strict=True)]
+
+    def swept_rows(self, name: str, compose: Compose) -> list[Row]:
+        """Return the rows of one value of a sweep; its composition is deleted once it is scored."""
+        with temporary_folder() as temporary:
+            folder = temporary / "swept"
+            compose({}, folder)
+            return self.folder_rows(name, folder)
 
     def _routed_row(self, model: Model, experts: Sequence[str], composed: Mapping[str, str]) -> Row:
         benchmark = self._benchmark

@@ -9,6 +9,9 @@ from registry.hosts.tensors import Experts, RowSelection
 
 LAYERS = "model.layers"
 
+NORM_TOPK_PROB = "norm_topk_prob"
+"""Key of config.json in the Qwen lineage: whether the weights of a token's experts are made to add up to 1."""
+
 Projections = Mapping[str, tuple[RowSelection, tuple[int, ...]]]
 """The matrices of one layer's MLP: name → (their rows, their shape)."""
 
@@ -80,6 +83,7 @@ class Host:
         files: other files of its folder, by name.
         context: its attention, where it carries a context layer; None where it does not.
         gate_bias: name of a router's bias, below the layer; empty where routers have none.
+        obeys_norm_topk_prob: its class reads this key; others always make the weights of a token's experts add up to 1.
     """
 
     model_type: str
@@ -92,6 +96,7 @@ class Host:
     files: Mapping[str, bytes] = field(default_factory=dict)
     context: ContextAttention | None = None
     gate_bias: str = ""
+    obeys_norm_topk_prob: bool = False
 
     def tensor_name(self, layer: int, name: str) -> str:
         """Return the full name of a tensor of a layer."""
@@ -144,7 +149,7 @@ def qwen_moe_config(architecture: Architecture, experts: int, top_k: int) -> dic
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
         "moe_intermediate_size": architecture.intermediate_size,
-        "norm_topk_prob": True,
+        NORM_TOPK_PROB: True,
         "num_experts": experts,  # read by transformers 4 and by other runtimes; transformers 5 reads the next line
         "num_local_experts": experts,
         "num_experts_per_tok": top_k,

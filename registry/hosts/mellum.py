@@ -26,5 +26,6 @@ MELLUM = Host(
     gate="mlp.gate.weight",
     experts=PerExpert("mlp.experts.{expert}.{projection}.weight"),
     config=_config,
+    obeys_norm_topk_prob=True,
     context=ContextAttention(query_key_norm="each head"),
 )

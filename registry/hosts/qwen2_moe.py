@@ -45,5 +45,6 @@ QWEN2_MOE = Host(
     gate="mlp.gate.weight",
     experts=PerExpert("mlp.experts.{expert}.{projection}.weight"),
     config=_config,
+    obeys_norm_topk_prob=True,
     context=ContextAttention(fixed_heads=True),
 )

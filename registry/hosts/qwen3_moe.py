@@ -20,5 +20,6 @@ QWEN3_MOE = Host(
     gate="mlp.gate.weight",
     experts=PerExpert("mlp.experts.{expert}.{projection}.weight"),
     config=_config,
+    obeys_norm_topk_prob=True,
     context=ContextAttention(query_key_norm="each head"),
 )

@@ -1,8 +1,9 @@
 """Hosts with their own modelling file beside the weights; they load with `trust_remote_code=True`.
 
 `modeling_routed.py` subclasses the dense class and routes its MLPs: the host for families that no native architecture
-carries. `modeling_biased.py` and `modeling_context.py` subclass that: routers with a bias, and routers of the text so
-far. `modeling_ensemble.py` holds complete dense models and mixes their predictions.
+carries. `modeling_biased.py`, `modeling_context.py` and `modeling_softmax_topk.py` subclass that: routers with a bias,
+routers of the text so far, and weights from the softmax over all experts. `modeling_ensemble.py` holds complete dense
+models and mixes their predictions.
 """
 
 import json
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from registry.hosts.architecture import Architecture
-from registry.hosts.host import Host, PerExpert, dense_config
+from registry.hosts.host import NORM_TOPK_PROB, Host, PerExpert, dense_config
 from registry.hosts.tensors import OwnHeadMap
 
 REMOTE_CODE = "remote-code"
@@ -38,7 +39,12 @@ HEAD_MAPS = "head_maps"
 """Keys of config.json, and options of the architecture, of a model that is routed by the text so far."""
 
 _CONTEXT_KEYS = (CONTEXT_WINDOW, CONTEXT_FAST, CONTEXT_ALARM, CONTEXT_SHARPNESS, HEAD_MAPS)
+ROUTER_BIAS = "router_bias"
+"""Key of config.json of a model whose weights are from the softmax over all experts: its routers have a bias."""
+
+_CODE = Path(__file__).with_name("code")
 _MODULE, _CONTEXT_MODULE, _BIASED_MODULE = "modeling_routed", "modeling_context", "modeling_biased"
+_SOFTMAX_TOPK_MODULE = "modeling_softmax_topk"
 _IMPORT = re.compile(rb"^from \.modeling_routed import .*\n", re.MULTILINE)
 
 
@@ -110,13 +116,38 @@ def biased_code_host(model_type: str, class_name: str, layers: str) -> Host:
     return replace(routed, class_name=name, gate_bias="mlp.gate.bias", config=config, files=files)
 
 
+def softmax_topk_code_host(model_type: str, class_name: str, layers: str, *, bias: bool = False) -> Host:
+    """Return the host of a dense class whose experts keep the weights of the softmax over all of them.
+
+    Args:
+        model_type: of the dense family.
+        class_name: the dense class of transformers.
+        layers: name of the module of its layers.
+        bias: routers have a bias.
+    """
+    routed, name = remote_code_host(model_type, class_name, layers), "SoftmaxTopKForCausalLM"
+
+    def config(architecture: Architecture, experts: int, top_k: int) -> dict[str, Any]:
+        return routed.config(architecture, experts, top_k) | {
+            "auto_map": {
+                "AutoConfig": f"{_SOFTMAX_TOPK_MODULE}.RoutedConfig",
+                "AutoModelForCausalLM": f"{_SOFTMAX_TOPK_MODULE}.{name}",
+            },
+            NORM_TOPK_PROB: False,
+            ROUTER_BIAS: bias,
+        }
+
+    files = _joined(_SOFTMAX_TOPK_MODULE, routed)
+    return replace(routed, class_name=name, gate_bias="mlp.gate.bias" if bias else "", config=config, files=files)
+
+
 def _joined(module: str, routed: Host) -> dict[str, bytes]:
     """Return a modelling file that subclasses the routed model, with that in place of its import.
 
     Were they two files, transformers 4 would give folders of one name the other file of whichever it loaded first,
     although its dense class is another.
     """
-    source = Path(__file__).with_name(f"{module}.py").read_bytes()
+    source = (_CODE / f"{module}.py").read_bytes()
     return {f"{module}.py": _IMPORT.sub(lambda _: routed.files[f"{_MODULE}.py"], source)}
 
 
@@ -142,5 +173,5 @@ def ensemble_code(class_name: str) -> dict[str, bytes]:
 
 
 def _source(module: str, class_name: str) -> str:
-    source = Path(__file__).with_name(f"{module}.py").read_text(encoding="utf-8")
+    source = (_CODE / f"{module}.py").read_text(encoding="utf-8")
     return source.replace("LlamaForCausalLM as", f"{class_name} as")

@@ -6,25 +6,31 @@ from torch import Tensor
 
 
 def straight_through(
-    logits: Float[Tensor, "T E"], top_k: int, candidates: int, temperature: float
+    logits: Float[Tensor, "T E"], top_k: int, candidates: int, temperature: float, *, renormalize: bool = True
 ) -> tuple[Float[Tensor, "T C"], Int64[Tensor, "T C"]]:
     """Return (weights, chosen) of the C largest logits: the weights of top-k routing, with a gradient for all C.
 
     Top-k routing gives the k largest their softmax and the others 0; at k = 1 that is exactly 1 whatever the logits,
     so nothing can be learnt from it. Forward the weights are these; backward they are the softmax of all C candidates'
     logits / `temperature` (straight-through estimator, Bengio 2013, arXiv:1308.3432, §4). Where C = k > 1 and the
-    temperature is 1, both are the same.
+    temperature is 1, both are the same. Without renormalising, all E logits have a part in both softmaxes.
 
     Args:
         logits: of a router.
         top_k: experts per token, k ≥ 1.
         candidates: C, from k to E.
         temperature: > 0; below 1, tokens that are nearly undecided count for more.
+        renormalize: weights of the k experts add up to 1; otherwise they are those of the softmax over all E.
     """
     largest, chosen = logits.float().topk(candidates, dim=-1)
-    soft = (largest / temperature).softmax(dim=-1)
+    if renormalize:
+        soft = (largest / temperature).softmax(dim=-1)
+        weights = largest[:, :top_k].detach().softmax(dim=-1)
+    else:
+        soft = (logits.float() / temperature).softmax(dim=-1).gather(-1, chosen)
+        weights = logits.detach().float().softmax(dim=-1).gather(-1, chosen[:, :top_k])
     hard = torch.zeros_like(soft)
-    hard[:, :top_k] = largest[:, :top_k].detach().softmax(dim=-1)
+    hard[:, :top_k] = weights
     return hard + (soft - soft.detach()), chosen
 
 

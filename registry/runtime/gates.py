@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from registry.errors import InvalidInputError
 from registry.hosts.context import CONTEXT_LAYERS
+from registry.hosts.host import NORM_TOPK_PROB
 from registry.hosts.remote_code import HEAD_MAPS
 
 GATE = re.compile(r"(?:.*\.)?layers\.(\d+)\.(?:mlp\.gate|block_sparse_moe\.(?:gate|router))")
@@ -61,6 +62,11 @@ class Gate:
         holder = self.module if hasattr(self.module, "top_k") else self.block
         return int(getattr(holder, "top_k"))  # noqa: B009 - modules are untyped
 
+    @property
+    def renormalizes(self) -> bool:
+        """True if the weights of a token's experts add up to 1, False if they are shares of the softmax over all."""
+        return all(getattr(part, NORM_TOPK_PROB, True) for part in (self.module, self.block))
+
 
 @dataclass
 class RoutingRecord:
@@ -70,7 +76,8 @@ class RoutingRecord:
         layer: number of the layer.
         logits: float32 of shape (T, E), before softmax.
         chosen: int64 of shape (T, k), the largest logit first.
-        weights: float32 of shape (T, k), which sum to 1 for each token.
+        weights: float32 of shape (T, k), which sum to 1 for each token, or to less where the mixture keeps the softmax
+            over all experts.
     """
 
     layer: int
@@ -172,8 +179,14 @@ def experts_per_token(model: Any, count: int) -> Iterator[None]:
 
 
 def choice(gate: Gate, logits: Float[Tensor, "T E"]) -> tuple[Float[Tensor, "T k"], Int64[Tensor, "T k"]]:
-    """Return the weights of the chosen experts, and their numbers: softmax over the k largest logits."""
-    largest, chosen = logits.float().topk(gate.top_k, dim=-1)  # (T, E) → (T, k), largest first
+    """Return the weights of the chosen experts, and their numbers, the largest first.
+
+    Weights are the softmax over the k largest logits, or where the mixture keeps them so, that over all E.
+    """
+    if not gate.renormalizes:
+        weights, chosen = logits.float().softmax(dim=-1).topk(gate.top_k, dim=-1)  # (T, E) → (T, k)
+        return weights, chosen
+    largest, chosen = logits.float().topk(gate.top_k, dim=-1)
     return largest.softmax(dim=-1), chosen
 
 

@@ -17,6 +17,7 @@ from registry.hosts.remote_code import (
     context_code_host,
     ensemble_code,
     remote_code_host,
+    softmax_topk_code_host,
 )
 from registry.io.display import few
 from registry.io.files import read_json, read_small
@@ -126,7 +127,7 @@ def _our_code(model_type: str) -> list[Mapping[str, bytes]]:
         return [ensemble_code(FAMILIES[model_type.removeprefix(ENSEMBLE)].class_name)]
     if model_type.startswith(ROUTED):
         family = FAMILIES[model_type.removeprefix(ROUTED)]
-        kinds = (remote_code_host, context_code_host, biased_code_host)
+        kinds = (remote_code_host, context_code_host, biased_code_host, softmax_topk_code_host)
         return [host(family.model_type, family.class_name, family.layers).files for host in kinds]
     return []
 

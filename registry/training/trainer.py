@@ -218,7 +218,9 @@ class Trainer:
 
     def decide(self, gate: Gate, logits: Float[Tensor, "T E"]) -> tuple[Float[Tensor, "T C"], Int64[Tensor, "T C"]]:
         """Return (weights, chosen) of `straight_through`, and record the balance loss."""
-        weights, chosen = straight_through(logits, gate.top_k, self.candidates, self.settings.temperature)
+        weights, chosen = straight_through(
+            logits, gate.top_k, self.candidates, self.settings.temperature, renormalize=gate.renormalizes
+        )
         if self.settings.balance:
             self._balance.append(balance_loss(logits, weights, chosen))
         return weights, chosen

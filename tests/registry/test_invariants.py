@@ -18,6 +18,7 @@ import pytest
 from registry import PassSettings, Recipe, Registry
 from registry.composition.recipe.recipe_fields import FROM_ROWS
 from registry.errors import ConflictError
+from registry.hosts.remote_code import REMOTE_CODE
 from registry.io.model_folder import MARKER
 from registry.maths.router import ROUTERS
 from registry.maths.trunk import TRUNKS
@@ -115,6 +116,13 @@ SAMPLE: dict[str, dict[str, Any]] = {
     "base": {"trunk": "base", "router": "random"},
     "ties": {"trunk": "ties", "router": "ridge", "normalize": True, "balance": "tokens"},
     "dare dense": {"trunk": "dare", "to": "dense"},
+    "ties summed": {
+        "trunk": "ties",
+        "combine": "sum",
+        "router": "ridge",
+        "gating": "softmax-topk",
+        "host": REMOTE_CODE,
+    },
     "task-arithmetic dense": {"trunk": "task-arithmetic", "to": "dense"},
     "context": {"trunk": "mean", "router": "context", "context_window": 16.0, "lam": 0.0},
     "trunk refitted": {"router": "ridge", "refine_trunk": True, "top_k": 1},

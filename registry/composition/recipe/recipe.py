@@ -12,8 +12,10 @@ from registry.composition.recipe.recipe_fields import (
     FIELDS,
     FROM_COUNTS,
     FROM_ROWS,
+    MEAN,
     MOE,
     TOP_K,
+    TOPK_SOFTMAX,
     TRUNK_OPTIONS,
     default,
     options_of,
@@ -50,6 +52,7 @@ class Recipe:
         coefficients: member name → α of any sign, which multiplies its task vector in place of scale and weights, of
             every member; empty for none.
         fit: what the coefficients were fitted for and on; None where they were not.
+        combine: of ties and dare: `mean` or `sum` of the members' task vectors.
         router: a key of `ROUTERS`.
         lam: ridge strength ≥ 0, added to the summed Gram as it is (DUME eq. 6), or `auto`: for each layer the one of
             least held-out error.
@@ -68,9 +71,12 @@ class Recipe:
         device: what passes run on, None for the GPU if there is one.
         top_k: experts per token, from 1 to the number of members; None for `TOP_K`, or for one member and for a
             context router 1.
-        temperature: > 0; router logits are divided by it, which at top_k = 1 changes nothing. By default 0.05, and 1
-            for an anchored router, whose rows were trained without one. The logits of a ridge router
-            whose columns are not normalised lie about 0 for other experts' tokens and about 1 for its own.
+        gating: weights of a token's experts: `topk-softmax`, the softmax over the k largest logits, which adds up to 1;
+            or `softmax-topk`, the k largest of the softmax over all logits as they are (DUME eq. 4).
+        temperature: > 0; router logits are divided by it, which at top_k = 1 changes nothing unless the gating is
+            `softmax-topk`. By default 0.05, and 1 for an anchored router, whose rows were trained without one. The
+            logits of a ridge router whose columns are not normalised lie about 0 for other experts' tokens and about 1
+            for its own.
         weights: member name → ω > 0, its weight in every sum over members; 1 where absent.
         balance: `tokens` divides each member's statistics by its share of the tokens, so that one with many does not
             drown the others; `none` takes them as they are.
@@ -83,6 +89,7 @@ class Recipe:
     trunk: str = default("trunk")
     trunk_options: Mapping[str, float] = field(default_factory=dict)
     coefficients: Mapping[str, float] = field(default_factory=partial(default, "coefficients"))
+    combine: str = default("combine")
     router: str = default("router")
     lam: float | str = default("lam")
     normalize: bool = default("normalize")
@@ -96,6 +103,7 @@ class Recipe:
     refine_trunk: bool = default("refine_trunk")
     device: str | None = default("device")
     top_k: int | None = default("top_k")
+    gating: str = default("gating")
     temperature: float = cast(float, None)  # that of the router method
     weights: Mapping[str, float] = field(default_factory=partial(default, "weights"))
     balance: str = default("balance")
@@ -179,6 +187,7 @@ class Recipe:
             "router": self.router,
             **{name: value for name, value in options.items() if name in used},
             "top_k": self.experts_per_token(len(names)),
+            **({"gating": self.gating} if self.gating != TOPK_SOFTMAX else {}),
             "temperature": float(self.temperature),
             "token_weight": self.token_weight,
             "refine": self.refine,
@@ -193,6 +202,7 @@ class Recipe:
             "trunk_options": self.method_options,
             **({"coefficients": {name: float(self.coefficients[name]) for name in names}} if self.coefficients else {}),
             **({"fit": self.fit.document()} if self.fit else {}),
+            **({"combine": self.combine} if self.combine != MEAN else {}),
             **(routed if self.to == "moe" else {}),
             "weights": {name: float(self.weights.get(name, 1.0)) for name in names},
             "balance": self.balance,

@@ -34,6 +34,12 @@ text so far 91.3 and 32.7), far ones 86.6 and 45.8 (86.4 and 25.3), experts with
 20.6). 24 tokens gain 4 to 7 points after a change, and cost 0.3 to 0.9 on whole text.
 """
 
+MEAN, SUM = "mean", "sum"
+"""What a trunk method takes of the members' task vectors."""
+
+TOPK_SOFTMAX, SOFTMAX_TOPK = "topk-softmax", "softmax-topk"
+"""Weights of a token's experts: the softmax over the k largest logits, or the k largest of the softmax over all."""
+
 SHARED, MAPPED = "shared", "mapped"
 """Vocabularies of a mixture: one embedding and head for all experts, or a map in front of the head for each."""
 
@@ -261,6 +267,11 @@ FIELDS: dict[str, RecipeField] = {
             noun="coefficient",
         ),
         RecipeField(
+            "combine", FieldKind.CHOICE, "Of ties and dare: the mean or the sum of task vectors.", "HOW", _TRUNKS,
+            only_with={"trunk": ("ties", "dare")}, default=MEAN, choices=(MEAN, SUM),
+            label="Task vectors", note="their mean or their sum; with ties and dare", advanced=True,
+        ),
+        RecipeField(
             "router", FieldKind.CHOICE, "Router method: context, ridge, domain-embedding, anchored or random.",
             "METHOD", _MIXTURES, default="context",
             choices=("context", "ridge", "domain-embedding", "anchored", "random"), noun="router method",
@@ -331,6 +342,15 @@ FIELDS: dict[str, RecipeField] = {
             unset=f"1 with context, else {TOP_K}; with ensemble all members",
             limits=Limits(1.0), noun="top-k",
             label="Experts per token", note=f"if empty 1 with the context router, else {TOP_K}; in an ensemble all",
+        ),
+        RecipeField(
+            "gating", FieldKind.CHOICE,
+            "Weights of a token's experts: topk-softmax, softmax over their logits, so that they add up to 1; "
+            "softmax-topk, softmax over all experts' logits, the largest as they are.", "HOW", _MIXTURES,
+            only_with={"router": ("ridge", "domain-embedding", "anchored", "random")}, default=TOPK_SOFTMAX,
+            choices=(TOPK_SOFTMAX, SOFTMAX_TOPK),
+            label="Gating", note="softmax-topk: weights need not add up to 1; not with the context router",
+            advanced=True,
         ),
         RecipeField(
             "temperature", FieldKind.NUMBER, "Divides the router logits.", "X", _MIXED, default=0.05,

@@ -16,6 +16,7 @@ from registry.composition.recipe.recipe_fields import (
     MOE,
     MOST_COPIES,
     OF_COPIES,
+    SOFTMAX_TOPK,
     TRUNK_OPTIONS,
     FieldKind,
     obstacle,
@@ -25,6 +26,10 @@ from registry.errors import InvalidInputError
 
 FROM_BASE = "from_base"
 """Key of recipe files and documents with the number of copies of the base model that are the experts."""
+
+
+_STRICT = ("combine", "gating")
+"""Fields that stay at their defaults where they have no part, as numbers by member do."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,8 @@ def first_problem(values: Mapping[str, Any], trunk_options: Mapping[str, Any] | 
         if found := FIELDS[name].problem(value):
             return Problem((name,), *found)
     for name, value in values.items():
-        if FIELDS[name].kind is FieldKind.BY_MEMBER and value and (misfit := misplaced(name, values)):
+        strict = FIELDS[name].kind is FieldKind.BY_MEMBER or name in _STRICT
+        if strict and value != FIELDS[name].default and (misfit := misplaced(name, values)):
             return misfit
     if values.get("coefficients") and (problem := _beside_coefficients(values, trunk_options)):
         return problem
@@ -146,6 +152,13 @@ def problem_of_copies(count: object, values: Mapping[str, Any]) -> Problem | Non
             ("top_k",),
             f"top-k is {top_k}, it must be from 1 to {count}, the number of copies",
             f"give --top-k {count}{' or less' if count > LEAST_COPIES else ''}{more}",
+        )
+    if values.get("gating") == SOFTMAX_TOPK:
+        return Problem(
+            ("gating",),
+            f"gating {SOFTMAX_TOPK!r} gives weights that need not add up to 1, and copies of one base model would not "
+            "give what it gives",
+            "drop --gating",
         )
     if refined := next((name for name in ("refine", "refine_mlp", "refine_trunk") if values.get(name)), None):
         return Problem(
@@ -277,6 +290,12 @@ def _contradiction(values: Mapping[str, Any]) -> Problem | None:
             "drop --refine, or choose --router ridge",
         )
     refit = next((name for name in ("refine_mlp", "refine_trunk") if values[name]), None)
+    if refit and values["gating"] == SOFTMAX_TOPK:
+        return Problem(
+            ("gating", refit),
+            f"a refit takes the weights of a token's experts to add up to 1, and gating {SOFTMAX_TOPK!r} was asked for",
+            f"drop --gating, or {FIELDS[refit].option}",
+        )
     if refit and values["token_weight"] != "none" and not values["refine"]:
         return Problem(
             ("token_weight", refit),

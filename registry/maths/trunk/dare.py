@@ -13,7 +13,7 @@ _LEVELS = 2**32
 
 
 def dare(combination: Combination) -> Iterator[Tensor]:
-    """Yield θ_0 + λ (1/E) Σ_e ω_e m_e ∘ (θ_e − θ_0) / d, the weights ω scaled to a mean of 1.
+    """Yield θ_0 + λ (1/E) Σ_e ω_e m_e ∘ (θ_e − θ_0) / d, the weights ω scaled to a mean of 1; `summed` without 1/E.
 
     m_e is 1 with probability d, the option `density`, else 0; λ is the option `scale`. m_e follows from the member's
     digest, the tensor's name and the row, so that it is the same in every subset, order and block.
@@ -25,7 +25,7 @@ def dare(combination: Combination) -> Iterator[Tensor]:
         for number, (task, weight) in enumerate(task_vectors(rows, combination)):
             mask = kept(combination.digests[number], combination.name, rows.start, task.shape, density)
             total = total + task.mul_(mask).mul_(weight / density)
-        return total / len(rows.parts)
+        return total if combination.summed else total / len(rows.parts)
 
     yield from on_base(combination, summed)
 

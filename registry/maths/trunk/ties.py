@@ -1,4 +1,7 @@
-"""TIES: task vectors trimmed, a sign elected, those that agree averaged (Yadav et al. 2023, §3; MergeME §3.1.2)."""
+"""TIES: task vectors trimmed, a sign elected, those that agree averaged (Yadav et al. 2023, §3) or added up.
+
+The sum is that of MergeME, Zhou et al. 2025, §3.1.2.
+"""
 
 from collections.abc import Iterator
 
@@ -14,12 +17,13 @@ _PASSES = 4
 
 
 def ties(combination: Combination) -> Iterator[Tensor]:
-    """Yield θ_0 + λ τ, where τ is the disjoint mean of the trimmed task vectors.
+    """Yield θ_0 + λ τ, where τ is the disjoint mean of the trimmed task vectors, or where `summed` their sum.
 
     Of each member's task vector τ_e = θ_e − θ_0 the largest share d of its entries by magnitude stays, the option
     `density`, tensor by tensor; entries equal to the smallest that stays do too. The elected sign of an entry is that
-    of Σ_e ω_e τ_e; τ is Σ ω_e τ_e / Σ ω_e over the members whose trimmed entry is not 0 and has this sign. λ is the
-    option `scale`. Four passes find the magnitudes, whatever the tensor's size; one more combines.
+    of Σ_e ω_e τ_e; τ is Σ ω_e τ_e / Σ ω_e over the members whose trimmed entry is not 0 and has this sign. The sum is
+    Σ ω_e τ_e over the same members, the weights ω scaled to a mean of 1. λ is the option `scale`. Four passes find the
+    magnitudes, whatever the tensor's size; one more combines.
     """
     least = _least_kept(combination, combination.options["density"])
 
@@ -30,8 +34,11 @@ def ties(combination: Combination) -> Iterator[Tensor]:
             weights.append(weight)
         trimmed = torch.stack(tasks)
         agree = (trimmed.sign() == trimmed.sum(dim=0).sign()) & (trimmed != 0)
+        total = (trimmed * agree).sum(dim=0)
+        if combination.summed:
+            return total
         share = torch.tensor(weights, dtype=torch.float64).view(-1, *[1] * (trimmed.dim() - 1))
-        return (trimmed * agree).sum(dim=0) / (share * agree).sum(dim=0).clamp_min(min(weights))
+        return total / (share * agree).sum(dim=0).clamp_min(min(weights))
 
     yield from on_base(combination, elected)
 

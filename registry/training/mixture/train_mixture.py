@@ -12,6 +12,7 @@ import torch
 from registry.checkpoint.model_files import read_config
 from registry.composition.trained.trained_parts import NAMED, ROUTERS
 from registry.errors import InvalidInputError, StorageError
+from registry.hosts.host import NORM_TOPK_PROB
 from registry.io.dtypes import AUTO
 from registry.io.work_dirs import resumable, temporary
 from registry.runtime.compute_dtype import is_fast
@@ -150,8 +151,9 @@ def _check_has_gradient(parent: Parent, members: int) -> None:
             f"{parent.folder} is a composition of one expert: there is nothing to route",
             "train that expert: reg train-expert NAME --base EXPERT --data FILE",
         )
-    top_k = read_config(parent.folder).get("num_experts_per_tok", 1)
-    if not isinstance(top_k, int) or top_k < TOP_K:
+    config = read_config(parent.folder)
+    top_k, renormalizes = config.get("num_experts_per_tok", 1), config.get(NORM_TOPK_PROB, True)
+    if renormalizes and (not isinstance(top_k, int) or top_k < TOP_K):
         copies = parent.composed.manifest.from_base is not None
         raise InvalidInputError(
             f"{parent.folder} sends each token to {top_k} expert with weight 1, so its routers would get no gradient",

@@ -22,7 +22,7 @@ from registry.statistics import file as statistics_file
 from registry.statistics.collect import collect_to
 from registry.statistics.file import Collected
 from registry.statistics.settings import PassSettings
-from tests.conftest import Zoo
+from tests.conftest import Zoo, files_of
 
 GATE = "model.layers.{}.block_sparse_moe.gate.weight"
 PAIR = ("code", "math")
@@ -135,6 +135,38 @@ def test_dense_models_of_every_trunk_method(filled: Registry, zoo: Zoo, tmp_path
         assert bool(torch.isfinite(seen[-1]).all())
     apart = [(a, b) for a in range(6) for b in range(a) if torch.allclose(seen[a], seen[b], atol=1e-3)]
     assert apart == [(3, 0)]  # dare of all entries, and mean
+
+
+def test_sums_of_task_vectors_are_written(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
+    """Into mixtures and dense models, and where another combination was in the same folder before."""
+    code, math, base = (tensors_of(path) for path in (zoo.experts["code"], zoo.experts["math"], zoo.base))
+    options = {"density": 1.0, "scale": 0.5}
+
+    def summed(name: str, trunk: str) -> torch.Tensor:
+        tasks = torch.stack([one[name].double() - base[name].double() for one in (code, math)])
+        if trunk == "ties":
+            tasks = tasks * (tasks.sign() == tasks.sum(0).sign())
+        return base[name].double() + 0.5 * tasks.sum(0)
+
+    for trunk in ("ties", "dare"):
+        dense = Recipe(trunk=trunk, to="dense", trunk_options=options, combine="sum")
+        filled.compose(PAIR, tmp_path / f"{trunk} dense", dense)
+        for name, tensor in tensors_of(tmp_path / f"{trunk} dense").items():
+            assert torch.allclose(tensor.double(), summed(name, trunk), rtol=0, atol=1e-6), name
+        mean = Recipe(trunk=trunk, router="ridge", refine=1, trunk_options=options)
+        sums = replace(mean, combine="sum")
+        filled.compose(PAIR, tmp_path / trunk, mean)
+        filled.compose(PAIR, tmp_path / trunk, sums, force=True)
+        for name, tensor in tensors_of(tmp_path / trunk).items():
+            if name in base and ".mlp." not in name:
+                assert torch.allclose(tensor.double(), summed(name, trunk), rtol=0, atol=1e-6), name
+        assert filled.reproduce(tmp_path / trunk).is_same
+        with Registry(tmp_path / f"{trunk} home") as fresh:  # routers are not those of the mean either
+            fresh.add_base("base", zoo.base)
+            for name in PAIR:
+                fresh.add_expert(name, zoo.experts[name])
+            fresh.compose(PAIR, tmp_path / f"{trunk} fresh", sums)
+        assert files_of(tmp_path / f"{trunk} fresh") == files_of(tmp_path / trunk)
 
 
 def ties_of_all(a: torch.Tensor, b: torch.Tensor, base: torch.Tensor) -> torch.Tensor:

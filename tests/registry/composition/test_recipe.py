@@ -66,6 +66,11 @@ from registry.errors import InvalidInputError
         ({"refine_trunk": True, "router": "domain-embedding"}, "takes features of the base model, not of a refined"),
         ({"refine_trunk": True, "to": "dense"}, "there is nothing to refine in a composition to dense"),
         ({"refine_trunk": 1}, "refine_trunk is 1, it must be true or false"),
+        ({"trunk": "ties", "combine": "average"}, "combine 'average' is not one of mean, sum"),
+        ({"combine": "sum"}, "combine has no part in trunk method 'regmean'"),
+        ({"trunk": "task-arithmetic", "combine": "sum"}, "combine has no part in trunk method 'task-arithmetic'"),
+        ({"trunk": "mean", "to": "dense", "combine": "sum"}, "combine has no part in trunk method 'mean'"),
+        ({"router": "ridge", "gating": "softmax"}, "gating 'softmax' is not one of topk-softmax, softmax-topk"),
     ],
 )
 def test_what_makes_no_sense_is_refused(changes: dict[str, Any], message: str) -> None:
@@ -121,6 +126,8 @@ def test_defaults_are_spelled_out() -> None:
         ({"refine_mlp": True}, {"context_window", "vocabulary", "computed"}),
         ({"refine_trunk": True}, {"context_window", "vocabulary", "computed", "refine_trunk"}),
         ({"router": "ridge"}, {"lam", "normalize"}),
+        ({"router": "ridge", "gating": "softmax-topk"}, {"lam", "normalize", "gating"}),
+        ({"to": "dense", "trunk": "ties", "combine": "sum"}, {"combine"}),
         ({"router": "ridge", "refine": 1}, {"lam", "normalize", "computed"}),
         ({"router": "ridge", "refine_mlp": True}, {"lam", "normalize", "computed"}),
         ({"router": "ridge", "token_weight": "advantage"}, {"lam", "normalize", "computed"}),

@@ -95,8 +95,8 @@ def test_base_model_is_needed_where_the_recipe_says_so(values: dict[str, Any]) -
     document = recipe.document(["a"])
     for one in FIELDS.values():
         holder = document.get(one.group, {}) if one.group else document
-        if one.name in ("host", "device", "remote_code", "refine_trunk"):  # the last only where it is true
-            continue
+        if one.name in ("host", "device", "remote_code", "refine_trunk", "combine", "gating"):
+            continue  # the last three only where they are not at their defaults
         if one.name == "coefficients" or (one.name, values.get("router")) == ("bias", "anchored"):  # only where given
             continue
         has_a_part = obstacle(one, values) is None

@@ -151,7 +151,8 @@ def some_recipe(values: dict[str, Any]) -> Recipe | EnsembleRecipe:
         ("refine", "refine_mlp", "refine_trunk"),
         ("lam", "token_weight"),
         ("refine", "token_weight"),
-        ("trunk", *TRUNK_NUMBERS),
+        ("trunk", "combine", *TRUNK_NUMBERS),
+        ("gating",),  # beside a refit
         ("router", "bias"),
         ("coefficients",),
     ):
@@ -195,7 +196,8 @@ def test_fields_without_a_part_are_not_written() -> None:
     [
         "topk: 1", "trunk: men", "lam: -1", "lam: no", "top_k: 1.5", "normalize: 1", "alpha: 1", "experts: code",
         "trunk_options: {beta: 1}", "trunk_options: {alpha: 2}", "trunk: ties\ntrunk_options: {alpha: 1}",
-        "router: random\nlam: 1", "seed: 1", "routing: posterior", "to: dense\nrefine: 1", "weights: {a: 0}",
+        "router: random\nlam: 1", "combine: sum", "gating: softmax-topk", "seed: 1",
+        "routing: posterior", "to: dense\nrefine: 1", "weights: {a: 0}",
         "to: ensemble\nrouting: perplexity\nweights: {a: 1}", "remote_code: true", "experts: [Code]", "base: 1",
     ],
 )  # fmt: skip

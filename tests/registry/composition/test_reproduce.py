@@ -28,6 +28,7 @@ RECIPES: dict[str, Recipe | EnsembleRecipe] = {
     "context": Recipe(router="context", context_window=16, vocabulary="shared", refine_mlp=True, dtype="float16"),
     "remote code": Recipe(trunk="base", host="remote-code"),
     "dense": Recipe(to="dense", trunk="ties", weights={"math": 2.5}),
+    "sums": Recipe(trunk="dare", combine="sum", router="ridge", gating="softmax-topk", host="remote-code"),
     "posterior": EnsembleRecipe(top_k=1, weights={"code": 2.0}, dtype="float16"),
     "task vector": EnsembleRecipe(routing="task-vector", routing_tokens=8),
 }

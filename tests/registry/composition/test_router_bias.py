@@ -6,6 +6,7 @@ to the bit.
 """
 
 import json
+import math
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -160,6 +161,27 @@ def test_a_folder_is_written_again_to_the_byte(filled: Registry, zoo: Zoo, tmp_p
     source = tmp_path / "asked" / "modeling_biased.py"
     source.write_bytes(source.read_bytes() + b"raise SystemExit\n")
     assert not has_our_code(tmp_path / "asked")
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_a_bias_joins_the_softmax_over_all_experts(filled: Registry, zoo: Zoo, tmp_path: Path, k: int) -> None:
+    add_beside(filled, zoo, tmp_path, bias={"math.beside": [0.375, -0.125]})
+    recipe = Recipe(router="anchored", trunk="base", bias=BIASED.bias, top_k=k, gating="softmax-topk")
+    plan = filled.compose(EVERYONE, tmp_path / "moe", recipe)
+    assert plan.model_type == "routed_llama"
+    assert has_our_code(tmp_path / "moe")
+    model = load_model(tmp_path / "moe", "float32", "cpu")
+    for layer, gate in enumerate(gates(model)):
+        x = torch.randn(5, 32, generator=torch.Generator().manual_seed(1))
+        block: Any = gate.block
+        logits = block.gate(x).double().tolist()
+        assert any(block.gate.bias.tolist()), layer
+        for token, row in zip(x, logits, strict=True):
+            total = sum(math.exp(one) for one in row)
+            kept = torch.tensor(row).argsort(descending=True)[:k].tolist()
+            expected = sum(math.exp(row[e]) / total * block.experts[e](token[None])[0] for e in kept)
+            assert torch.allclose(block(token[None, None])[0, 0], expected, rtol=1e-4, atol=1e-5)
+    assert filled.reproduce(tmp_path / "moe").is_same
 
 
 def test_training_keeps_the_bias(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from registry.evaluation.benchmark import TokenizerSource
 from registry.evaluation.methods import DENSE, SEEDS, TRAIN_STEPS, TRAINED_SEEDS, named_methods
 from registry.evaluation.results import over_seeds
 from registry.evaluation.service import composer_of
-from registry.evaluation.table import Wanted, evaluate
+from registry.evaluation.table import Composed, Wanted, evaluate
 from registry.progress import Advance, silent
 from tests.conftest import Zoo
 
@@ -134,7 +134,7 @@ def test_seeds_become_mean_and_standard_deviation(filled: Registry, zoo: Zoo, mo
             SETTINGS,
             progress=silent,
             wanted=Wanted(methods=methods, seeds=seeds),
-            composed=(TokenizerSource.of_plan(plan), compose),
+            composed=Composed(TokenizerSource.of_plan(plan), compose),
         )
 
     (row,) = rows("drawn", seeds=3)

@@ -120,6 +120,59 @@ def test_dare_equals_a_reference(density: float, scale: float, seed: int, size: 
     torch.testing.assert_close(found, base.double() + scale * expected, rtol=1e-13, atol=1e-13)
 
 
+SUMMED = {"density": 0.6, "scale": 1 / 3}
+
+
+@pytest.mark.parametrize("weights", [(1.0, 1.0, 1.0), (3.0, 1.0, 0.5)])
+def test_ties_summed_equals_the_paper_entry_by_entry(weights: tuple[float, ...]) -> None:
+    """θ_0 + λ Σ of the entries that stay and agree in sign (MergeME §3.1.2; Yadav et al. 2023, §3), in plain loops."""
+    *members, base = tensors()
+    omega = [weight / (sum(weights) / len(weights)) for weight in weights]
+    zero = base.double().flatten().tolist()
+    tasks = [
+        [a - b for a, b in zip(member.double().flatten().tolist(), zero, strict=True)] for member in members
+    ]  # τ_e = θ_e − θ_0
+    trimmed = []
+    for task in tasks:  # trim: the share d of largest magnitude
+        least = sorted((abs(entry) for entry in task), reverse=True)[max(1, round(0.6 * len(task))) - 1]
+        trimmed.append([entry if abs(entry) >= least else 0.0 for entry in task])
+    expected = []
+    for number, origin in enumerate(zero):
+        entries = [weight * task[number] for weight, task in zip(omega, trimmed, strict=True)]
+        elected = sum(entries)  # elect: the sign of the sum
+        merged = sum(entry for entry in entries if entry * elected > 0)  # the sum of those that agree
+        expected.append(origin + merged / 3)
+    found = combined("ties", members, base=base, size=3, options=SUMMED, weights=list(weights), summed=True)
+    torch.testing.assert_close(found.flatten(), torch.tensor(expected, dtype=torch.float64), rtol=1e-13, atol=1e-13)
+    mean = combined("ties", members, base=base, size=3, options=SUMMED, weights=list(weights))
+    assert not torch.allclose(found, mean)
+
+
+@pytest.mark.parametrize("weights", [(1.0, 1.0, 1.0), (3.0, 1.0, 0.5)])
+def test_dare_summed_equals_the_paper_entry_by_entry(weights: tuple[float, ...]) -> None:
+    """θ_0 + λ Σ_e m_e ∘ τ_e / d (Yu et al. 2024, §3.2, dropping and rescaling; MergeME §3.1.2, the sum)."""
+    *members, base = tensors()
+    omega = [weight / (sum(weights) / len(weights)) for weight in weights]
+    expected = base.double().clone()
+    for number, (member, weight) in enumerate(zip(members, omega, strict=True)):
+        for row in range(7):
+            mask = kept(DIGESTS[number], "w", row, torch.Size((1, 5)), 0.6)[0]
+            for column in range(5):
+                if mask[column]:
+                    task = float(member[row, column]) - float(base[row, column])
+                    expected[row, column] += weight * task / 0.6 / 3
+    found = combined("dare", members, base=base, size=3, options=SUMMED, weights=list(weights), summed=True)
+    torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-13)
+    mean = combined("dare", members, base=base, size=3, options=SUMMED, weights=list(weights))
+    torch.testing.assert_close(found - base.double(), 3 * (mean - base.double()), rtol=1e-12, atol=1e-13)
+
+
+def test_dare_summed_that_drops_nothing_is_task_arithmetic() -> None:
+    *members, base = tensors()
+    found = combined("dare", members, base=base, options={"density": 1.0, "scale": 0.3}, summed=True)
+    torch.testing.assert_close(found, combined("task-arithmetic", members, base=base), rtol=1e-14, atol=1e-14)
+
+
 def test_dares_mask_keeps_its_share_and_follows_from_the_digest() -> None:
     mask = kept(DIGESTS[0], "w", 0, torch.Size((200, 500)), 0.8)
     assert abs(float(mask.double().mean()) - 0.8) < 0.005

@@ -268,6 +268,8 @@ RECIPES: list[dict[str, Any]] = [
     {"refine_mlp": "1", "vocabulary": "shared"},
     {"router": "domain-embedding", "lam": "1"},
     {"router": "context", "context_window": "16"},
+    {"trunk": "ties", "combine": "sum", "gating": "softmax-topk", "router": "ridge", "remote_code": "1"},
+    {"combine": "sum", "gating": "softmax-topk"},  # neither has a part in it
     {"router": "random", "lam": "1"},  # lam has no part in it
     {"remote_code": "1"},
     {"to": "dense", "trunk": "mean", "router": "random", "top_k": "7"},  # fields without a part in it
