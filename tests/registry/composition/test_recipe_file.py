@@ -175,7 +175,8 @@ def test_a_recipe_that_is_written_reads_back(
     path = tmp_path_factory.mktemp("recipes") / "r.yaml"
     weighed = {*recipe.weights, *getattr(recipe, "bias", {})}
     members = sorted({*experts, *weighed})
-    complete = {*members} == {*recipe.coefficients} if getattr(recipe, "coefficients", {}) else bool(experts)
+    coefficients = getattr(recipe, "coefficients", {})
+    complete = {*members} == {*coefficients} if coefficients else bool(experts)
     named = members if complete and len(members) >= (recipe.top_k or 1) else []
     references = [f"{name}@2" if pinned else name for name in named]
     base = "zero" if recipe.needs_base else None

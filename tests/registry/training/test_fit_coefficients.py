@@ -16,11 +16,13 @@ from torch import Tensor
 from registry import ExpertTraining, FitSettings, PassSettings, Recipe, Registry
 from registry.composition.compose import write_plan
 from registry.composition.recipe.coefficient_fit import fitted_members
+from registry.composition.tensor_source import pass_over
 from registry.errors import CalibrationError, ConflictError, IncompatibleError, InvalidInputError, NotFoundError
 from registry.io.model_folder import MARKER
 from registry.runtime.loading import load_model
 from registry.training.coefficients import combined_weights
 from registry.training.coefficients.combined_weights import CombinedWeights
+from registry.training.losses import next_token_loss
 from tests.conftest import Zoo, files_of
 from tests.models import make_model, save_checkpoint, sentences, write_jsonl
 
@@ -186,7 +188,7 @@ def test_an_interrupted_fit_goes_on_and_ends_the_same(
 def test_a_loss_that_is_not_finite_ends_the_fit_with_the_last_coefficients(
     trained: Registry, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept, loss = list[list[float]](), combined_weights.next_token_loss
+    kept, loss = list[list[float]](), next_token_loss
 
     def failing(*arguments: Any) -> Tensor:
         found = loss(*arguments)
@@ -242,7 +244,7 @@ def test_memory_does_not_grow_with_the_members(
     """At any time some rows of one member are alive, at most two of its blocks, and the gradient of one tensor."""
     monkeypatch.setattr(combined_weights, "tile_rows", lambda width: 64)
     alive, peak, gradients = 0, 0, 0
-    opened = combined_weights.pass_over
+    opened = pass_over
 
     def counted(member: Any, name: str, rows: int) -> Callable[[], Iterator[Tensor]]:
         start = opened(member, name, rows)
@@ -312,4 +314,4 @@ def test_text_and_members_that_will_not_do_are_refused(filled: Registry, zoo: Zo
             other.fit(["code"], [zoo.test["code"]])
     for wrong in ({"steps": 0}, {"tokens": 0}, {"lr": 0.0}, {"lr": float("inf")}, {"seq_len": 1}, {"seed": -1}):
         with pytest.raises(InvalidInputError):
-            FitSettings(**wrong)  # type: ignore[arg-type]
+            FitSettings(**wrong)
