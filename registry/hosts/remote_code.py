@@ -2,7 +2,8 @@
 
 `modeling_routed.py` subclasses the dense class and routes its MLPs: the host for families that no native architecture
 carries. `modeling_biased.py` and `modeling_context.py` subclass that: routers with a bias, and routers of the text so
-far. `modeling_ensemble.py` holds complete dense models and mixes their predictions.
+far. `ensembles/modeling_ensemble.py` holds complete dense models and mixes their predictions;
+`ensembles/modeling_mixed.py` subclasses it, with one routing and one way of mixing more.
 """
 
 import json
@@ -24,7 +25,7 @@ ROUTED = "routed_"
 ENSEMBLE = "ensemble_"
 """Prefix of an ensemble's `model_type`, before that of the dense model."""
 
-ENSEMBLE_MODULE = "modeling_ensemble"
+ENSEMBLE_MODULE, MIXED_MODULE = "modeling_ensemble", "modeling_mixed"
 
 EVIDENCE_TENSOR = "evidence"
 """The tensor of evidence in a model that is routed by the text so far."""
@@ -39,7 +40,8 @@ HEAD_MAPS = "head_maps"
 
 _CONTEXT_KEYS = (CONTEXT_WINDOW, CONTEXT_FAST, CONTEXT_ALARM, CONTEXT_SHARPNESS, HEAD_MAPS)
 _MODULE, _CONTEXT_MODULE, _BIASED_MODULE = "modeling_routed", "modeling_context", "modeling_biased"
-_IMPORT = re.compile(rb"^from \.modeling_routed import .*\n", re.MULTILINE)
+_ENSEMBLES = "ensembles"
+_IMPORT = re.compile(r"^from \.modeling_\w+ import .*\n", re.MULTILINE)
 
 
 def remote_code_host(model_type: str, class_name: str, layers: str) -> Host:
@@ -111,13 +113,17 @@ def biased_code_host(model_type: str, class_name: str, layers: str) -> Host:
 
 
 def _joined(module: str, routed: Host) -> dict[str, bytes]:
-    """Return a modelling file that subclasses the routed model, with that in place of its import.
+    """Return a modelling file that subclasses the routed model, with that in place of its import."""
+    return {f"{module}.py": _merged(_read(module), routed.files[f"{_MODULE}.py"].decode())}
+
+
+def _merged(source: str, imported: str) -> bytes:
+    """Return a modelling file with the one that it imports in place of the import.
 
     Were they two files, transformers 4 would give folders of one name the other file of whichever it loaded first,
     although its dense class is another.
     """
-    source = Path(__file__).with_name(f"{module}.py").read_bytes()
-    return {f"{module}.py": _IMPORT.sub(lambda _: routed.files[f"{_MODULE}.py"], source)}
+    return _IMPORT.sub(lambda _: imported, source).encode()
 
 
 def own_head_maps(experts: int, hidden_size: int, *, bias: bool) -> dict[str, OwnHeadMap]:
@@ -138,9 +144,18 @@ def own_head_maps(experts: int, hidden_size: int, *, bias: bool) -> dict[str, Ow
 
 def ensemble_code(class_name: str) -> dict[str, bytes]:
     """Return the modelling file of ensembles of a dense class of transformers, by its name."""
-    return {f"{ENSEMBLE_MODULE}.py": _source(ENSEMBLE_MODULE, class_name).encode()}
+    return {f"{ENSEMBLE_MODULE}.py": _source(ENSEMBLE_MODULE, class_name, _ENSEMBLES).encode()}
 
 
-def _source(module: str, class_name: str) -> str:
-    source = Path(__file__).with_name(f"{module}.py").read_text(encoding="utf-8")
-    return source.replace("LlamaForCausalLM as", f"{class_name} as")
+def mixed_code(class_name: str) -> dict[str, bytes]:
+    """Return that of ensembles that are weighed by the prompt, or whose logits are mixed."""
+    ensemble = _source(ENSEMBLE_MODULE, class_name, _ENSEMBLES)
+    return {f"{MIXED_MODULE}.py": _merged(_read(MIXED_MODULE, _ENSEMBLES), ensemble)}
+
+
+def _source(module: str, class_name: str, folder: str = "") -> str:
+    return _read(module, folder).replace("LlamaForCausalLM as", f"{class_name} as")
+
+
+def _read(module: str, folder: str = "") -> str:
+    return (Path(__file__).parent / folder / f"{module}.py").read_text(encoding="utf-8")

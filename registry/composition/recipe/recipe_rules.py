@@ -16,6 +16,7 @@ from registry.composition.recipe.recipe_fields import (
     MOE,
     MOST_COPIES,
     OF_COPIES,
+    PROMPT_PERPLEXITY,
     TRUNK_OPTIONS,
     FieldKind,
     obstacle,
@@ -167,7 +168,14 @@ def _no_option(name: str, values: Mapping[str, Any]) -> Problem:
 
 
 def _contradiction(values: Mapping[str, Any]) -> Problem | None:
-    router, to = values["router"], values["to"]
+    router, to, tokens = values["router"], values["to"], values["routing_tokens"]
+    if tokens < 2 and (tokens == 1 or values["routing"] != PROMPT_PERPLEXITY):
+        return Problem(
+            ("routing_tokens",),
+            f"routing-tokens is {tokens}, it must be 2 or more, as nothing predicts the first token; with routing "
+            f"method {PROMPT_PERPLEXITY!r} also 0, for the whole prompt",
+            f"the default is {FIELDS['routing_tokens'].default_text}",
+        )
     refined = next((name for name in ("refine", "refine_mlp", "refine_trunk") if values[name]), None)
     if to == DENSE and refined:
         return Problem(

@@ -1,0 +1,1 @@
+"""Modelling files of ensembles."""
