@@ -94,7 +94,7 @@ class Ensemble:
 
     @property
     def active_parameters(self) -> int:
-        """Weights that take part in one token: all members', or where the first tokens decide at most those of top_k."""
+        """Weights that take part in one token: all members'; where the first tokens decide, at most those of top_k."""
         if not self.recipe.by_first_tokens:
             return self.parameters
         one = sum(math.prod(link.shape) for link in self.lead.arrays if link.role in ("trunk", "mlp"))

@@ -94,7 +94,13 @@ def test_base_model_is_needed_where_the_recipe_says_so(values: dict[str, Any]) -
     document = recipe.document(["a"])
     for one in FIELDS.values():
         holder = document.get(one.group, {}) if one.group else document
-        if one.name in ("host", "device", "remote_code", "refine_trunk"):  # the last only where it is true
+        if one.name in (
+            "host",
+            "device",
+            "remote_code",
+            "refine_trunk",
+            "mixing",
+        ):  # the last two not at their defaults
             continue
         if (one.name, values.get("router")) == ("bias", "anchored"):  # only where one is not 0
             continue
@@ -188,6 +194,7 @@ def test_values_make_the_recipe_that_they_come_from() -> None:
         Recipe(router="domain-embedding", bias={"a": 1.0}, device="cpu"),
         Recipe(to="dense", dtype="bfloat16"),
         EnsembleRecipe(routing="task-vector", routing_tokens=8),
+        EnsembleRecipe(routing="prompt-perplexity", routing_tokens=0, mixing="logits"),
     ):
         assert make_recipe(values_of(recipe)) == recipe
     made = make_recipe({"remote_code": True})
