@@ -5,7 +5,9 @@ equations are named beside them. They take logits as they are where the model ta
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from registry.runtime.gates import record_routing
 from tests.conftest import Zoo
 from tests.models import make_model, save_checkpoint
 from tests.registry.composition.test_ensemble import FIRST, IDS, NAMES, gained, load, mixed, write_from
+from tests.transformers4 import Transformers4
 
 FAMILIES = ("llama", "qwen3")
 GREEDY: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
@@ -26,38 +29,56 @@ GREEDY: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "eos_token_id
 Write = Callable[..., Any]
 
 
-@pytest.fixture(params=FAMILIES)
-def models(request: pytest.FixtureRequest, zoo: Zoo, tokenizer: Any, tmp_path: Path) -> list[Path]:
-    """A base model of a family and its three experts, in the order of their names."""
-    if request.param == "llama":
-        return [zoo.base, *(zoo.experts[name] for name in NAMES)]
-    names = ("base", *NAMES)
-    return [save_checkpoint(make_model(request.param, 100 + i), tmp_path / n, tokenizer) for i, n in enumerate(names)]
+@dataclass(frozen=True)
+class Family:
+    """A registry of a base model and three experts, whose checkpoints are in the order of their names."""
+
+    registry: Registry
+    experts: list[Path]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(
+    request: pytest.FixtureRequest, zoo: Zoo, tokenizer: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Family]:
+    root = tmp_path_factory.mktemp(request.param)
+    base, experts = zoo.base, [zoo.experts[name] for name in NAMES]
+    if request.param != "llama":
+        base, *experts = (
+            save_checkpoint(make_model(request.param, 100 + number), root / name, tokenizer)
+            for number, name in enumerate(("base", *NAMES))
+        )
+    with Registry(root / "home") as registry:
+        registry.add_base("base", base)
+        for name, folder in zip(NAMES, experts, strict=True):
+            registry.add_expert(name, folder, data=[zoo.train["code"]])
+        yield Family(registry, experts)
 
 
 @pytest.fixture
-def experts(models: list[Path]) -> list[Path]:
-    return models[1:]
+def experts(family: Family) -> list[Path]:
+    return family.experts
 
 
 @pytest.fixture
-def write(models: list[Path], registry: Registry, zoo: Zoo, tmp_path: Path) -> Write:
+def write(family: Family, tmp_path: Path) -> Write:
     """Write an ensemble of the experts, and load it."""
-    registry.add_base("base", models[0])
-    for name, folder in zip(NAMES, models[1:], strict=True):
-        registry.add_expert(name, folder, data=[zoo.train["code"]])
 
     def written(**recipe: Any) -> Any:
-        return load(write_from(registry, NAMES, tmp_path / "ensemble", **recipe)[1])
+        return load(write_from(family.registry, NAMES, tmp_path / "ensemble", **recipe)[1])
 
     return written
+
+
+@lru_cache(maxsize=3)
+def dense_model(folder: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
 
 @torch.no_grad()
 def logits_of(experts: Sequence[Path], tokens: Sequence[int]) -> list[torch.Tensor]:
     """Return each expert's logits (S, V) on one sequence, in float64."""
-    models = [AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32) for folder in experts]
-    return [model(input_ids=torch.tensor([list(tokens)])).logits[0].double() for model in models]
+    return [dense_model(folder)(input_ids=torch.tensor([list(tokens)])).logits[0].double() for folder in experts]
 
 
 def log_likelihood(logits: torch.Tensor, tokens: Sequence[int], stop: int) -> float:
@@ -161,7 +182,7 @@ def test_logits_of_the_posterior(write: Write, experts: list[Path]) -> None:
 
 
 @pytest.mark.parametrize("routing", ROUTINGS)
-@pytest.mark.parametrize("models", ["llama"], indirect=True)
+@pytest.mark.parametrize("family", ["llama"], indirect=True)
 def test_logits_have_the_weights_that_probabilities_have(write: Write, experts: list[Path], routing: str) -> None:
     recipe: dict[str, Any] = {"routing": routing, "top_k": 2, "temperature": 0.1, "routing_tokens": FIRST}
     seen = []
@@ -201,7 +222,7 @@ def test_mixed_logits_with_caches_padding_and_beams(write: Write, routing: str) 
     assert torch.allclose(whole.exp().sum(-1), torch.ones(IDS.shape), atol=1e-5)
 
 
-@pytest.mark.parametrize("models", ["llama"], indirect=True)
+@pytest.mark.parametrize("family", ["llama"], indirect=True)
 @pytest.mark.parametrize("tokens", [FIRST, 0])
 def test_beams_and_batches_of_a_prompt_are_those_of_each_alone(write: Write, tokens: int) -> None:
     model = write(routing="prompt-perplexity", top_k=1, routing_tokens=tokens)
@@ -216,7 +237,7 @@ def test_beams_and_batches_of_a_prompt_are_those_of_each_alone(write: Write, tok
             assert torch.equal(together[row : row + 1, start:], alone)
 
 
-@pytest.mark.parametrize("models", ["llama"], indirect=True)
+@pytest.mark.parametrize("family", ["llama"], indirect=True)
 def test_members_that_are_not_chosen_do_not_run_after_the_choice(write: Write, experts: list[Path]) -> None:
     model = write(routing="prompt-perplexity", top_k=1, routing_tokens=FIRST)
     tokens = IDS[0].tolist()
@@ -231,8 +252,7 @@ def test_members_that_are_not_chosen_do_not_run_after_the_choice(write: Write, e
     found = mixed(model, IDS[:1], use_cache=False)
     assert ran == [*every, (best, 20)]
     # After the tokens that decide it is its dense model, bit for bit: a weight of 1, and a pass over the whole text.
-    own = AutoModelForCausalLM.from_pretrained(experts[best], dtype=torch.float32)
-    assert torch.equal(found[:, FIRST:], mixed(own, IDS[:1]).log_softmax(-1)[:, FIRST:])
+    assert torch.equal(found[:, FIRST:], mixed(dense_model(experts[best]), IDS[:1]).log_softmax(-1)[:, FIRST:])
     ran.clear()
     with torch.no_grad():
         output = model(input_ids=IDS[:1, :12], use_cache=True, logits_to_keep=1)
@@ -245,7 +265,7 @@ def test_members_that_are_not_chosen_do_not_run_after_the_choice(write: Write, e
     assert ran == [(index, FIRST - 1) for index in range(3)]
 
 
-@pytest.mark.parametrize("models", ["llama"], indirect=True)
+@pytest.mark.parametrize("family", ["llama"], indirect=True)
 def test_a_prompt_of_one_token_says_nothing(write: Write, experts: list[Path]) -> None:
     model = write(routing="prompt-perplexity", top_k=1, routing_tokens=0)
     tokens = IDS[0, :1].tolist()
@@ -256,6 +276,17 @@ def test_a_prompt_of_one_token_says_nothing(write: Write, experts: list[Path]) -
         mask = torch.ones_like(IDS)
         mask[0] = 0
         assert torch.allclose(mixed(model, IDS, attention_mask=mask)[1], mixed(model, IDS[1:])[0], atol=5e-5)
+
+
+@pytest.mark.parametrize("routing_tokens", [FIRST, 0])
+def test_transformers_4_gives_the_same(
+    write: Write, tmp_path: Path, transformers4: Transformers4, routing_tokens: int
+) -> None:
+    model = write(routing="prompt-perplexity", top_k=2, routing_tokens=routing_tokens, mixing="logits")
+    folder = tmp_path / "ensemble"
+    assert torch.allclose(transformers4.logits(folder, IDS, "float32", tmp_path), mixed(model), atol=2e-5)
+    generated = transformers4.logits(folder, IDS, "float32", tmp_path, **GREEDY)
+    assert torch.equal(generated, model.generate(IDS, **GREEDY))
 
 
 def test_gradients_are_finite(write: Write) -> None:
