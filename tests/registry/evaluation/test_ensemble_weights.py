@@ -17,9 +17,12 @@ from cli.main import main
 from registry import EnsembleRecipe, Registry, TestSettings
 from registry.composition.ensemble.recipe import ROUTINGS
 from registry.composition.trace import route
+from registry.errors import InvalidInputError
+from registry.evaluation.benchmark import TokenizerSource, make_benchmark
 from registry.evaluation.results import Row
 from registry.evaluation.scoring import Tally
 from registry.io.model_folder import MARKER
+from registry.progress import silent
 from registry.report import page
 from registry.runtime.gates import RoutingRecord, expert_count, gates, record_routing
 from registry.runtime.loading import load_model, load_tokenizer
@@ -66,9 +69,8 @@ def test_weights_and_first_choices_are_stored_by_domain(filled: Registry, zoo: Z
     (made,) = filled.compositions()
     (stored,) = filled.evaluations(made)
     assert stored.document["figures"] == row.document()
-    windows = {name: windows_of(filled, zoo, tmp_path / "mixed", name) for name in PAIR}
     totals, count = [0.0, 0.0], 0
-    for domain, texts in windows.items():
+    for domain, texts in windows_of(zoo, tmp_path / "mixed").items():
         mean, first, tokens = [0.0, 0.0], [0.0, 0.0], 0
         for text in texts:
             for weights in posterior(zoo, text, 20.0):
@@ -88,24 +90,14 @@ def test_weights_and_first_choices_are_stored_by_domain(filled: Registry, zoo: Z
     assert row.overall_accuracy["code"] > 0.5
 
 
-def windows_of(registry: Registry, zoo: Zoo, folder: Path, domain: str) -> list[list[int]]:
-    """Return the test windows of a domain as an evaluation runs them through the model, without their padding."""
-    seen: list[list[int]] = []
-
-    def keep(_self: Tally, name: str, _routings: Any, keep: torch.Tensor) -> None:
-        kept.append((name, keep))
-
-    kept: list[tuple[str, torch.Tensor]] = []
-    ids: list[torch.Tensor] = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Tally, "add", keep)
-        patch.setattr(Tally, "load", lambda *_: {})
-        patch.setattr("registry.evaluation.scoring.predicted", lambda windows: ids.append(windows.ids) or 1)
-        registry.evaluate([folder], {domain: [zoo.test[domain]]}, SETTINGS)
-    marks = torch.cat([mask for _, mask in kept])
-    for tokens, mask in zip(ids[-1].tolist(), marks, strict=True):
-        seen.append([token for token, real in zip(tokens, mask.tolist(), strict=True) if real])
-    return seen
+def windows_of(zoo: Zoo, folder: Path) -> dict[str, list[list[int]]]:
+    """Return the test windows of each domain as an evaluation makes them, without their padding."""
+    source = TokenizerSource.of_folder(folder, "mixed")
+    benchmark = make_benchmark([source], {name: [zoo.test[name]] for name in PAIR}, [], SETTINGS, silent)
+    return {
+        domain: [row[keep].tolist() for row, keep in zip(windows.ids, windows.keep, strict=True)]
+        for domain, windows in benchmark.windows.items()
+    }
 
 
 @pytest.mark.parametrize("recipe", [*({"routing": name} for name in ROUTINGS), {"mixing": "logits"}], ids=str)
@@ -223,5 +215,5 @@ def test_whole_prompts_have_no_perplexity(filled: Registry, zoo: Zoo, tmp_path: 
 def test_dense_models_have_neither(zoo: Zoo) -> None:
     model = load_model(zoo.experts["code"], "float32", "cpu")
     for ask in (expert_count, gates):
-        with pytest.raises(Exception, match="has no router"):
-            ask(model)  # type: ignore[operator]
+        with pytest.raises(InvalidInputError, match="has no router"):
+            ask(model)
