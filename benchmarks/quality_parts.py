@@ -109,7 +109,7 @@ _APART: dict[str, tuple[str, ...]] = {
     "refined": ("dume", "refine-1", "refine-2", "advantage", "domain-embedding"),
     "dume+": ("dume+",),
     "router-ft": ("router-ft",),
-    "ensembles": ("btm", "btm-top-1", "perplexity", "task-vector"),
+    "ensembles": ("btm", "btm-top-1", "perplexity", "prompt-perplexity", "task-vector"),
     "dense": DENSE,
     "seeds": ("random",),
 }

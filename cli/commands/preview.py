@@ -12,7 +12,7 @@ from cli.session import Session, pass_session
 if TYPE_CHECKING:
     from registry.composition.preview import Preview
 
-_WITHOUT = ("to", "routing", "routing_tokens", "bias", "gating", "device", "dtype", "host", "remote_code")
+_WITHOUT = ("to", "routing", "routing_tokens", "mixing", "bias", "gating", "device", "dtype", "host", "remote_code")
 
 
 @click.command(cls=GroupedCommand)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cli.options import Integer, file_path
-from cli.output import allows_colour, as_json, is_quiet, note, print_json
+from cli.output import allows_colour, as_json, is_quiet, note, print_json, print_table
 
 if TYPE_CHECKING:
     from registry.composition.trace import Routed
@@ -24,20 +24,29 @@ _MARKS = "abcdefghijklmnopqrstuvwxyz"
 @click.argument("text", metavar="TEXT")
 @click.option("--layer", "layers", type=Integer(0), multiple=True, metavar="L", help="Show this layer (repeatable).")
 @click.option("--every-layer", is_flag=True, help="Show each layer, one after the other.")
+@click.option("--weights", is_flag=True, help="Print a table of every expert's weight at each token.")
 @click.option("--device", metavar="DEVICE", help="A torch device. [default: the GPU if there is one]")
 @as_json
 def route(
-    folder: Path, text: str, layers: tuple[int, ...], every_layer: bool, device: str | None, as_json: bool
+    folder: Path,
+    text: str,
+    layers: tuple[int, ...],
+    every_layer: bool,
+    weights: bool,
+    device: str | None,
+    as_json: bool,
 ) -> None:
     """Print a text with each token in the colour of the expert that handles it in a composed FOLDER.
 
     Without --layer, this is the expert with the most routing weight over all layers. TEXT may be - for standard input.
+    An ensemble counts as one layer: the weights of its members at a token are those that predict the token after it.
     Without colours (no terminal, or NO_COLOR is set), each run of tokens is preceded by its expert's letter. --json has
     every layer's experts and weights. Where all layers agree on every token, as they do with --router context, this is
     noted, and --every-layer shows one of them.
     """
     from registry.composition.trace import MOST_CHARACTERS, route
     from registry.errors import InvalidInputError
+    from registry.io.display import printable
 
     if every_layer and layers:
         raise click.UsageError("--layer and --every-layer exclude one another.")
@@ -59,6 +68,9 @@ def route(
     for layer in shown:
         if len(shown) > 1:
             click.echo(f"layer {layer}")
+        if weights:
+            print_table(("token", *map(printable, routed.experts)), _weights(routed, layer))
+            continue
         click.echo("".join(_lines(routed, layer, coloured)), color=coloured)
         if not is_quiet():
             click.echo("  ".join(_legend(routed, layer, coloured)), color=coloured)
@@ -73,6 +85,16 @@ def _lines(routed: "Routed", layer: int | None, coloured: bool) -> Iterator[str]
     for expert, run in groupby(routed.tokens, key=lambda token: token.expert(layer)):
         text = printable("".join(token.text for token in run), keep="\n\t")
         yield click.style(text, fg=_colour(number[expert])) if coloured else f"[{_mark(number[expert])}]{text}"
+
+
+def _weights(routed: "Routed", layer: int | None) -> list[list[str]]:
+    """Return the rows of a table: a token, and each expert's weight at a layer, or the mean over layers."""
+    rows = []
+    for token in routed.tokens:
+        weights = token.total_weights if layer is None else token.weights[layer]
+        total = sum(weights.values())
+        rows.append([repr(token.text), *(f"{weights.get(expert, 0.0) / total:.1%}" for expert in routed.experts)])
+    return rows
 
 
 def _legend(routed: "Routed", layer: int | None, coloured: bool) -> Iterator[str]:

@@ -9,7 +9,7 @@ import click
 from cli.output import count, note, print_json, print_table
 from cli.score_tables import Table, figure, print_tables
 from cli.version_output import members_and_base
-from registry.composition.recipe.recipe_fields import FROM_ROWS
+from registry.composition.recipe.recipe_fields import ENSEMBLE, FROM_ROWS
 from registry.composition.trained.trained_parts import trained_part, trained_tokens
 from registry.errors import RegError
 
@@ -78,7 +78,7 @@ def show_composition(registry: "Registry", composition: "CompositionRecord", as_
     print_table(("composition", composition.digest), rows)
     for evaluation in evaluations:
         click.echo()
-        _print_evaluation(evaluation.evaluated_at, evaluation.document)
+        _print_evaluation(evaluation.evaluated_at, evaluation.document, of_ensemble=recipe["to"] == ENSEMBLE)
     if audits:
         click.echo()
         print_table(
@@ -165,7 +165,7 @@ def _training(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def _print_evaluation(at: str, document: Mapping[str, Any]) -> None:
+def _print_evaluation(at: str, document: Mapping[str, Any], *, of_ensemble: bool) -> None:
     """Print one evaluation: a line for each domain, and one for the average if there is one."""
     figures, oracle, settings = document["figures"], document["oracle"] or {}, document["settings"]
     rows = []
@@ -196,6 +196,8 @@ def _print_evaluation(at: str, document: Mapping[str, Any]) -> None:
     if figures["overall_load"]:
         shares = ", ".join(f"{name} {share:.1%}" for name, share in figures["overall_load"].items())
         click.echo(f"load  {shares}")
+    for domain, weights in figures.get("weights", {}).items() if of_ensemble else ():
+        click.echo(f"mean weights on {domain}  {', '.join(f'{name} {one:.1%}' for name, (one,) in weights.items())}")
 
 
 def _text(value: Any) -> str:

@@ -164,6 +164,12 @@ ROW = record(
     routing=by(
         "domain", by("expert", several(number("Share."), "By layer."), "Experts' shares of its tokens' first choices.")
     ),
+    weights=optional(
+        by(
+            "domain",
+            by("expert", several(number("Weight."), "By layer."), "Experts' mean routing weights on its tokens."),
+        )
+    ),
     parameters=maybe(whole("Weights.")),
     active_parameters=maybe(whole("Weights used for one token.")),
     experts_per_token=optional(maybe(whole("Experts that each token goes to; null if it is not a mixture."))),
@@ -365,6 +371,9 @@ REPORT = record(
             layers=several(whole("A layer."), "Layer numbers."),
             shares=by("domain", by("expert", several(number("A share."), "By layer."), "Shares of its tokens.")),
             load=by("expert", several(number("A share."), "Share of all tokens, by layer.")),
+            weights=by(
+                "domain", by("expert", several(number("Weight."), "By layer."), "Mean routing weights on them.")
+            ),
         )
     ),
     overlap=several(

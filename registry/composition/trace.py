@@ -8,7 +8,7 @@ from typing import Any
 from registry.errors import InvalidInputError
 from registry.io.dtypes import AUTO
 from registry.io.model_folder import composed_of
-from registry.runtime.gates import gates, record_routing
+from registry.runtime.gates import expert_count, record_routing
 from registry.runtime.loading import load_tokenizer
 from registry.runtime.upcast import load_for_pass
 
@@ -25,7 +25,8 @@ class RoutedToken:
         text: its characters; empty for a token that continues a character of several tokens.
         special: True if the tokenizer added it.
         experts: the first choice of each layer.
-        weights: the routing weights of each layer, expert → weight, the largest first; they sum to 1.
+        weights: the routing weights of each layer, expert → weight, the largest first; they sum to 1. Of an ensemble,
+            which counts as one layer, all members' for the token after this one, 0 for those that are not kept.
     """
 
     id: int
@@ -35,12 +36,18 @@ class RoutedToken:
     weights: tuple[dict[str, float], ...]
 
     @property
-    def overall(self) -> str:
-        """The expert with the most weight over all layers; the first by name if some have equal weights."""
+    def total_weights(self) -> dict[str, float]:
+        """Expert → its weights summed over the layers, of those that have one."""
         total: dict[str, float] = {}
         for layer in self.weights:
             for name, weight in layer.items():
                 total[name] = total.get(name, 0.0) + weight
+        return total
+
+    @property
+    def overall(self) -> str:
+        """The expert with the most weight over all layers; the first by name if some have equal weights."""
+        total = self.total_weights
         return min(total, key=lambda name: (-total[name], name))
 
     def expert(self, layer: int | None) -> str:
@@ -85,12 +92,12 @@ def route(folder: Path, text: str, device: str | None = None) -> Routed:
     """Trace the expert that handles each token of a text, in a composed folder.
 
     Args:
-        folder: a mixture; its members need not be registered.
+        folder: a mixture or an ensemble; its members need not be registered.
         text: the text, as one window.
         device: a torch device; the GPU by default, if there is one.
 
     Raises:
-        InvalidInputError: the folder holds no mixture, or the text has no token or more than the model takes.
+        InvalidInputError: the folder holds neither, or the text has no token or more than the model takes.
         CheckpointError: the folder does not load, or has no tokenizer.
     """
     if len(text) > MOST_CHARACTERS:
@@ -105,7 +112,7 @@ def route(folder: Path, text: str, device: str | None = None) -> Routed:
     if not ids:
         raise InvalidInputError("the text has no token", 'give some: reg route moe/ "def add(a, b):"')
     model = load_for_pass(folder, AUTO, device, prefer_whole=True)
-    count = gates(model)[0].experts
+    count = expert_count(model)
     limit = getattr(model.config, "max_position_embeddings", None)
     if isinstance(limit, int) and len(ids) > limit:
         raise InvalidInputError(f"the text has {len(ids):,} tokens, the model takes {limit:,}", "give a part of it")

@@ -110,6 +110,7 @@ METHODS: dict[str, Method] = {
     "btm": Method({"to": "ensemble"}),
     "btm-top-1": Method({"to": "ensemble", "top_k": 1}),
     "perplexity": Method({"to": "ensemble", "routing": "perplexity", "top_k": 1}),
+    "prompt-perplexity": Method({"to": "ensemble", "routing": "prompt-perplexity", "top_k": 1}),
     "task-vector": Method({"to": "ensemble", "routing": "task-vector", "top_k": 1}),
 }
 """Name of a row → its method, in the order of the table. `context` is the default recipe of `reg compose`."""

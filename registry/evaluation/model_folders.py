@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Literal
 
 from registry.checkpoint.model_files import read_config
+from registry.composition.recipe.recipe_fields import PROMPT_PERPLEXITY
 from registry.errors import CheckpointError, InvalidInputError, RegError
+from registry.io.model_folder import MARKER
 from registry.names.reference import require_list
 from registry.workspace import Workspace
 
@@ -56,6 +58,22 @@ def check_model_folders(
     for path in folders:
         active_experts_of(Path(path), counts)
     return counts
+
+
+def check_perplexities(folders: Sequence[str | PathLike[str]]) -> None:
+    """Check that no folder is an ensemble that the whole prompt decides on, which has no perplexity.
+
+    Raises:
+        InvalidInputError: a folder is one: a token's probability would depend on the tokens after it.
+    """
+    for folder in map(Path, folders):
+        config = read_config(folder)
+        if config.get("routing") == PROMPT_PERPLEXITY and config.get("routing_tokens") == 0:
+            raise InvalidInputError(
+                f"{folder} has no perplexity: its routing tokens are 0, so the whole prompt weighs its members, and "
+                "the probability of a token would depend on that token and those after it",
+                f"let the first tokens decide: reg compose --recipe {folder / MARKER} --routing-tokens 32 --out DIR",
+            )
 
 
 def active_experts_of(folder: Path, wanted: Sequence[int] | Literal["all"]) -> tuple[int, ...]:

@@ -56,16 +56,17 @@ class Row:
         perplexity: domain → perplexity, exp of the mean negative log-likelihood (nats) of a predicted token.
         score: domain → 100 · (perplexity of the domain's own expert) / perplexity, if that expert is registered.
         tokens: domain → predicted tokens, for every domain of the table.
-        accuracy: of a mixture: domain → for each layer the share of the domain's tokens whose first choice is the
-            expert of its name, in [0, 1]; only domains that are members.
-        load: of a mixture: expert → for each layer its share of all tokens, as routing weights, in [0, 1].
+        accuracy: of a mixture or an ensemble, which counts as one layer: domain → for each layer the share of the
+            domain's tokens whose first choice is the expert of its name, in [0, 1]; only domains that are members.
+        load: of these: expert → for each layer its share of all tokens, as routing weights, in [0, 1].
         parameters: weights in all, tied ones once.
         active_parameters: weights that take part in one token.
         relative_time: of a mixture, if measured: milliseconds a token, divided by those of a dense expert.
         spread: deviations over seeds, for a method with randomness; the figures are then means.
-        routing: of a mixture: domain → expert → for each layer the share of the domain's tokens whose first choice is
-            that expert, in [0, 1].
-        accuracy_by_tokens: of a mixture: domain → number of tokens read → routing accuracy there, mean over layers;
+        routing: of a mixture or an ensemble: domain → expert → for each layer the share of the domain's tokens whose
+            first choice is that expert, in [0, 1]; members of an ensemble with the same weight share it.
+        weights: of these: domain → expert → for each layer its mean routing weight on the domain's tokens, in [0, 1].
+        accuracy_by_tokens: of these: domain → number of tokens read → routing accuracy there, mean over layers;
             `32` stands for the tokens after the 16th up to the 32nd of a window.
         experts_per_token: of a mixture: the number of experts that each token goes to.
     """
@@ -81,6 +82,7 @@ class Row:
     relative_time: float | None = field(default=None, compare=False)
     spread: Spread | None = None
     routing: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    weights: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     accuracy_by_tokens: dict[str, dict[str, float]] = field(default_factory=dict)
     experts_per_token: int | None = None
 
@@ -129,6 +131,7 @@ def over_seeds(rows: Sequence[Row]) -> Row:
         score=_each(fmean, [row.score for row in rows]),
         accuracy=_each(_by_layer, [row.accuracy for row in rows]),
         routing={domain: _each(_by_layer, [row.routing[domain] for row in rows]) for domain in first.routing},
+        weights={domain: _each(_by_layer, [row.weights[domain] for row in rows]) for domain in first.weights},
         accuracy_by_tokens={
             domain: _each(fmean, [row.accuracy_by_tokens[domain] for row in rows])
             for domain in first.accuracy_by_tokens

@@ -1,7 +1,7 @@
-"""Scores of one model: perplexity by domain, size, and for a mixture the routing and the speed.
+"""Scores of one model: perplexity by domain, size, for a mixture or an ensemble the routing, for a mixture the speed.
 
-Shapes: B windows of S tokens in a batch, V vocabulary, T = B · S tokens; L layers that route, E experts, k experts per
-token.
+Shapes: B windows of S tokens in a batch, V vocabulary, T = B · S tokens; L layers that route (1 in an ensemble), E
+experts, k experts per token.
 """
 
 import math
@@ -23,7 +23,7 @@ from registry.errors import CheckpointError, InvalidInputError
 from registry.evaluation.results import TestSettings
 from registry.evaluation.text import predicted
 from registry.progress import Advance, Progress
-from registry.runtime.gates import Gate, RoutingRecord, force_expert, gates, record_routing
+from registry.runtime.gates import Gate, RoutingRecord, expert_count, force_expert, gates, is_ensemble, record_routing
 from registry.runtime.loading import quiet_transformers
 from registry.runtime.upcast import load_for_pass
 
@@ -59,12 +59,22 @@ class Model:
         return self.routers[0].top_k if self.routers else None
 
     @property
+    def layers(self) -> int:
+        """L, the number of layers that route: 1 in an ensemble, 0 in a dense model."""
+        return 1 if is_ensemble(self.loaded) else len(self.routers)
+
+    @property
+    def experts(self) -> int:
+        """E, the number of experts or members; 0 for a dense model."""
+        return expert_count(self.loaded) if self.layers else 0
+
+    @property
     def active_parameters(self) -> int:
         """Weights that take part in one token: all but those of the experts that it does not go to.
 
         In an ensemble that chooses its members by the first tokens: at most the weights of the chosen members.
         """
-        if getattr(self.loaded.config, "routing", None) == "task-vector":
+        if getattr(self.loaded.config, "routing", None) in ("prompt-perplexity", "task-vector"):
             of_member: int = sum(weight.numel() for weight in self.loaded.members[0].parameters())
             return min(self.parameters, of_member * int(self.loaded.config.routing_top_k))
         idle = 0
@@ -100,29 +110,36 @@ class Tally:
         self._first: dict[str, Tensor] = {}
         self._by_length: dict[str, Tensor] = {}
         self._weight = torch.zeros(self._shape, dtype=torch.float64)
-        self._tokens = 0
+        self._weights: dict[str, Tensor] = {}
+        self._tokens: dict[str, int] = {}
 
     def add(self, domain: str, routings: Sequence[RoutingRecord], keep: Bool[Tensor, "B S"]) -> None:
         """Count one batch; `keep` is False for padding."""
-        first = self._first.setdefault(domain, torch.zeros(self._shape, dtype=torch.int64))
+        first = self._first.setdefault(domain, torch.zeros(self._shape, dtype=torch.float64))
+        own = self._weights.setdefault(domain, torch.zeros(self._shape, dtype=torch.float64))
         counted = keep.flatten()  # (B, S) → (T,): the order of tokens in a routing record
         read = keep.cumsum(dim=1).flatten()[counted]  # tokens read so far, from 1
         span = read.double().log2().ceil().long()  # 0 for the first token, 1 for the second, 2 for 3 and 4, …
         spans = int(keep.shape[1] - 1).bit_length() + 1
-        by_length = self._by_length.setdefault(domain, torch.zeros((spans, self._shape[1]), dtype=torch.int64))
-        self._tokens += int(counted.sum())
+        by_length = self._by_length.setdefault(domain, torch.zeros((spans, self._shape[1]), dtype=torch.float64))
+        self._tokens[domain] = self._tokens.get(domain, 0) + int(counted.sum())
         for layer, routing in enumerate(routings):
             chosen, weights = routing.chosen[-1][counted], routing.weights[-1][counted].double()  # (T, k) each
-            first[layer] += torch.bincount(chosen[:, 0], minlength=self._shape[1])  # (E,); the first choice alone
-            by_length += torch.bincount(  # (spans, E)
-                span * self._shape[1] + chosen[:, 0], minlength=by_length.numel()
-            ).view_as(by_length)
-            self._weight[layer].index_add_(0, chosen.flatten(), weights.flatten())
+            part = torch.zeros_like(weights)  # of the first choice
+            part[:, 0] = 1
+            if routing.shares_ties:
+                part = (weights == weights[:, :1]).double()
+                part /= part.sum(dim=1, keepdim=True)
+            first[layer].index_add_(0, chosen.flatten(), part.flatten())
+            place = span.unsqueeze(1) * self._shape[1] + chosen  # in (spans, E)
+            by_length.view(-1).index_add_(0, place.flatten(), part.flatten())
+            for weight in (self._weight, own):
+                weight[layer].index_add_(0, chosen.flatten(), weights.flatten())
 
     def accuracy(self, names: Sequence[str]) -> dict[str, list[float]]:
         """Return domain → for each layer the share of its tokens that went to the expert of its name first."""
         return {
-            domain: (first[:, names.index(domain)].double() / first.sum(dim=1)).tolist()
+            domain: (first[:, names.index(domain)] / self._tokens[domain]).tolist()
             for domain, first in self._first.items()
             if domain in names
         }
@@ -136,7 +153,7 @@ class Tally:
             domain: {
                 str(2**span): float(counts[names.index(domain)]) / total
                 for span, counts in enumerate(by_length)
-                if (total := int(counts.sum()))
+                if (total := round(float(counts.sum())))
             }
             for domain, by_length in self._by_length.items()
             if domain in names
@@ -145,13 +162,20 @@ class Tally:
     def routing(self, names: Sequence[str]) -> dict[str, dict[str, list[float]]]:
         """Return domain → expert → for each layer the share of the domain's tokens that went to that expert first."""
         return {
-            domain: dict(zip(names, (first.double() / first.sum(dim=1, keepdim=True)).T.tolist(), strict=True))
+            domain: dict(zip(names, (first / self._tokens[domain]).T.tolist(), strict=True))
             for domain, first in self._first.items()
+        }
+
+    def weights(self, names: Sequence[str]) -> dict[str, dict[str, list[float]]]:
+        """Return domain → expert → for each layer its mean routing weight on the domain's tokens."""
+        return {
+            domain: dict(zip(names, (own / self._tokens[domain]).T.tolist(), strict=True))
+            for domain, own in self._weights.items()
         }
 
     def load(self, names: Sequence[str]) -> dict[str, list[float]]:
         """Return expert → for each layer its share of all tokens, by routing weights."""
-        shares = (self._weight / self._tokens).T.tolist()  # (L, E) → (E, L)
+        shares = (self._weight / sum(self._tokens.values())).T.tolist()  # (L, E) → (E, L)
         return dict(zip(names, shares, strict=True))
 
 

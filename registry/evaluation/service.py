@@ -13,7 +13,7 @@ from registry.errors import IncompatibleError, InvalidInputError
 from registry.evaluation.benchmark import TokenizerSource, make_benchmark
 from registry.evaluation.continual import Continual, continual
 from registry.evaluation.methods import Compose, named_methods
-from registry.evaluation.model_folders import check_model_folders
+from registry.evaluation.model_folders import check_model_folders, check_perplexities
 from registry.evaluation.record import recorder
 from registry.evaluation.results import Row, TestSettings
 from registry.evaluation.sweep import Sweep
@@ -53,6 +53,7 @@ def evaluate_registered(
             "run: reg evaluate --experts a,b --methods random --seeds 5 --data a=FILE",
         )
     check_model_folders(workspace, paths, wanted.active_experts)
+    check_perplexities(paths)
     composed = None
     if experts:
         for recipe in recipes.values():  # before anything is composed

@@ -221,21 +221,26 @@ class _Table:
 
     def _routed_row(self, model: Model, experts: Sequence[str], composed: Mapping[str, str]) -> Row:
         benchmark = self._benchmark
-        if not model.routers:
+        if not model.layers:
             return self._row(
                 model.name, perplexities_of(model, benchmark.windows, benchmark.settings, self._progress), model
             )
-        tally = Tally(len(model.routers), len(experts))
+        tally = Tally(model.layers, len(experts))
         perplexity = perplexities_of(model, benchmark.windows, benchmark.settings, self._progress, tally=tally)
-        time = self._relative_time(model, composed) if self._wanted.speed else None
+        time = self._relative_time(model, composed) if self._wanted.speed and model.routers else None
         row = self._row(model.name, perplexity, model, tally.accuracy(experts), tally.load(experts), time)
-        return replace(row, routing=tally.routing(experts), accuracy_by_tokens=tally.accuracy_by_length(experts))
+        return replace(
+            row,
+            routing=tally.routing(experts),
+            weights=tally.weights(experts),
+            accuracy_by_tokens=tally.accuracy_by_length(experts),
+        )
 
     def _active_row(self, name: str, model: Model, row: Row, count: int) -> Row:
         """Return the row of a mixture whose tokens go to `count` experts each (FlexOlmo, Fig. 3)."""
         if count == row.experts_per_token:
             return replace(
-                row, name=name, accuracy={}, load={}, routing={}, accuracy_by_tokens={}, relative_time=None
+                row, name=name, accuracy={}, load={}, routing={}, weights={}, accuracy_by_tokens={}, relative_time=None
             )  # as the other rows, which have scores and costs alone
         with experts_per_token(model.loaded, count):
             benchmark = self._benchmark
@@ -296,7 +301,6 @@ class _Table:
 
 
 def _expert_names(folder: Path, model: Model) -> list[str]:
-    """Return the names of a mixture's experts: its members in order, or numbers if it records no members."""
+    """Return the names of the experts: the members in order, or numbers if the folder records no members."""
     names = list(composed_of(folder))
-    count = model.routers[0].experts if model.routers else 0
-    return names if len(names) == count else [str(number) for number in range(count)]
+    return names if len(names) == model.experts else [str(number) for number in range(model.experts)]

@@ -3,7 +3,7 @@
 `modeling_routed.py` subclasses the dense class and routes its MLPs: the host for families that no native architecture
 carries. `modeling_biased.py`, `modeling_context.py` and `modeling_softmax_topk.py` subclass that: routers with a bias,
 routers of the text so far, and weights from the softmax over all experts. `modeling_ensemble.py` holds complete dense
-models and mixes their predictions.
+models and mixes their predictions; `modeling_mixed.py` subclasses it, with one routing and one way of mixing more.
 """
 
 import json
@@ -25,7 +25,7 @@ ROUTED = "routed_"
 ENSEMBLE = "ensemble_"
 """Prefix of an ensemble's `model_type`, before that of the dense model."""
 
-ENSEMBLE_MODULE = "modeling_ensemble"
+ENSEMBLE_MODULE, MIXED_MODULE = "modeling_ensemble", "modeling_mixed"
 
 EVIDENCE_TENSOR = "evidence"
 """The tensor of evidence in a model that is routed by the text so far."""
@@ -45,7 +45,7 @@ ROUTER_BIAS = "router_bias"
 _CODE = Path(__file__).with_name("code")
 _MODULE, _CONTEXT_MODULE, _BIASED_MODULE = "modeling_routed", "modeling_context", "modeling_biased"
 _SOFTMAX_TOPK_MODULE = "modeling_softmax_topk"
-_IMPORT = re.compile(rb"^from \.modeling_routed import .*\n", re.MULTILINE)
+_IMPORT = re.compile(r"^from \.modeling_\w+ import .*\n", re.MULTILINE)
 
 
 def remote_code_host(model_type: str, class_name: str, layers: str) -> Host:
@@ -142,13 +142,17 @@ def softmax_topk_code_host(model_type: str, class_name: str, layers: str, *, bia
 
 
 def _joined(module: str, routed: Host) -> dict[str, bytes]:
-    """Return a modelling file that subclasses the routed model, with that in place of its import.
+    """Return a modelling file that subclasses the routed model, with that in place of its import."""
+    return {f"{module}.py": _merged(_read(module), routed.files[f"{_MODULE}.py"].decode())}
+
+
+def _merged(source: str, imported: str) -> bytes:
+    """Return a modelling file with the one that it imports in place of the import.
 
     Were they two files, transformers 4 would give folders of one name the other file of whichever it loaded first,
     although its dense class is another.
     """
-    source = (_CODE / f"{module}.py").read_bytes()
-    return {f"{module}.py": _IMPORT.sub(lambda _: routed.files[f"{_MODULE}.py"], source)}
+    return _IMPORT.sub(lambda _: imported, source).encode()
 
 
 def own_head_maps(experts: int, hidden_size: int, *, bias: bool) -> dict[str, OwnHeadMap]:
@@ -172,6 +176,15 @@ def ensemble_code(class_name: str) -> dict[str, bytes]:
     return {f"{ENSEMBLE_MODULE}.py": _source(ENSEMBLE_MODULE, class_name).encode()}
 
 
+def mixed_code(class_name: str) -> dict[str, bytes]:
+    """Return that of ensembles that are weighed by the prompt, or whose logits are mixed."""
+    ensemble = _source(ENSEMBLE_MODULE, class_name)
+    return {f"{MIXED_MODULE}.py": _merged(_read(MIXED_MODULE), ensemble)}
+
+
 def _source(module: str, class_name: str) -> str:
-    source = (_CODE / f"{module}.py").read_text(encoding="utf-8")
-    return source.replace("LlamaForCausalLM as", f"{class_name} as")
+    return _read(module).replace("LlamaForCausalLM as", f"{class_name} as")
+
+
+def _read(module: str) -> str:
+    return (_CODE / f"{module}.py").read_text(encoding="utf-8")

@@ -9,6 +9,7 @@ from typing import Any
 
 from registry.checkpoint.training_record import TrainingRecord, training_of, training_record
 from registry.composition.compose import plan_composition, preview_composition
+from registry.composition.ensemble.recipe import EnsembleRecipe
 from registry.composition.integrity import COMPOSE_AGAIN, ComposedFolder
 from registry.composition.manifest import CompositionManifest
 from registry.composition.plan import Plan
@@ -88,7 +89,9 @@ def build_report(
     plan, preview = gathering.predicted(manifest, versions)
     measured = next((row for row in rows if row.routing), None)
     routing = _measured(measured) if measured else _predicted(preview, names)
-    if measured is None:
+    if measured is None and isinstance(manifest.recipe, EnsembleRecipe):
+        gathering.notes.append("the weights of an ensemble are measured alone: no evaluation that has them is stored")
+    elif measured is None:
         gathering.notes.append("routing is predicted from statistics: no evaluation with text is stored")
         if preview is not None and preview.by_tokens:
             gathering.notes += preview.notes
@@ -305,7 +308,9 @@ def _audit(record: EvaluationRecord) -> Audit:
 
 def _row(document: Mapping[str, Any]) -> Row:
     keys = ("name", "perplexity", "score", "tokens", "accuracy", "load", "parameters", "active_parameters")
-    return Row(**{key: document[key] for key in keys}, routing=document.get("routing", {}))
+    return Row(
+        **{key: document[key] for key in keys}, routing=document.get("routing", {}), weights=document.get("weights", {})
+    )
 
 
 def _scores(rows: Sequence[Row], folder: str) -> tuple[ScoreRow, ...]:
@@ -327,7 +332,7 @@ def _evaluated(rows: Sequence[Row], data: Mapping[str, Sequence[PathLike]]) -> E
 
 def _measured(row: Row) -> RoutingData:
     layers = max((len(shares) for experts in row.routing.values() for shares in experts.values()), default=0)
-    return RoutingData(True, tuple(range(layers)), row.routing, row.load)
+    return RoutingData(True, tuple(range(layers)), row.routing, row.load, row.weights)
 
 
 def _predicted(preview: Preview | None, names: Sequence[str]) -> RoutingData | None:

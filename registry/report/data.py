@@ -1,9 +1,11 @@
 """The figures of a report as plain data: from the folder, the catalog, statistics and evaluations."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import Any
+
+from registry.hosts.remote_code import ENSEMBLE
 
 
 @dataclass(frozen=True)
@@ -36,12 +38,14 @@ class RoutingData:
         layers: layer numbers.
         shares: domain → expert → for each of these layers the expert's share of the domain's tokens, in [0, 1].
         load: expert → for each layer the expert's share of all tokens.
+        weights: as `shares`, the expert's mean routing weight; empty if predicted, or measured by an early version.
     """
 
     measured: bool
     layers: tuple[int, ...]
     shares: Mapping[str, Mapping[str, Sequence[float]]]
     load: Mapping[str, Sequence[float]]
+    weights: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
 
     def mean(self, domain: str, expert: str) -> float:
         """Return an expert's mean share of a domain over layers."""
@@ -242,6 +246,11 @@ class ReportData:
     notes: tuple[str, ...] = ()
     training: Training | None = None
     from_base: int | None = None
+
+    @property
+    def is_ensemble(self) -> bool:
+        """True if it is an ensemble, whose members' weights count as the routing of one layer."""
+        return self.host.startswith(ENSEMBLE)
 
     @property
     def experts(self) -> tuple[str, ...]:

@@ -1,5 +1,7 @@
 """The routers of a loaded mixture, on every host: routing recorded, tokens forced to one expert or sent to k of them.
 
+Of an ensemble, the weights of its members are recorded as the routing of one layer.
+
 Shapes: T tokens of a batch, row by row; H hidden size, E experts, k experts per token.
 """
 
@@ -16,7 +18,7 @@ from torch import Tensor, nn
 from registry.errors import InvalidInputError
 from registry.hosts.context import CONTEXT_LAYERS
 from registry.hosts.host import NORM_TOPK_PROB
-from registry.hosts.remote_code import HEAD_MAPS
+from registry.hosts.remote_code import ENSEMBLE, HEAD_MAPS
 
 GATE = re.compile(r"(?:.*\.)?layers\.(\d+)\.(?:mlp\.gate|block_sparse_moe\.(?:gate|router))")
 """Name of a layer's router as a module, with the layer as group 1; its tensor in a composed folder adds `.weight`."""
@@ -74,13 +76,15 @@ class RoutingRecord:
 
     Attributes:
         layer: number of the layer.
-        logits: float32 of shape (T, E), before softmax.
-        chosen: int64 of shape (T, k), the largest logit first.
+        logits: float32 of shape (T, E), before softmax; of an ensemble the logarithms of the weights.
+        chosen: int64 of shape (T, k), the largest logit first; of an ensemble all members, k = E.
         weights: float32 of shape (T, k), which sum to 1 for each token, or to less where the mixture keeps the softmax
             over all experts.
+        shares_ties: experts with the largest weight share the first choice, as members do that nothing tells apart yet.
     """
 
     layer: int
+    shares_ties: bool = False
     logits: list[Tensor] = field(default_factory=list)
     chosen: list[Tensor] = field(default_factory=list)
     weights: list[Tensor] = field(default_factory=list)
@@ -115,12 +119,32 @@ def gates(model: Any, *, every: bool = False) -> list[Gate]:
     return sorted(routers, key=lambda gate: gate.layer)
 
 
+def is_ensemble(model: Any) -> bool:
+    """Tell whether a loaded model is an ensemble."""
+    return str(model.config.model_type).startswith(ENSEMBLE)
+
+
+def expert_count(model: Any) -> int:
+    """Return the number of experts of a loaded mixture, or of members of an ensemble.
+
+    Raises:
+        InvalidInputError: the model is neither.
+    """
+    return len(model.members) if is_ensemble(model) else gates(model)[0].experts
+
+
 @contextmanager
 def record_routing(model: Any) -> Iterator[list[RoutingRecord]]:
     """Record the routing while the context is open: one `RoutingRecord` a layer, on the CPU.
 
-    Inside `force_expert` the forced expert is recorded, if that context was entered first.
+    Inside `force_expert` the forced expert is recorded, if that context was entered first. An ensemble has one record,
+    of the weights that its members have at each token, which is for the token after it.
     """
+    if is_ensemble(model):
+        routing = RoutingRecord(0, shares_ties=True)
+        with _recorded_weights(model, routing):
+            yield [routing]
+        return
     routers = gates(model)
     routings = [RoutingRecord(gate.layer) for gate in routers]
     with _hooked(routers, [_recorder(gate, routing) for gate, routing in zip(routers, routings, strict=True)]):
@@ -211,6 +235,27 @@ def _recorder(gate: Gate, routing: RoutingRecord) -> Hook:
         routing.chosen.append(chosen)
 
     return record
+
+
+@contextmanager
+def _recorded_weights(model: Any, routing: RoutingRecord) -> Iterator[None]:
+    """Record what the modelling file of an ensemble weighs its members by, on which all its routings end."""
+    weigh = model._weigh
+
+    def record(scores: Tensor, known: Tensor) -> Any:
+        found = weigh(scores, known)
+        logits = found.detach().flatten(0, 1).float().cpu()  # (B, S, E) → (T, E)
+        weights, chosen = logits.exp().sort(dim=-1, descending=True, stable=True)
+        routing.logits.append(logits)
+        routing.weights.append(weights)
+        routing.chosen.append(chosen)
+        return found
+
+    model._weigh = record
+    try:
+        yield
+    finally:
+        del model._weigh
 
 
 def _forcing(expert: int) -> Hook:

@@ -16,6 +16,7 @@ from registry.hosts.remote_code import (
     biased_code_host,
     context_code_host,
     ensemble_code,
+    mixed_code,
     remote_code_host,
     softmax_topk_code_host,
 )
@@ -124,7 +125,8 @@ def has_our_code(folder: Path) -> bool:
 def _our_code(model_type: str) -> list[Mapping[str, bytes]]:
     """Return the modelling files, by their names, of each kind of folder of a `model_type`."""
     if model_type.startswith(ENSEMBLE):
-        return [ensemble_code(FAMILIES[model_type.removeprefix(ENSEMBLE)].class_name)]
+        class_name = FAMILIES[model_type.removeprefix(ENSEMBLE)].class_name
+        return [ensemble_code(class_name), mixed_code(class_name)]
     if model_type.startswith(ROUTED):
         family = FAMILIES[model_type.removeprefix(ROUTED)]
         kinds = (remote_code_host, context_code_host, biased_code_host, softmax_topk_code_host)

@@ -173,7 +173,7 @@ def pushed_expert(ref: str) -> Case:
     return Case(write, NOTHING)
 
 
-LATER_FIGURES = {"accuracy_by_tokens", "experts_per_token"}
+LATER_FIGURES = {"accuracy_by_tokens", "experts_per_token", "weights"}
 """Figures of a row that are not in the record, as it was made on machines before them."""
 
 
@@ -272,6 +272,8 @@ CASES: dict[str, Case] = {
     "ensemble float16": ensemble(dtype="float16"),
     "ensemble perplexity": ensemble(routing="perplexity", top_k=1),
     "ensemble task-vector": ensemble(routing="task-vector", routing_tokens=8),
+    "ensemble prompt-perplexity": ensemble(routing="prompt-perplexity", top_k=2, routing_tokens=8),
+    "ensemble logits": ensemble(mixing="logits"),
     "export": exported("math@1"),
     "export base": exported(BASE),
     "export bfloat16": exported_of_kind("qwen3"),

@@ -18,7 +18,7 @@ from tests.registry.golden_experts import KINDS, Home, golden_home
 from tests.registry.make_golden_compositions import CASES, GOLDEN, fingerprint, written
 
 RECORDED: dict[str, Any] = json.loads(GOLDEN.read_bytes())
-CHOICES = {Recipe: ("trunk", "router", "to", "balance", "token_weight", "dtype"), EnsembleRecipe: ("routing",)}
+CHOICES = {Recipe: ("trunk", "router", "to", "balance", "token_weight", "dtype"), EnsembleRecipe: ("routing", "mixing")}
 
 
 @pytest.fixture(scope="module")

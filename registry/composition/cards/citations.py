@@ -110,6 +110,7 @@ _ROUTERS = {
 _ROUTINGS = {
     "posterior": ("li2022btm",),
     "perplexity": ("zhou2025mergeme",),
+    "prompt-perplexity": ("zhou2025mergeme",),
     "task-vector": ("zhou2025mergeme",),
 }
 
@@ -123,6 +124,7 @@ def cited(recipe: Mapping[str, Any], *, of_copies: bool = False) -> list[str]:
     """
     keys = [_DUME, *(["komatsuzaki2022upcycling"] if of_copies else [])]
     keys += _ROUTINGS.get(str(recipe.get("routing")), ())
+    keys += ["shi2025flexolmo"] if recipe.get("mixing") == "logits" else []
     keys += _ROUTERS.get(str(recipe.get("router")), ())
     if recipe["to"] == "dense":
         keys.append("wortsman2022soups")

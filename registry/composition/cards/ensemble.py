@@ -24,14 +24,14 @@ expert-registry.
 | | |
 |---|---|
 | routing | {routing}: {meaning} |
-| kept | the {top_k} largest weights, renormalised; temperature {temperature:g} |
+| kept | the {top_k} largest weights, renormalised; temperature {temperature:g} |{mixing}
 | cost | {cost} |
 | parameters | {parameters:,} stored; a tensor that members share is stored once |
 | dtype | {dtype} |
 | composition | `{digest}` |
 
 `composition.json` holds the recipe, the members' digests and the SHA-256 of every other file. The logits are log
-probabilities of the mixture; the weights at a token depend on the tokens before it alone.
+probabilities of the mixture; {evidence}.
 
 {license}
 {use}
@@ -49,6 +49,7 @@ def ensemble_card(
     routing: str,
     parameters: int,
     dtype: str,
+    architecture: str,
 ) -> bytes:
     """Return README.md of an ensemble's folder: metadata for the Hub, and a page for people.
 
@@ -60,6 +61,7 @@ def ensemble_card(
         routing: a description of the routing method.
         parameters: the number of stored weights.
         dtype: the dtype of the weights.
+        architecture: the class in the modelling file.
     """
     recipe = document["recipe"]
     weights = recipe["weights"]
@@ -68,12 +70,18 @@ def ensemble_card(
         + (f" {weights[member.name]:g} |" if weights else "")
         for index, member in enumerate(members)
     ]
-    cost = "every member runs on every token"
-    if base is not None:
-        cost = (
-            f"every member runs on the first {recipe['routing_tokens']} tokens, then those chosen; once a sequence, "
-            f"a gradient of the base model {base.name} `{base.version.digest}`"
+    cost, tokens = "every member runs on every token", recipe["routing_tokens"]
+    evidence = "the weights at a token depend on the tokens before it alone"
+    if tokens is not None:
+        cost = f"every member runs on the first {tokens} tokens, then those chosen"
+    if tokens == 0:
+        cost = "every member runs on the prompt, then those chosen"
+        evidence = (
+            "the weights are those of the prompt, the tokens of the first call, for its own tokens\n"
+            "too: for generation, not for perplexities"
         )
+    if base is not None:
+        cost += f"; once a sequence, a gradient of the base model {base.name} `{base.version.digest}`"
     page = _PAGE.format(
         metadata=metadata(rolled.license, ["ensemble", document["host"]]),
         title=" + ".join(member.name for member in members),
@@ -86,12 +94,14 @@ def ensemble_card(
         meaning=routing,
         top_k=recipe["top_k"],
         temperature=recipe["temperature"],
+        mixing="\n| mixing | logits: the softmax of their weighted sum |" if "mixing" in recipe else "",
+        evidence=evidence,
         cost=cost,
         parameters=parameters,
         dtype=dtype,
         digest=document["digest"],
         license=license_note(rolled),
-        use=use(trust=True, architecture="EnsembleForCausalLM"),
+        use=use(trust=True, architecture=architecture),
         reproduce=reproduce(members, base),
         limits=limits(()),
         citation=citation(recipe),

@@ -11,12 +11,12 @@ from registry.checkpoint import COPIED_FILES
 from registry.composition.cards.ensemble import ensemble_card
 from registry.composition.cards.parts import licenses_of
 from registry.composition.compatibility import Subset, common_dtype, make_subset
-from registry.composition.ensemble.recipe import ROUTINGS, TASK_VECTOR, EnsembleRecipe
+from registry.composition.ensemble.recipe import ROUTINGS, EnsembleRecipe
 from registry.composition.render import copied, span
 from registry.errors import IncompatibleError
 from registry.hosts import RowSelection
 from registry.hosts.host import dense_config
-from registry.hosts.remote_code import ENSEMBLE, ENSEMBLE_MODULE, ensemble_code
+from registry.hosts.remote_code import ENSEMBLE, ENSEMBLE_MODULE, MIXED_MODULE, ensemble_code, mixed_code
 from registry.io.model_folder import json_file
 from registry.io.safetensors_writer import Span, Stream
 from registry.member import Member
@@ -94,8 +94,8 @@ class Ensemble:
 
     @property
     def active_parameters(self) -> int:
-        """Weights that take part in one token: all members', or with `task-vector` at most those of top_k."""
-        if self.recipe.routing != TASK_VECTOR:
+        """Weights that take part in one token: all members'; where the first tokens decide, at most those of top_k."""
+        if not self.recipe.by_first_tokens:
             return self.parameters
         one = sum(math.prod(link.shape) for link in self.lead.arrays if link.role in ("trunk", "mlp"))
         return min(self.parameters, one * int(self.recipe.document(self.names)["top_k"]))
@@ -127,16 +127,22 @@ class Ensemble:
         return json_digest(self.document)
 
     @property
+    def class_name(self) -> str:
+        """The class in the modelling file."""
+        return "MixedEnsembleForCausalLM" if self.recipe.mixes else "EnsembleForCausalLM"
+
+    @property
     def config(self) -> dict[str, Any]:
         """config.json: the lead's own, the members and how they are weighed."""
         recipe = self.recipe.document(self.names)
         weights = recipe["weights"]
+        module = MIXED_MODULE if self.recipe.mixes else ENSEMBLE_MODULE
         return {
             **dense_config(json.loads(self.lead.file("config.json"))),
-            "architectures": ["EnsembleForCausalLM"],
+            "architectures": [self.class_name],
             "auto_map": {
-                "AutoConfig": f"{ENSEMBLE_MODULE}.EnsembleConfig",
-                "AutoModelForCausalLM": f"{ENSEMBLE_MODULE}.EnsembleForCausalLM",
+                "AutoConfig": f"{module}.EnsembleConfig",
+                "AutoModelForCausalLM": f"{module}.{self.class_name}",
             },
             "model_type": self.model_type,
             "dtype": self.dtype,
@@ -150,6 +156,7 @@ class Ensemble:
             "routing_tokens": recipe["routing_tokens"],
             "routing_top_k": recipe["top_k"],
             "shared_tensors": dict(self.shared),
+            **({"mixing": self.recipe.mixing} if self.recipe.mixes else {}),
             "vocab_size": self.lead.architecture.vocab_size,
         }
 
@@ -165,9 +172,11 @@ class Ensemble:
             routing=ROUTINGS[self.recipe.routing],
             parameters=self.parameters,
             dtype=self.dtype,
+            architecture=self.class_name,
         )
+        code = mixed_code if self.recipe.mixes else ensemble_code
         made = {"config.json": json_file(self.config), "README.md": card}
-        return copied | ensemble_code(self.lead.family.class_name) | made
+        return copied | code(self.lead.family.class_name) | made
 
 
 def make_ensemble(members: Sequence[Member], base: Member | None, recipe: EnsembleRecipe) -> Ensemble:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from registry.composition.recipe.recipe_fields import ENSEMBLE, FIELDS, default
+from registry.composition.recipe.recipe_fields import ENSEMBLE, FIELDS, LOGITS, PROMPT_PERPLEXITY, default
 from registry.composition.recipe.recipe_rules import check_named, first_problem
 from registry.errors import InvalidInputError
 from registry.io.schema import check_written, fields, maybe
@@ -17,6 +17,7 @@ POSTERIOR, PERPLEXITY, TASK_VECTOR = "posterior", "perplexity", "task-vector"
 ROUTINGS = {
     POSTERIOR: "p(expert | text so far) by Bayes' rule (Branch-Train-Merge, section 2)",
     PERPLEXITY: "softmax of the negative perplexity on the text so far (MergeME, section 3.1.3)",
+    PROMPT_PERPLEXITY: "softmax of one over the perplexity on the first tokens (MergeME, section 3.1.3)",
     TASK_VECTOR: "softmax of the cosine between the base model's negative gradient on the first tokens and the task "
     "vector (MergeME, section 3.1.3)",
 }
@@ -24,7 +25,10 @@ ROUTINGS = {
 
 _KINDS = {name: FIELDS[name].document_kind for name in ("to", "routing", "top_k", "temperature", "dtype")}
 _KINDS |= {name: maybe(FIELDS[name].document_kind) for name in ("weights", "routing_tokens")}
-"""Key of a document → what it holds."""
+_LATER = {"mixing": FIELDS["mixing"].document_kind}
+"""Key of a document → what it holds; the later ones are there only where they are not at their defaults."""
+
+_BY_FIRST_TOKENS = (PROMPT_PERPLEXITY, TASK_VECTOR)
 
 
 @dataclass(frozen=True)
@@ -34,10 +38,13 @@ class EnsembleRecipe:
     Attributes:
         routing: a key of `ROUTINGS`.
         top_k: members kept per token, their weights renormalised, from 1 to the number of members; None for all.
-        temperature: > 0; divides log likelihoods (`posterior`), perplexities or cosines before the softmax.
+        temperature: > 0; divides log likelihoods (`posterior`), perplexities, their inverses (`prompt-perplexity`) or
+            cosines before the softmax.
         weights: member name → ω > 0, of which its prior is the share; 1 where absent; with `posterior` alone.
-        routing_tokens: with `task-vector`, how many first tokens decide, 2 or more; before there are so many, all
-            members count alike.
+        routing_tokens: with `prompt-perplexity` and `task-vector`, how many first tokens decide, 2 or more; before
+            there are so many, all members count alike. With `prompt-perplexity` 0 stands for the tokens of the
+            model's first call, which is the prompt in generation; such a model has no perplexity of its own.
+        mixing: `probabilities` are summed by weight, or `logits`, of which the softmax is taken.
         dtype: what the folder is written in, or None for the members' own.
     """
 
@@ -46,6 +53,7 @@ class EnsembleRecipe:
     temperature: float = default("temperature", TO_ENSEMBLE)
     weights: Mapping[str, float] = field(default_factory=partial(default, "weights"))
     routing_tokens: int = default("routing_tokens")
+    mixing: str = default("mixing")
     dtype: str | None = default("dtype")
 
     def __post_init__(self) -> None:
@@ -68,10 +76,20 @@ class EnsembleRecipe:
         """The base model takes part."""
         return self.routing == TASK_VECTOR
 
+    @property
+    def by_first_tokens(self) -> bool:
+        """The first tokens decide for the rest, in which only chosen members run."""
+        return self.routing in _BY_FIRST_TOKENS
+
+    @property
+    def mixes(self) -> bool:
+        """The folder needs the modelling file of `prompt-perplexity` and of mixed logits."""
+        return self.routing == PROMPT_PERPLEXITY or self.mixing == LOGITS
+
     @classmethod
     def from_document(cls, document: object, names: Sequence[str]) -> "EnsembleRecipe":
         """Read the recipe of a `composition.json` (arguments and errors as `Recipe.from_document`)."""
-        given = fields(document, _KINDS, "the recipe")
+        given = fields(document, _KINDS | _LATER, "the recipe", optional=_LATER)
         asked = {key: value for key, value in given.items() if key != "to" and value is not None}
         recipe = cls(**asked)
         check_written(given, recipe.document(names), "the recipe")
@@ -99,6 +117,7 @@ class EnsembleRecipe:
             "top_k": len(names) if self.top_k is None else self.top_k,
             "temperature": float(self.temperature),
             "weights": weights if self.routing == POSTERIOR else None,
-            "routing_tokens": self.routing_tokens if self.routing == TASK_VECTOR else None,
+            "routing_tokens": self.routing_tokens if self.by_first_tokens else None,
             "dtype": self.dtype,
+            **({"mixing": self.mixing} if self.mixing != default("mixing") else {}),
         }

@@ -33,7 +33,7 @@ OUTPUTS = (MOE, DENSE)
 
 _KINDS = {name: one.document_kind for name, one in FIELDS.items() if not one.group}
 _KINDS |= {TRUNK_OPTIONS: NUMBERS, "computed": OBJECT, "fit": OBJECT}
-for _name in ("routing", "routing_tokens", "device", "host", "remote_code"):
+for _name in ("routing", "routing_tokens", "mixing", "device", "host", "remote_code"):
     del _KINDS[_name]
 """Key of a document → what it holds."""
 _COMPUTED = {

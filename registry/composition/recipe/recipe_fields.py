@@ -43,6 +43,10 @@ TOPK_SOFTMAX, SOFTMAX_TOPK = "topk-softmax", "softmax-topk"
 SHARED, MAPPED = "shared", "mapped"
 """Vocabularies of a mixture: one embedding and head for all experts, or a map in front of the head for each."""
 
+PROMPT_PERPLEXITY = "prompt-perplexity"
+LOGITS = "logits"
+"""Routing and mixing of ensembles that have a modelling file of their own."""
+
 MOST_PASSES = 8
 _LARGEST_WHOLE = 2**53
 _LONGEST_TEXT = 100
@@ -232,13 +236,23 @@ FIELDS: dict[str, RecipeField] = {
             label="Make", note="a sparse mixture, one dense model, or an ensemble of whole models",
         ),
         RecipeField(
-            "routing", FieldKind.CHOICE, "Of an ensemble: posterior, perplexity or task-vector.", "METHOD", (ENSEMBLE,),
-            default="posterior", choices=("posterior", "perplexity", "task-vector"), noun="routing method",
+            "routing", FieldKind.CHOICE, "Of an ensemble: posterior, perplexity, prompt-perplexity or task-vector.",
+            "METHOD", (ENSEMBLE,), default="posterior",
+            choices=("posterior", "perplexity", PROMPT_PERPLEXITY, "task-vector"), noun="routing method",
             label="Routing", note="where the weights of an ensemble come from",
         ),
         RecipeField(
-            "routing_tokens", FieldKind.WHOLE, "Of task-vector: how many first tokens decide.", "N", (ENSEMBLE,),
-            only_with={"routing": ("task-vector",)}, default=32, limits=Limits(2.0), noun="routing-tokens",
+            "routing_tokens", FieldKind.WHOLE,
+            "Of prompt-perplexity and task-vector: how many first tokens decide, 2 or more; of prompt-perplexity also "
+            "0, for the whole prompt, in generation alone.", "N", (ENSEMBLE,),
+            only_with={"routing": (PROMPT_PERPLEXITY, "task-vector")}, default=32, limits=Limits(0.0),
+            noun="routing-tokens",
+        ),
+        RecipeField(
+            "mixing", FieldKind.CHOICE,
+            "Of an ensemble: probabilities, or logits, whose weighted sum goes through the softmax.", "HOW",
+            (ENSEMBLE,), default="probabilities", choices=("probabilities", LOGITS),
+            label="Mixing", note="of an ensemble: the weighted sum of probabilities, or of logits", advanced=True,
         ),
         RecipeField(
             "trunk", FieldKind.CHOICE, "Trunk method: regmean, mean, base, ties, dare or task-arithmetic.", "METHOD",

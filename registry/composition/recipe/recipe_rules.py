@@ -16,6 +16,7 @@ from registry.composition.recipe.recipe_fields import (
     MOE,
     MOST_COPIES,
     OF_COPIES,
+    PROMPT_PERPLEXITY,
     SOFTMAX_TOPK,
     TRUNK_OPTIONS,
     FieldKind,
@@ -226,7 +227,14 @@ def _beside_coefficients(values: Mapping[str, Any], trunk_options: Mapping[str, 
 
 
 def _contradiction(values: Mapping[str, Any]) -> Problem | None:
-    router, to = values["router"], values["to"]
+    router, to, tokens = values["router"], values["to"], values["routing_tokens"]
+    if tokens < 2 and (tokens == 1 or values["routing"] != PROMPT_PERPLEXITY):
+        return Problem(
+            ("routing_tokens",),
+            f"routing-tokens is {tokens}, it must be 2 or more, as nothing predicts the first token; with routing "
+            f"method {PROMPT_PERPLEXITY!r} also 0, for the whole prompt",
+            f"the default is {FIELDS['routing_tokens'].default_text}",
+        )
     refined = next((name for name in ("refine", "refine_mlp", "refine_trunk") if values[name]), None)
     if to == DENSE and refined:
         return Problem(

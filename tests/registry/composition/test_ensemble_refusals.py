@@ -20,9 +20,14 @@ from tests.models import make_model, save_checkpoint
 @pytest.mark.parametrize(
     ("recipe", "message"),
     [
-        ({"routing": "vote"}, "routing method 'vote' is not one of posterior, perplexity, task-vector"),
+        ({"routing": "vote"}, "routing method 'vote' is not one of posterior, perplexity, prompt-perplexity, task"),
         ({"temperature": 0.0}, "temperature is 0.0"),
-        ({"routing_tokens": 1}, "routing-tokens is 1"),
+        ({"routing_tokens": 1}, "routing-tokens is 1, it must be 2 or more"),
+        ({"routing": "prompt-perplexity", "routing_tokens": 1}, "routing-tokens is 1, it must be 2 or more"),
+        ({"routing": "task-vector", "routing_tokens": 0}, "routing-tokens is 0, it must be 2 or more"),
+        ({"routing_tokens": -1}, "routing-tokens is -1"),
+        ({"mixing": "logit"}, "mixing 'logit' is not one of probabilities, logits; did you mean 'logits'"),
+        ({"weights": {"law": 2.0}, "routing": "prompt-perplexity"}, "weights has no part in routing method 'prompt-"),
         ({"top_k": 4}, "top-k is 4, it must be from 1 to 3"),
         ({"weights": {"german": 2.0}}, "weight for german, which is not a member"),
         ({"weights": {"law": -1.0}}, "the weight of law is -1.0"),

@@ -95,8 +95,8 @@ def test_base_model_is_needed_where_the_recipe_says_so(values: dict[str, Any]) -
     document = recipe.document(["a"])
     for one in FIELDS.values():
         holder = document.get(one.group, {}) if one.group else document
-        if one.name in ("host", "device", "remote_code", "refine_trunk", "combine", "gating"):
-            continue  # the last three only where they are not at their defaults
+        if one.name in ("host", "device", "remote_code", "refine_trunk", "combine", "gating", "mixing"):
+            continue  # the last four only where they are not at their defaults
         if one.name == "coefficients" or (one.name, values.get("router")) == ("bias", "anchored"):  # only where given
             continue
         has_a_part = obstacle(one, values) is None
@@ -190,6 +190,7 @@ def test_values_make_the_recipe_that_they_come_from() -> None:
         Recipe(router="domain-embedding", bias={"a": 1.0}, device="cpu"),
         Recipe(to="dense", dtype="bfloat16"),
         EnsembleRecipe(routing="task-vector", routing_tokens=8),
+        EnsembleRecipe(routing="prompt-perplexity", routing_tokens=0, mixing="logits"),
     ):
         assert make_recipe(values_of(recipe)) == recipe
     made = make_recipe({"remote_code": True})
