@@ -2,9 +2,11 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 from registry.checkpoint.checkpoint import Checkpoint
 from registry.checkpoint.router_rows import ROUTER_FILE, unpack_rows
+from registry.checkpoint.soup_files import SOUP_FILE, SOUP_ROUTER, read_soup, unpack_router
 from registry.checkpoint.tokenizer import identify
 from registry.maths.threads import prepare_threads
 from registry.progress import Progress
@@ -26,6 +28,7 @@ class HashedCheckpoint:
         weights: digest over all tensors; statistics refer to their weights by it.
         tokenizer: digest of the tokenizer, or None without one.
         tokens: number of tokens in its vocabulary, or None without a tokenizer.json.
+        soup: what it is in a soup that was trained; None outside of one.
     """
 
     checkpoint: Checkpoint
@@ -34,18 +37,22 @@ class HashedCheckpoint:
     weights: str
     tokenizer: str | None
     tokens: int | None
+    soup: dict[str, Any] | None = None
 
 
 def hash_checkpoint(checkpoint: Checkpoint, progress: Progress) -> HashedCheckpoint:
     """Read all of a checkpoint, and return its digests.
 
     Raises:
-        CheckpointError: weights are NaN or infinite, or a file cannot be read or holds no router rows.
+        CheckpointError: weights are NaN or infinite, or a file cannot be read or is of another form.
     """
     files = checkpoint.files()
     if ROUTER_FILE in files:
         size = checkpoint.architecture.num_hidden_layers, checkpoint.architecture.hidden_size
         unpack_rows(files[ROUTER_FILE], size, checkpoint.label)
+    soup = None if SOUP_FILE not in files else read_soup(files[SOUP_FILE], checkpoint.label)
+    if SOUP_ROUTER in files:
+        unpack_router(files[SOUP_ROUTER], soup or {}, checkpoint.architecture.hidden_size, checkpoint.label)
     tokenizer, tokens = identify(files)
     sources = {name: checkpoint.source(name) for name in (*checkpoint.trunk, *checkpoint.mlp)}
     tensors = {}
@@ -62,4 +69,4 @@ def hash_checkpoint(checkpoint: Checkpoint, progress: Progress) -> HashedCheckpo
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-    return HashedCheckpoint(checkpoint, tensors, files, json_digest(tensors), tokenizer, tokens)
+    return HashedCheckpoint(checkpoint, tensors, files, json_digest(tensors), tokenizer, tokens, soup)

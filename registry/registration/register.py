@@ -112,7 +112,7 @@ def content_of(
         "license": license_id,
         "calibration_kept": kept,
         "computed": computed,
-    }
+    } | ({} if hashed.soup is None else {"soup": hashed.soup})
 
 
 def write_arrays(

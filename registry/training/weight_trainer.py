@@ -5,7 +5,7 @@ Shapes: B windows of a batch, S tokens of a window.
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -80,8 +80,8 @@ class WeightTrainer:
 
     def __post_init__(self) -> None:
         settings = self.settings
-        matrices = [part for part in self.parameters if part.ndim > 1]
-        others = [part for part in self.parameters if part.ndim <= 1]
+        matrices = [part for part in self.parameters if self.decays(part)]
+        others = [part for part in self.parameters if not self.decays(part)]
         groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}]
         self._optimiser = torch.optim.AdamW(
             [{**group, "initial_lr": settings.lr} for group in groups if group["params"]],
@@ -132,16 +132,30 @@ class WeightTrainer:
         device = next(iter(self.model.parameters())).device
         total, count = 0.0, 0
         self.model.eval()
-        for numbers in self.windows.held_out.split(self._share):
+        for numbers, others in self.held_out_batches():
             ids, keep = self.windows.take(numbers)
+            others = {name: value.to(device) for name, value in others.items()}
             with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=self.bfloat16):
-                logits = self.model(input_ids=ids.to(device), use_cache=False).logits[:, :-1].float()
+                logits = self.model(input_ids=ids.to(device), use_cache=False, **others).logits[:, :-1].float()
             # The logits (B, S, V) at token t predict token t + 1; nothing predicts the first token.
             targets = ids[:, 1:].masked_fill(~keep[:, 1:], IGNORED).to(device)
             total += float(F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum"))
             count += int(keep[:, 1:].sum())
         self.model.train()
         return _finite(total / count, "on held-out windows")
+
+    def decays(self, part: torch.nn.Parameter) -> bool:
+        """Tell whether weight decay applies to a weight: to matrices."""
+        return part.ndim > 1
+
+    def inputs(self, place: int) -> dict[str, Tensor]:
+        """Return what the model gets with a window beside its tokens; `place` is its number of all steps' windows."""
+        return {}
+
+    def held_out_batches(self) -> Iterator[tuple[Int64[Tensor, "B"], dict[str, Tensor]]]:
+        """Yield the numbers of held-out windows, batch by batch, with what the model gets beside their tokens."""
+        for numbers in self.windows.held_out.split(self._share):
+            yield numbers, {}
 
     def check_finite(self, when: str) -> None:
         """Check that all weights that train are finite.
@@ -216,7 +230,7 @@ class WeightTrainer:
         )
         arguments._n_gpu = min(1, arguments.n_gpu)  # several GPUs without a launcher would be threads of one process
         schedule = torch.optim.lr_scheduler.LambdaLR(self._optimiser, settings.rate, last_epoch=start - 1)
-        rows = _Rows(self.windows, start * settings.batch_size * settings.accumulate, settings)
+        rows = _Rows(self, start * settings.batch_size * settings.accumulate)
         trainer = _InOrder(
             model=self.model,
             args=arguments,
@@ -236,25 +250,26 @@ class _Rows(Dataset[dict[str, Tensor]]):
     """The windows of the remaining steps, in their order.
 
     Args:
-        windows: the windows.
+        trainer: the training.
         first: number of windows that were used before.
-        settings: the settings, which give the number of all.
     """
 
-    def __init__(self, windows: Windows, first: int, settings: ExpertTraining) -> None:
-        self._windows, self._first = windows, first
+    def __init__(self, trainer: WeightTrainer, first: int) -> None:
+        settings = trainer.settings
+        self._windows, self._inputs, self._first = trainer.windows, trainer.inputs, first
         self._count = settings.steps * settings.batch_size * settings.accumulate - first
         self._epoch, self._order = -1, torch.zeros(0, dtype=torch.int64)
 
     def __len__(self) -> int:
         return self._count
 
-    def __getitem__(self, index: int) -> dict[str, Int64[Tensor, "S"]]:
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
         epoch, place = divmod(self._first + index, len(self._windows.training))
         if epoch != self._epoch:
             self._epoch, self._order = epoch, self._windows.order(epoch)
         ids, keep = self._windows.take(self._windows.training[self._order[place : place + 1]])
-        return {"input_ids": ids[0], "labels": ids[0].masked_fill(~keep[0], IGNORED)}
+        labels = ids[0].masked_fill(~keep[0], IGNORED)  # (S,)
+        return {"input_ids": ids[0], "labels": labels} | self._inputs(self._first + index)
 
 
 class _InOrder(TransformersTrainer):

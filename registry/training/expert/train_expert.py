@@ -103,7 +103,7 @@ def train_expert(
         processes = stack.enter_context(leading())
         _check(workspace, name, files, public, settings, out)
         settings.check_processes(processes.count)
-        checkpoint, holds = stack.enter_context(_opened(workspace, base))
+        checkpoint, holds = stack.enter_context(opened_base(workspace, base))
         scratch = stack.enter_context(temporary(workspace.home.merged, holds, prefix="training-"))
         target = scratch / "expert" if out is None else Path(out).absolute()
         document, losses, tokens = _trained(
@@ -241,8 +241,13 @@ def _document(inputs: Mapping[str, Any], losses: Losses) -> dict[str, Any]:
 
 
 @contextmanager
-def _opened(workspace: Workspace, base: PathLike) -> Iterator[tuple[Checkpoint, tuple[str, ...]]]:
-    """Open a base model as a folder; yield it and the digests of the registered versions that it comes from."""
+def opened_base(workspace: Workspace, base: PathLike) -> Iterator[tuple[Checkpoint, tuple[str, ...]]]:
+    """Open a base model as a folder; yield it and the digests of the registered versions that it comes from.
+
+    Raises:
+        NotFoundError: there is no such base model.
+        CheckpointError: it is not a checkpoint of a known family.
+    """
     try:
         version = workspace.resolve(os.fspath(base))
     except (NotFoundError, InvalidInputError) as error:

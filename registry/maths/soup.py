@@ -1,0 +1,88 @@
+"""Soup-of-Experts: shared weights and a bank of experts that domain weights combine (Ablin et al. 2025).
+
+A small MLP φ maps domain weights h to one coefficient an expert, and these give one dense model:
+
+    α = φ(h) = W_2 max(0, W_1 h + b_1) + b_2                                       (eq. 2)
+    Θ = S + Σ_j α_j E_j                                                            (eq. 3)
+
+In training, h is random: its support is some domains drawn without replacement, and on these it is uniform on the
+simplex. The windows of a step come from the mixture of the domains with the weights h (algorithm 2).
+
+Shapes: k domains, n experts, F hidden units of φ, T steps, B windows of a step.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor
+
+
+def draw_domain_weights(domains: int, support: int, steps: int, draw: torch.Generator) -> Float64[Tensor, "T k"]:
+    """Return random domain weights of each step: a uniform support, and weights uniform on its simplex.
+
+    Args:
+        domains: k.
+        support: number of domains with a weight above 0, from 1 to k.
+        steps: T.
+        draw: the generator.
+    """
+    chosen = torch.rand((steps, domains), dtype=torch.float64, generator=draw).argsort(dim=1)[:, :support]
+    parts = torch.empty((steps, support), dtype=torch.float64).exponential_(generator=draw)
+    weights = torch.zeros((steps, domains), dtype=torch.float64)
+    return weights.scatter_(1, chosen, parts / parts.sum(dim=1, keepdim=True))
+
+
+def draw_domains(weights: Float64[Tensor, "T k"], windows: int, draw: torch.Generator) -> Int64[Tensor, "T B"]:
+    """Return the domain of each window of each step, drawn from the step's weights; `windows` is B."""
+    return torch.multinomial(weights, windows, replacement=True, generator=draw)
+
+
+def combined(
+    shared: Float[Tensor, "*shape"], experts: Float[Tensor, "n *shape"], alpha: Float[Tensor, "n"]
+) -> Float[Tensor, "*shape"]:
+    """Return Θ = S + Σ_j α_j E_j of one tensor (eq. 3)."""
+    return shared + torch.tensordot(alpha, experts, dims=1)
+
+
+def combined_low_rank(
+    shared: Float[Tensor, "a b"], left: Float[Tensor, "n a r"], right: Float[Tensor, "n r b"], alpha: Float[Tensor, "n"]
+) -> Float[Tensor, "a b"]:
+    """Return Θ = S + Σ_j α_j U_j V_j of one matrix: eq. 3 with E_j = U_j V_j of rank r."""
+    count, rows, rank = left.shape
+    scaled = (alpha[:, None, None] * left).transpose(0, 1).reshape(rows, count * rank)  # (a, n r)
+    return shared + scaled @ right.reshape(count * rank, -1)
+
+
+def coefficients(
+    weights: Sequence[float],
+    hidden: tuple[Float[Tensor, "F k"], Float[Tensor, "F"]],
+    output: tuple[Float[Tensor, "n F"], Float[Tensor, "n"]],
+) -> list[float]:
+    """Return α = φ(h) (eq. 2), the same bits on every machine: each sum is rounded once.
+
+    Args:
+        weights: h, which is divided by its sum.
+        hidden: W_1 and b_1.
+        output: W_2 and b_2.
+    """
+    whole = math.fsum(weights)
+    middle = _affine([weight / whole for weight in weights], *hidden)
+    return _affine([max(0.0, value) for value in middle], *output)
+
+
+def _affine(x: Sequence[float], matrix: Tensor, bias: Tensor) -> list[float]:
+    rows, offsets = matrix.double().tolist(), bias.double().tolist()
+    return [
+        math.fsum([offset, *(a * b for a, b in zip(row, x, strict=True))])
+        for row, offset in zip(rows, offsets, strict=True)
+    ]
+
+
+def nearest_shares(
+    embeddings: Sequence[Float64[Tensor, "H"]], centroids: Float64[Tensor, "k H"]
+) -> Float64[Tensor, "k"]:
+    """Return the share of documents whose embedding is nearest to each centroid (algorithm 3); H is its size."""
+    nearest = [int((centroids - embedding).square().sum(dim=1).argmin()) for embedding in embeddings]
+    return torch.bincount(torch.tensor(nearest), minlength=len(centroids)).double() / len(nearest)

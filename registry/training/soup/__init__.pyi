@@ -1,0 +1,3 @@
+from .soup_settings import SoupTraining as SoupTraining
+from .train_soup import TrainedSoup as TrainedSoup
+from .train_soup import train_soup as train_soup

@@ -1,0 +1,233 @@
+"""Training of a soup from a base model, and its registration: the shared weights as a base model, the experts as such."""
+
+import importlib.util
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from registry.checkpoint import Checkpoint, HashedCheckpoint, hash_checkpoint
+from registry.checkpoint.annotations import Annotations
+from registry.checkpoint.model_files import EXPERT_TRAINING, OWN_FILES
+from registry.checkpoint.soup_files import SOUP_FILE, SOUP_ROUTER, pack_router, pack_soup
+from registry.errors import CheckpointError, InvalidInputError, StorageError
+from registry.families.sites import COUNTS
+from registry.io.dtypes import AUTO
+from registry.io.limits import JSON_BYTES
+from registry.io.model_folder import fresh_folder, write_files, write_weights
+from registry.io.safetensors_writer import Stream
+from registry.io.torch_blocks import to_block, torch_dtype
+from registry.io.work_dirs import resumable, temporary
+from registry.names.reference import NAME_LIMIT, check_name, copy_name
+from registry.names.resolve import check_name_is_free
+from registry.registration import Registration, RegistrationRequest, open_candidate, register_base, register_expert
+from registry.runtime.compute_dtype import is_fast
+from registry.runtime.loading import device_name, load_model, load_tokenizer
+from registry.statistics.settings import PassSettings
+from registry.training.expert.train_expert import opened_base
+from registry.training.processes import leading
+from registry.training.soup.soup_model import Soup
+from registry.training.soup.soup_settings import SoupTraining
+from registry.training.soup.soup_text import SoupWindows, centroids, read_soup_windows
+from registry.training.soup.soup_trainer import SoupTrainer
+from registry.training.training_windows import shortened
+from registry.training.weight_trainer import Losses, curve
+from registry.workspace import PathLike, Workspace
+from store.arrays import Block
+from store.digest import json_digest
+from store.lock import exclusive
+
+
+@dataclass(frozen=True)
+class TrainedSoup:
+    """The result of a training.
+
+    Attributes:
+        document: the content of the `expert_training.json` of the shared weights.
+        losses: the losses; those on held-out windows are of each domain's with all weight on the domain.
+        tokens: the number of held-out tokens that `losses.before` and `losses.after` are averaged over.
+        shared: the registration of the shared weights S, a base model.
+        experts: the registrations of S + E_1 to S + E_n, experts.
+    """
+
+    document: dict[str, Any]
+    losses: Losses
+    tokens: int
+    shared: Registration
+    experts: tuple[Registration, ...]
+
+
+@dataclass(frozen=True)
+class _Result:
+    """A trained soup that is about to be registered."""
+
+    name: str
+    soup: Soup
+    hashed: HashedCheckpoint
+    files: Sequence[Path]
+    annotations: Annotations
+
+
+def train_soup(
+    workspace: Workspace,
+    name: str,
+    base: PathLike,
+    domains: Mapping[str, Sequence[PathLike]],
+    settings: SoupTraining,
+    *,
+    annotations: Annotations | None = None,
+) -> TrainedSoup:
+    """Train a soup from a base model, and register it (arguments and errors as `Registry.train_soup`).
+
+    An interrupted training continues when it is started again, and gives the same bytes. On one machine with one number
+    of threads, equal inputs give equal bytes.
+    """
+    files = {key: [Path(file) for file in domains[key]] for key in sorted(domains)}
+    with leading() as processes:
+        if processes.count > 1:
+            raise InvalidInputError(
+                f"a soup trains in one process, and a launcher started {processes.count}",
+                "repeat the command without the launcher",
+            )
+    _check(workspace, name, files, settings)
+    progress, home = workspace.progress, workspace.home
+    with ExitStack() as stack:
+        checkpoint, holds = stack.enter_context(opened_base(workspace, base))
+        _check_size(checkpoint, len(files))
+        settings = replace(settings, seq_len=shortened(settings.seq_len, checkpoint.folder, progress))
+        windows = read_soup_windows(files, checkpoint, load_tokenizer(checkpoint.folder), settings, progress)
+        device = device_name(settings.device)
+        dtype = ("bfloat16" if is_fast("bfloat16", device) else "float32") if settings.dtype == AUTO else settings.dtype
+        hashed = hash_checkpoint(checkpoint, progress)
+        inputs = settings.document(len(files), device, dtype) | {
+            "data": windows.all.digest,
+            "domains": list(files),
+            "base": hashed.weights,
+        }
+        soup = _soup(checkpoint, device, len(files), settings)
+        stack.enter_context(exclusive(home.output_lock(home.path / f"soup {name}"), f"training {name}"))
+        state_path = stack.enter_context(resumable(home.partial, json_digest(["train-soup", name, inputs]), holds))
+        scratch = stack.enter_context(temporary(home.merged, holds, prefix="trainer-"))
+        trainer = SoupTrainer(soup, list(soup.parameters()), windows, settings.weights, dtype == "bfloat16")
+        losses = trainer.train(state_path, scratch, progress)
+        document = {"format": 1, "training": inputs} | curve(losses)
+        router = soup.router(centroids(soup.model, checkpoint, windows, settings.batch_size))
+        result = _Result(
+            name, soup, hashed, [file for part in files.values() for file in part], annotations or Annotations()
+        )
+        own = {"domains": list(files), "experts": settings.experts, "support": settings.support_of(len(files))}
+        shared = _register(
+            workspace,
+            result,
+            None,
+            {
+                SOUP_FILE: pack_soup(own | {"rank": settings.rank, "data": windows.all.digest}),
+                SOUP_ROUTER: pack_router(router),
+                EXPERT_TRAINING: json.dumps(document, indent=2).encode(),
+            },
+        )
+        experts = tuple(
+            _register(
+                workspace, result, number, {SOUP_FILE: pack_soup({"soup": shared.version.digest, "number": number + 1})}
+            )
+            for number in range(settings.experts)
+        )
+    held_out = int((windows.all.lengths[windows.held_out] - 1).sum())
+    return TrainedSoup(document, losses, held_out, shared, experts)
+
+
+def _check(
+    workspace: Workspace, name: str, files: Mapping[str, Sequence[Path]], settings: SoupTraining
+) -> None:
+    """Check what a training is given (errors as `train_soup`)."""
+    workspace.check_owner()
+    last = copy_name(check_name(name), settings.experts, settings.experts)
+    if len(last) > NAME_LIMIT:
+        raise InvalidInputError(
+            f"experts of {name[:20]}… would have names of more than {NAME_LIMIT} characters", "choose a shorter name"
+        )
+    check_name_is_free(workspace.catalog, name, "base")
+    for number in range(1, settings.experts + 1):
+        check_name_is_free(workspace.catalog, copy_name(name, number, settings.experts), "expert")
+    if empty := [domain for domain, own in files.items() if not own]:
+        raise InvalidInputError(f"domain {empty[0]} has no file", f"give --domains {empty[0]}=FILE")
+    if len(files) < 2:
+        raise InvalidInputError(
+            f"a soup is trained on two domains or more, and there {'is one' if files else 'is none'}",
+            "give --domains FILE for each domain; to train on one: reg train-expert NAME --base B --data FILE",
+        )
+    if wrong := [domain for domain in files if not domain.isprintable() or "," in domain or "=" in domain]:
+        raise InvalidInputError(
+            f"{wrong[0]!r} is not a domain's name: it must be printable, without comma or equals sign",
+            "name it: --domains NAME=FILE",
+        )
+    settings.support_of(len(files))
+    if importlib.util.find_spec("accelerate") is None:
+        raise StorageError("training needs accelerate", "run: pip install 'expert-registry[train]'")
+
+
+def _check_size(checkpoint: Checkpoint, domains: int) -> None:
+    most = JSON_BYTES // 2 // (4 * checkpoint.architecture.hidden_size)
+    if domains > most:
+        raise InvalidInputError(
+            f"there are {domains:,} domains, and the centroids of {most:,} can be stored for this base model",
+            "join some of them: --domains NAME=FILE with one name for several files",
+        )
+
+
+def _soup(checkpoint: Checkpoint, device: str, domains: int, settings: SoupTraining) -> Soup:
+    model = load_model(checkpoint.folder, "float32", device)
+    names = (*checkpoint.trunk, *checkpoint.mlp)
+    if missing := sorted(set(names) - {name for name, _ in model.named_parameters()}):
+        raise CheckpointError(
+            f"{checkpoint.label}: transformers loads {missing[0]} under another name, so it cannot be trained here",
+            "choose another base model",
+        )
+    return Soup(model, names, domains, settings.experts, settings.hidden, settings.rank, settings.seed)
+
+
+def _register(
+    workspace: Workspace, result: _Result, expert: int | None, own: Mapping[str, bytes]
+) -> Registration:
+    """Register the shared weights, or with the number of an expert S + E_j; its folder is deleted afterwards."""
+    name, annotations = result.name, result.annotations
+    if expert is not None:
+        name = copy_name(name, expert + 1, len(result.soup.output.bias))
+    with temporary(workspace.home.merged, prefix="training-") as scratch:
+        _write(scratch / "model", result, expert, own)
+        request = RegistrationRequest(
+            name,
+            scratch / "model",
+            "base" if expert is None else "expert",
+            data=() if expert is None else result.files,
+            settings=PassSettings(sites=COUNTS),  # what combines experts by coefficients needs no statistics
+            annotations=annotations,
+            allow_unrelated=True,  # it comes from a base model, registered or not
+            remote_code=True,
+        )
+        with open_candidate(workspace, request) as candidate:
+            return (register_base if expert is None else register_expert)(workspace, candidate)
+
+
+def _write(folder: Path, result: _Result, expert: int | None, own: Mapping[str, bytes]) -> None:
+    checkpoint = result.hashed.checkpoint
+    streams = [
+        Stream(
+            name,
+            checkpoint.dtype_of(name),
+            checkpoint.shapes[name],
+            partial(_blocks, result.soup, number, expert, checkpoint.dtype_of(name)),
+        )
+        for number, name in enumerate(result.soup.names)
+    ]
+    with fresh_folder(folder, replace=None, nbytes=sum(stream.nbytes for stream in streams)) as written:
+        write_weights(written, streams, lambda _: None)
+        files = {name: data for name, data in result.hashed.files.items() if name not in OWN_FILES}
+        write_files(written, files | dict(own))
+
+
+def _blocks(soup: Soup, number: int, expert: int | None, dtype: str) -> "list[Block]":
+    return [to_block(soup.tensor(number, expert).to(torch_dtype(dtype)))]
