@@ -91,21 +91,23 @@ def mixture_text(command: Command) -> Command:
     return command
 
 
-def weight_products(routers: str = "") -> Callable[[Command], Command]:
+def weight_products(routers: str = "", *, fsdp: bool = True) -> Callable[[Command], Command]:
     """Return a decorator that adds --device, --dtype and --fsdp of a training of weights.
 
     Args:
         routers: what `auto` is for routers alone, where they can train alone.
+        fsdp: add --fsdp, for several processes.
     """
     fast = f"bfloat16 where the device is fast in it{', and ' if routers else ''}{routers}"
 
     def add(command: Command) -> Command:
+        sharding = click.option(
+            "--fsdp",
+            is_flag=True,
+            help="Shard weights, gradients and moments over the processes that torchrun started.",
+        )
         for option in (
-            click.option(
-                "--fsdp",
-                is_flag=True,
-                help="Shard weights, gradients and moments over the processes that torchrun started.",
-            ),
+            *([sharding] if fsdp else []),
             click.option(
                 "--dtype",
                 type=Choice(["auto", "bfloat16", "float32"]),

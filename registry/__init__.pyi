@@ -6,6 +6,7 @@ from .evaluation import ExtractionSettings as ExtractionSettings
 from .evaluation import TestSettings as TestSettings
 from .maths.statistics import Statistics as Statistics
 from .registry import Registry as Registry
+from .soup import SoupTraining as SoupTraining
 from .statistics.settings import PassSettings as PassSettings
 from .training.coefficients import FitSettings as FitSettings
 from .training.expert import ExpertTraining as ExpertTraining
@@ -23,6 +24,7 @@ __all__ = [
     "Recipe",
     "RegError",
     "Registry",
+    "SoupTraining",
     "Statistics",
     "TestSettings",
     "TrainSettings",

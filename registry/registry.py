@@ -15,6 +15,7 @@ from registry import composition as composition_  # methods have the names of th
 from registry import evaluation, hub, maintenance, maths, registration, training
 from registry import opt_out as opt_out_
 from registry import report as report_
+from registry import soup as soup_
 from registry.checkpoint import TrainingRecord, readable_training
 from registry.checkpoint.annotations import Annotations
 from registry.home import Home
@@ -222,6 +223,44 @@ class Registry:
             annotations=Annotations(dict(tags or {}), license, alias),
             keep_calibration=keep_calibration,
         )
+
+    def train_soup(
+        self,
+        name: str,
+        base: PathLike,
+        domains: Mapping[str, Sequence[PathLike]],
+        settings: soup_.SoupTraining,
+        *,
+        tags: Mapping[str, str] | None = None,
+        license: str | None = None,  # noqa: A002 - the field's word
+        alias: str | None = None,
+    ) -> soup_.TrainedSoup:
+        """Train a soup (Ablin et al. 2025) and register it: `instantiate` makes a dense model of any domain weights.
+
+        Its shared weights S are registered as base model `name`, and S + E_1 to S + E_n as the experts `name-1` to
+        `name-n`, with counts of their tokens as statistics. A training that was interrupted continues when it is
+        started again. It holds n + 1 copies of the weights, each with its gradient and two moments, in float32; with a
+        rank, one copy and the factors.
+
+        Args:
+            name: the soup's name.
+            base: the model to begin from: a registered name or version, a folder, or `hf://ORG/NAME[@REVISION]`.
+            domains: the files of text of each domain, by its name; two domains or more.
+            settings: settings of the training.
+            tags: as `add_expert`, of all its versions.
+            license: as `add_expert`.
+            alias: as `add_expert`, of each of its names.
+
+        Raises:
+            NotFoundError: there is no such base model.
+            CalibrationError: a domain has no text.
+            InvalidInputError: there are fewer domains than a step's mixture has, the rank is more than a matrix has, or
+                a loss is NaN or infinite.
+            ConflictError: a name is registered as the other kind.
+            StorageError: a library for training is not installed, or the disk is full.
+        """
+        annotations = Annotations(dict(tags or {}), license, alias)
+        return soup_.train_soup(self._workspace, name, base, domains, settings, annotations=annotations)
 
     def check(
         self,
@@ -432,6 +471,40 @@ class Registry:
             InvalidInputError: the recipe makes no dense model of task vectors, or a loss is NaN or infinite.
         """
         return training.fit_coefficients(self._workspace, experts, files, recipe, settings, base=base)
+
+    def instantiate(
+        self,
+        soup: str,
+        out: PathLike,
+        *,
+        weights: Mapping[str, float] | None = None,
+        like: Sequence[PathLike] = (),
+        fit: Sequence[PathLike] = (),
+        settings: training.FitSettings | None = None,
+        force: bool = False,
+    ) -> soup_.Instantiated:
+        """Write the dense model of a soup for some domain weights to the folder `out`, as a composition.
+
+        One of `weights`, `like` and `fit` says what it is for.
+
+        Args:
+            soup: a name or version that `train_soup` registered the shared weights under.
+            out: a folder that does not exist or is empty.
+            weights: domain → weight, 0 or more, in any unit; domains that are not named have 0.
+            like: files of documents, of which the domain weights are the histogram over the nearest domains.
+            fit: files of text that the coefficients are fitted to by gradient, without domain weights.
+            settings: settings of the fit; of `like`, its device.
+            force: replace `out` if it is an earlier composition.
+
+        Raises:
+            InvalidInputError: it is no soup, or the weights are not those of its domains.
+            ConflictError: one of its experts was opted out: they were trained together.
+            CalibrationError: a file cannot be read, or holds no text.
+            OutputError: `out` holds something else.
+        """
+        return soup_.instantiate(
+            self._workspace, soup, out, weights=weights, like=like, fit=fit, settings=settings, force=force
+        )
 
     def lam_curve(
         self, experts: Sequence[str], recipe: composition_.Recipe | None = None, *, base: str | None = None

@@ -144,7 +144,7 @@ def compose(
         recipes.write_recipe(save_recipe, recipe, refs, base, from_base=copies, force=force)
         note(f"recipe written to {save_recipe}")
     if as_json:
-        print_json(_document(plan) | {"out": None if plan_only else out, "pushed": pushed})
+        print_json(plan_document(plan) | {"out": None if plan_only else out, "pushed": pushed})
     elif plan_only:
         _print_plan(plan)
     else:
@@ -206,7 +206,8 @@ def _members(plan: composition.Plan | composition.Ensemble) -> str:
     return ", ".join(member.version.ref for member in plan.members)
 
 
-def _document(plan: composition.Plan | composition.Ensemble) -> dict[str, Any]:
+def plan_document(plan: composition.Plan | composition.Ensemble) -> dict[str, Any]:
+    """Return the JSON document of a plan, without the folder and the push."""
     cost = composition.context_cost(plan) if isinstance(plan, composition.Plan) else None
     return plan.document | {
         "digest": plan.digest,

@@ -56,6 +56,7 @@ def opt_out(session: Session, ref: str, purge: bool, receipt: Path | None, yes: 
                 "withdrew": did.withdrew,
                 "deleted": did.deleted,
                 "compositions": did.compositions,
+                "trained_together": did.trained_together,
                 "pushes": did.pushes,
                 "purged": did.purged,
                 "deleted_arrays": did.deleted_arrays,
@@ -129,6 +130,9 @@ def _reach(did: "OptOut") -> list[str]:
         lines.append("  written to these folders, which contain it until you delete them:")
     folders = dict.fromkeys(folder for composition in did.compositions for folder in composition.folders)
     lines += [f"    {folder}" for folder in folders]
+    if did.trained_together:
+        them = ", ".join(did.trained_together)
+        lines.append(f"  trained together with {them}, which hold that training: opt them out too, and train again")
     if did.pushes:
         lines.append("  pushed to these repositories, which contain it until you delete them there:")
     for push in did.pushes:

@@ -8,6 +8,7 @@ from cli.json_schema.fields import (
     flag,
     maybe,
     number,
+    plus,
     record,
     several,
     text,
@@ -61,6 +62,11 @@ SCHEMAS: dict[str, Schema] = {
         calibration_label=text("The label of the calibration."),
     ),
     "reg compose": COMPOSE,
+    "reg instantiate": plus(
+        COMPOSE,
+        domain_weights=by("domain", number("Its share."), "Shares of the domains; empty with --fit."),
+        coefficients=by("expert", number("Its coefficient.")),
+    ),
     "reg preview": PREVIEW,
     "reg lam-curve": several(
         record(
@@ -75,6 +81,18 @@ SCHEMAS: dict[str, Schema] = {
         out=maybe(text("The folder that was written, with --out.")),
         training=document("How it was trained, and its loss curve (docs/formats.md)."),
         loss=several(number("A loss."), "Losses on held-out tokens, before and after."),
+        tokens=whole("Number of held-out tokens."),
+        trained_tokens=whole(TRAINED_TOKENS),
+    ),
+    "reg train-soup": record(
+        "The soup that was trained.",
+        shared=VERSION,
+        experts=several(VERSION, "Its experts, by number."),
+        training=document("How it was trained, and its loss curve (docs/formats.md)."),
+        loss=several(
+            number("A loss."),
+            "Losses on held-out tokens, before and after, of each domain's with all weight on the domain.",
+        ),
         tokens=whole("Number of held-out tokens."),
         trained_tokens=whole(TRAINED_TOKENS),
     ),
@@ -133,6 +151,7 @@ SCHEMAS: dict[str, Schema] = {
         withdrew=several(REF, "The versions that were active before."),
         deleted=several(REF, "The versions that were not purged before."),
         compositions=several(COMPOSITION, "The compositions ever made from any of them."),
+        trained_together=several(REF, "Active versions whose weights were trained together with it, as of a soup."),
         pushes=several(PUSH_RECORD, "The pushes of versions and compositions to the Hub."),
         purged=flag("True with --purge."),
         deleted_arrays=whole("Number of deleted arrays."),

@@ -91,6 +91,7 @@ class Receipt:
         head: the digest of the last event of the log.
         remains: one line for each file that another process used and that could not be deleted yet.
         pushes: pushes to the Hub of the versions, and of compositions made from them.
+        trained_together: versions that were active and whose weights were trained together with any of them.
     """
 
     registry: str
@@ -102,6 +103,7 @@ class Receipt:
     head: str
     remains: tuple[str, ...] = ()
     pushes: tuple[PushRecord, ...] = ()
+    trained_together: tuple[str, ...] = ()
 
     @property
     def folders(self) -> list[str]:
@@ -122,6 +124,7 @@ class Receipt:
                 "pushed": [*map(vars, self.pushes)],
                 "copies": NOT_ERASED,
                 "remains": list(self.remains),
+                **({"trained_together": list(self.trained_together)} if self.trained_together else {}),
             },
             "head": self.head,
         }
@@ -143,7 +146,9 @@ class Receipt:
             )
         deleted = fields(values["deleted"], {"arrays": list_of(DIGEST), "bytes": WHOLE}, f"{label}, deleted")
         kinds = {"folders": list_of(TEXT), "pushed": LIST, "copies": TEXT, "remains": list_of(TEXT)}
-        not_erased = fields(values["not_erased"], kinds, f"{label}, not_erased", optional=("pushed", "remains"))
+        kinds |= {"trained_together": list_of(TEXT)}
+        optional = ("pushed", "remains", "trained_together")
+        not_erased = fields(values["not_erased"], kinds, f"{label}, not_erased", optional=optional)
         shared = [
             fields(array, {"digest": DIGEST, "versions": list_of(TEXT)}, f"{label}, shared")
             for array in values["shared"]
@@ -158,6 +163,7 @@ class Receipt:
             values["head"],
             tuple(not_erased.get("remains", ())),
             tuple(_push(push, f"{label}, pushed") for push in not_erased.get("pushed", ())),
+            tuple(not_erased.get("trained_together", ())),
         )
 
 
@@ -183,6 +189,7 @@ def make_receipt(workspace: Workspace, result: OptOut) -> Receipt:
         catalog.chain().head,
         result.remains,
         result.pushes,
+        result.trained_together,
     )
 
 

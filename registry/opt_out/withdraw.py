@@ -27,6 +27,7 @@ class OptOut:
         cleared: paths of other deleted files: leftovers of interrupted commands, and copies of the catalog that
             upgrades made.
         remains: one line for each file that another process uses and that could not be deleted yet.
+        trained_together: active versions whose weights were trained together with any of them, as those of a soup.
     """
 
     versions: tuple[VersionRecord, ...]
@@ -40,6 +41,7 @@ class OptOut:
     shared_digests: tuple[str, ...] = ()
     cleared: tuple[str, ...] = ()
     remains: tuple[str, ...] = ()
+    trained_together: tuple[str, ...] = ()
 
     @property
     def deleted_arrays(self) -> int:
@@ -66,6 +68,7 @@ def withdraw(workspace: Workspace, versions: Sequence[VersionRecord], *, purge: 
     home, catalog, store = workspace.home, workspace.catalog, workspace.arrays
     claim(catalog, store)
     before = catalog.reread(versions)
+    together = _trained_together(workspace, before)  # a purge deletes what tells
     withdrew = tuple(version.ref for version in before if version.state == "active")
     catalog.withdraw(versions)
     # After the withdrawal no command adds files or compositions of these versions.
@@ -74,7 +77,9 @@ def withdraw(workspace: Workspace, versions: Sequence[VersionRecord], *, purge: 
     compositions = tuple(catalog.compositions(versions))
     pushes = tuple(catalog.pushes(pushable(versions, compositions)))
     if not purge:
-        return OptOut(tuple(catalog.reread(versions)), withdrew, (), compositions, purged=False, pushes=pushes)
+        return OptOut(
+            tuple(catalog.reread(versions)), withdrew, (), compositions, False, pushes, trained_together=together
+        )
     deleted = tuple(version.ref for version in before if version.state != "purged")
     own = {link.digest for version in versions for link in catalog.arrays_of(version)} | catalog.trained_with(versions)
     cleared, remains = delete_work_of(home, before)  # before the purge, which deletes the digests of the weights
@@ -99,7 +104,25 @@ def withdraw(workspace: Workspace, versions: Sequence[VersionRecord], *, purge: 
         shared,
         tuple(map(str, cleared)),
         tuple(remains),
+        together,
     )
+
+
+def _trained_together(workspace: Workspace, versions: Sequence[VersionRecord]) -> tuple[str, ...]:
+    """Return the other active versions of the soups that versions are part of."""
+    soups = {soup for version in versions if (soup := _soup_of(version)) is not None}
+    if not soups:
+        return ()
+    own = {version.id for version in versions}
+    return tuple(one.ref for one in workspace.versions() if _soup_of(one) in soups and one.id not in own)
+
+
+def _soup_of(version: VersionRecord) -> str | None:
+    """Return the digest of a soup's shared weights; None of a version that is in none, and of one that was purged."""
+    document = (version.content or {}).get("soup")
+    if document is None:
+        return None
+    return version.digest if version.kind == "base" else str(document.get("soup"))
 
 
 def pushable(versions: Iterable[VersionRecord], compositions: Iterable[CompositionRecord]) -> set[str]:

@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from registry.training.soup.soup_model import Soup
-from registry.training.soup.soup_text import SoupWindows
+from registry.soup.soup_model import Soup
+from registry.soup.soup_text import SoupWindows
 from registry.training.weight_trainer import WeightTrainer
 
 

@@ -1,4 +1,4 @@
-"""Training of a soup from a base model, and its registration: the shared weights as a base model, the experts as such."""
+"""Training of a soup from a base model, and its registration: the shared weights as a base model, and the experts."""
 
 import importlib.util
 import json
@@ -26,13 +26,13 @@ from registry.names.resolve import check_name_is_free
 from registry.registration import Registration, RegistrationRequest, open_candidate, register_base, register_expert
 from registry.runtime.compute_dtype import is_fast
 from registry.runtime.loading import device_name, load_model, load_tokenizer
+from registry.soup.soup_model import Soup
+from registry.soup.soup_settings import SoupTraining
+from registry.soup.soup_text import centroids, read_soup_windows
+from registry.soup.soup_trainer import SoupTrainer
 from registry.statistics.settings import PassSettings
 from registry.training.expert.train_expert import opened_base
 from registry.training.processes import leading
-from registry.training.soup.soup_model import Soup
-from registry.training.soup.soup_settings import SoupTraining
-from registry.training.soup.soup_text import SoupWindows, centroids, read_soup_windows
-from registry.training.soup.soup_trainer import SoupTrainer
 from registry.training.training_windows import shortened
 from registry.training.weight_trainer import Losses, curve
 from registry.workspace import PathLike, Workspace
@@ -107,7 +107,7 @@ def train_soup(
             "domains": list(files),
             "base": hashed.weights,
         }
-        soup = _soup(checkpoint, device, len(files), settings)
+        soup = _begin(checkpoint, device, len(files), settings)
         stack.enter_context(exclusive(home.output_lock(home.path / f"soup {name}"), f"training {name}"))
         state_path = stack.enter_context(resumable(home.partial, json_digest(["train-soup", name, inputs]), holds))
         scratch = stack.enter_context(temporary(home.merged, holds, prefix="trainer-"))
@@ -139,9 +139,7 @@ def train_soup(
     return TrainedSoup(document, losses, held_out, shared, experts)
 
 
-def _check(
-    workspace: Workspace, name: str, files: Mapping[str, Sequence[Path]], settings: SoupTraining
-) -> None:
+def _check(workspace: Workspace, name: str, files: Mapping[str, Sequence[Path]], settings: SoupTraining) -> None:
     """Check what a training is given (errors as `train_soup`)."""
     workspace.check_owner()
     last = copy_name(check_name(name), settings.experts, settings.experts)
@@ -178,7 +176,7 @@ def _check_size(checkpoint: Checkpoint, domains: int) -> None:
         )
 
 
-def _soup(checkpoint: Checkpoint, device: str, domains: int, settings: SoupTraining) -> Soup:
+def _begin(checkpoint: Checkpoint, device: str, domains: int, settings: SoupTraining) -> Soup:
     model = load_model(checkpoint.folder, "float32", device)
     names = (*checkpoint.trunk, *checkpoint.mlp)
     if missing := sorted(set(names) - {name for name, _ in model.named_parameters()}):
@@ -189,9 +187,7 @@ def _soup(checkpoint: Checkpoint, device: str, domains: int, settings: SoupTrain
     return Soup(model, names, domains, settings.experts, settings.hidden, settings.rank, settings.seed)
 
 
-def _register(
-    workspace: Workspace, result: _Result, expert: int | None, own: Mapping[str, bytes]
-) -> Registration:
+def _register(workspace: Workspace, result: _Result, expert: int | None, own: Mapping[str, bytes]) -> Registration:
     """Register the shared weights, or with the number of an expert S + E_j; its folder is deleted afterwards."""
     name, annotations = result.name, result.annotations
     if expert is not None:
@@ -229,5 +225,5 @@ def _write(folder: Path, result: _Result, expert: int | None, own: Mapping[str, 
         write_files(written, files | dict(own))
 
 
-def _blocks(soup: Soup, number: int, expert: int | None, dtype: str) -> "list[Block]":
+def _blocks(soup: Soup, number: int, expert: int | None, dtype: str) -> list[Block]:
     return [to_block(soup.tensor(number, expert).to(torch_dtype(dtype)))]

@@ -1,3 +1,5 @@
+from .instantiate import Instantiated as Instantiated
+from .instantiate import instantiate as instantiate
 from .soup_settings import SoupTraining as SoupTraining
 from .train_soup import TrainedSoup as TrainedSoup
 from .train_soup import train_soup as train_soup

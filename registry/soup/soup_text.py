@@ -15,9 +15,9 @@ from torch import Tensor
 from registry.calibration import Calibration, Corpus, random_places
 from registry.checkpoint import Checkpoint
 from registry.errors import CalibrationError
-from registry.maths.soup import draw_domain_weights, draw_domains
+from registry.maths.soup_weights import draw_domain_weights, draw_domains
 from registry.progress import Progress, remark
-from registry.training.soup.soup_settings import SoupTraining
+from registry.soup.soup_settings import SoupTraining
 from registry.training.training_windows import HELD_OUT, Windows, make_windows
 
 EMBEDDED = 64
@@ -89,9 +89,7 @@ def read_soup_windows(
         torch.cat([part.lengths for part in parts]),
         ", ".join(part.label for part in parts),
     )
-    return SoupWindows(
-        joined, training, torch.cat(held_out), settings.seed, mixtures, torch.cat(owners), tuple(starts)
-    )
+    return SoupWindows(joined, training, torch.cat(held_out), settings.seed, mixtures, torch.cat(owners), tuple(starts))
 
 
 def _read(
@@ -111,7 +109,7 @@ def _read(
 
 
 def centroids(model: Any, checkpoint: Checkpoint, windows: SoupWindows, batch_size: int) -> Float[Tensor, "k H"]:
-    """Return the centroid of each domain: the mean, over some of its windows, of their mean MLP inputs in the last layer.
+    """Return the centroid of each domain: the mean over some windows of their mean MLP inputs in the last layer.
 
     Args:
         model: the dense model whose weights are the shared ones.

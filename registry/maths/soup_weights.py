@@ -43,7 +43,8 @@ def combined(
     shared: Float[Tensor, "*shape"], experts: Float[Tensor, "n *shape"], alpha: Float[Tensor, "n"]
 ) -> Float[Tensor, "*shape"]:
     """Return Θ = S + Σ_j α_j E_j of one tensor (eq. 3)."""
-    return shared + torch.tensordot(alpha, experts, dims=1)
+    total: Tensor = torch.tensordot(alpha, experts, dims=1) + shared
+    return total
 
 
 def combined_low_rank(

@@ -1,7 +1,7 @@
 """A soup as one module: a dense model that holds the shared weights, the bank of experts, and the router φ.
 
-Every pass makes the weights Θ of its domain weights by eq. 2 and 3 (`maths.soup`), and passes them through the one
-model there is. Experts begin at 0, so that the soup begins at the base model whatever the domain weights are; the first
+Every pass makes the weights Θ of its domain weights by eq. 2 and 3 (`maths.soup_weights`), for the one model in
+memory. Experts begin at 0, so that the soup begins at the base model whatever the domain weights are; the first
 gradient of E_j is α_j ∂L/∂Θ, which is not 0 because φ begins at random. Of a low-rank expert only V_j begins at 0.
 
 Shapes: k domains, n experts, F hidden units, B windows, S tokens.
@@ -17,7 +17,7 @@ from torch.func import functional_call
 
 from registry.checkpoint.soup_files import SoupRouter
 from registry.errors import InvalidInputError
-from registry.maths.soup import combined, combined_low_rank
+from registry.maths.soup_weights import combined, combined_low_rank
 
 
 class Bank(nn.Module):
@@ -116,7 +116,11 @@ class Soup(nn.Module):
     def tensor(self, number: int, expert: int | None) -> Tensor:
         """Return one tensor of the shared weights S, or of S + E_j; both numbers count from 0."""
         shared = self.shared[number].detach()
-        return shared if expert is None else shared + self.banks[number].expert(expert).detach()
+        if expert is None:
+            return shared
+        bank = self.banks[number]
+        assert isinstance(bank, Bank)
+        return shared + bank.expert(expert).detach()
 
     def decays(self, part: nn.Parameter) -> bool:
         """Tell whether weight decay applies to a weight: to matrices, an expert's too."""

@@ -1,0 +1,77 @@
+"""reg instantiate."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cli.commands.compose import plan_document
+from cli.fit_options import fit_options, take_fit_settings
+from cli.options import file_path, split, unique_pairs
+from cli.output import as_json, done, print_json
+from cli.session import Session, pass_session
+
+
+def _weights(context: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> dict[str, float] | None:
+    weights = {}
+    for name, value in unique_pairs("DOMAIN=WEIGHT")(context, option, tuple(split(texts))).items():
+        try:
+            weights[name] = float(value)
+        except ValueError:
+            raise click.BadParameter(f"the weight of {name} is {value!r}, not a number") from None
+    return weights or None
+
+
+@click.command()
+@click.argument("soup")
+@click.option("--out", required=True, type=file_path, metavar="DIR", help="The folder to write.")
+@click.option(
+    "--weights", multiple=True, metavar="A=X,…", callback=_weights, help="Weights of the domains; others have 0."
+)
+@click.option(
+    "--like",
+    multiple=True,
+    type=file_path,
+    metavar="FILE",
+    help="Weigh the domains by how many documents of FILE are nearest to each (repeatable).",
+)
+@fit_options
+@click.option("--force", is_flag=True, help="Replace DIR if it is an earlier composition.")
+@as_json
+@pass_session
+@click.pass_context
+def instantiate(
+    context: click.Context,
+    session: Session,
+    /,
+    soup: str,
+    out: Path,
+    weights: dict[str, float] | None,
+    like: tuple[Path, ...],
+    fit: tuple[Path, ...],
+    force: bool,
+    as_json: bool,
+    **settings: Any,
+) -> None:
+    """Write the dense model of SOUP for some mix of its domains, in seconds and without training.
+
+    The domains' weights are given, or taken from documents; or the experts' coefficients are fitted to text. A soup of
+    which a version was opted out is refused: all of it was trained together.
+    """
+    from registry import FitSettings
+
+    fit_settings = FitSettings(**take_fit_settings(context, settings, fit))
+    with session.registry() as registry:
+        found = registry.instantiate(soup, out, weights=weights, like=like, fit=fit, settings=fit_settings, force=force)
+    if as_json:
+        document = plan_document(found.plan) | {"out": out, "pushed": None}
+        print_json(document | {"domain_weights": found.domain_weights, "coefficients": found.coefficients})
+        return
+    shares = ", ".join(f"{name} {share:.4g}" for name, share in found.domain_weights.items())
+    alpha = ", ".join(f"{name} {value:.4g}" for name, value in found.coefficients.items())
+    done(
+        found.plan.digest,
+        f"instantiated {soup} into {out}  {found.plan.digest}",
+        *([f"  domains: {shares}"] if shares else []),
+        f"  coefficients: {alpha}",
+    )
