@@ -1,0 +1,45 @@
+"""A soup of three domains and two experts, trained once for all tests of a run."""
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from registry import Registry, SoupTraining
+from tests.conftest import Shared, Zoo
+
+DOMAINS = ("code", "german", "math")
+SETTINGS = SoupTraining(
+    experts=2, support=1, tokens=120 * 8 * 32, batch_size=8, seq_len=32, lr=0.01, device="cpu", dtype="float32"
+)
+
+
+def settings_with(**changes: Any) -> SoupTraining:
+    """Return the settings of six steps of two windows, with changes."""
+    return replace(SETTINGS, **({"support": 2, "tokens": 6 * 2 * 32, "batch_size": 2} | changes))
+
+
+def text_of(zoo: Zoo) -> dict[str, list[Path]]:
+    """Return the training text of the domains."""
+    return {name: [zoo.train[name]] for name in DOMAINS}
+
+
+@pytest.fixture(scope="session")
+def _soup_home(zoo: Zoo, shared: Shared) -> Path:
+    def make(root: Path) -> Path:
+        with Registry(root / "home") as registry:
+            registry.add_base("base", zoo.base)
+            registry.train_soup("soup", "base", text_of(zoo), SETTINGS, license="mit")
+        return root / "home"
+
+    return shared.get("soup", make)
+
+
+@pytest.fixture
+def soup(_soup_home: Path, tmp_path: Path) -> Iterator[Registry]:
+    """A registry of its own with a base model and a trained soup."""
+    with Registry(shutil.copytree(_soup_home, tmp_path / "soup-home")) as opened:
+        yield opened

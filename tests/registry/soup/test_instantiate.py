@@ -1,0 +1,154 @@
+"""Proves: a soup's model is task arithmetic with the coefficients of its domain weights, and what cannot be is refused.
+
+And: domains get coefficients of their own, which serve their text better than those of all domains alike.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+
+from registry import FitSettings, Registry
+from registry.checkpoint.soup_files import SOUP_FILE, SOUP_ROUTER, unpack_router
+from registry.errors import CalibrationError, ConflictError, InvalidInputError, OutputError, RegError
+from registry.member import load_member
+from registry.runtime.loading import load_model, load_tokenizer
+from tests.conftest import Zoo, files_of
+from tests.models import write_jsonl
+from tests.registry.soup.conftest import DOMAINS
+
+
+def loss_on(folder: Path, file: Path) -> float:
+    """Return the mean loss of a model on the documents of a file."""
+    model, tokenizer = load_model(folder, "float32", "cpu"), load_tokenizer(folder)
+    total, count = 0.0, 0
+    for line in file.read_text().splitlines():
+        ids = torch.tensor([[0, *tokenizer(json.loads(line)["text"])["input_ids"]]])
+        with torch.no_grad():
+            logits = model(input_ids=ids).logits[0, :-1]
+        total += float(F.cross_entropy(logits, ids[0, 1:], reduction="sum"))
+        count += ids.shape[1] - 1
+    return total / count
+
+
+def test_model_is_task_arithmetic_with_the_coefficients_of_its_weights(soup: Registry, tmp_path: Path) -> None:
+    found = soup.instantiate("soup", tmp_path / "out", weights={"code": 3, "math": 1})
+    assert found.domain_weights == {"code": 0.75, "german": 0.0, "math": 0.25}
+    member = load_member(soup._workspace, soup.resolve("soup"))
+    router = unpack_router(member.file(SOUP_ROUTER), member.content["soup"], 32, "soup")
+    hidden = torch.from_numpy(router.hidden).double() @ torch.tensor([0.75, 0.0, 0.25]).double()
+    middle = torch.relu(hidden + torch.from_numpy(router.hidden_bias))
+    alpha = torch.from_numpy(router.output).double() @ middle + torch.from_numpy(router.output_bias)  # eq. 2
+    assert list(found.coefficients.values()) == pytest.approx(alpha.tolist(), rel=1e-12)
+    for name in ("soup", "soup-1", "soup-2"):
+        soup.export(name, tmp_path / name)
+    shared, *experts = (load_file(tmp_path / name / "model.safetensors") for name in ("soup", "soup-1", "soup-2"))
+    written = load_file(tmp_path / "out" / "model.safetensors")
+    assert written.keys() == shared.keys()
+    for name, tensor in shared.items():
+        expected = tensor.double()
+        for j, expert in enumerate(experts):  # eq. 3
+            expected = expected + list(found.coefficients.values())[j] * (expert[name].double() - tensor.double())
+        assert torch.allclose(written[name].double(), expected, atol=1e-6), name
+    assert not {SOUP_FILE, SOUP_ROUTER} & files_of(tmp_path / "out").keys()
+
+
+def test_same_input_gives_the_same_bytes_and_a_record(soup: Registry, tmp_path: Path) -> None:
+    found = soup.instantiate("soup", tmp_path / "out", weights={"code": 3, "math": 1})
+    again = soup.instantiate("soup", tmp_path / "again", weights={"math": 0.25, "code": 0.75})
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "again")
+    assert (found.plan.digest, found.coefficients) == (again.plan.digest, again.coefficients)
+    (made,) = soup.compositions()
+    assert made.digest == found.plan.digest
+    assert made.document["recipe"]["coefficients"] == found.coefficients
+    assert set(made.members) == {"soup@1", "soup-1@1", "soup-2@1"}
+    assert soup.reproduce(tmp_path / "out").same
+
+
+def test_domains_get_coefficients_that_serve_their_text(soup: Registry, zoo: Zoo, tmp_path: Path) -> None:
+    soup.instantiate("soup", tmp_path / "all", weights=dict.fromkeys(DOMAINS, 1.0))
+    alphas = []
+    for name in DOMAINS:
+        found = soup.instantiate("soup", tmp_path / name, weights={name: 1})
+        alphas.append(list(found.coefficients.values()))
+        assert loss_on(tmp_path / name, zoo.test[name]) < loss_on(tmp_path / "all", zoo.test[name])
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        assert max(abs(a - b) for a, b in zip(alphas[one], alphas[other], strict=True)) > 0.05
+
+
+def test_documents_give_the_weights_of_their_nearest_domains(soup: Registry, zoo: Zoo, tmp_path: Path) -> None:
+    found = soup.instantiate("soup", tmp_path / "out", like=[zoo.test["german"]])
+    assert found.domain_weights["german"] > 0.8
+    both = soup.instantiate("soup", tmp_path / "both", like=[zoo.test["code"], zoo.test["math"]]).domain_weights
+    assert sum(both.values()) == pytest.approx(1.0)
+    assert min(both["code"], both["math"]) > 0.3
+    same = soup.instantiate("soup", tmp_path / "same", weights=found.domain_weights)
+    assert same.coefficients == found.coefficients
+
+
+def test_coefficients_can_be_fitted_to_text(soup: Registry, zoo: Zoo, tmp_path: Path) -> None:
+    settings = FitSettings(tokens=1024, steps=3, seq_len=32, batch_size=4, device="cpu")
+    found = soup.instantiate("soup", tmp_path / "out", fit=[zoo.train["code"]], settings=settings)
+    assert found.domain_weights == {}
+    expected = soup.fit(["soup-1", "soup-2"], [zoo.train["code"]], settings=settings, base="soup")
+    assert found.coefficients == expected.coefficients
+
+
+REFUSED: dict[str, tuple[str, dict[str, object], type[RegError], str, str]] = {
+    "unknown domain": ("soup", {"weights": {"cod": 1}}, InvalidInputError, "'cod' is no domain of", "are: code, "),
+    "negative": ("soup", {"weights": {"code": -1}}, InvalidInputError, "code is -1", "0 or more"),
+    "not a number": ("soup", {"weights": {"code": float("nan")}}, InvalidInputError, "code is nan", "--weights code=1"),
+    "infinite": ("soup", {"weights": {"code": float("inf")}}, InvalidInputError, "code is inf", "--weights code=1"),
+    "zero": ("soup", {"weights": {"code": 0, "math": 0}}, InvalidInputError, "sum to 0", "code, german, math"),
+    "no weights": ("soup", {"weights": {}}, InvalidInputError, "sum to 0", "code, german, math"),
+    "nothing": ("soup", {}, InvalidInputError, "one source", "--like FILE"),
+    "two": ("soup", {"weights": {"code": 1}, "like": ["x"]}, InvalidInputError, "one source", "--like FILE"),
+    "expert": ("soup-1", {"weights": {"code": 1}}, InvalidInputError, "soup-1@1 is no soup", "reg instantiate soup"),
+    "base": ("base", {"weights": {"code": 1}}, InvalidInputError, "base@1 is no soup", "reg train-soup"),
+    "absent": ("soup", {"like": ["absent.jsonl"]}, CalibrationError, "absent.jsonl is not a file", "existing"),
+}  # fmt: skip
+"""Case → the soup and arguments, the error, and what its message and its hint say."""
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_wrong_input_is_refused_before_anything_is_written(soup: Registry, tmp_path: Path, case: str) -> None:
+    ref, arguments, kind, message, hint = REFUSED[case]
+    with pytest.raises(kind) as caught:
+        soup.instantiate(ref, tmp_path / "out", **arguments)  # type: ignore[arg-type]
+    assert message in caught.value.message
+    assert hint in f"{caught.value.message} {caught.value.hint}"
+    assert not (tmp_path / "out").exists()
+    assert soup.compositions() == []
+
+
+def test_empty_documents_and_taken_folders_are_refused(soup: Registry, tmp_path: Path) -> None:
+    with pytest.raises(CalibrationError, match="holds no text to be like"):
+        soup.instantiate("soup", tmp_path / "out", like=[write_jsonl(tmp_path / "empty.jsonl", [""])])
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine").write_text("")
+    with pytest.raises(OutputError):
+        soup.instantiate("soup", tmp_path / "out", weights={"code": 1})
+
+
+@pytest.mark.parametrize("purge", [False, True])
+@pytest.mark.parametrize("name", ["soup", "soup-2"])
+def test_soup_of_which_a_version_was_opted_out_is_refused(
+    soup: Registry, tmp_path: Path, name: str, purge: bool
+) -> None:
+    others = sorted({"soup@1", "soup-1@1", "soup-2@1"} - {f"{name}@1"})
+    did = soup.opt_out(name, purge=purge, receipt=tmp_path / "receipt.json")
+    assert sorted(did.trained_together) == others
+    receipt = json.loads((tmp_path / "receipt.json").read_bytes())
+    assert sorted(receipt["not_erased"]["trained_together"]) == others
+    assert soup.verify_receipt(tmp_path / "receipt.json").problems == []
+    with pytest.raises(ConflictError, match="opted out"):
+        soup.instantiate("soup", tmp_path / "out", weights={"code": 1})
+    assert not (tmp_path / "out").exists()
+
+
+def test_opting_out_of_what_was_trained_alone_names_no_others(filled: Registry, tmp_path: Path) -> None:
+    assert filled.opt_out("code", receipt=tmp_path / "receipt.json").trained_together == ()
+    assert "trained_together" not in json.loads((tmp_path / "receipt.json").read_bytes())["not_erased"]
