@@ -41,7 +41,7 @@ def test_soup_is_trained_and_instantiated(filled: Registry, zoo: Zoo, tmp_path: 
     assert "\n  domains: code " in shown.stdout
     assert "\n  coefficients: mine-1 " in shown.stdout
     gone = run(filled, "opt-out", "mine-1", "--yes")
-    assert "trained together with mine@1, mine-2@1, which hold that training" in gone.stdout
+    assert "trained together with mine@1, mine-2@1, same@1, " in gone.stdout
     refused = run(filled, "instantiate", "mine", "--weights", "code=1", "--out", tmp_path / "late")
     assert refused.exit_code == 1
     assert "mine-1 of the soup mine@1 was opted out" in refused.stderr
