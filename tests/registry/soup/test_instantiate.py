@@ -65,7 +65,7 @@ def test_same_input_gives_the_same_bytes_and_a_record(soup: Registry, tmp_path: 
     assert made.digest == found.plan.digest
     assert made.document["recipe"]["coefficients"] == found.coefficients
     assert set(made.members) == {"soup@1", "soup-1@1", "soup-2@1"}
-    assert soup.reproduce(tmp_path / "out").same
+    assert soup.reproduce(tmp_path / "out").is_same
 
 
 def test_domains_get_coefficients_that_serve_their_text(soup: Registry, zoo: Zoo, tmp_path: Path) -> None:
