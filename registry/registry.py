@@ -251,6 +251,9 @@ class Registry:
             license: as `add_expert`.
             alias: as `add_expert`, of each of its names.
 
+        Returns:
+            the registrations of the shared weights and of the experts, how they were trained, and the losses.
+
         Raises:
             NotFoundError: there is no such base model.
             CalibrationError: a domain has no text.
@@ -495,6 +498,9 @@ class Registry:
             fit: files of text that the coefficients are fitted to by gradient, without domain weights.
             settings: settings of the fit; of `like`, its device.
             force: replace `out` if it is an earlier composition.
+
+        Returns:
+            the plan of the composition, the domain weights and the coefficients.
 
         Raises:
             InvalidInputError: it is no soup, or the weights are not those of its domains.

@@ -9,12 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from registry.calibration import Calibration
 from registry.checkpoint import Checkpoint, HashedCheckpoint, hash_checkpoint
 from registry.checkpoint.annotations import Annotations
 from registry.checkpoint.model_files import EXPERT_TRAINING, OWN_FILES
 from registry.checkpoint.soup_files import SOUP_FILE, SOUP_ROUTER, pack_router, pack_soup
 from registry.errors import CheckpointError, InvalidInputError, StorageError
 from registry.families.sites import COUNTS
+from registry.io.display import few
 from registry.io.dtypes import AUTO
 from registry.io.limits import JSON_BYTES
 from registry.io.model_folder import fresh_folder, write_files, write_weights
@@ -23,6 +25,7 @@ from registry.io.torch_blocks import to_block, torch_dtype
 from registry.io.work_dirs import resumable, temporary
 from registry.names.reference import NAME_LIMIT, check_name, copy_name
 from registry.names.resolve import check_name_is_free
+from registry.progress import silent
 from registry.registration import Registration, RegistrationRequest, open_candidate, register_base, register_expert
 from registry.runtime.compute_dtype import is_fast
 from registry.runtime.loading import device_name, load_model, load_tokenizer
@@ -30,6 +33,9 @@ from registry.soup.soup_model import Soup
 from registry.soup.soup_settings import SoupTraining
 from registry.soup.soup_text import centroids, read_soup_windows
 from registry.soup.soup_trainer import SoupTrainer
+from registry.statistics import file as statistics
+from registry.statistics.file import Collected
+from registry.statistics.forward_pass import computed_by
 from registry.statistics.settings import PassSettings
 from registry.training.expert.train_expert import opened_base
 from registry.training.processes import leading
@@ -67,7 +73,7 @@ class _Result:
     name: str
     soup: Soup
     hashed: HashedCheckpoint
-    files: Sequence[Path]
+    text: Calibration
     annotations: Annotations
 
 
@@ -116,7 +122,11 @@ def train_soup(
         document = {"format": 1, "training": inputs} | curve(losses)
         router = soup.router(centroids(soup.model, checkpoint, windows, settings.batch_size))
         result = _Result(
-            name, soup, hashed, [file for part in files.values() for file in part], annotations or Annotations()
+            name,
+            soup,
+            hashed,
+            replace(windows.all, label=f"windows of the domains {few(list(files))}"),
+            annotations or Annotations(),
         )
         own = {"domains": list(files), "experts": settings.experts, "support": settings.support_of(len(files))}
         shared = _register(
@@ -198,8 +208,6 @@ def _register(workspace: Workspace, result: _Result, expert: int | None, own: Ma
             name,
             scratch / "model",
             "base" if expert is None else "expert",
-            data=() if expert is None else result.files,
-            settings=PassSettings(sites=COUNTS),  # what combines experts by coefficients needs no statistics
             annotations=annotations,
             allow_unrelated=True,  # it comes from a base model, registered or not
             remote_code=True,
@@ -223,6 +231,24 @@ def _write(folder: Path, result: _Result, expert: int | None, own: Mapping[str, 
         write_weights(written, streams, lambda _: None)
         files = {name: data for name, data in result.hashed.files.items() if name not in OWN_FILES}
         write_files(written, files | dict(own))
+        if expert is not None:
+            _write_counts(written, result)
+
+
+def _write_counts(folder: Path, result: _Result) -> None:
+    """Write how often the training text has each token: what combines experts by coefficients needs no more."""
+    text, architecture = result.text, result.hashed.checkpoint.architecture
+    statistics.save(
+        folder / statistics.FILE_NAME,
+        Collected(
+            hash_checkpoint(Checkpoint(folder, remote_code=True), silent).weights,
+            {},
+            text.digest,
+            text.label,
+            computed_by(result.hashed.checkpoint, PassSettings(sites=COUNTS)),
+            token_counts=text.counts(architecture.vocab_size),
+        ),
+    )
 
 
 def _blocks(soup: Soup, number: int, expert: int | None, dtype: str) -> list[Block]:

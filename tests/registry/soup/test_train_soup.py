@@ -176,7 +176,12 @@ def test_the_loss_falls_and_versions_say_what_they_are(soup: Registry) -> None:
         expert = soup.resolve(f"soup-{number}")
         assert expert.content is not None
         assert (expert.kind, expert.content["soup"]) == ("expert", {"soup": shared.digest, "number": number})
-        assert [record.site for record in expert.statistics] == ["token_counts"]
+        (counted,) = expert.statistics
+        assert (counted.site, counted.calibration_label) == (
+            "token_counts",
+            "windows of the domains code, german, math",
+        )
+        assert counted.calibration_digest == document["data"]
     assert soup.verify().problems == ()
 
 
