@@ -168,6 +168,7 @@ _BY_METAVAR = {
     "FILE|NAME": Registered("expert", folders=True),
     "CKPT": Registered(folders=True),
     "BASE": Registered("base", folders=True),
+    "SOUP": Registered("base"),
 }
 """Name of a parameter in the help → its type with completion."""
 

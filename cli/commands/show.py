@@ -1,5 +1,8 @@
 """reg show."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import click
 
 from cli.commands.show_composition import show_composition
@@ -53,6 +56,7 @@ def show(session: Session, ref: str, as_json: bool) -> None:
             ("family", f"{version.content['family']}, {shape}, {version.content['dtype']}"),
             ("license", version.content["license"] or "not given"),
         ]
+        rows += [("soup", _soup_line(version.content["soup"]))] if "soup" in version.content else []
     rows += [("parameters", f"{version.parameters:,}")]
     rows += [("aliases", ", ".join(version.aliases))] if version.aliases else []
     rows += [("tag", f"{key}={value}") for key, value in version.tags.items()]
@@ -76,3 +80,11 @@ def show(session: Session, ref: str, as_json: bool) -> None:
         members, base = members_and_base(composition)
         rows += [("composition", f"{composition.digest[:12]}  {members}" + (f"  base {base}" if base else ""))]
     print_table((version.kind, version.ref), rows)
+
+
+def _soup_line(soup: Mapping[str, Any]) -> str:
+    """Return what a version is in the soup that it was trained in."""
+    if "soup" in soup:
+        return f"expert {soup['number']} of {soup['soup'][:12]}, trained together with all of it"
+    domains = ", ".join(soup["domains"])
+    return f"shared weights of {count(soup['experts'], 'expert')}; domains {domains}: reg instantiate"

@@ -30,6 +30,8 @@ def test_soup_is_trained_and_instantiated(filled: Registry, zoo: Zoo, tmp_path: 
     again = run(filled, *words)
     assert again.stdout.startswith("trained mine in 2 steps on 128 tokens; registered mine@1")
     assert "experts mine-1@1 to mine-2@1; domains code, law" in again.stdout
+    assert "shared weights of 2 experts; domains code, law: reg instantiate" in run(filled, "show", "mine").stdout
+    assert "trained together with all of it" in run(filled, "show", "mine-2").stdout
     result = run(filled, "instantiate", "mine", "--weights", "code=1,law=3", "--out", tmp_path / "out", "--json")
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
