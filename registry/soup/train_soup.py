@@ -37,6 +37,7 @@ from registry.statistics import file as statistics
 from registry.statistics.file import Collected
 from registry.statistics.forward_pass import computed_by
 from registry.statistics.settings import PassSettings
+from registry.training.announcement import announce
 from registry.training.expert.train_expert import opened_base
 from registry.training.processes import leading
 from registry.training.training_windows import shortened
@@ -114,10 +115,19 @@ def train_soup(
             "base": hashed.weights,
         }
         soup = _begin(checkpoint, device, len(files), settings)
+        weights = settings.weights
+        announce(
+            progress,
+            f"shared weights, {settings.experts} experts and a router",
+            sum(part.numel() for part in soup.parameters()),
+            steps=weights.steps,
+            tokens=weights.steps * weights.batch_size * weights.accumulate * weights.seq_len,
+            device=device,
+        )
         stack.enter_context(exclusive(home.output_lock(home.path / f"soup {name}"), f"training {name}"))
         state_path = stack.enter_context(resumable(home.partial, json_digest(["train-soup", name, inputs]), holds))
         scratch = stack.enter_context(temporary(home.merged, holds, prefix="trainer-"))
-        trainer = SoupTrainer(soup, list(soup.parameters()), windows, settings.weights, dtype == "bfloat16")
+        trainer = SoupTrainer(soup, list(soup.parameters()), windows, weights, dtype == "bfloat16")
         losses = trainer.train(state_path, scratch, progress)
         document = {"format": 1, "training": inputs} | curve(losses)
         router = soup.router(centroids(soup.model, checkpoint, windows, settings.batch_size))
