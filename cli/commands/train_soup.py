@@ -9,9 +9,10 @@ import click
 from cli.options import Integer, annotations
 from cli.output import as_json, done, note, print_json
 from cli.session import Session, pass_session
-from cli.trained_output import amount, trained_tokens
+from cli.trained_output import amount
 from cli.training_options import training_options, weight_products
 from cli.version_output import version_document
+from registry.composition.trained.trained_parts import trained_tokens
 
 
 def _files(_context: click.Context, _option: click.Parameter, texts: Sequence[str]) -> dict[str, list[Path]]:
