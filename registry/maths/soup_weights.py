@@ -2,8 +2,8 @@
 
 A small MLP φ maps domain weights h to one coefficient an expert, and these give one dense model:
 
-    α = φ(h) = W_2 max(0, W_1 h + b_1) + b_2                                       (eq. 2)
-    Θ = S + Σ_j α_j E_j                                                            (eq. 3)
+    α = φ(h) = W_2 max(0, W_1 h + b_1) + b_2                                       (eq. 2–3)
+    Θ = S + Σ_j α_j E_j                                                            (eq. 2–3)
 
 In training, h is random: its support is some domains drawn without replacement, and on these it is uniform on the
 simplex. The windows of a step come from the mixture of the domains with the weights h (algorithm 2).
@@ -42,7 +42,7 @@ def draw_domains(weights: Float64[Tensor, "T k"], windows: int, draw: torch.Gene
 def combined(
     shared: Float[Tensor, "*shape"], experts: Float[Tensor, "n *shape"], alpha: Float[Tensor, "n"]
 ) -> Float[Tensor, "*shape"]:
-    """Return Θ = S + Σ_j α_j E_j of one tensor (eq. 3)."""
+    """Return Θ = S + Σ_j α_j E_j of one tensor (eq. 2–3)."""
     total: Tensor = torch.tensordot(alpha, experts, dims=1) + shared
     return total
 
@@ -50,7 +50,7 @@ def combined(
 def combined_low_rank(
     shared: Float[Tensor, "a b"], left: Float[Tensor, "n a r"], right: Float[Tensor, "n r b"], alpha: Float[Tensor, "n"]
 ) -> Float[Tensor, "a b"]:
-    """Return Θ = S + Σ_j α_j U_j V_j of one matrix: eq. 3 with E_j = U_j V_j of rank r."""
+    """Return Θ = S + Σ_j α_j U_j V_j of one matrix: eq. 2–3 with E_j = U_j V_j of rank r."""
     count, rows, rank = left.shape
     scaled = (alpha[:, None, None] * left).transpose(0, 1).reshape(rows, count * rank)  # (a, n r)
     return shared + scaled @ right.reshape(count * rank, -1)
@@ -61,7 +61,7 @@ def coefficients(
     hidden: tuple[Float[Tensor, "F k"], Float[Tensor, "F"]],
     output: tuple[Float[Tensor, "n F"], Float[Tensor, "n"]],
 ) -> list[float]:
-    """Return α = φ(h) (eq. 2), the same bits on every machine: each sum is rounded once.
+    """Return α = φ(h) (eq. 2–3), the same bits on every machine: each sum is rounded once.
 
     Args:
         weights: h, which is divided by its sum.

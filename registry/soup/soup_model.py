@@ -1,6 +1,6 @@
 """A soup as one module: a dense model that holds the shared weights, the bank of experts, and the router φ.
 
-Every pass makes the weights Θ of its domain weights by eq. 2 and 3 (`maths.soup_weights`), for the one model in
+Every pass makes the weights Θ of its domain weights by eq. 2–3 (`maths.soup_weights`), for the one model in
 memory. Experts begin at 0, so that the soup begins at the base model whatever the domain weights are; the first
 gradient of E_j is α_j ∂L/∂Θ, which is not 0 because φ begins at random. Of a low-rank expert only V_j begins at 0.
 
@@ -98,12 +98,12 @@ class Soup(nn.Module):
         return [own[name] for name in self.names]
 
     def alpha(self, domain_weights: Float[Tensor, "k"]) -> Float[Tensor, "n"]:
-        """Return φ(h) (eq. 2)."""
+        """Return φ(h) (eq. 2–3)."""
         found: Tensor = self.output(torch.relu(self.hidden(domain_weights.to(self.hidden.weight))))
         return found
 
     def combined(self, alpha: Float[Tensor, "n"]) -> dict[str, Tensor]:
-        """Return Θ by name (eq. 3)."""
+        """Return Θ by name (eq. 2–3)."""
         parts = zip(self.names, self.banks, self.shared, strict=True)
         return {name: bank(shared, alpha) for name, bank, shared in parts}
 

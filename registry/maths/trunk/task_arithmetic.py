@@ -1,7 +1,7 @@
 """Task arithmetic: the base model plus a combination of task vectors.
 
 Sources: Ilharco et al. 2022, §2; MergeME §3.1.2; with a coefficient for each member Soup-of-Experts, Ablin et al. 2025,
-§2, eq. 2.
+§2, eq. 2–3.
 """
 
 from collections.abc import Callable, Iterator

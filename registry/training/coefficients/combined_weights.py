@@ -1,6 +1,6 @@
 """Weights of a loaded model as a function of coefficients, and the gradient of its loss by them.
 
-    θ(α) = θ_0 + Σ_e α_e (θ_e − θ_0)               Soup-of-Experts (Ablin et al. 2025), §2, eq. 2
+    θ(α) = θ_0 + Σ_e α_e (θ_e − θ_0)               Soup-of-Experts (Ablin et al. 2025), §2, eq. 2–3
     ∂L/∂α_e = ⟨∂L/∂θ, θ_e − θ_0⟩                   the chain rule of that sum
 
 Both are read from the store, tensor by tensor and member by member. In memory are the model, the gradient of one

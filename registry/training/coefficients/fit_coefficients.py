@@ -1,6 +1,6 @@
 """Fit of the coefficients of task vectors to text, by the gradient of the language-model loss (Soup-of-Experts, §2.7).
 
-    α = argmin L(θ(α)),  θ(α) = θ_0 + Σ_e α_e (θ_e − θ_0)        Soup-of-Experts (Ablin et al. 2025), §2, eq. 2 and 3
+    α = argmin L(θ(α)),  θ(α) = θ_0 + Σ_e α_e (θ_e − θ_0)        Soup-of-Experts (Ablin et al. 2025), §2, eq. 2–3
 
 Adam changes the E coefficients alone, from 1/E each; no weight is trained. They are float64, and the weights that the
 gradient is taken at are computed from them again after every step (`combined_weights.py`).

@@ -36,7 +36,7 @@ def fit_of(registry: Registry, *names: str) -> CoefficientFit:
 
 
 def test_dense_model_equals_a_reference(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
-    """Soup-of-Experts, eq. 2, in plain loops over the checkpoints' tensors."""
+    """Soup-of-Experts, eq. 2–3, in plain loops over the checkpoints' tensors."""
     coefficients = {"code": 0.7, "math": -0.2, "law": 0.0}
     filled.compose([*coefficients], tmp_path / "out", dense(**coefficients))
     found, base = tensors_of(tmp_path / "out"), tensors_of(zoo.base)

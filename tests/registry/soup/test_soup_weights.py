@@ -1,4 +1,4 @@
-"""Proves: coefficients and weights are those of eq. 2 and 3, and draws those of algorithm 2 (Ablin et al. 2025)."""
+"""Proves: coefficients and weights are those of eq. 2–3, and draws those of algorithm 2 (Ablin et al. 2025)."""
 
 import math
 
@@ -25,7 +25,7 @@ def test_coefficients_are_those_of_eq_2() -> None:
     weights = [1.0, 0.0, 3.0]
     h = [weight / 4 for weight in weights]
     expected = []
-    for j in range(n):  # α = φ(h), with one hidden layer (eq. 2)
+    for j in range(n):  # α = φ(h), with one hidden layer (eq. 2–3)
         total = float(b2[j])
         for f in range(units):
             hidden = float(b1[f]) + sum(float(w1[f, d]) * h[d] for d in range(k))
@@ -43,7 +43,7 @@ def test_weights_are_those_of_eq_3(shape: tuple[int, ...]) -> None:
     shared, experts = torch.randn(shape, generator=generator()), torch.randn((3, *shape), generator=generator(1))
     alpha = torch.tensor([0.5, -2.0, 0.0])
     expected = shared.clone()
-    for j in range(3):  # Θ = S + Σ_j α_j E_j (eq. 3)
+    for j in range(3):  # Θ = S + Σ_j α_j E_j (eq. 2–3)
         expected = expected + alpha[j] * experts[j]
     assert torch.allclose(combined(shared, experts, alpha), expected, atol=1e-6)
 

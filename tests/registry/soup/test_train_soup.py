@@ -76,11 +76,11 @@ class Reference:
     def step(self, t: int, h: list[float], ids: Tensor, keep: Tensor) -> None:
         units, n = self.settings.hidden, self.settings.experts
         w1, b1, w2, b2 = (self.router[name] for name in ("w1", "b1", "w2", "b2"))
-        # eq. 2
+        # eq. 2–3
         z = [float(b1[f]) + sum(float(w1[f, d]) * h[d] for d in range(len(h))) for f in range(units)]
         a = [max(0.0, value) for value in z]
         alpha = [float(b2[j]) + sum(float(w2[j, f]) * a[f] for f in range(units)) for j in range(n)]
-        # eq. 3, and the loss of the batch at Θ
+        # eq. 2–3, and the loss of the batch at Θ
         own = dict(self.model.named_parameters())
         for name, shared in self.shared.items():
             theta = shared.clone()
