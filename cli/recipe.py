@@ -244,7 +244,8 @@ def _check_options(given: dict[str, Any], file_values: Any) -> None:
     for name in sorted(given):
         if found := obstacle(FIELDS[name], merged):
             other, method = found
-            raise no_part(FIELDS[name].option, other, method, FIELDS[name].only_with.get(other, ()))
+            fitting = FIELDS[name].outputs if other == "to" else FIELDS[name].only_with.get(other, ())
+            raise no_part(FIELDS[name].option, other, method, fitting)
     if (merged.get("to"), merged.get("trunk")) == ("dense", "base"):
         raise click.UsageError("--to dense --trunk base is the base model itself: choose another --trunk.")
     if given.get("host") and given.get("remote_code"):
@@ -260,9 +261,9 @@ def no_part(option: str, other: str, method: str, fitting: Sequence[str]) -> cli
         method: the value of that field.
         fitting: the values of that field that the option goes with.
     """
-    if other == "to":
-        return click.UsageError(f"{option} has no part in what --to {method} makes.")
     hint = f" It goes with {FIELDS[other].option} {' or '.join(fitting)}." if fitting else ""
+    if other == "to":
+        return click.UsageError(f"{option} has no part in what --to {method} makes.{hint}")
     return click.UsageError(f"{option} has no part in {FIELDS[other].option} {method}.{hint}")
 
 

@@ -181,7 +181,7 @@ def _with_public(refs: list[str], public: str, recipe: composition.Recipe | comp
         click.UsageError: the recipe has no public expert.
     """
     if not isinstance(recipe, composition.Recipe) or recipe.to != MOE:
-        raise no_part("--public", "to", recipe.to, ())
+        raise no_part("--public", "to", recipe.to, (MOE,))
     if recipe.router not in FROM_ROWS:
         raise no_part("--public", "router", recipe.router, FROM_ROWS)
     return refs if public in refs else [*refs, public]

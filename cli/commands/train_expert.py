@@ -133,3 +133,5 @@ def train_expert(
         done(version.ref, f"trained {name} in {used}; {verb} {version.ref}  {version.digest}", loss)
     if losses.after >= losses.before:
         note("  the loss did not improve: train on more data, longer, or with a smaller --lr")
+        if registered is not None:
+            note(f"  to withdraw it: reg opt-out {registered.version.ref}")

@@ -17,6 +17,7 @@ from registry.io.dtypes import AUTO
 from registry.io.model_folder import composed_of, write_files
 from registry.io.work_dirs import temporary_folder
 from registry.member import Member
+from registry.names.suggest import suggest
 from registry.progress import Progress, remark
 from registry.runtime.compute_dtype import compute_dtype, report_dtype
 from registry.runtime.upcast import stored_dtype
@@ -192,7 +193,8 @@ def _missing(
             if domain == base.name or composed == base.digest:
                 what = "a base model" if domain == base.name else f"a copy of the base model {base.ref}"
                 return f"it is {what}; a domain has the name of the expert whose text it is"
-        return "no expert of that name is registered"
+        known = {member.version.name for member in registered if member.version.kind == "expert"}
+        return f"no expert of that name is registered{suggest(domain, sorted(known))}"
     if composed is None:
         return reasons[versions[-1].ref]
     used = next((version for version in versions if version.digest == composed), None)

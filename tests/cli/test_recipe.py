@@ -67,8 +67,11 @@ def test_ensemble_has_no_part_for_trunks_and_routers(tmp_path: Path, words: tupl
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--routing", "posterior"), "--routing has no part in what --to moe makes."),
-        (("--to", "dense", "--routing-tokens", "4"), "--routing-tokens has no part in what --to dense makes."),
+        (("--routing", "posterior"), "--routing has no part in what --to moe makes. It goes with --to ensemble."),
+        (
+            ("--to", "dense", "--routing-tokens", "4"),
+            "--routing-tokens has no part in what --to dense makes. It goes with --to ensemble.",
+        ),
         (("--host", "mixtral", "--remote-code"), "--host and --remote-code exclude one another."),
         (("--lam", "best"), "'best' is neither a number nor auto"),
         (("--bias", "code=much"), "the bias of code is 'much', not a number"),

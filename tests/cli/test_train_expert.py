@@ -95,8 +95,8 @@ def test_a_coordinated_expert_is_composed_with_the_public_one(filled: Registry, 
     [
         (("--router", "ridge"), "no part in --router ridge. It goes with --router anchored."),
         (("--trunk", "base"), "no part in --router context. It goes with --router anchored."),
-        (("--to", "ensemble"), "no part in what --to ensemble makes."),
-        (("--to", "dense"), "no part in what --to dense makes."),
+        (("--to", "ensemble"), "no part in what --to ensemble makes. It goes with --to moe."),
+        (("--to", "dense"), "no part in what --to dense makes. It goes with --to moe."),
     ],
     ids=lambda words: " ".join(words) if isinstance(words, tuple) else "",
 )

@@ -180,7 +180,8 @@ def check_complete(names: Sequence[str], coefficients: Mapping[str, float]) -> N
     if coefficients and (missing := [name for name in names if name not in coefficients]):
         raise InvalidInputError(
             f"there is no coefficient for {', '.join(missing)}, and every member needs one",
-            f"give one, 0 to leave the task vector out: --coefficients {missing[0]}=0",
+            "give one, 0 to leave the task vector out: --coefficients "
+            + ",".join(f"{name}={coefficients.get(name, 0):g}" for name in names),
         )
 
 

@@ -84,7 +84,7 @@ class ExpertTraining:
         if self.trunk not in (FROZEN, FREE):
             _refuse("trunk", repr(self.trunk), f"it is {FROZEN} or {FREE}", FROZEN)
         if self.mlp != FULL and not _LORA.fullmatch(self.mlp):
-            _refuse("mlp", repr(self.mlp), "it is full, or lora: and a rank", "lora:16")
+            _refuse("mlp", repr(self.mlp), "it is full, or lora: and a rank of 1 or more", "lora:16")
         if self.coordinate and self.trunk != FROZEN:
             raise InvalidInputError(
                 "experts that are trained to coordinate share a frozen trunk, and trunk is free",

@@ -142,6 +142,7 @@ def _check(
             "public text is what router rows begin with, and an expert without --coordinate has none",
             "add --coordinate, or drop --public-data",
         )
+    Corpus([*files, *public], None)  # refuses what is no file before a weight is read
     if importlib.util.find_spec("accelerate") is None:
         raise StorageError("training needs accelerate", "run: pip install 'expert-registry[train]'")
     if out is None:

@@ -34,9 +34,7 @@ def data(zoo: Zoo) -> dict[str, list[Path]]:
     [
         (RIDGE, "top_k", [1, 2, 3], ["top_k=1", "top_k=2", "top_k=3"]),  # DUME, Fig. 2: experts per token
         (RIDGE, "lam", [1e-4, 1.0, "auto"], ["lam=0.0001", "lam=1", "lam=auto"]),  # DUME §3.3: ridge strength
-        (TIES, "scale", [0.5, 1.0], ["scale=0.5", "scale=1"]),
         (TIES, "combine", ["mean", "sum"], ["combine=mean", "combine=sum"]),
-        (RIDGE, "normalize", [False, True], ["normalize=False", "normalize=True"]),
         (Recipe(to="dense", trunk="dare"), "density", [0.5, 1.0], ["density=0.5", "density=1"]),
         (EnsembleRecipe(), "temperature", [0.5, 2.0], ["temperature=0.5", "temperature=2"]),
     ],

@@ -198,7 +198,7 @@ def test_same_seed_gives_the_same_bytes_and_another_does_not(filled: Registry, z
 
 @pytest.mark.parametrize(
     ("at", "changes"),
-    [(1, {}), (4, {}), (6, {}), (4, {"rank": 2}), (4, {"accumulate": 2, "tokens": 6 * 4 * 32})],
+    [(4, {}), (6, {"rank": 2}), (1, {"accumulate": 2, "tokens": 6 * 4 * 32})],
 )
 def test_an_interrupted_training_goes_on_to_the_same_bytes(
     zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int, changes: dict[str, Any]
