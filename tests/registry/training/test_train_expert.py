@@ -396,3 +396,12 @@ def test_trainings_of_one_process_do_not_touch_one_another(filled: Registry, zoo
     assert half.losses.after == pytest.approx(first.losses.after, rel=0.05)
     assert train(filled, zoo, tmp_path / "again").losses == first.losses
     assert files_of(tmp_path / "again") == files_of(tmp_path / "first")
+
+
+@pytest.mark.parametrize("public", [False, True])
+def test_files_are_looked_for_before_the_base_model(filled: Registry, zoo: Zoo, tmp_path: Path, public: bool) -> None:
+    texts = [[tmp_path / "nothing.jsonl"], [zoo.train["code"]]]
+    own, others = reversed(texts) if public else texts
+    settings = settings_with(coordinate=True)
+    with pytest.raises(CalibrationError, match=r"nothing\.jsonl is not a file"):
+        filled.train_expert("fresh", "nosuchbase", own, settings, public_data=others)
