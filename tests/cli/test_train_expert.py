@@ -54,7 +54,7 @@ def test_tokens_that_were_trained_on_are_printed_and_shown(filled: Registry, zoo
 def test_a_training_that_spoiled_an_expert_says_how_to_withdraw_it(filled: Registry, zoo: Zoo) -> None:
     words = ["--home", str(filled.home.path), "train-expert", "worse", "--base", "base", "--data"]
     words += [str(zoo.train["code"]), "--tokens", "128", "--batch-size", "2", "--seq-len", "32", "--device", "cpu"]
-    result = CliRunner().invoke(main, [*words, "--lr", "10", "--warmup", "0"])
+    result = CliRunner().invoke(main, [*words, "--lr", "1000", "--warmup", "0"])
     assert result.exit_code == 0, result.output
     assert result.stderr.splitlines()[-1] == "  to withdraw it: reg opt-out worse@1"
 
