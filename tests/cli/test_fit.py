@@ -101,7 +101,11 @@ def test_usage_errors(zoo: Zoo, tmp_path: Path, words: tuple[str, ...], message:
 @pytest.mark.parametrize(
     ("words", "message", "hint"),
     [
-        ((*DENSE, "--coefficients", "code=1,math=0"), "there is no coefficient for law", "--coefficients law=0"),
+        (
+            (*DENSE, "--coefficients", "code=1,math=0"),
+            "there is no coefficient for law",
+            "--coefficients code=1,law=0,math=0",
+        ),
         ((*DENSE, "--coefficients", "code=1", "--scale", "2"), "scale multiplies all task vectors", "drop --scale"),
         (
             (*DENSE, "--coefficients", "code=1", "--weights", "code=2"),

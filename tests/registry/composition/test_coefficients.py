@@ -139,7 +139,7 @@ def test_what_cannot_stand_beside_them_is_refused(settings: dict[str, Any], mess
 def test_every_member_has_one(filled: Registry) -> None:
     with pytest.raises(InvalidInputError, match="no coefficient for law, math, and every member needs one") as caught:
         filled.plan(["code", "law", "math"], dense(code=1))
-    assert caught.value.hint == "give one, 0 to leave the task vector out: --coefficients law=0"
+    assert caught.value.hint == "give one, 0 to leave the task vector out: --coefficients code=1,law=0,math=0"
     with pytest.raises(InvalidInputError, match="there is a coefficient for biomed, which is not a member"):
         filled.plan(PAIR, dense(code=1, math=1, biomed=1))
     with pytest.raises(TypeError):
