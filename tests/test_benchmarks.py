@@ -11,7 +11,7 @@ from benchmarks.alternating import HEADER, MOST_ROUNDS, Comparison, Run, alterna
 from benchmarks.bench import BENCHMARKS, MACHINES, Measured, page
 from benchmarks.compose_scaling import SERIES, TRUNKS, figure
 from benchmarks.context_cost import RECIPES, REFERENCES, table
-from benchmarks.papers_page import page as papers_page
+from benchmarks.papers.page import page as papers_page
 from benchmarks.training_growth import Growth, Point
 from benchmarks.training_growth import page as training_page
 

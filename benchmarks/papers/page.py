@@ -8,12 +8,16 @@ from typing import Any
 
 import torch
 
+from benchmarks.papers import findings
+from benchmarks.papers.means import mean
+
 _INTRODUCTION = """# Tables in the shape of the papers'
 
-Written by `make papers` (`benchmarks/papers.py`), not by hand. All experts come from one Llama of 6.8M parameters; each
-was trained on {tokens:,} tokens of its domain: *free*, all weights; *frozen*, the MLPs alone; *coordinated*, the MLPs
-beside the frozen public expert, with router rows of their own (`reg train-expert --coordinate`). The public expert is
-the base model. Test text is {windows} windows of 256 tokens of each domain; `general` is public text.
+Written by `make papers` (`benchmarks/papers`), not by hand. All experts come from one Llama of 6.8M parameters; each
+was trained on the same number of tokens of its domain: *free*, all weights; *frozen*, the MLPs alone; *coordinated*,
+the MLPs beside the frozen public expert, with router rows of their own (`reg train-expert --coordinate`). The public
+expert is the base model. Test text is windows of 256 tokens of each domain; `general` is public text. How many tokens
+and windows, each section says.
 
 Figures are perplexities, lower is better; *mean* is the geometric mean over all columns. They are those of small
 models: what counts is how the rows compare.
@@ -38,21 +42,49 @@ def page(record: Mapping[str, Any]) -> str:
     """Return the page.
 
     Args:
-        record: training tokens of each expert, test windows of each domain, the machine, and part → its figures;
-            sections whose parts are absent are left out.
+        record: the machine, and part → its figures and its size: training tokens of each expert, test windows of each
+            domain, steps of a training of routers. Sections whose parts are absent are left out.
     """
     found: Mapping[str, Mapping[str, Any]] = record["parts"]
     text = [_INTRODUCTION.format_map(record)]
-    for title, part in (
-        ("FlexOlmo's Table 1", _flexolmo(found)),
-        ("What each kind of expert loses", _losses(found)),
-        ("Experts of five domains", _perplexities(found, "near")),
-        ("With two domains far from the base model", _perplexities(found, "far")),
-        ("DUME's Table 2", _scores(found)),
+    for title, first, part in (
+        ("What the papers find", None, findings.lines(found)),
+        ("FlexOlmo's Table 1", "near-free", _flexolmo(found)),
+        ("What each kind of expert loses", "near-free", _losses(found)),
+        ("Experts of five domains", "near-free", _perplexities(found, "near")),
+        ("With two domains far from the base model", "far-free", _perplexities(found, "far")),
+        ("DUME's Table 2", "dume", _scores(found)),
+        ("MergeME's Table 3", "mergeme", _mergeme(found)),
+        ("Soup-of-Experts", "soups", _soups(found)),
+        ("How long it took", None, _seconds(found)),
     ):
         if lines := "\n".join(part):
-            text.append(f"## {title}\n\n{lines}\n")
+            text.append(f"## {title}\n\n{_size(found.get(first or '', {}))}{lines}\n")
     return "\n".join(text)
+
+
+def _size(figures: Mapping[str, Any]) -> str:
+    """Return a line on the size of a part, if it has one."""
+    if "size" not in figures:
+        return ""
+    size = figures["size"]
+    experts = (
+        "" if "scores" in figures else f"Experts of {size['tokens']:,} tokens each. "
+    )  # scores: of SHARED's experts
+    return f"{experts}{size['windows']} test windows of each domain.\n\n"
+
+
+def _seconds(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    timed = {name: figures["seconds"] for name, figures in found.items() if "seconds" in figures}
+    if not timed:
+        return
+    yield "Minutes of each part, where they were taken."
+    yield ""
+    yield "| part | tokens | by the clock | of a processor |"
+    yield "| --- | ---: | ---: | ---: |"
+    for name, seconds in timed.items():
+        tokens = found[name]["size"]["tokens"]
+        yield f"| {name} | {tokens:,} | {seconds['wall'] / 60:.1f} | {seconds['processor'] / 60:.1f} |"
 
 
 FLEXOLMO: tuple[tuple[str, str, str], ...] = (
@@ -82,13 +114,13 @@ FLEXOLMO: tuple[tuple[str, str, str], ...] = (
 
 
 def _flexolmo(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    if "near-free" not in found:
+        return
     rows = {
         label: found[part]["rows"][name]
         for label, part, name in FLEXOLMO
-        if part in found and name in found[part]["rows"]
+        if part in found and name in found[part]["rows"] and found[part]["size"] == found["near-free"]["size"]
     }
-    if not rows:
-        return
     yield "BTX mixtures, trained in full, read as many tokens as one expert did. The unrestricted mixture begins as"
     yield "five copies of the public model, and all its weights train on all text (sparse upcycling): on as many tokens"
     yield "as the five experts together (1×), or twice as many. *Proxy text* is what `reg proxy` chose for each expert"
@@ -159,18 +191,45 @@ def _scores(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     if "dume" not in found:
         return
     rows = found["dume"]["scores"]
-    domains = list(next(iter(rows.values())))
     yield "The experts of `../shared/experts`, all of whose weights were trained on 819,200 tokens. Scores are"
     yield "normalised: 100 · perplexity of the domain's own expert / perplexity of the model; higher is better."
     yield "That paper's DUME+ and BTX train gates alone, from the closed form and from random ones. At top 1"
     yield "a softmax over one logit passes no gradient; there `reg train-router` compares two experts."
     yield ""
+    yield from _score_table(rows)
+
+
+def _score_table(rows: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
+    domains = list(next(iter(rows.values())))
     yield f"| model | {' | '.join(domains)} |"
     yield f"| --- | {'---: | ' * len(domains)}".rstrip()
     for name, of in rows.items():
         yield f"| {name} | {' | '.join(f'{of[domain]:.2f}' for domain in domains)} |"
 
 
-def mean(of: Mapping[str, float]) -> float:
-    """Return the geometric mean of perplexities."""
-    return math.exp(sum(map(math.log, of.values())) / len(of))
+def _mergeme(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    if "mergeme" not in found:
+        return
+    yield "The same experts and scores. *Merged* attention is one trunk for all, made in the way that the row names;"
+    yield "with *separate* attention every expert is a whole model. Token routers choose by token and layer; the others"
+    yield "choose one expert for a text by its first 32 tokens, before which all experts count alike."
+    yield ""
+    yield from _score_table(found["mergeme"]["scores"])
+
+
+def _soups(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    if "soups" not in found:
+        return
+    of = found["soups"]
+    yield f"Soups of {of['experts']} experts, trained on twice as many tokens as an expert, as the generic model was."
+    yield "In each column is the perplexity of the specialist of that domain, all weight on it."
+    yield ""
+    yield from _table(of["rows"])
+    if "soup-samples" in found:
+        samples = found["soup-samples"]
+        yield ""
+        yield f"Perplexity on {samples['domain']} by the number of its documents that domain weights are counted from:"
+        yield ""
+        yield f"| documents | {' | '.join(samples['perplexity'])} |"
+        yield f"| --- | {'---: | ' * len(samples['perplexity'])}".rstrip()
+        yield f"| perplexity | {' | '.join(f'{value:.2f}' for value in samples['perplexity'].values())} |"

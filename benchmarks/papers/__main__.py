@@ -1,4 +1,4 @@
-"""Tables in the shape of the papers': FlexOlmo's Table 1, and DUME's Table 2 with BTX and DUME+ trained as published.
+"""Tables in the shape of the papers': FlexOlmo, DUME, MergeME, Soup-of-Experts.
 
     python -m benchmarks.papers [--shared ../shared] [--far FOLDER] [--only near-free,dume] [--work build/papers]
 
@@ -8,32 +8,35 @@ Every kind has a registry of its own, in which the base model also stands as the
 scored on the same test windows. Perplexities are absolute: a normalised score divides by each kind's own experts.
 
 Every part is kept in --work; an interrupted run goes on. Writes PAPERS.md, and beside it PAPERS.json with the figures
-of every part: with --only, and without FAR, the page has those of the other parts from there, if they were measured
-with as many tokens, windows and steps. FAR holds far experts' `corpora`, as far_text.py makes them.
+and the size of every part: with --only, and without FAR, the page has the other parts from there. FAR holds far
+experts' `corpora`, as far_text.py makes them.
 """
 
 import argparse
 import json
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.papers_page import machine, page
-from benchmarks.papers_parts import PARTS, Bench
+from benchmarks.papers import dume, flexolmo, mergeme, soups
+from benchmarks.papers.bench import Bench, Figures
+from benchmarks.papers.page import machine, page
 
-PAGE = Path(__file__).with_name("PAPERS.md")
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "benchmarks" / "PAPERS.md"
+PARTS: dict[str, Callable[[Bench], Figures]] = {**flexolmo.PARTS, **dume.PARTS, **mergeme.PARTS, **soups.PARTS}
 
 
 def main() -> None:
     """Run what is not there yet, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--shared", type=Path, default=Path(__file__).parents[2] / "shared", help="default: %(default)s"
-    )
+    parser.add_argument("--shared", type=Path, default=ROOT.parent / "shared", help="default: %(default)s")
     parser.add_argument("--far", type=Path, help="`corpora` of far experts; without, their rows are left out")
-    parser.add_argument("--tokens", type=int, default=409_600, help="of each expert; default: %(default)s")
-    parser.add_argument("--windows", type=int, default=48, help="of each test domain; default: %(default)s")
+    parser.add_argument("--tokens", type=int, default=51_200, help="of each expert; default: %(default)s")
+    parser.add_argument("--windows", type=int, default=16, help="of each test domain; default: %(default)s")
     parser.add_argument(
-        "--steps", type=int, nargs=2, default=[50, 200], help="of a short and a long training of routers"
+        "--steps", type=int, nargs=2, default=[20, 100], help="of a short and a long training of routers"
     )
     parser.add_argument("--work", type=Path, default=Path("build/papers"), help="default: %(default)s")
     parser.add_argument("--only", help=f"parts: {','.join(PARTS)}")
@@ -50,22 +53,28 @@ def main() -> None:
         if file.exists() or (name.startswith("far-") and bench.far is None):
             continue
         print(f"{name} …", flush=True)
-        file.write_text(json.dumps(PARTS[name](bench), indent=1))
-    size = {"tokens": given.tokens, "windows": given.windows, "steps": given.steps}
+        file.write_text(json.dumps(measured(name, bench), indent=1))
     found = {name: json.loads(file.read_text()) for name in PARTS if (file := results / f"{name}.json").exists()}
-    record = size | {"machine": machine(), "parts": _recorded(given.out.with_suffix(".json"), size) | found}
+    record = {"machine": machine(), "parts": _recorded(given.out.with_suffix(".json")) | found}
     given.out.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     given.out.write_text(page(record), encoding="utf-8")
     print(f"wrote {given.out}")
 
 
-def _recorded(file: Path, size: dict[str, Any]) -> dict[str, Any]:
-    """Return the figures that a file has of each part; none if they were measured at another size."""
+def measured(name: str, bench: Bench) -> Figures:
+    """Run a part, and return its figures with its size and the seconds that it took."""
+    wall, processor = time.perf_counter(), time.process_time()
+    figures = PARTS[name](bench)
+    size = {"tokens": bench.tokens, "windows": bench.windows, "steps": list(bench.steps)}
+    seconds = {"wall": time.perf_counter() - wall, "processor": time.process_time() - processor}
+    return {**figures, "size": size, "seconds": seconds}
+
+
+def _recorded(file: Path) -> dict[str, Any]:
+    """Return the figures that a file has of each part."""
     if not file.exists():
         return {}
     recorded = json.loads(file.read_text(encoding="utf-8"))
-    if any(recorded[name] != value for name, value in size.items()):
-        return {}
     return {name: figures for name, figures in recorded["parts"].items() if name in PARTS}
 
 

@@ -1,25 +1,15 @@
-"""The parts of `papers.py`: each trains, composes and scores, and returns figures as plain JSON.
-
-Rows are perplexities: name → test domain → perplexity.
-"""
+"""FlexOlmo's Table 1: free, frozen and coordinated experts, and mixtures of all weights."""
 
 import gzip
 import json
-import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from registry import EnsembleRecipe, ExpertTraining, MixtureTraining, Recipe, Registry, TestSettings, TrainSettings
+from benchmarks.papers.bench import BASE, FAR, GENERAL, NEAR, PUBLIC, Bench, Figures, Rows
+from registry import EnsembleRecipe, ExpertTraining, MixtureTraining, Recipe, Registry, TrainSettings
 
-Figures = dict[str, Any]
-Rows = dict[str, dict[str, float]]
-
-NEAR = ("biomed", "code", "german", "literature", "math")
-FAR = ("c_headers", "chinese")
-BASE, PUBLIC, GENERAL = "base", "public", "general"
 KINDS: dict[str, dict[str, Any]] = {
     "free": {"trunk": "free"},
     "frozen": {"trunk": "frozen"},
@@ -69,46 +59,6 @@ COMPOSITIONS: dict[str, dict[str, tuple[str | None, Recipe | EnsembleRecipe]]] =
     },
 }
 """Kind → composition → who takes part beside the experts of the domains, and its recipe."""
-
-
-@dataclass(frozen=True)
-class Bench:
-    """Where everything is, and how much of it.
-
-    Attributes:
-        shared: the folder with `experts` and `corpora`.
-        far: a folder with `corpora` of far experts, or None.
-        work: a folder for registries and compositions.
-        tokens: training tokens of each expert.
-        windows: test windows of each domain.
-        steps: of a short and of a long training of routers.
-    """
-
-    shared: Path
-    far: Path | None
-    work: Path
-    tokens: int
-    windows: int
-    steps: Sequence[int]
-
-    def text(self, domain: str, part: str) -> Path:
-        """Return the file of a domain's `train` or `test` text."""
-        root = self.far if domain in FAR and self.far else self.shared
-        return root / "corpora" / domain / f"{part}.jsonl.gz"
-
-    def home(self, kind: str) -> Path:
-        """Return the registry of a kind of experts."""
-        return self.work / f"{kind}-{self.tokens}"
-
-    @property
-    def settings(self) -> TestSettings:
-        """How test text is scored."""
-        return TestSettings(windows=self.windows)
-
-    def tests(self, domains: Sequence[str], *, general: bool = True) -> dict[str, list[Path]]:
-        """Return the test files of some domains and, unless `general` is False, of the public text."""
-        names = (*domains, GENERAL) if general else domains
-        return {domain: [self.text(domain, "test")] for domain in names}
 
 
 def train(bench: Bench, kind: str, domains: Sequence[str]) -> Figures:
@@ -304,55 +254,6 @@ def write_pool(bench: Bench) -> dict[str, str]:
     return domain_of
 
 
-STARTS: dict[str, tuple[str, Recipe]] = {
-    "DUME": ("DUME+", Recipe(trunk="mean", router="ridge", normalize=True, refine=1, temperature=1.0)),
-    "random routers": ("BTX, routers alone", Recipe(trunk="mean", router="random", normalize=True, temperature=1.0)),
-}
-"""Composition → its name once its routers are trained, and its recipe."""
-
-
-def dume(bench: Bench) -> Figures:
-    """Compose the experts of SHARED by DUME and with random routers, train these routers, and score everything.
-
-    The paper trains gates alone, with a load-balance loss, and routes to k experts by a softmax of temperature 1 over
-    their logits. At k = 1 that softmax is 1 and passes no gradient; `reg train-router` compares two experts there.
-    """
-    folders: dict[str, Path] = {}
-
-    def is_new(name: str) -> bool:
-        folders[name] = bench.work / "folders" / re.sub(r"[^a-z0-9]+", "-", name.lower())
-        return not folders[name].exists()  # a folder appears whole
-
-    data = [str(bench.text(domain, "train")) for domain in NEAR]
-    with Registry(bench.work / "shared-experts") as registry:
-        _register(registry, bench)
-        for name, (trained, recipe) in STARTS.items():
-            for top_k in (1, 2):
-                start = f"{name}, top {top_k}"
-                if is_new(start):
-                    registry.compose(list(NEAR), folders[start], replace(recipe, top_k=top_k))
-                for steps in bench.steps:
-                    settings = TrainSettings(steps=steps, balance=0.01 if top_k > 1 else 0.0)
-                    if is_new(label := f"{trained}, top {top_k}, {steps} steps"):
-                        done = registry.train_router(folders[start], folders[label], data, settings)
-                        print(f"{label}: {done.before:.4f}, {done.after:.4f}", flush=True)
-        tests = bench.tests(NEAR, general=False)
-        found = registry.evaluate(list(folders.values()), tests, bench.settings, baselines=True)
-    of = {row.name: {**row.score, "average": row.average} for row in found}
-    scores = {name: of.pop(path.name) for name, path in folders.items()}
-    return {"scores": of | scores}
-
-
-def _register(registry: Registry, bench: Bench) -> None:
-    names = {version.name for version in registry.versions()}
-    if BASE not in names:
-        registry.add_base(BASE, bench.shared / "experts" / BASE)
-    for domain in NEAR:
-        if domain not in names:
-            text = [bench.text(domain, "train")]
-            registry.add_expert(domain, bench.shared / "experts" / domain, data=text, keep_calibration=True)
-
-
 PARTS: dict[str, Callable[[Bench], Figures]] = {
     **{f"train-{kind}": _trained(kind) for kind in KINDS},
     **{f"near-{kind}": _near(kind) for kind in KINDS},
@@ -363,6 +264,5 @@ PARTS: dict[str, Callable[[Bench], Figures]] = {
     "unrestricted-1": _unrestricted(1),
     "unrestricted-2": _unrestricted(2),
     "unrestricted-mlps": _unrestricted(1, "mlps"),
-    "dume": dume,
 }
 """Name of a part → what runs it, in order."""

@@ -1,0 +1,1 @@
+"""Tables in the shape of the papers'."""

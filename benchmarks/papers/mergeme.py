@@ -1,0 +1,50 @@
+"""MergeME's Table 3: without any training, merged against separate attention, and how whole sequences are routed."""
+
+from typing import Any
+
+from benchmarks.papers.bench import NEAR, Bench, Figures, fresh, register_shared
+from registry import EnsembleRecipe, Recipe, Registry
+
+MERGING: dict[str, dict[str, Any]] = {
+    "mean (BTX)": {"trunk": "mean"},
+    "TIES": {"trunk": "ties", "combine": "sum", "trunk_options": {"scale": 1 / 3}},
+    "DARE": {"trunk": "dare", "combine": "sum", "trunk_options": {"scale": 1 / 3}},
+}
+"""How attention is merged → the fields of a recipe; λ is 1/3 (MergeME §3.1.2)."""
+
+ROUTINGS = ("prompt-perplexity", "task-vector")
+
+RANDOM: dict[str, Any] = {"router": "random", "top_k": 2, "temperature": 1.0, "normalize": True}
+RIDGE: dict[str, Any] = {"router": "ridge", "top_k": 1, "normalize": True}
+
+
+def rows() -> dict[str, Recipe | EnsembleRecipe]:
+    """Return name → recipe of every row."""
+    found: dict[str, Recipe | EnsembleRecipe] = {}
+    for name, fields in MERGING.items():
+        found[f"{name}, random token router"] = Recipe(**fields, **RANDOM)
+        found[f"{name}, ridge token router"] = Recipe(**fields, **RIDGE)
+        for routing in ROUTINGS:
+            found[f"{name}, {routing}"] = EnsembleRecipe(**fields, routing=routing, top_k=1)
+    for routing in ROUTINGS:
+        found[f"separate, {routing}"] = EnsembleRecipe(routing=routing, top_k=1)
+    return found
+
+
+def homogeneous(bench: Bench) -> Figures:
+    """Compose the experts of SHARED in every way, and score them on the text of their domains."""
+    folders = {}
+    with Registry(bench.work / "shared-experts") as registry:
+        register_shared(registry, bench)
+        for number, (name, recipe) in enumerate(rows().items()):
+            folders[name] = fresh(bench, f"mergeme-{number}")
+            registry.compose(list(NEAR), folders[name], recipe)
+        found = registry.evaluate(
+            list(folders.values()), bench.tests(NEAR, general=False), bench.settings, baselines=True
+        )
+    of = {row.name: {**row.score, "average": row.average} for row in found}
+    scores = {name: of.pop(folder.name) for name, folder in folders.items()}
+    return {"scores": of | scores}
+
+
+PARTS = {"mergeme": homogeneous}

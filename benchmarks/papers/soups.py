@@ -1,0 +1,68 @@
+"""Soup-of-Experts: its specialists against one model of all text, the support (Fig. 8) and the samples (Fig. 7)."""
+
+from pathlib import Path
+
+from benchmarks.papers.bench import BASE, NEAR, Bench, Figures, fresh
+from registry import ExpertTraining, Registry, SoupTraining
+
+EXPERTS = 4
+SUPPORTS = (1, 2, 5)
+SAMPLES = (1, 4, 16, 64)
+"""Documents of a domain that its domain weights are counted from."""
+
+
+def home(bench: Bench) -> Path:
+    """Return the registry of the soups."""
+    return bench.work / f"soups-{bench.tokens}"
+
+
+def soups(bench: Bench) -> Figures:
+    """Train a soup of each support on twice as many tokens as an expert, and score its specialists.
+
+    A specialist has all weight on its domain. The generic model trains all weights on the same number of tokens, which
+    every domain shares equally.
+    """
+    tests, tokens = bench.tests(NEAR, general=False), 2 * bench.tokens
+    rows: dict[str, dict[str, float]] = {}
+    folders: dict[str, Path] = {}
+    with Registry(home(bench)) as registry:
+        names = {version.name for version in registry.versions()}
+        if BASE not in names:
+            registry.add_base(BASE, bench.shared / "experts" / BASE)
+        folders["generic model"] = fresh(bench, "generic")
+        text = [bench.text(domain, "train") for domain in NEAR]
+        registry.train_expert("generic", BASE, text, ExpertTraining(tokens=tokens), out=folders["generic model"])
+        domains = {domain: [bench.text(domain, "train")] for domain in NEAR}
+        for support in SUPPORTS:
+            if (name := f"support-{support}") not in names:
+                registry.train_soup(name, BASE, domains, SoupTraining(EXPERTS, support=support, tokens=tokens))
+            for domain in NEAR:
+                folders[f"{support} {domain}"] = fresh(bench, f"soup-{support}-{domain}")
+                registry.instantiate(name, folders[f"{support} {domain}"], weights={domain: 1.0})
+        found = registry.evaluate(list(folders.values()), tests, bench.settings)
+    of = {row.name: row.perplexity for row in found}
+    rows["generic model"] = of[folders["generic model"].name]
+    for support in SUPPORTS:
+        own = {domain: of[folders[f"{support} {domain}"].name] for domain in NEAR}
+        rows[f"soup, support {support}"] = {domain: own[domain][domain] for domain in NEAR}
+    crossed = {domain: of[folders[f"{SUPPORTS[1]} {domain}"].name] for domain in NEAR}
+    return {"rows": rows, "specialists": crossed, "experts": EXPERTS}
+
+
+def samples(bench: Bench) -> Figures:
+    """Count domain weights from few documents of a domain, and score the specialist that they give on its test text."""
+    domain, perplexity = NEAR[0], {}
+    with Registry(home(bench)) as registry:
+        folders = {}
+        for number in SAMPLES:
+            like = bench.work / f"like-{number}.jsonl"
+            like.write_text("".join(bench.lines(domain, "train", number)), encoding="utf-8")
+            folders[number] = fresh(bench, f"like-{number}")
+            registry.instantiate(f"support-{SUPPORTS[1]}", folders[number], like=[like])
+        found = registry.evaluate(list(folders.values()), {domain: [bench.text(domain, "test")]}, bench.settings)
+    of = {row.name: row.perplexity[domain] for row in found}
+    perplexity = {str(number): of[folder.name] for number, folder in folders.items()}
+    return {"domain": domain, "perplexity": perplexity}
+
+
+PARTS = {"soups": soups, "soup-samples": samples}
