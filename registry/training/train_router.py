@@ -92,14 +92,6 @@ def train_router(
     check_copies_differ(workspace, parent)
     settings = replace(settings, seq_len=shortened(settings.seq_len, folder, progress))
     candidates = settings.candidates(int(read_config(folder).get("num_experts_per_tok", 1)), len(members))
-    announce(
-        progress,
-        NAMED[ROUTERS][0],
-        sum(math.prod(stored.shape) for _, stored in parent.gates.values()),
-        steps=settings.steps,
-        tokens=settings.steps * settings.batch_size * settings.seq_len,
-        device=device_name(settings.device),
-    )
     with workspace.reading(*used):
         windows = read_windows(
             data,
@@ -109,6 +101,14 @@ def train_router(
             seq_len=settings.seq_len,
             seed=settings.seed,
         )
+    announce(
+        progress,
+        NAMED[ROUTERS][0],
+        sum(math.prod(stored.shape) for _, stored in parent.gates.values()),
+        steps=settings.steps,
+        tokens=settings.steps * settings.batch_size * settings.seq_len,
+        device=device_name(settings.device),
+    )
     with exclusive(home.output_lock(out), f"training into {out}"):
         model = load_model(folder, settings.dtype, settings.device)
         check_loaded(parent, model, int(windows.all.ids.max()), len(members))

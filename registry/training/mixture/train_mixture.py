@@ -93,15 +93,6 @@ def _train(
     settings = replace(settings, seq_len=shortened(settings.seq_len, folder, progress))  # and the steps that it gives
     weights, seq_len = settings.weights, settings.seq_len
     device = device_name(weights.device)
-    announce(
-        progress,
-        NAMED[settings.train][0],
-        trained_weights(parent, settings.train),
-        steps=weights.steps,
-        tokens=weights.steps * weights.batch_size * weights.accumulate * seq_len,
-        device=device,
-        processes=processes.count,
-    )
     with workspace.reading(*used):
         windows = read_windows(
             data,
@@ -111,6 +102,15 @@ def _train(
             seq_len=seq_len,
             seed=weights.seed,
         )
+    announce(
+        progress,
+        NAMED[settings.train][0],
+        trained_weights(parent, settings.train),
+        steps=weights.steps,
+        tokens=weights.steps * weights.batch_size * weights.accumulate * seq_len,
+        device=device,
+        processes=processes.count,
+    )
     holds = [version.digest for version in used]
     dtype = ("bfloat16" if is_fast("bfloat16", device) else "float32") if weights.dtype == AUTO else weights.dtype
     inputs = settings.document(seq_len, torch.device(device).type, dtype, processes.count) | {
