@@ -19,13 +19,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.papers import dume, flexolmo, mergeme, soups
+from benchmarks.papers import curves, dume, flexolmo, mergeme, soups
 from benchmarks.papers.bench import Bench, Figures
 from benchmarks.papers.page import machine, page
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "benchmarks" / "PAPERS.md"
-PARTS: dict[str, Callable[[Bench], Figures]] = {**flexolmo.PARTS, **dume.PARTS, **mergeme.PARTS, **soups.PARTS}
+PARTS: dict[str, Callable[[Bench], Figures]] = {
+    **flexolmo.PARTS,
+    **dume.PARTS,
+    **curves.PARTS,
+    **mergeme.PARTS,
+    **soups.PARTS,
+}
 
 
 def main() -> None:
@@ -55,9 +61,11 @@ def main() -> None:
         print(f"{name} …", flush=True)
         file.write_text(json.dumps(measured(name, bench), indent=1))
     found = {name: json.loads(file.read_text()) for name in PARTS if (file := results / f"{name}.json").exists()}
-    record = {"machine": machine(), "parts": _recorded(given.out.with_suffix(".json")) | found}
+    record: dict[str, Any] = {"machine": machine(), "parts": _recorded(given.out.with_suffix(".json")) | found}
     given.out.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     given.out.write_text(page(record), encoding="utf-8")
+    if drawn := curves.figure(record["parts"]):
+        given.out.with_name("papers_curves.svg").write_text(drawn, encoding="utf-8")
     print(f"wrote {given.out}")
 
 

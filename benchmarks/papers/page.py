@@ -56,6 +56,7 @@ def page(record: Mapping[str, Any]) -> str:
         ("DUME's Table 2", "dume", _scores(found)),
         ("MergeME's Table 3", "mergeme", _mergeme(found)),
         ("Soup-of-Experts", "soups", _soups(found)),
+        ("Curves", None, _curves(found)),
         ("How long it took", None, _seconds(found)),
     ):
         if lines := "\n".join(part):
@@ -72,6 +73,17 @@ def _size(figures: Mapping[str, Any]) -> str:
         "" if "scores" in figures else f"Experts of {size['tokens']:,} tokens each. "
     )  # scores: of SHARED's experts
     return f"{experts}{size['windows']} test windows of each domain.\n\n"
+
+
+def _curves(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    if not {"sweeps", "soups"} & set(found):
+        return
+    yield "![Curves over k, ridge strength, support and documents](papers_curves.svg)"
+    for name, curve in found.get("sweeps", {}).get("curves", {}).items():
+        yield ""
+        yield f"| {name} | {' | '.join(curve)} |"
+        yield f"| --- | {'---: | ' * len(curve)}".rstrip()
+        yield f"| mean score | {' | '.join(f'{value:.2f}' for value in curve.values())} |"
 
 
 def _seconds(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:

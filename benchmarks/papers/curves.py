@@ -1,0 +1,68 @@
+"""DUME's Fig. 2: mean score by k and by λ, and the figure with the curves of all papers."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from benchmarks.papers.bench import NEAR, Bench, Figures, register_shared
+from registry import Recipe, Registry
+
+SWEEPS: dict[str, list[Any]] = {"top_k": [1, 2, 3, 4, 5], "lam": [1e-4, 1e-3, 1e-2, 1e-1, 1.0]}
+TITLES = {"top_k": "DUME: experts per token, k", "lam": "DUME: ridge strength λ"}
+DUME = Recipe(trunk="mean", router="ridge", normalize=True, top_k=1)
+
+
+def sweeps(bench: Bench) -> Figures:
+    """Score DUME's recipe at several k and λ."""
+    tests, curves = bench.tests(NEAR, general=False), {}
+    with Registry(bench.work / "shared-experts") as registry:
+        register_shared(registry, bench)
+        for name, values in SWEEPS.items():
+            rows = registry.evaluate([], tests, bench.settings, experts=list(NEAR), recipe=DUME, sweep={name: values})
+            curves[name] = {str(value): row.average for value, row in zip(values, rows, strict=True)}
+    return {"curves": curves}
+
+
+PARTS = {"sweeps": sweeps}
+
+
+def figure(found: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """Return an SVG of all curves that were measured, or None."""
+    import vl_convert
+
+    panels = list(_panels(found))
+    if not panels:
+        return None
+    specification = {
+        "$schema": "https://vega.github.io/schema/vega-lite/v5.json",
+        "columns": 3,
+        "concat": panels,
+        "config": {"view": {"stroke": None}, "axis": {"grid": False}, "font": "sans-serif"},
+    }
+    text: str = vl_convert.vegalite_to_svg(json.dumps(specification))
+    return text
+
+
+def _panels(found: Mapping[str, Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    for name, curve in found.get("sweeps", {}).get("curves", {}).items():
+        yield _panel(TITLES[name], "score", curve)
+    if "soups" in found:
+        rows = {name: row for name, row in found["soups"]["rows"].items() if name.startswith("soup")}
+        means = {name.split()[-1]: sum(row.values()) / len(row) for name, row in rows.items()}
+        yield _panel("Soup: domains of a step, support", "perplexity", means)
+    if "soup-samples" in found:
+        yield _panel("Soup: documents counted", "perplexity", found["soup-samples"]["perplexity"])
+
+
+def _panel(title: str, label: str, curve: Mapping[str, float]) -> dict[str, Any]:
+    return {
+        "title": {"text": title, "fontSize": 11},
+        "width": 180,
+        "height": 120,
+        "data": {"values": [{"x": at, "y": value} for at, value in curve.items()]},
+        "mark": {"type": "line", "point": True, "color": "#4477aa"},
+        "encoding": {
+            "x": {"field": "x", "type": "ordinal", "sort": list(curve), "title": None, "axis": {"labelAngle": 0}},
+            "y": {"field": "y", "type": "quantitative", "scale": {"zero": False}, "title": label},
+        },
+    }
