@@ -1,4 +1,4 @@
-"""Tables in the shape of the papers': FlexOlmo, DUME, MergeME, Soup-of-Experts.
+"""Tables in the shape of the papers': FlexOlmo, DUME, MergeME, Soup-of-Experts, SIMoE.
 
     python -m benchmarks.papers [--shared ../shared] [--far FOLDER] [--only near-free,dume] [--work build/papers]
 
@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.papers import curves, dume, flexolmo, mergeme, soups
+from benchmarks.papers import curves, dume, flexolmo, hetero, mergeme, simoe, soups
 from benchmarks.papers.bench import Bench, Figures
 from benchmarks.papers.page import machine, page
 
@@ -30,7 +30,9 @@ PARTS: dict[str, Callable[[Bench], Figures]] = {
     **dume.PARTS,
     **curves.PARTS,
     **mergeme.PARTS,
+    **hetero.PARTS,
     **soups.PARTS,
+    **simoe.PARTS,
 }
 
 

@@ -1,10 +1,12 @@
 """DUME's Table 2, with BTX and DUME+ trained as published."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.papers.bench import NEAR, Bench, Figures, register_shared
+from benchmarks.papers.tables import Found, score_table
 from registry import Recipe, Registry, TrainSettings
 
 STARTS: dict[str, tuple[str, Recipe]] = {
@@ -44,6 +46,19 @@ def dume(bench: Bench) -> Figures:
     of = {row.name: {**row.score, "average": row.average} for row in found}
     scores = {name: of.pop(path.name) for name, path in folders.items()}
     return {"scores": of | scores}
+
+
+def section(found: Found) -> Iterator[str]:
+    """Yield the lines of DUME's Table 2."""
+    if "dume" not in found:
+        return
+    rows = found["dume"]["scores"]
+    yield "The experts of `../shared/experts`, all of whose weights were trained on 819,200 tokens. Scores are"
+    yield "normalised: 100 · perplexity of the domain's own expert / perplexity of the model; higher is better."
+    yield "That paper's DUME+ and BTX train gates alone, from the closed form and from random ones. At top 1"
+    yield "a softmax over one logit passes no gradient; there `reg train-router` compares two experts."
+    yield ""
+    yield from score_table(rows)
 
 
 PARTS = {"dume": dume}

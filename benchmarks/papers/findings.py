@@ -1,13 +1,9 @@
 """What the papers find, beside what is found here: whether the order of methods agrees, and if not, why."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
-from benchmarks.papers.means import mean
-
-Found = Mapping[str, Mapping[str, Any]]
-"""Part → its figures."""
+from benchmarks.papers.tables import Found, mean
 
 Compared = tuple[str, bool]
 """Our figures in words, and whether their order is the paper's."""
@@ -107,6 +103,12 @@ def _interference(found: Found) -> Compared:
     return words, of["mean (BTX)"] < max(of["TIES"], of["DARE"])
 
 
+def _hetero(found: Found) -> Compared:
+    of = {name: mean(row) for name, row in found["far-hetero"]["rows"].items()}
+    words = ", ".join(f"{name} {value:.2f}" for name, value in of.items())
+    return words, min(of, key=lambda name: of[name]) == "heterogeneous mixture"
+
+
 def _specialists(found: Found) -> Compared:
     rows = found["soups"]["rows"]
     soup = min(mean(rows[name]) for name in rows if name.startswith("soup"))
@@ -124,6 +126,27 @@ def _samples(found: Found) -> Compared:
     words = ", ".join(f"{number}: {value:.2f}" for number, value in of.items())
     values = list(of.values())
     return words, values[1] <= 1.01 * values[-1]
+
+
+def _overlap(found: Found) -> Compared:
+    masks = found["simoe"]["masks"].values()
+    tau = max((one["tau"] for one in masks), key=[one["tau"] for one in masks].count)
+    of = sorted((one["beta"], one["overlap"]) for one in masks if one["tau"] == tau)
+    overlaps = [overlap for _, overlap in of]
+    return ", ".join(f"β {beta:g}: {overlap:.2f}" for beta, overlap in of), overlaps == sorted(overlaps, reverse=True)
+
+
+def _sparsity(found: Found) -> Compared:
+    masks = found["simoe"]["masks"].values()
+    words = ", ".join(f"τ {one['tau']:g}, β {one['beta']:g}: {one['sparsity']:.3f}" for one in masks)
+    return words, all(one["sparsity"] >= one["tau"] for one in masks)
+
+
+def _upcycled(found: Found) -> Compared:
+    rows = found["simoe"]["rows"]
+    best = min((name for name in rows if name != "dense model"), key=lambda name: mean(rows[name]))
+    words = f"{best}: {mean(rows[best]):.2f}; dense {mean(rows['dense model']):.2f}"
+    return words, mean(rows[best]) < mean(rows["dense model"])
 
 
 FINDINGS = (
@@ -162,6 +185,11 @@ FINDINGS = (
         "than interference does",
     ),
     Finding(
+        "MergeME, Table 4",
+        "a mixture of experts of different architectures above each of them",
+        _hetero,
+    ),
+    Finding(
         "Soup-of-Experts, Fig. 4",
         "specialists of a soup above one generic model",
         _specialists,
@@ -173,6 +201,14 @@ FINDINGS = (
         _support,
     ),
     Finding("Soup-of-Experts, Fig. 7", "few documents suffice for the domain weights", _samples),
+    Finding("SIMoE, orthogonality", "masks overlap less with a larger weight β of the overlap", _overlap),
+    Finding("SIMoE, sparsity", "the final sparsity is what was asked for, or more", _sparsity),
+    Finding(
+        "SIMoE, main tables",
+        "above full fine-tuning of the same dense model",
+        _upcycled,
+        "at as few steps the masks are still far from settled, and a quarter of the rows trains at a time",
+    ),
 )
 """Every comparison, in the order of the page."""
 

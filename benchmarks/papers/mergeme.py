@@ -1,8 +1,10 @@
 """MergeME's Table 3: without any training, merged against separate attention, and how whole sequences are routed."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.papers.bench import NEAR, Bench, Figures, fresh, register_shared
+from benchmarks.papers.tables import Found, score_table
 from registry import EnsembleRecipe, Recipe, Registry
 
 MERGING: dict[str, dict[str, Any]] = {
@@ -45,6 +47,17 @@ def homogeneous(bench: Bench) -> Figures:
     of = {row.name: {**row.score, "average": row.average} for row in found}
     scores = {name: of.pop(folder.name) for name, folder in folders.items()}
     return {"scores": of | scores}
+
+
+def section(found: Found) -> Iterator[str]:
+    """Yield the lines of the section on merged and separate attention."""
+    if "mergeme" not in found:
+        return
+    yield "The same experts and scores. *Merged* attention is one trunk for all, made in the way that the row names;"
+    yield "with *separate* attention every expert is a whole model. Token routers choose by token and layer; the others"
+    yield "choose one expert for a text by its first 32 tokens, before which all experts count alike."
+    yield ""
+    yield from score_table(found["mergeme"]["scores"])
 
 
 PARTS = {"mergeme": homogeneous}

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.papers import findings
-from benchmarks.papers.means import mean
+from benchmarks.papers import dume, findings, hetero, mergeme, simoe, soups
+from benchmarks.papers.tables import Found, mean, table
 
 _INTRODUCTION = """# Tables in the shape of the papers'
 
@@ -45,7 +45,7 @@ def page(record: Mapping[str, Any]) -> str:
         record: the machine, and part → its figures and its size: training tokens of each expert, test windows of each
             domain, steps of a training of routers. Sections whose parts are absent are left out.
     """
-    found: Mapping[str, Mapping[str, Any]] = record["parts"]
+    found: Found = record["parts"]
     text = [_INTRODUCTION.format_map(record)]
     for title, first, part in (
         ("What the papers find", None, findings.lines(found)),
@@ -53,9 +53,11 @@ def page(record: Mapping[str, Any]) -> str:
         ("What each kind of expert loses", "near-free", _losses(found)),
         ("Experts of five domains", "near-free", _perplexities(found, "near")),
         ("With two domains far from the base model", "far-free", _perplexities(found, "far")),
-        ("DUME's Table 2", "dume", _scores(found)),
-        ("MergeME's Table 3", "mergeme", _mergeme(found)),
-        ("Soup-of-Experts", "soups", _soups(found)),
+        ("DUME's Table 2", "dume", dume.section(found)),
+        ("MergeME's Table 3", "mergeme", mergeme.section(found)),
+        ("MergeME's Table 4", "far-hetero", hetero.section(found)),
+        ("Soup-of-Experts", "soups", soups.section(found)),
+        ("SIMoE", "simoe", simoe.section(found)),
         ("Curves", None, _curves(found)),
         ("How long it took", None, _seconds(found)),
     ):
@@ -75,7 +77,7 @@ def _size(figures: Mapping[str, Any]) -> str:
     return f"{experts}{size['windows']} test windows of each domain.\n\n"
 
 
-def _curves(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+def _curves(found: Found) -> Iterator[str]:
     if not {"sweeps", "soups"} & set(found):
         return
     yield "![Curves over k, ridge strength, support and documents](papers_curves.svg)"
@@ -86,7 +88,7 @@ def _curves(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
         yield f"| mean score | {' | '.join(f'{value:.2f}' for value in curve.values())} |"
 
 
-def _seconds(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+def _seconds(found: Found) -> Iterator[str]:
     timed = {name: figures["seconds"] for name, figures in found.items() if "seconds" in figures}
     if not timed:
         return
@@ -125,7 +127,7 @@ FLEXOLMO: tuple[tuple[str, str, str], ...] = (
 """Row of the table, and the part and row where its figures are."""
 
 
-def _flexolmo(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+def _flexolmo(found: Found) -> Iterator[str]:
     if "near-free" not in found:
         return
     rows = {
@@ -139,10 +141,10 @@ def _flexolmo(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     yield "out of public text, in which documents of every domain stand without"
     yield f"labels{_own(found)}. The bias is the best on this test text of the four in the table of five domains."
     yield ""
-    yield from _table(rows)
+    yield from table(rows)
 
 
-def _own(found: Mapping[str, Mapping[str, Any]]) -> str:
+def _own(found: Found) -> str:
     """Return how many of the chosen documents come from the expert's own domain."""
     if "tuned" not in found:
         return ""
@@ -150,7 +152,7 @@ def _own(found: Mapping[str, Mapping[str, Any]]) -> str:
     return f" (of its own domain are: {shares})"
 
 
-def _losses(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+def _losses(found: Found) -> Iterator[str]:
     lines = []
     for which in ("near", "far"):
         for kind in KINDS:
@@ -178,15 +180,7 @@ def _losses(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
             yield f"| {name} | {before:.4f} | {after:.4f} |"
 
 
-def _table(rows: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
-    domains = list(next(iter(rows.values())))
-    yield f"| model | {' | '.join(domains)} | mean |"
-    yield f"| --- | {'---: | ' * (len(domains) + 1)}".rstrip()
-    for name, of in rows.items():
-        yield f"| {name} | {' | '.join(f'{of[domain]:.2f}' for domain in domains)} | {mean(of):.2f} |"
-
-
-def _perplexities(found: Mapping[str, Mapping[str, Any]], which: str) -> Iterator[str]:
+def _perplexities(found: Found, which: str) -> Iterator[str]:
     kinds = {kind: found[f"{which}-{kind}"]["rows"] for kind in KINDS if f"{which}-{kind}" in found}
     if not kinds:
         return
@@ -197,51 +191,3 @@ def _perplexities(found: Mapping[str, Mapping[str, Any]], which: str) -> Iterato
         for name, of in rows.items():
             cells = " | ".join(f"{of[domain]:.2f}" for domain in domains)
             yield f"| {kind} | {name} | {cells} | {mean(of):.2f} |"
-
-
-def _scores(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    if "dume" not in found:
-        return
-    rows = found["dume"]["scores"]
-    yield "The experts of `../shared/experts`, all of whose weights were trained on 819,200 tokens. Scores are"
-    yield "normalised: 100 · perplexity of the domain's own expert / perplexity of the model; higher is better."
-    yield "That paper's DUME+ and BTX train gates alone, from the closed form and from random ones. At top 1"
-    yield "a softmax over one logit passes no gradient; there `reg train-router` compares two experts."
-    yield ""
-    yield from _score_table(rows)
-
-
-def _score_table(rows: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
-    domains = list(next(iter(rows.values())))
-    yield f"| model | {' | '.join(domains)} |"
-    yield f"| --- | {'---: | ' * len(domains)}".rstrip()
-    for name, of in rows.items():
-        yield f"| {name} | {' | '.join(f'{of[domain]:.2f}' for domain in domains)} |"
-
-
-def _mergeme(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    if "mergeme" not in found:
-        return
-    yield "The same experts and scores. *Merged* attention is one trunk for all, made in the way that the row names;"
-    yield "with *separate* attention every expert is a whole model. Token routers choose by token and layer; the others"
-    yield "choose one expert for a text by its first 32 tokens, before which all experts count alike."
-    yield ""
-    yield from _score_table(found["mergeme"]["scores"])
-
-
-def _soups(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    if "soups" not in found:
-        return
-    of = found["soups"]
-    yield f"Soups of {of['experts']} experts, trained on twice as many tokens as an expert, as the generic model was."
-    yield "In each column is the perplexity of the specialist of that domain, all weight on it."
-    yield ""
-    yield from _table(of["rows"])
-    if "soup-samples" in found:
-        samples = found["soup-samples"]
-        yield ""
-        yield f"Perplexity on {samples['domain']} by the number of its documents that domain weights are counted from:"
-        yield ""
-        yield f"| documents | {' | '.join(samples['perplexity'])} |"
-        yield f"| --- | {'---: | ' * len(samples['perplexity'])}".rstrip()
-        yield f"| perplexity | {' | '.join(f'{value:.2f}' for value in samples['perplexity'].values())} |"

@@ -1,8 +1,10 @@
 """Soup-of-Experts: its specialists against one model of all text, the support (Fig. 8) and the samples (Fig. 7)."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.papers.bench import BASE, NEAR, Bench, Figures, fresh
+from benchmarks.papers.tables import Found, table
 from registry import ExpertTraining, Registry, SoupTraining
 
 EXPERTS = 4
@@ -63,6 +65,25 @@ def samples(bench: Bench) -> Figures:
     of = {row.name: row.perplexity[domain] for row in found}
     perplexity = {str(number): of[folder.name] for number, folder in folders.items()}
     return {"domain": domain, "perplexity": perplexity}
+
+
+def section(found: Found) -> Iterator[str]:
+    """Yield the lines of the section on soups."""
+    if "soups" not in found:
+        return
+    of = found["soups"]
+    yield f"Soups of {of['experts']} experts, trained on twice as many tokens as an expert, as the generic model was."
+    yield "In each column is the perplexity of the specialist of that domain, all weight on it."
+    yield ""
+    yield from table(of["rows"])
+    if "soup-samples" in found:
+        samples = found["soup-samples"]
+        yield ""
+        yield f"Perplexity on {samples['domain']} by the number of its documents that domain weights are counted from:"
+        yield ""
+        yield f"| documents | {' | '.join(samples['perplexity'])} |"
+        yield f"| --- | {'---: | ' * len(samples['perplexity'])}".rstrip()
+        yield f"| perplexity | {' | '.join(f'{value:.2f}' for value in samples['perplexity'].values())} |"
 
 
 PARTS = {"soups": soups, "soup-samples": samples}
