@@ -15,7 +15,7 @@ from cli.session import Session
 from registry import composition
 from registry.composition import recipe as recipes
 from registry.composition.recipe.recipe_fields import AUTO, FIELDS, MOE, OF_COPIES, FieldKind, RecipeField, obstacle
-from registry.composition.recipe.recipe_rules import problem_of_copies
+from registry.composition.recipe.recipe_rules import problem_of_copies, without_trunk
 from registry.errors import InvalidInputError, RegError
 from registry.names.reference import Reference
 
@@ -252,16 +252,18 @@ def _check_options(given: dict[str, Any], file_values: Any) -> None:
         raise click.UsageError("--host and --remote-code exclude one another.")
 
 
-def no_part(option: str, other: str, method: str, fitting: Sequence[str]) -> click.UsageError:
+def no_part(option: str, other: str, method: str | None, fitting: Sequence[str]) -> click.UsageError:
     """Return the error of an option without a part in what is made.
 
     Args:
         option: the option.
         other: the field because of which it has none.
-        method: the value of that field.
+        method: the value of that field; None where it is not given.
         fitting: the values of that field that the option goes with.
     """
     hint = f" It goes with {FIELDS[other].option} {' or '.join(fitting)}." if fitting else ""
+    if method is None:
+        return click.UsageError(f"{without_trunk(option)}.{hint}")
     if other == "to":
         return click.UsageError(f"{option} has no part in what --to {method} makes.{hint}")
     return click.UsageError(f"{option} has no part in {FIELDS[other].option} {method}.{hint}")

@@ -261,8 +261,9 @@ class Worker:
         for version in self.draw.sample(found := given.versions(kind="expert"), len(found)):
             if version.name in NAMES:
                 chosen[version.name] = version.ref
-        refs = self.draw.sample(list(chosen.values()) or NAMES, min(self.draw.randint(1, 3), len(chosen) or 3))
-        plan = given.compose(refs, out, RECIPES[self.draw.choice(list(RECIPES))](), force=True)
+        names = self.draw.sample(list(chosen) or NAMES, min(self.draw.randint(1, 3), len(chosen) or 3))
+        recipe = RECIPES[self.draw.choice(list(RECIPES))](names)
+        plan = given.compose([chosen.get(name, name) for name in names], out, recipe, force=True)
         if out.name != SHARED:
             self.folders.append(out)
         return {"folder": str(out), "digest": plan.digest}
@@ -357,7 +358,7 @@ def _folders(
         document = json.loads(found["composition.json"])
         members = {(member["name"], contents[member["digest"]]) for member in document["members"]}
         names = [member["name"] for member in document["members"]]
-        alike = [name for name in RECIPES if RECIPES[name]().document(names) == document["recipe"]]
+        alike = [name for name in RECIPES if RECIPES[name](names).document(names) == document["recipe"]]
         if not alike:
             yield f"{folder} was composed by a recipe that nobody asked for: {document['recipe']}"
             continue

@@ -1,14 +1,16 @@
 """Drives a whole registry at random and holds it against a model in plain Python after every step.
 
-    python -m tests.machine [--examples 500] [--steps 30] [--seed 0] [--names 3] [--scratch DIR]
+    python -m tests.machine [--examples 500] [--steps 30] [--seed 0] [--names 3] [--scratch DIR] [--untrained]
 
-Steps add experts and base models (also again), point aliases and take them away, compose, opt versions and names out,
-purge, collect garbage, reopen, verify and reproduce. Any that writes may be killed on its way, in a process of its own;
-what it leaves must then be one of the states that lie between its beginning and its end.
+Steps add experts and base models (also again), train soups, point aliases and take them away, compose (also by fits,
+of copies of the base model and of soups), opt versions and names out, purge, collect garbage, reopen, verify and
+reproduce. Any that writes may be killed on its way, in a process of its own; what it leaves must then be one of the
+states that lie between its beginning and its end.
 
 After every step the registry must hold what the model holds, on disk what the catalog needs, and each composition
 that was made last, of members that are active still, must be, byte by byte, the one of a registry that never held
-anything but these members. Prints one line of JSON: examples, steps, kills, compositions compared, fresh compositions.
+anything but these members. With `--untrained` nothing is trained or fitted. Prints one line of JSON: examples, steps,
+kills, compositions compared, fresh compositions.
 """
 
 import argparse
@@ -18,6 +20,7 @@ import shutil
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +33,22 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from registry import Registry
 from registry.errors import ConflictError
 from tests.model import Model, Version, observed
-from tests.tiny import BASE, CONTENTS, RECIPES, Fresh, Member, Pool, make_pool, tree
+from tests.tiny import (
+    BASE,
+    BASE_NAME,
+    CONTENTS,
+    PARTS,
+    RECIPES,
+    SOUP,
+    WITH_BASE,
+    Fresh,
+    Member,
+    Pool,
+    make,
+    make_pool,
+    train_soup,
+    tree,
+)
 from tests.zygote import Zygote
 
 NAMES = ("code", "math", "law")
@@ -61,8 +79,10 @@ def perform(home: Path, command: dict[str, Any], registry: Registry | None = Non
             registry.alias(given["ref"], given["alias"])
         case "remove-alias":
             registry.remove_alias(given["name"], given["alias"])
+        case "train-soup":
+            train_soup(registry, Pool({name: Path(path) for name, path in given["checkpoints"].items()}, Path()))
         case "compose":
-            registry.compose(given["refs"], home / given["folder"], RECIPES[given["recipe"]](), force=True)
+            make(registry, given["refs"], home / given["folder"], given["recipe"], Path(given["text"]))
         case "opt-out":
             registry.opt_out(given["ref"], purge=given["purge"])
         case "gc":
@@ -79,6 +99,7 @@ class Machine(RuleBasedStateMachine):
     scratch: Path
     names: tuple[str, ...]
     steps: int
+    untrained: bool
     counted: Counter[str]
     lengths: dict[str, int]
     arrays: dict[str, frozenset[str]]
@@ -114,7 +135,13 @@ class Machine(RuleBasedStateMachine):
 
     @rule(tagged=st.booleans(), at=killed)
     def add_base(self, tagged: bool, at: float | None) -> None:
-        self._add("base", "base", BASE, None, tagged, at)
+        self._add(BASE_NAME, "base", BASE, None, tagged, at)
+
+    @precondition(lambda self: not self.untrained)
+    @rule(at=killed)
+    def train_soup(self, at: float | None) -> None:
+        checkpoints = {name: str(path) for name, path in self.pool.checkpoints.items()}
+        self._do({"do": "train-soup", "checkpoints": checkpoints}, self.model.train_soup((SOUP, *PARTS)), at)
 
     @precondition(lambda self: self.model.active())
     @rule(number=any_number, alias=any_alias, at=killed)
@@ -128,39 +155,65 @@ class Machine(RuleBasedStateMachine):
         name, alias = self._one(sorted(self.model.aliases), number)
         self._do({"do": "remove-alias", "name": name, "alias": alias}, self.model.remove_alias(name, alias), at)
 
-    @precondition(lambda self: self.model.active())
+    @precondition(lambda self: self._experts())
     @rule(numbers=st.lists(any_number, min_size=1, max_size=3), recipe=st.sampled_from(list(RECIPES)))
     def compose_undisturbed(self, numbers: list[int], recipe: str) -> None:
         self._compose(numbers, recipe, None)
 
-    @precondition(lambda self: self.model.active())
+    @precondition(lambda self: self._experts())
     @rule(numbers=st.lists(any_number, min_size=1, max_size=3), recipe=st.sampled_from(list(RECIPES)), at=killed)
     def compose(self, numbers: list[int], recipe: str, at: float | None) -> None:
         self._compose(numbers, recipe, at)
 
     def _compose(self, numbers: list[int], recipe: str, at: float | None) -> None:
-        if recipe == "base" and not self.model.active("base"):
+        if recipe in WITH_BASE and self._base() is None:
             recipe = "mean"
         chosen: dict[str, Version] = {}
         for number in numbers:
-            version = self._one(self.model.active(), number)
+            version = self._one(self._experts(), number)
             chosen.setdefault(version.name, version)
         refs = tuple(version.ref for version in chosen.values())
-        folder = FOLDERS[numbers[0] % len(FOLDERS)]
-        expected = frozenset((version.name, version.content) for version in chosen.values()), recipe
-        plan = self.registry.plan(refs, RECIPES[recipe]())
-        used = frozenset(refs) | ({self._one(self.model.active("base"), -1).ref} if recipe == "base" else frozenset())
-        before = self.folders[folder]
-        command = {"do": "compose", "refs": refs, "folder": folder, "recipe": recipe}
-        finished = self._do(command, self.model.compose(plan.digest, used), at)
+        digest = self._plan(refs, recipe).digest
+        self._write(list(chosen.values()), recipe, FOLDERS[numbers[0] % len(FOLDERS)], digest, at)
         self.known = [*(one for one in self.known if one != (refs, recipe)), (refs, recipe)][-KNOWN:]
+
+    @precondition(lambda self: self._base())
+    @rule(folder=st.sampled_from(FOLDERS), at=killed)
+    def compose_copies(self, folder: str, at: float | None) -> None:
+        self._write([], "copies", folder, None, at)
+
+    @precondition(lambda self: not self.untrained and self._base() and self._experts())
+    @rule(number=any_number, folder=st.sampled_from(FOLDERS), at=killed)
+    def fit(self, number: int, folder: str, at: float | None) -> None:
+        self._write([self._one(self._experts(), number)], "fit", folder, None, at)
+
+    @precondition(lambda self: any(version.name == SOUP for version in self.model.active("base")))
+    @rule(folder=st.sampled_from(FOLDERS), at=killed)
+    def instantiate(self, folder: str, at: float | None) -> None:
+        parts = [version for version in self.model.active() if version.name in PARTS]
+        if len(parts) == len(PARTS):
+            self._write(parts, SOUP, folder, None, at)
+            return
+        with pytest.raises(ConflictError, match="was opted out or is not registered here"):
+            make(self.registry, [], self.home / "none", SOUP, self.pool.text)
+
+    def _write(self, chosen: list[Version], recipe: str, folder: str, digest: str | None, at: float | None) -> None:
+        """Compose into a folder, and look at what is there then; the digest is a fresh registry's if none is given."""
+        refs = tuple(version.ref for version in chosen)
+        expected = frozenset((version.name, version.content) for version in chosen), recipe
+        made = str(json.loads(self._fresh(*expected)["composition.json"])["digest"])
+        base = next((one for one in self.model.active("base") if one.name == self._beside(recipe)), None)
+        used = frozenset(refs) | ({base.ref} if base else frozenset())
+        before = self.folders[folder]
+        command = {"do": "compose", "refs": refs, "folder": folder, "recipe": recipe, "text": str(self.pool.text)}
+        finished = self._do(command, self.model.compose(made, used), at)
         if not finished:
             self.folders[folder] = self._found(folder, before, expected)
         else:
             self.folders[folder] = expected
             assert not list(self.home.glob(f".{folder}.*"))
         self._check_folder(folder)
-        assert json.loads(self._fresh(*expected)["composition.json"])["digest"] == plan.digest
+        assert digest in (None, made)
 
     @precondition(lambda self: self.model.versions)
     @rule(number=any_number, whole=st.booleans(), purge=st.booleans(), at=killed)
@@ -195,8 +248,11 @@ class Machine(RuleBasedStateMachine):
         made = self.folders[folder]
         if made is None:
             return
-        active = {(version.name, version.content) for version in self.model.active()}
-        if made[0] <= active and (made[1] != "base" or self.model.active("base")):
+        members, recipe = made
+        beside = self._beside(recipe)
+        if members <= {(version.name, version.content) for version in self.model.active()} and (
+            beside is None or any(version.name == beside for version in self.model.active("base"))
+        ):
             assert self.registry.reproduce(self.home / folder).is_same
             self.counted["compared"] += 1
         else:
@@ -232,9 +288,9 @@ class Machine(RuleBasedStateMachine):
         self.changed = False
         active = {version.ref: (version.name, version.content) for version in self.model.active()}
         for refs, recipe in self.known:
-            if not active.keys() >= set(refs) or (recipe == "base" and not self.model.active("base")):
+            if not active.keys() >= set(refs) or (recipe in WITH_BASE and self._base() is None):
                 continue
-            plan = self.registry.plan(refs, RECIPES[recipe]())
+            plan = self._plan(refs, recipe)
             self.registry.write(plan, self.home / "again")
             found = tree(self.home / "again")
             shutil.rmtree(self.home / "again")
@@ -242,6 +298,22 @@ class Machine(RuleBasedStateMachine):
             self.counted["compared"] += 1
 
     # -- within ------------------------------------------------------------------------------------------------------
+
+    def _experts(self) -> list[Version]:
+        """Return the experts that can be composed by any recipe: those of a soup have counts alone."""
+        return [version for version in self.model.active() if version.name not in PARTS]
+
+    def _base(self) -> Version | None:
+        return next((version for version in self.model.active("base") if version.name == BASE_NAME), None)
+
+    @staticmethod
+    def _beside(recipe: str) -> str | None:
+        """Return the name of the base model that takes part."""
+        return SOUP if recipe == SOUP else BASE_NAME if recipe in WITH_BASE else None
+
+    def _plan(self, refs: Sequence[str], recipe: str) -> Any:
+        names = [ref.partition("@")[0] for ref in refs]
+        return self.registry.plan(refs, RECIPES[recipe](names), base=self._beside(recipe))
 
     def _add(self, name: str, kind: str, content: str, alias: str | None, tagged: bool, at: float | None) -> None:
         tags = {"from": content} if tagged else {}
@@ -323,8 +395,9 @@ class Machine(RuleBasedStateMachine):
         return choices[number % len(choices)]
 
 
-def drive(examples: int, steps: int, start: int, names: int, scratch: Path) -> dict[str, Any]:
-    """Run the machine, and return what there is to tell of it."""
+def drive(given: argparse.Namespace, scratch: Path) -> dict[str, Any]:
+    """Run the machine as the command line asks, and return what there is to tell of it."""
+    examples, steps, start = given.examples, given.steps, given.seed
     torch.set_num_threads(1)  # no thread pool may exist when a process forks
     began = time.monotonic()
     zygote = Zygote(perform)
@@ -341,7 +414,8 @@ def drive(examples: int, steps: int, start: int, names: int, scratch: Path) -> d
         "fresh": fresh,
         "zygote": zygote,
         "scratch": scratch,
-        "names": NAMES[:names],
+        "names": NAMES[: given.names],
+        "untrained": given.untrained,
         "steps": steps,
         "counted": counted,
         "lengths": {},
@@ -370,11 +444,12 @@ def main() -> None:
     for name, default in (("examples", 500), ("steps", 30), ("seed", 0), ("names", len(NAMES))):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--scratch", type=Path)
+    parser.add_argument("--untrained", action="store_true")
     given = parser.parse_args()
     memory = Path("/dev/shm")
     where = given.scratch or (memory if memory.is_dir() else None)
     with tempfile.TemporaryDirectory(prefix="reg-machine-", dir=where) as scratch:
-        print(json.dumps(drive(given.examples, given.steps, given.seed, given.names, Path(scratch))))
+        print(json.dumps(drive(given, Path(scratch))))
 
 
 if __name__ == "__main__":

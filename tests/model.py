@@ -3,6 +3,7 @@
 Every command gives the states that a registry may be found in when it was interrupted; the last is that of its end.
 """
 
+from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
@@ -108,6 +109,13 @@ class Model:
         model.compositions[digest] = model.compositions.get(digest, frozenset()) | refs
         model.events.append(("compose", digest))
         return [self, model]
+
+    def train_soup(self, names: Iterable[str]) -> "list[Model]":
+        """Register a soup: its shared weights first, then its experts, each as a checkpoint of its own name."""
+        states = [self]
+        for number, name in enumerate(names):
+            states += states[-1].add(name, "expert" if number else "base", name, None, {})[1:]
+        return states
 
     def opt_out(self, refs: list[str], *, purge: bool) -> "list[Model]":
         """Withdraw versions, and with `purge` forget all but what they were called; garbage is not told of."""

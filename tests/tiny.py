@@ -6,13 +6,13 @@ Fresh(pool, scratch).files({("math", "one"), ("code", "two")}, "default")   # co
 
 import random
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from registry import EnsembleRecipe, PassSettings, Recipe, Registry
+from registry import EnsembleRecipe, FitSettings, PassSettings, Recipe, Registry, SoupTraining
 from registry.statistics.collect import collect_to
 from tests.models import make_model, save_checkpoint, sentences, train_tokenizer, write_jsonl
 
@@ -28,16 +28,34 @@ SETTINGS = PassSettings(tokens=64, seq_len=32, batch_size=2, folds=1)
 CONTENTS = ("one", "two", "three")
 BASE = "zero"
 
-RECIPES: dict[str, Callable[[], Recipe | EnsembleRecipe]] = {
-    "default": Recipe,
-    "mean": lambda: Recipe(trunk="mean", router="ridge", top_k=1),
-    "top-1": lambda: Recipe(router="ridge", top_k=1, temperature=1.0),
-    "context": lambda: Recipe(router="context", trunk="mean"),
-    "dense": lambda: Recipe(to="dense"),
-    "base": lambda: Recipe(trunk="base", router="random"),
-    "ensemble": EnsembleRecipe,
+SOUP, BASE_NAME = "soup", "base"
+"""The names under which a soup and the base model are registered."""
+
+PARTS = ("soup-1", "soup-2")
+"""The soup's experts."""
+
+RECIPES: dict[str, Callable[[Sequence[str]], Recipe | EnsembleRecipe]] = {
+    "default": lambda _: Recipe(),
+    "mean": lambda _: Recipe(trunk="mean", router="ridge", top_k=1),
+    "top-1": lambda _: Recipe(router="ridge", top_k=1, temperature=1.0),
+    "context": lambda _: Recipe(router="context", trunk="mean"),
+    "dense": lambda _: Recipe(to="dense"),
+    "base": lambda _: Recipe(trunk="base", router="random"),
+    "coefficients": lambda names: Recipe(
+        to="dense", trunk="task-arithmetic", coefficients={name: len(name) / 8 - 0.5 for name in names}
+    ),
+    "sums": lambda _: Recipe(
+        trunk="ties", combine="sum", router="ridge", gating="softmax-topk", host="remote-code", top_k=1
+    ),
+    "ensemble": lambda _: EnsembleRecipe(),
+    "prompt": lambda _: EnsembleRecipe(routing="prompt-perplexity", mixing="logits", routing_tokens=0),
+    "one trunk": lambda _: EnsembleRecipe(trunk="regmean", routing="perplexity", top_k=1),
+    "task vectors": lambda _: EnsembleRecipe(trunk="dare", routing="task-vector"),
 }
-"""Recipes by what the runs call them; `base` needs a base model."""
+"""What the runs call a recipe → the recipe for members of some names."""
+
+WITH_BASE = {"base", "coefficients", "sums", "task vectors", "fit", "copies"}
+"""Recipes, and other ways to compose, in which the base model takes part."""
 
 Member = tuple[str, str]
 """A name, and the checkpoint that stands under it."""
@@ -69,6 +87,32 @@ def make_pool(folder: Path) -> Pool:
     return Pool(checkpoints, folder / "one.jsonl")
 
 
+def train_soup(registry: Registry, pool: Pool) -> None:
+    """Train the soup, which is a function of the pool alone, and register it."""
+    domains = {content: [pool.checkpoints[content].with_suffix(".jsonl")] for content in CONTENTS[:2]}
+    settings = SoupTraining(
+        experts=2, rank=2, hidden=4, tokens=64, seq_len=16, batch_size=2, device="cpu", dtype="float32"
+    )
+    registry.train_soup(SOUP, pool.checkpoints[BASE], domains, settings)
+
+
+def make(registry: Registry, refs: Sequence[str], out: Path, recipe: str, text: Path) -> None:
+    """Compose by one of `RECIPES`, by a `fit`, from `copies` of the base model, or of the soup."""
+    base = BASE_NAME if recipe in WITH_BASE else None
+    if recipe == SOUP:
+        registry.instantiate(SOUP, out, weights={CONTENTS[0]: 3, CONTENTS[1]: 1}, force=True)
+    elif recipe == "copies":
+        registry.compose([], out, base=base, from_base=2, force=True)
+    elif recipe == "fit":
+        settings = FitSettings(tokens=160, steps=2, seq_len=16, batch_size=2, device="cpu")
+        registry.compose(
+            refs, out, registry.fit(refs, [text], settings=settings, base=base).recipe, base=base, force=True
+        )
+    else:
+        names = [ref.partition("@")[0] for ref in refs]
+        registry.compose(refs, out, RECIPES[recipe](names), base=base, force=True)
+
+
 def tree(folder: Path) -> dict[str, bytes]:
     """Return every file directly in `folder`, which has no folders in it."""
     return {path.name: path.read_bytes() for path in folder.iterdir()}
@@ -96,18 +140,20 @@ class Fresh:
         return self._known[key]
 
     def _make(self, members: frozenset[Member], recipe: str) -> dict[str, bytes]:
-        with_base = recipe == "base"
+        with_base = recipe in WITH_BASE
         home = self._homes.setdefault((members, with_base), self._scratch / f"home-{len(self._homes)}")
         order = sorted(members)
         self._draw.shuffle(order)
+        names = [name for name, _ in order]
         with Registry(home) as registry:
             if not registry.versions():
                 if with_base:
-                    registry.add_base("base", self._pool.checkpoints[BASE])
-                for name, content in order:
+                    registry.add_base(BASE_NAME, self._pool.checkpoints[BASE])
+                if recipe == SOUP:
+                    train_soup(registry, self._pool)
+                for name, content in () if recipe == SOUP else order:
                     registry.add_expert(name, self._pool.checkpoints[content])
-            plan = registry.plan([name for name, _ in order], RECIPES[recipe]())
-            registry.write(plan, self._scratch / "moe")
+            make(registry, names, self._scratch / "moe", recipe, self._pool.text)
         found = tree(self._scratch / "moe")
         shutil.rmtree(self._scratch / "moe")
         return found

@@ -1,6 +1,7 @@
 """Plans of compositions from references and a recipe, and the folders and figures made from them."""
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import overload
@@ -156,10 +157,22 @@ def write_plan(
     """Write a planned composition to a folder (arguments as `Registry.write`)."""
     with workspace.reading(*used_versions(plan)):
         if isinstance(plan, Ensemble):
-            write_ensemble(plan, folder, replace=replace, record=record or _nothing, progress=workspace.progress)
+            _write_ensemble(workspace, plan, folder, replace=replace, record=record or _nothing)
             return
         with pass_context(workspace, used_members(plan)) as context:
             write_composition(plan, folder, replace=replace, record=record, context=context)
+
+
+def _write_ensemble(
+    workspace: Workspace, ensemble: Ensemble, folder: Path, *, replace: bool, record: Callable[[], None]
+) -> None:
+    """Write an ensemble, with what its shared trunk is made from in the cache."""
+    with ExitStack() as stack:
+        trunk = None
+        if ensemble.trunk is not None:
+            context = stack.enter_context(pass_context(workspace, used_members(ensemble)))
+            trunk = tensor_source_of(ensemble.trunk, context)
+        write_ensemble(ensemble, folder, replace=replace, record=record, progress=workspace.progress, trunk=trunk)
 
 
 def document_shares(

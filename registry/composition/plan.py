@@ -370,7 +370,7 @@ def _tensors(
 ) -> Iterator[OutputTensor]:
     family, architecture, host = lead.family, lead.architecture, translation.host
     for name, made in translation.trunk.items():
-        own = dtype if isinstance(made, Constant) else _trunk_dtype(members, base, recipe, made.rows.name)
+        own = dtype if isinstance(made, Constant) else trunk_dtype(members, base, recipe, made.rows.name)
         yield OutputTensor(name, recipe.dtype or own, made)
     for layer in range(architecture.num_hidden_layers if recipe.to == "moe" else 0):
         shape = (len(members), architecture.hidden_size)
@@ -390,7 +390,12 @@ def _tensors(
             yield OutputTensor(host.tensor_name(layer, name), recipe.dtype or _one(name, dtypes), experts, EXPERTS)
 
 
-def _trunk_dtype(members: Sequence[Member], base: Member | None, recipe: Recipe, name: str) -> str:
+def trunk_dtype(members: Sequence[Member], base: Member | None, recipe: Recipe, name: str) -> str:
+    """Return the dtype in which a tensor of the trunk is written.
+
+    Raises:
+        IncompatibleError: it is made from tensors of different dtypes, and the recipe has none.
+    """
     method = TRUNKS[recipe.trunk]
     contributors = [*(members if method.needs_members else ()), *([base] if base and method.needs_base else [])]
     if recipe.dtype:

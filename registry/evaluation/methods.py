@@ -112,6 +112,8 @@ METHODS: dict[str, Method] = {
     "perplexity": Method({"to": "ensemble", "routing": "perplexity", "top_k": 1}),
     "prompt-perplexity": Method({"to": "ensemble", "routing": "prompt-perplexity", "top_k": 1}),
     "task-vector": Method({"to": "ensemble", "routing": "task-vector", "top_k": 1}),
+    "prompt-perplexity-merged": Method({"to": "ensemble", "routing": "prompt-perplexity", "top_k": 1, "trunk": "mean"}),
+    "task-vector-merged": Method({"to": "ensemble", "routing": "task-vector", "top_k": 1, "trunk": "mean"}),
 }
 """Name of a row → its method, in the order of the table. `context` is the default recipe of `reg compose`."""
 

@@ -76,6 +76,5 @@ class Sweep:
 
     def _with(self, name: str, value: Any) -> Recipe | EnsembleRecipe:
         if FIELDS[name].group:
-            assert isinstance(self.recipe, Recipe)  # no trunk option has a part in an ensemble
             return replace(self.recipe, trunk_options={**self.recipe.trunk_options, name: value})
         return replace(self.recipe, **{name: value})

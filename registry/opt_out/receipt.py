@@ -224,11 +224,10 @@ def recompose(workspace: Workspace, manifest: CompositionManifest, members: Sequ
         manifest.recipe,
         top_k=None if top_k is None else min(top_k, len(names)),
         weights={name: weight for name, weight in manifest.recipe.weights.items() if name in names},
+        coefficients={name: number for name, number in manifest.recipe.coefficients.items() if name in names},
     )
     if isinstance(recipe, Recipe):
-        bias = {name: number for name, number in recipe.bias.items() if name in names}
-        coefficients = {name: number for name, number in recipe.coefficients.items() if name in names}
-        recipe = replace(recipe, bias=bias, coefficients=coefficients)
+        recipe = replace(recipe, bias={name: number for name, number in recipe.bias.items() if name in names})
     return plan_composition(workspace, refs, recipe, base=base, from_base=copies).digest
 
 

@@ -41,7 +41,7 @@ def default_text(field: RecipeField) -> str:
 
 def select_values(field: RecipeField) -> tuple[str, ...]:
     """Return the values to choose from; none where any may be typed."""
-    return field.choices if field.default is not None or not field.choices else ("", *field.choices)
+    return ("", *field.choices) if field.choices and not default_text(field) else field.choices
 
 
 def read(field: RecipeField, text: str) -> Any:
@@ -100,12 +100,14 @@ class Choices:
     def with_base(self) -> bool:
         """Tell whether base models are offered as experts: with what is asked for first, no statistics are needed.
 
-        Of a mixture that is the router, of a dense model the trunk method.
+        Of a mixture that is the router, of a dense model and of an ensemble that shares a trunk the trunk method.
         """
         router, trunk = ROUTERS.get(self.texts["router"]), TRUNKS.get(self.texts["trunk"])
         if self.to == MOE:
             return router is not None and router.features is None
-        return self.to == ENSEMBLE or (trunk is not None and not trunk.needs_inputs)
+        if trunk is None:
+            return self.to == ENSEMBLE
+        return not trunk.needs_inputs
 
     @property
     def query(self) -> dict[str, str]:

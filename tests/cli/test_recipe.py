@@ -1,6 +1,7 @@
 """Proves: the commands that take a recipe read every option of it, and refuse those that have no part in it."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from click.testing import CliRunner, Result
 from safetensors.torch import load_file
 
 from cli.main import main
-from registry import Recipe, Registry
+from registry import EnsembleRecipe, Recipe, Registry
 from registry.io.model_folder import MARKER
 from tests.conftest import Zoo, files_of
 from tests.models import sentences, write_jsonl
@@ -42,8 +43,6 @@ def refused(home: Path, *arguments: object) -> Result:
 @pytest.mark.parametrize(
     "words",
     [
-        ("--trunk", "mean"),
-        ("--alpha", "0.5"),
         ("--router", "random"),
         ("--lam", "auto"),
         ("--no-normalize",),
@@ -72,6 +71,11 @@ def test_ensemble_has_no_part_for_trunks_and_routers(tmp_path: Path, words: tupl
             ("--to", "dense", "--routing-tokens", "4"),
             "--routing-tokens has no part in what --to dense makes. It goes with --to ensemble.",
         ),
+        (
+            ("--to", "ensemble", "--alpha", "0.5"),
+            "--alpha has no part in an ensemble whose members keep their own trunks. It goes with --trunk regmean.",
+        ),
+        (("--to", "ensemble", "--trunk", "mean", "--scale", "2"), "--scale has no part in --trunk mean."),
         (("--host", "mixtral", "--remote-code"), "--host and --remote-code exclude one another."),
         (("--lam", "best"), "'best' is neither a number nor auto"),
         (("--bias", "code=much"), "the bias of code is 'much', not a number"),
@@ -127,6 +131,30 @@ def test_options_reach_the_recipe(run: Run, filled: Registry, words: tuple[objec
     found = json.loads(run("compose", *PAIR, "--plan", "--json", *words).stdout)
     assert found["recipe"] == filled.plan(("code", "math"), recipe).document["recipe"]
     assert found["recipe"] != filled.plan(("code", "math")).document["recipe"]
+
+
+def test_members_of_an_ensemble_share_a_trunk(run: Run, filled: Registry) -> None:
+    words = (
+        "compose",
+        *PAIR,
+        "--to",
+        "ensemble",
+        "--trunk",
+        "ties",
+        "--density",
+        "0.5",
+        "--weights",
+        "code=2",
+        "--plan",
+    )
+    recipe = EnsembleRecipe(trunk="ties", trunk_options={"density": 0.5}, weights={"code": 2.0})
+    plan = filled.plan(["code", "math"], recipe)
+    document = json.loads(run(*words, "--json").stdout)
+    assert (document["digest"], document["parameters"]) == (plan.digest, plan.parameters)
+    assert document["bytes"] < filled.plan(["code", "math"], EnsembleRecipe()).nbytes
+    shown = run(*words).stdout
+    assert re.search(r"trunk +ties\n", shown)
+    assert re.search(r"trunk options +density=0.5, scale=1\n", shown)
 
 
 def test_dense_model_for_documents(run: Run, filled: Registry, tmp_path: Path) -> None:

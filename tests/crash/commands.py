@@ -34,6 +34,7 @@ SMALL = {
     "tie_word_embeddings": True,
 }
 _PASS = "--tokens 64 --seq-len 32 --batch-size 1"
+_SOUP = "--tokens 96 --seq-len 16 --batch-size 2 --device cpu --dtype float32"
 _TEXT = "--windows 2 --seq-len 16 --batch-size 1"
 
 
@@ -73,6 +74,22 @@ COMMANDS = {
     "context": Command("full", "compose --experts math,code --router context --force --out {world}/moe"),
     "dense": Command("full", "compose --experts math,code --to dense --out {world}/out"),
     "ensemble": Command("full", "compose --experts math,code --to ensemble --force --out {world}/moe"),
+    "ensemble-trunk": Command(
+        "full",
+        "compose --experts math,code --to ensemble --routing prompt-perplexity --mixing logits --trunk regmean --force "
+        "--out {world}/moe",
+    ),
+    "sums": Command(
+        "full",
+        "compose --experts math,code --trunk ties --combine sum --router ridge --gating softmax-topk --remote-code "
+        "--force --out {world}/moe",
+    ),
+    "from-base": Command("full", "compose --from-base 2 --base base --force --out {world}/moe"),
+    "fit": Command(
+        "full",
+        "compose --experts math,code --to dense --trunk task-arithmetic --fit {given}/law.jsonl --fit-tokens 1280 "
+        "--fit-steps 3 --fit-device cpu --out {world}/out",
+    ),
     "refine": Command("full", "compose --experts math,code --router ridge --refine 2 --out {world}/out"),
     "refine-mlp": Command("full", "compose --experts math,code --router ridge --refine-mlp --force --out {world}/moe"),
     "refine-trunk": Command("full", "compose --experts math,code --refine-trunk --force --out {world}/moe"),
@@ -102,6 +119,17 @@ COMMANDS = {
         "full",
         "train-expert law --base base --data {given}/law.jsonl --coordinate --tokens 96 --seq-len 32 --batch-size 1 "
         "--device cpu --dtype float32",
+    ),
+    "train-soup": Command(
+        "full",
+        "train-soup soup --base base --domains {given}/code.jsonl --domains {given}/math.jsonl --experts 2 --rank 2 "
+        + _SOUP,
+    ),
+    "instantiate": Command("soup", "instantiate soup --weights code=3,math=1 --force --out {world}/moe"),
+    "instantiate-like": Command("soup", "instantiate soup --like {given}/law.jsonl --out {world}/out"),
+    "instantiate-fit": Command(
+        "soup",
+        "instantiate soup --fit {given}/law.jsonl --fit-tokens 1280 --fit-steps 3 --fit-device cpu --out {world}/out",
     ),
     "export": Command("full", "export math --out {world}/out"),
     "evaluate": Command(
@@ -151,17 +179,21 @@ def make_given(given: Path) -> None:
 
 
 def make_start(start: str, world: Path, given: Path) -> None:
-    """Make the world that commands begin from: empty, full, ridge, garbage or golden."""
+    """Make the world that commands begin from: empty, full, ridge, soup, garbage or golden."""
     (world / "tmp").mkdir(parents=True)
     if start == "golden":
         (world / "home").mkdir()
         shutil.copy(min(GOLDEN.glob("*.sqlite"), key=_age), world / "home" / "catalog.sqlite")
-    if start in ("full", "ridge", "garbage"):
+    if start in ("full", "ridge", "soup", "garbage"):
         with Registry(world / "home") as opened:
             opened.add_base("base", given / "base")
             opened.add_expert("code", given / "code", alias="stable")
             opened.add_expert("math", given / "math")
             opened.compose(["code", "math"], world / "moe", Recipe(router="ridge") if start == "ridge" else None)
+    if start == "soup":
+        domains = [word for name in ("code", "math") for word in ("--domains", given / f"{name}.jsonl")]
+        trained = run(world, ["train-soup", "soup", "--base", "base", *domains, "--experts", 2, *_SOUP.split()])
+        assert trained.exit_code == 0, trained.output
     if start == "garbage":
         _litter(world / "home")
 

@@ -274,6 +274,7 @@ CASES: dict[str, Case] = {
     "ensemble task-vector": ensemble(routing="task-vector", routing_tokens=8),
     "ensemble prompt-perplexity": ensemble(routing="prompt-perplexity", top_k=2, routing_tokens=8),
     "ensemble logits": ensemble(mixing="logits"),
+    "ensemble base trunk": ensemble(trunk="base", routing="perplexity"),
     "export": exported("math@1"),
     "export base": exported(BASE),
     "export bfloat16": exported_of_kind("qwen3"),

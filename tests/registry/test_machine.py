@@ -12,7 +12,7 @@ EXAMPLES, STEPS = 12, 4
 
 
 def test_whole_registry_against_a_model(tmp_path: Path) -> None:
-    words = ["--examples", EXAMPLES, "--steps", STEPS, "--names", 2, "--scratch", tmp_path]
+    words = ["--examples", EXAMPLES, "--steps", STEPS, "--names", 2, "--scratch", tmp_path, "--untrained"]
     told = figures_of("tests.machine", *words)
     assert told["examples"] >= EXAMPLES
     assert told["steps"] >= EXAMPLES * STEPS

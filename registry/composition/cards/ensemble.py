@@ -5,6 +5,7 @@ from typing import Any
 
 from registry.composition.cards.licenses import RollUp
 from registry.composition.cards.parts import citation, license_note, limits, metadata, reproduce, use
+from registry.composition.recipe.recipe_fields import NEEDS_BASE
 from registry.member import Member
 
 _PAGE = """\
@@ -14,7 +15,7 @@ _PAGE = """\
 
 # {title}
 
-An ensemble of {count} whole dense models whose next-token distributions are mixed ({host}), without training, by
+An ensemble of {count} {members_are} whose next-token distributions are mixed ({host}), without training, by
 expert-registry.
 
 | index | expert | content digest | license |{prior_head}
@@ -24,7 +25,7 @@ expert-registry.
 | | |
 |---|---|
 | routing | {routing}: {meaning} |
-| kept | the {top_k} largest weights, renormalised; temperature {temperature:g} |{mixing}
+| kept | the {top_k} largest weights, renormalised; temperature {temperature:g} |{mixing}{trunk}
 | cost | {cost} |
 | parameters | {parameters:,} stored; a tensor that members share is stored once |
 | dtype | {dtype} |
@@ -56,7 +57,7 @@ def ensemble_card(
     Args:
         document: the ensemble's document with its digest.
         members: the members, in order.
-        base: the base model, if the routing needs it.
+        base: the base model, if it takes part.
         rolled: the roll-up of all licenses.
         routing: a description of the routing method.
         parameters: the number of stored weights.
@@ -80,14 +81,15 @@ def ensemble_card(
             "the weights are those of the prompt, the tokens of the first call, for its own tokens\n"
             "too: for generation, not for perplexities"
         )
-    if base is not None:
+    if base is not None and recipe["routing"] in NEEDS_BASE["routing"]:
         cost += f"; once a sequence, a gradient of the base model {base.name} `{base.version.digest}`"
     page = _PAGE.format(
         metadata=metadata(rolled.license, ["ensemble", document["host"]]),
         title=" + ".join(member.name for member in members),
         count=len(members),
+        members_are="dense models that share one trunk" if "trunk" in recipe else "whole dense models",
         host=document["host"],
-        prior_head=" prior weight |" if weights else "",
+        prior_head=(" weight |" if "trunk" in recipe else " prior weight |") if weights else "",
         prior_rule="---|" if weights else "",
         members="\n".join(rows),
         routing=recipe["routing"],
@@ -95,6 +97,7 @@ def ensemble_card(
         top_k=recipe["top_k"],
         temperature=recipe["temperature"],
         mixing="\n| mixing | logits: the softmax of their weighted sum |" if "mixing" in recipe else "",
+        trunk=f"\n| trunk | {_trunk(recipe, base)} |" if "trunk" in recipe else "",
         evidence=evidence,
         cost=cost,
         parameters=parameters,
@@ -107,3 +110,15 @@ def ensemble_card(
         citation=citation(recipe),
     )
     return page.encode()
+
+
+def _trunk(recipe: Mapping[str, Any], base: Member | None) -> str:
+    """Return what is said of the trunk that the members share."""
+    settings = [f"{name} {value:g}" for name, value in recipe["trunk_options"].items()]
+    settings += [f"coefficient {value:g} of {name}" for name, value in recipe.get("coefficients", {}).items()]
+    settings += ["the sum of task vectors"] if "combine" in recipe else []
+    of_base = ""
+    if base is not None and recipe["trunk"] in NEEDS_BASE["trunk"]:
+        of_base = f", with the base model {base.name} `{base.version.digest}`"
+    of_trunk = " (" + ", ".join(settings) + ")" if settings else ""
+    return f"{recipe['trunk']}{of_trunk}{of_base}: one for all members, who keep their own MLPs"

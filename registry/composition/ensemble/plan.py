@@ -11,8 +11,12 @@ from registry.checkpoint import COPIED_FILES
 from registry.composition.cards.ensemble import ensemble_card
 from registry.composition.cards.parts import licenses_of
 from registry.composition.compatibility import Subset, common_dtype, make_subset
-from registry.composition.ensemble.recipe import ROUTINGS, EnsembleRecipe
+from registry.composition.ensemble.merged_trunk import OWNER, merged_trunk
+from registry.composition.ensemble.recipe import POSTERIOR, ROUTINGS, EnsembleRecipe
+from registry.composition.model_writer import streams_of
+from registry.composition.plan import OutputTensor, Plan
 from registry.composition.render import copied, span
+from registry.composition.tensor_source import TensorSource
 from registry.errors import IncompatibleError
 from registry.hosts import RowSelection
 from registry.hosts.host import dense_config
@@ -20,7 +24,7 @@ from registry.hosts.remote_code import ENSEMBLE, ENSEMBLE_MODULE, MIXED_MODULE, 
 from registry.io.model_folder import json_file
 from registry.io.safetensors_writer import Span, Stream
 from registry.member import Member
-from store.arrays import CHUNK_ELEMENTS, Block
+from store.arrays import CARRIERS, CHUNK_ELEMENTS, Block
 from store.catalog.records import Role
 from store.digest import json_digest
 
@@ -29,7 +33,7 @@ DOCUMENT_FORMAT = 1
 
 @dataclass(frozen=True)
 class EnsembleTensor:
-    """One tensor of the folder: its name there, and whose array it is."""
+    """One tensor of the folder that is an array of a version: its name there, and whose array it is."""
 
     name: str
     owner: Member
@@ -37,11 +41,20 @@ class EnsembleTensor:
     array: str
     dtype: str
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        return self.owner.link(self.role, self.array).shape
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return math.prod(self.shape) * CARRIERS[self.dtype][1]
+
     def stream(self) -> Stream:
         """Return it as it is written."""
-        shape = self.owner.link(self.role, self.array).shape
         own = (self.owner, self.role, self.array, self.dtype)
-        return Stream(self.name, self.dtype, shape, partial(_blocks, *own), partial(_spans, *own))
+        return Stream(self.name, self.dtype, self.shape, partial(_blocks, *own), partial(_spans, *own))
 
 
 @dataclass(frozen=True)
@@ -50,13 +63,14 @@ class Ensemble:
 
     Attributes:
         members: in name order.
-        base: the base model, where the routing needs it.
+        base: the base model, where the routing or the trunk needs it.
         recipe: how they are weighed.
         dtype: what config.json says of the weights.
         lead: whose tokenizer and settings the folder takes over.
         shared: tensor → for each member, and the base model last, the number of the one whose tensor it uses; only
             tensors that some share.
-        tensors: every tensor that is stored.
+        tensors: every tensor that is stored as it is in a version.
+        trunk: the plan of the trunk that the members share; None where each keeps its own.
     """
 
     members: tuple[Member, ...]
@@ -66,6 +80,7 @@ class Ensemble:
     lead: Member
     shared: Mapping[str, list[int]]
     tensors: tuple[EnsembleTensor, ...]
+    trunk: Plan | None = None
 
     @property
     def names(self) -> list[str]:
@@ -82,33 +97,48 @@ class Ensemble:
         """Remarks on the result for its user."""
         return ("load it with trust_remote_code=True: the folder carries its modelling file",)
 
-    @cached_property
-    def streams(self) -> list[Stream]:
-        """Every tensor as it is written."""
-        return [tensor.stream() for tensor in self.tensors]
+    def streams(self, trunk: TensorSource | None) -> list[Stream]:
+        """Return every tensor as it is written.
+
+        Args:
+            trunk: the tensors of the shared trunk, of the plan `trunk`; None where there is none.
+        """
+        return [*([] if trunk is None else streams_of(trunk)), *(tensor.stream() for tensor in self.tensors)]
+
+    @property
+    def _stored(self) -> Sequence[EnsembleTensor | OutputTensor]:
+        """Every tensor that is stored."""
+        return [*(self.trunk.tensors if self.trunk else ()), *self.tensors]
 
     @property
     def parameters(self) -> int:
         """Weights that are stored: what members share counts once."""
-        return sum(math.prod(stream.shape) for stream in self.streams)
+        return sum(math.prod(tensor.shape) for tensor in self._stored)
 
     @property
     def active_parameters(self) -> int:
         """Weights that take part in one token: all members'; where the first tokens decide, at most those of top_k."""
         if not self.recipe.by_first_tokens:
             return self.parameters
-        one = sum(math.prod(link.shape) for link in self.lead.arrays if link.role in ("trunk", "mlp"))
-        return min(self.parameters, one * int(self.recipe.document(self.names)["top_k"]))
+        top_k = int(self.recipe.document(self.names)["top_k"])
+        shared = 0 if self.trunk is None else sum(math.prod(tensor.shape) for tensor in self.trunk.tensors)
+        own = ("mlp",) if shared else ("trunk", "mlp")
+        each = sum(math.prod(link.shape) for link in self.lead.arrays if link.role in own)
+        return min(self.parameters, shared + each * top_k)
 
     @property
     def nbytes(self) -> int:
         """Bytes of weights that will be written."""
-        return sum(stream.nbytes for stream in self.streams)
+        return sum(tensor.nbytes for tensor in self._stored)
 
     @property
     def peak_bytes(self) -> int:
-        """An upper estimate of the memory that writing takes: one block as read, as decoded and as rounded."""
-        return 3 * 8 * max(min(CHUNK_ELEMENTS, math.prod(stream.shape)) for stream in self.streams)
+        """An upper estimate of the memory that writing takes: one block as read, as decoded and as rounded.
+
+        Where a shared trunk is computed, as much as that takes on one thread, if it is more.
+        """
+        blocks = 3 * 8 * max(min(CHUNK_ELEMENTS, math.prod(tensor.shape)) for tensor in self._stored)
+        return blocks if self.trunk is None else max(blocks, self.trunk.rendering_bytes)
 
     @cached_property
     def document(self) -> dict[str, Any]:
@@ -135,7 +165,7 @@ class Ensemble:
     def config(self) -> dict[str, Any]:
         """config.json: the lead's own, the members and how they are weighed."""
         recipe = self.recipe.document(self.names)
-        weights = recipe["weights"]
+        weights = recipe["weights"] if self.recipe.routing == POSTERIOR else None
         module = MIXED_MODULE if self.recipe.mixes else ENSEMBLE_MODULE
         return {
             **dense_config(json.loads(self.lead.file("config.json"))),
@@ -184,7 +214,7 @@ def make_ensemble(members: Sequence[Member], base: Member | None, recipe: Ensemb
 
     Args:
         members: active versions of different experts.
-        base: the base model; it takes part with the routing `task-vector` alone.
+        base: the base model; it takes part with the routing `task-vector`, and where a shared trunk needs it.
         recipe: how they are weighed.
 
     Raises:
@@ -193,23 +223,36 @@ def make_ensemble(members: Sequence[Member], base: Member | None, recipe: Ensemb
         IncompatibleError: members differ in what must agree; the message says in what, and who from whom.
     """
     subset = make_subset(members, base, recipe)
-    _check_vocabularies(subset)
-    shared, tensors = _tensors(subset, recipe)
+    _check_vocabularies(subset, recipe)
     dtype = recipe.dtype or common_dtype(subset.everyone)
-    return Ensemble(subset.members, subset.base, recipe, dtype, subset.lead, shared, tensors)
+    trunk = merged_trunk(subset, recipe, dtype)
+    shared, tensors = _tensors(subset, recipe)
+    return Ensemble(subset.members, subset.base, recipe, dtype, subset.lead, shared, tensors, trunk)
 
 
 def _tensors(subset: Subset, recipe: EnsembleRecipe) -> tuple[dict[str, list[int]], tuple[EnsembleTensor, ...]]:
-    """Return who uses whose tensor where digests are equal, and the tensors to store."""
-    everyone, family, architecture = subset.everyone, subset.lead.family, subset.lead.architecture
-    prefixes = [f"members.{index}" for index in range(len(subset.members))]
-    prefixes += ["base"] * (subset.base is not None)
+    """Return who uses whose tensor, by equal digests or because a trunk is shared, and the versions' own to store."""
+    family, architecture = subset.lead.family, subset.lead.architecture
+    everyone = subset.everyone if recipe.has_base else subset.members
+    count = len(subset.members)
+    prefixes = [f"members.{index}" for index in range(count)] + ["base"] * recipe.has_base
     roles: dict[str, Role] = dict.fromkeys(family.trunk_shapes(architecture), "trunk")
     roles |= dict.fromkeys(family.mlp_shapes(architecture), "mlp")
     shared: dict[str, list[int]] = {}
     tensors = []
     for array, role in roles.items():
         name = family.renamed.get(array, array)
+        if recipe.trunk is not None and role == "trunk":
+            owners = [OWNER] * count
+            if recipe.has_base and recipe.trunk == "base":
+                owners.append(OWNER)  # its rows are the base model's to the bit
+            elif recipe.has_base:
+                owners.append(count)
+                dtype = recipe.dtype or everyone[-1].link(role, array).dtype
+                tensors.append(EnsembleTensor(f"{prefixes[-1]}.{name}", everyone[-1], role, array, dtype))
+            if owners != list(range(len(everyone))):
+                shared[name] = owners
+            continue
         links = [member.link(role, array) for member in everyone]
         digests = [link.digest for link in links]
         owners = [digests.index(digest) for digest in digests]
@@ -231,12 +274,25 @@ def _spans(member: Member, role: Role, name: str, dtype: str) -> list[Span] | No
     return None if one is None else [one]
 
 
-def _check_vocabularies(subset: Subset) -> None:
+def _check_vocabularies(subset: Subset, recipe: EnsembleRecipe) -> None:
+    """Check that all distributions are over the same tokens.
+
+    Members that share a trunk have one embedding and one head, with a row for every token that any of them knows.
+
+    Raises:
+        IncompatibleError: a whole model of the folder has fewer tokens than the others.
+    """
     lead, rows = subset.lead, subset.lead.architecture.vocab_size
-    for other in subset.everyone:
+    whole = subset.everyone
+    if recipe.trunk is not None:
+        widest = max(subset.members, key=lambda member: member.architecture.vocab_size)
+        whole = (widest, *([subset.base] if subset.base and recipe.has_base else []))
+    for other in whole if recipe.trunk is None or recipe.has_base else ():
         if other.architecture.vocab_size != rows:
             raise IncompatibleError(
                 f"{lead.version.ref} and {other.version.ref} cannot stand in one ensemble: "
                 f"vocab_size {rows} against {other.architecture.vocab_size}",
-                "an ensemble mixes distributions over the same tokens: leave one of them out",
+                "an ensemble mixes distributions over the same tokens: leave one of them out"
+                if recipe.trunk is None
+                else "choose another --routing, such as prompt-perplexity, which does not run the base model",
             )

@@ -5,10 +5,19 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from registry.composition.recipe.recipe_fields import ENSEMBLE, FIELDS, LOGITS, PROMPT_PERPLEXITY, default
-from registry.composition.recipe.recipe_rules import check_named, first_problem
+from registry.composition.recipe.recipe import Recipe
+from registry.composition.recipe.recipe_fields import (
+    DENSE,
+    ENSEMBLE,
+    FIELDS,
+    LOGITS,
+    PROMPT_PERPLEXITY,
+    TRUNK_OPTIONS,
+    default,
+)
+from registry.composition.recipe.recipe_rules import check_complete, check_named, first_problem
 from registry.errors import InvalidInputError
-from registry.io.schema import check_written, fields, maybe
+from registry.io.schema import NUMBERS, check_written, fields, maybe
 
 TO_ENSEMBLE = ENSEMBLE
 """Output that a composition's document names."""
@@ -25,7 +34,9 @@ ROUTINGS = {
 
 _KINDS = {name: FIELDS[name].document_kind for name in ("to", "routing", "top_k", "temperature", "dtype")}
 _KINDS |= {name: maybe(FIELDS[name].document_kind) for name in ("weights", "routing_tokens")}
-_LATER = {"mixing": FIELDS["mixing"].document_kind}
+_OF_TRUNK = {name: FIELDS[name].document_kind for name in ("trunk", "combine", "coefficients")}
+_OF_TRUNK |= {TRUNK_OPTIONS: NUMBERS}
+_LATER = {"mixing": FIELDS["mixing"].document_kind, **_OF_TRUNK}
 """Key of a document → what it holds; the later ones are there only where they are not at their defaults."""
 
 _BY_FIRST_TOKENS = (PROMPT_PERPLEXITY, TASK_VECTOR)
@@ -40,7 +51,13 @@ class EnsembleRecipe:
         top_k: members kept per token, their weights renormalised, from 1 to the number of members; None for all.
         temperature: > 0; divides log likelihoods (`posterior`), perplexities, their inverses (`prompt-perplexity`) or
             cosines before the softmax.
-        weights: member name → ω > 0, of which its prior is the share; 1 where absent; with `posterior` alone.
+        trunk: a key of `TRUNKS`: the members share one trunk, made by that method, and keep their MLPs; None where each
+            keeps its own trunk.
+        trunk_options: parameters of the trunk method, as in `Recipe`.
+        coefficients: the same.
+        combine: the same.
+        weights: member name → ω > 0, 1 where absent: its weight in the sums of the trunk method, and with `posterior`
+            its prior is the share of ω; for neither, none is given.
         routing_tokens: with `prompt-perplexity` and `task-vector`, how many first tokens decide, 2 or more; before
             there are so many, all members count alike. With `prompt-perplexity` 0 stands for the tokens of the
             model's first call, which is the prompt in generation; such a model has no perplexity of its own.
@@ -51,6 +68,10 @@ class EnsembleRecipe:
     routing: str = default("routing")
     top_k: int | None = default("top_k")
     temperature: float = default("temperature", TO_ENSEMBLE)
+    trunk: str | None = default("trunk", TO_ENSEMBLE)
+    trunk_options: Mapping[str, float] = field(default_factory=dict)
+    coefficients: Mapping[str, float] = field(default_factory=partial(default, "coefficients"))
+    combine: str = default("combine")
     weights: Mapping[str, float] = field(default_factory=partial(default, "weights"))
     routing_tokens: int = default("routing_tokens")
     mixing: str = default("mixing")
@@ -58,7 +79,9 @@ class EnsembleRecipe:
 
     def __post_init__(self) -> None:
         own = {name: getattr(self, name) for name in FIELDS if hasattr(self, name)}
-        if problem := first_problem(own):
+        if self.trunk is None:
+            del own["trunk"]
+        if problem := first_problem(own, self.trunk_options):
             raise problem.error()
 
     @property
@@ -69,12 +92,33 @@ class EnsembleRecipe:
     @property
     def label(self) -> str:
         """A name for messages."""
-        return f"routing {self.routing!r}"
+        return f"routing {self.routing!r}" + (f" with trunk method {self.trunk!r}" if self.trunk else "")
 
     @property
     def needs_base(self) -> bool:
-        """The base model takes part."""
+        """The base model takes part, in the routing or in the trunk."""
+        shared = self.shared_trunk
+        return self.has_base or (shared is not None and shared.needs_base)
+
+    @property
+    def has_base(self) -> bool:
+        """The base model is in the folder, whole."""
         return self.routing == TASK_VECTOR
+
+    @property
+    def shared_trunk(self) -> Recipe | None:
+        """The recipe of the trunk that the members share, or None."""
+        if self.trunk is None:
+            return None
+        return Recipe(
+            to=DENSE,
+            trunk=self.trunk,
+            trunk_options=self.trunk_options,
+            coefficients=self.coefficients,
+            combine=self.combine,
+            weights=self.weights,
+            dtype=self.dtype,
+        )
 
     @property
     def by_first_tokens(self) -> bool:
@@ -99,9 +143,10 @@ class EnsembleRecipe:
         """Check the recipe against the members' names.
 
         Raises:
-            InvalidInputError: a weight is for no member, or top_k is out of range.
+            InvalidInputError: a number is for no member, a coefficient is missing, or top_k is out of range.
         """
         check_named(names, weight=self.weights)
+        check_complete(names, self.coefficients)
         if self.top_k is not None and not 1 <= self.top_k <= len(names):
             raise InvalidInputError(
                 f"top-k is {self.top_k}, it must be from 1 to {len(names)}, the number of members",
@@ -111,13 +156,18 @@ class EnsembleRecipe:
     def document(self, names: Sequence[str]) -> dict[str, Any]:
         """Return the recipe as `composition.json` holds it, every default spelled out; null where it has no part."""
         weights = {name: float(self.weights.get(name, 1.0)) for name in names}
+        shared, merged = self.shared_trunk, dict[str, Any]()
+        if shared is not None:
+            of_trunk = shared.document(names)
+            merged = {name: of_trunk[name] for name in _OF_TRUNK if name in of_trunk}
         return {
             "to": TO_ENSEMBLE,
             "routing": self.routing,
             "top_k": len(names) if self.top_k is None else self.top_k,
             "temperature": float(self.temperature),
-            "weights": weights if self.routing == POSTERIOR else None,
+            "weights": weights if self.routing == POSTERIOR or merged else None,
             "routing_tokens": self.routing_tokens if self.by_first_tokens else None,
             "dtype": self.dtype,
             **({"mixing": self.mixing} if self.mixing != default("mixing") else {}),
+            **merged,
         }

@@ -5,12 +5,21 @@ from pathlib import Path
 
 from registry.composition.ensemble.plan import Ensemble
 from registry.composition.manifest import folder_document
+from registry.composition.model_writer import rendering_threads
+from registry.composition.tensor_source import StoredSource, TensorSource
 from registry.io.model_folder import MARKER, fresh_folder, json_file, write_files, write_weights
+from registry.maths.threads import one_thread
 from registry.progress import Progress
 
 
 def write_ensemble(
-    ensemble: Ensemble, out: Path, *, replace: bool, record: Callable[[], None], progress: Progress
+    ensemble: Ensemble,
+    out: Path,
+    *,
+    replace: bool,
+    record: Callable[[], None],
+    progress: Progress,
+    trunk: TensorSource | None = None,
 ) -> None:
     """Write an ensemble to `out`, which appears whole or not at all.
 
@@ -20,15 +29,21 @@ def write_ensemble(
         replace: see `out`.
         record: called when everything is written, just before the folder appears; raising, it prevents that.
         progress: gets the bytes written.
+        trunk: the tensors of a shared trunk; by default from the members' arrays, and without a cache.
 
     Raises:
         OutputError: `out` cannot be written to.
         StorageError: the disk is full or refuses.
         DamagedError: a member's array is not what was stored.
+        InvalidInputError: a linear system of the trunk method cannot be solved.
     """
+    if trunk is None and ensemble.trunk is not None:
+        trunk = StoredSource(ensemble.trunk)
+    workers = 1 if trunk is None else rendering_threads(trunk.plan)
     with fresh_folder(out, replace=replace, nbytes=ensemble.nbytes) as folder:
-        with progress("composing", ensemble.nbytes, "B") as advance:
-            digests = write_weights(folder, ensemble.streams, advance)
+        # Each tensor is computed on one thread, so that its bits do not depend on their number.
+        with one_thread(), progress("composing", ensemble.nbytes, "B") as advance:
+            digests = write_weights(folder, ensemble.streams(trunk), advance, workers=workers)
         digests |= write_files(folder, ensemble.files)
         document = folder_document(ensemble.document, ensemble.digest, digests)
         write_files(folder, {MARKER: json_file(document)})

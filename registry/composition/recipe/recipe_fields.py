@@ -102,6 +102,7 @@ class RecipeField:
         metavar: what the command line's help calls a value.
         outputs: the outputs that it has a part in.
         only_with: other field → the methods of that field with which this one has a part, where not all.
+        or_with: other fields of which any, where given, gives this one a part whatever `only_with` says.
         default: its value where nothing is given; None where the program decides.
         default_with: output or method → the default there, where it differs.
         unset: what the program decides where nothing is given, in words.
@@ -122,6 +123,7 @@ class RecipeField:
     metavar: str
     outputs: tuple[str, ...]
     only_with: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    or_with: tuple[str, ...] = ()
     default: Any = None
     default_with: Mapping[str, Any] = field(default_factory=dict)
     unset: str = ""
@@ -154,7 +156,8 @@ class RecipeField:
     def default_text(self) -> str:
         """The default as people read it."""
         plain = self.unset if self.default in (None, {}) else _plain(self.default)
-        return "; ".join([plain, *(f"with {method} {_plain(value)}" for method, value in self.default_with.items())])
+        others = {method: self.unset if value is None else _plain(value) for method, value in self.default_with.items()}
+        return "; ".join([plain, *(f"with {method} {value}" for method, value in others.items())])
 
     @property
     def words(self) -> str:
@@ -255,33 +258,37 @@ FIELDS: dict[str, RecipeField] = {
             label="Mixing", note="of an ensemble: the weighted sum of probabilities, or of logits", advanced=True,
         ),
         RecipeField(
-            "trunk", FieldKind.CHOICE, "Trunk method: regmean, mean, base, ties, dare or task-arithmetic.", "METHOD",
-            _TRUNKS, default="regmean", choices=("regmean", "mean", "base", "ties", "dare", "task-arithmetic"),
-            noun="trunk method", label="Trunk", note="how the weights outside the MLPs are combined",
+            "trunk", FieldKind.CHOICE,
+            "Trunk method: regmean, mean, base, ties, dare or task-arithmetic. In an ensemble, the members then share "
+            "one trunk and keep their MLPs.", "METHOD",
+            _ALL, default="regmean", default_with={ENSEMBLE: None}, unset="each member's own",
+            choices=("regmean", "mean", "base", "ties", "dare", "task-arithmetic"), noun="trunk method",
+            label="Trunk", note="how the weights outside the MLPs are combined; by default regmean, in an ensemble "
+            "not at all",
         ),
         RecipeField(
-            "alpha", FieldKind.NUMBER, "Of regmean: the share of off-diagonals.", "X", _TRUNKS,
+            "alpha", FieldKind.NUMBER, "Of regmean: the share of off-diagonals.", "X", _ALL,
             only_with={"trunk": ("regmean",)}, default=1.0, limits=Limits(0.0, 1.0), group=TRUNK_OPTIONS,
         ),
         RecipeField(
-            "density", FieldKind.NUMBER, "Of ties and dare: the share of entries that stay.", "X", _TRUNKS,
+            "density", FieldKind.NUMBER, "Of ties and dare: the share of entries that stay.", "X", _ALL,
             only_with={"trunk": ("ties", "dare")}, default=0.8, limits=Limits(1e-3, 1.0), group=TRUNK_OPTIONS,
         ),
         RecipeField(
             "scale", FieldKind.NUMBER,
-            "Of ties, dare and task-arithmetic: what the merged task vector is multiplied by.", "X", _TRUNKS,
+            "Of ties, dare and task-arithmetic: what the merged task vector is multiplied by.", "X", _ALL,
             only_with={"trunk": ("ties", "dare", "task-arithmetic")}, default=1.0,
             default_with={"task-arithmetic": 0.3}, limits=Limits(-10.0, 10.0), group=TRUNK_OPTIONS,
         ),
         RecipeField(
             "coefficients", FieldKind.BY_MEMBER,
             "Of task-arithmetic, in place of --scale and --weights: what each member's task vector is multiplied by, 0 "
-            "or less too; of every member.", "A=X,…", _TRUNKS,
+            "or less too; of every member.", "A=X,…", _ALL,
             only_with={"trunk": ("task-arithmetic",)}, default={}, unset="none", limits=Limits(-1e4, 1e4),
             noun="coefficient",
         ),
         RecipeField(
-            "combine", FieldKind.CHOICE, "Of ties and dare: the mean or the sum of task vectors.", "HOW", _TRUNKS,
+            "combine", FieldKind.CHOICE, "Of ties and dare: the mean or the sum of task vectors.", "HOW", _ALL,
             only_with={"trunk": ("ties", "dare")}, default=MEAN, choices=(MEAN, SUM),
             label="Task vectors", note="their mean or their sum; with ties and dare", advanced=True,
         ),
@@ -374,7 +381,8 @@ FIELDS: dict[str, RecipeField] = {
         ),
         RecipeField(
             "weights", FieldKind.BY_MEMBER, "Members' weights in every sum over them.", "A=W,…", _ALL,
-            only_with={"routing": ("posterior",)}, default={}, unset="1", limits=Limits(0.0, above=True), noun="weight",
+            only_with={"routing": ("posterior",)}, or_with=("trunk",), default={}, unset="1",
+            limits=Limits(0.0, above=True), noun="weight",
         ),
         RecipeField(
             "balance", FieldKind.CHOICE,
@@ -438,8 +446,10 @@ def options_of(trunk: str) -> dict[str, float]:
     }
 
 
-def obstacle(one: RecipeField, values: Mapping[str, Any]) -> tuple[str, str] | None:
+def obstacle(one: RecipeField, values: Mapping[str, Any]) -> tuple[str, str | None] | None:
     """Return the field, and its value, because of which `one` has no part in a recipe; None where it has one.
+
+    The value is None where that field is not given, and stands for no method there.
 
     Args:
         one: the field.
@@ -448,8 +458,10 @@ def obstacle(one: RecipeField, values: Mapping[str, Any]) -> tuple[str, str] | N
     output = values.get("to") or MOE
     if output not in one.outputs:
         return "to", output
+    if any(values.get(other) and output in FIELDS[other].outputs for other in one.or_with):
+        return None
     for other, methods in one.only_with.items():
-        method = values.get(other) or FIELDS[other].default
+        method = values.get(other) or default(other, output)
         if output in FIELDS[other].outputs and method not in methods:
             return other, method
     return None

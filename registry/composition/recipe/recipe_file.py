@@ -23,6 +23,7 @@ from typing import Any
 from registry import composition
 from registry.composition.recipe.coefficient_fit import CoefficientFit
 from registry.composition.recipe.recipe_fields import (
+    ENSEMBLE,
     FIELDS,
     OF_COPIES,
     TRUNK_OPTIONS,
@@ -316,6 +317,9 @@ class _Reader:
             return None
         if not self._values.get("coefficients"):
             raise self._error(self._lines[FIT], "there is the record of a fit, and no coefficients", f"drop {FIT}")
+        if self._values.get("to") == ENSEMBLE:
+            message = "coefficients are fitted for one dense model, and this recipe makes an ensemble"
+            raise self._error(self._lines[FIT], message, f"drop {FIT}, and keep the coefficients")
         try:
             return CoefficientFit.from_document(given[FIT].plain, FIT)
         except CheckpointError as error:

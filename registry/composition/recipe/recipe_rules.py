@@ -87,11 +87,16 @@ def misplaced(name: str, values: Mapping[str, Any]) -> Problem | None:
     if (found := obstacle(one, values)) is None:
         return None
     other, method = found
-    if one.group and other == "trunk":
+    if one.group and other == "trunk" and method is not None:
         return _no_option(name, values)
-    message = f"{one.key} has no part in {FIELDS[other].called} {method!r}"
+    message = f"{one.key} has no part in {FIELDS[other].called} {method!r}" if method else without_trunk(one.key)
     allowed = one.outputs if other == "to" else one.only_with[other]
     return Problem((name, other), message, f"drop it, or choose {other}={allowed[0]!r}")
+
+
+def without_trunk(called: str) -> str:
+    """Return the message that something has no part in an ensemble whose members do not share a trunk."""
+    return f"{called} has no part in an ensemble whose members keep their own trunks"
 
 
 def base_itself(values: Mapping[str, Any]) -> Problem | None:

@@ -11,6 +11,7 @@ from registry.composition.recipe.recipe_fields import (
     FieldKind,
     Limits,
     RecipeField,
+    default,
 )
 
 Schema = dict[str, Any]
@@ -122,18 +123,29 @@ def _rules(one: RecipeField) -> list[Schema]:
         absent = {one.group: {"properties": absent}}
     rules = []
     if others := [output for output in FIELDS["to"].choices if output not in one.outputs]:
-        rules.append({"if": _chosen("to", others), "then": {"properties": absent}})
+        rules.append({"if": _chosen("to", others, FIELDS["to"].default), "then": {"properties": absent}})
     for name, methods in one.only_with.items():
         others = [method for method in FIELDS[name].choices if method not in methods]
-        outputs = [output for output in FIELDS[name].outputs if output in one.outputs]
-        chosen = [_chosen(name, others), _chosen("to", outputs)]
-        rules.append({"if": {"allOf": chosen}, "then": {"properties": absent}})
+        by_default: dict[str | None, list[str]] = {}
+        for output in FIELDS[name].outputs:
+            if output in one.outputs:
+                by_default.setdefault(default(name, output), []).append(output)
+        for usual, outputs in by_default.items():
+            chosen = [_chosen(name, others, usual), _chosen("to", outputs, FIELDS["to"].default)]
+            chosen += [{"properties": {other: {"type": "null"}}} for other in one.or_with]
+            rules.append({"if": {"allOf": chosen}, "then": {"properties": absent}})
     return rules
 
 
-def _chosen(name: str, values: list[str]) -> Schema:
-    """Return the schema of files in which a field has one of some values, by default or not."""
+def _chosen(name: str, values: list[str], usual: str | None) -> Schema:
+    """Return the schema of files in which a field has one of some values, by default or not.
+
+    Args:
+        name: the field.
+        values: some of its values.
+        usual: its default; None where it stands for no value, which counts as one of them.
+    """
     given: Schema = {"properties": {name: {"enum": values}}, "required": [name]}
-    if FIELDS[name].default not in values:
+    if usual is not None and usual not in values:
         return given
     return {"properties": {name: {"enum": [*values, None]}}}

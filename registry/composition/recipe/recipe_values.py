@@ -37,7 +37,7 @@ def make_recipe(
             own[name] = value
     if own.get("to") == ENSEMBLE:
         del own["to"]
-        return composition.EnsembleRecipe(**own)
+        return composition.EnsembleRecipe(**own, trunk_options=options)
     return composition.Recipe(**own, trunk_options=options, fit=fit if own.get("coefficients") else None)
 
 
@@ -57,10 +57,14 @@ def values_of(recipe: composition.Recipe | composition.EnsembleRecipe) -> dict[s
 def overlay(values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Return fields with others over them; what has no part beside these is dropped.
 
+    Of a recipe that is turned into an ensemble the trunk is dropped too: members keep their own unless asked to share.
+
     Args:
         values: fields of a recipe.
         over: fields that win.
     """
+    if over.get("to") == ENSEMBLE and values.get("to") != ENSEMBLE:
+        values = {name: value for name, value in values.items() if name != "trunk"}
     merged = {**values, **over}
     for name, value in over.items():
         if (short := FIELDS[name].stands_for) and value:

@@ -142,8 +142,8 @@ def test_every_member_has_one(filled: Registry) -> None:
     assert caught.value.hint == "give one, 0 to leave the task vector out: --coefficients code=1,law=0,math=0"
     with pytest.raises(InvalidInputError, match="there is a coefficient for biomed, which is not a member"):
         filled.plan(PAIR, dense(code=1, math=1, biomed=1))
-    with pytest.raises(TypeError):
-        EnsembleRecipe(coefficients={"code": 1.0})  # type: ignore[call-arg]
+    with pytest.raises(InvalidInputError, match="coefficients has no part in an ensemble whose members keep their own"):
+        EnsembleRecipe(coefficients={"code": 1.0})
 
 
 def test_given_by_hand_they_leave_with_their_member(filled: Registry, tmp_path: Path) -> None:

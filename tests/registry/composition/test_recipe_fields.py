@@ -81,6 +81,7 @@ def every_choice() -> list[dict[str, Any]]:
         *({"to": MOE, "trunk": trunk, "router": router, "token_weight": weight} for trunk, router, weight in moe),
         *({"to": DENSE, "trunk": trunk} for trunk in FIELDS["trunk"].choices if trunk != "base"),
         *({"to": ENSEMBLE, "routing": routing} for routing in FIELDS["routing"].choices),
+        *({"to": ENSEMBLE, "routing": "perplexity", "trunk": trunk} for trunk in FIELDS["trunk"].choices),
     ]
 
 
@@ -97,6 +98,9 @@ def test_base_model_is_needed_where_the_recipe_says_so(values: dict[str, Any]) -
         holder = document.get(one.group, {}) if one.group else document
         if one.name in ("host", "device", "remote_code", "refine_trunk", "combine", "gating", "mixing"):
             continue  # the last four only where they are not at their defaults
+        if one.name == "trunk" and values["to"] == ENSEMBLE:  # only where given
+            assert holder.get("trunk") == values.get("trunk")
+            continue
         if one.name == "coefficients" or (one.name, values.get("router")) == ("bias", "anchored"):  # only where given
             continue
         has_a_part = obstacle(one, values) is None

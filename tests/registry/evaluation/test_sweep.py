@@ -112,7 +112,7 @@ def test_every_field_that_can_be_swept_has_one_value(name: str) -> None:
         (RIDGE, {"scale": [1.0]}, "trunk method 'mean' has no option 'scale'", "--recipe FILE"),
         (Recipe(), {"lam": [1.0]}, "lam has no part in router method 'context'", "--recipe FILE"),
         (RIDGE, {"context_window": [1.0]}, "context_window has no part in router method 'ridge'", "--recipe FILE"),
-        (EnsembleRecipe(), {"scale": [1.0]}, "scale has no part in output 'ensemble'", "--recipe FILE"),
+        (EnsembleRecipe(), {"scale": [1.0]}, "scale has no part in an ensemble whose members", "--recipe FILE"),
     ],
 )
 def test_wrong_sweeps_compose_nothing(

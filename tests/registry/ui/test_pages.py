@@ -274,6 +274,7 @@ RECIPES: list[dict[str, Any]] = [
     {"remote_code": "1"},
     {"to": "dense", "trunk": "mean", "router": "random", "top_k": "7"},  # fields without a part in it
     {"to": "ensemble", "routing": "perplexity", "temperature": "2", "lam": "x"},
+    {"to": "ensemble", "routing": "task-vector", "trunk": "ties", "combine": "sum"},
 ]
 
 
