@@ -10,6 +10,7 @@ from torch import nn
 
 from registry.errors import CheckpointError, InvalidInputError, first_line, is_foreign
 from registry.families import FAMILIES
+from registry.hosts.ensemble_config import check_ensemble_config
 from registry.hosts.remote_code import (
     ENSEMBLE,
     ROUTED,
@@ -59,13 +60,17 @@ def load_model(folder: Path, dtype: str, device: str | None) -> Any:
     """
     from transformers import AutoModelForCausalLM
 
+    if is_ours := has_our_code(folder):
+        config = read_json(folder / "config.json")
+        if str(config.get("model_type")).startswith(ENSEMBLE):
+            check_ensemble_config(config, str(folder / "config.json"))
     try:
         with quiet_transformers():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 folder,
                 dtype=torch_dtype(dtype),
                 local_files_only=True,
-                trust_remote_code=has_our_code(folder),
+                trust_remote_code=is_ours,
                 use_safetensors=True,
                 output_loading_info=True,
             )
@@ -113,12 +118,16 @@ def unloaded_model(folder: Path) -> Any:
 
 
 def has_our_code(folder: Path) -> bool:
-    """Tell whether a model folder has code, and all of it equals a modelling file that this program writes."""
+    """Tell whether a model folder has code, all of it equals modelling files that this program writes, and is used.
+
+    `auto_map` could also name code of another repository.
+    """
     try:
-        model_type = str(read_json(folder / "config.json").get("model_type"))
+        config = read_json(folder / "config.json")
         code = {path.name: read_small(path, _CODE_BYTES) for path in folder.rglob("*.py")}
-        return bool(code) and code in _our_code(model_type)
-    except (OSError, ValueError, KeyError):
+        named = {str(name).partition(".")[0] + ".py" for name in config["auto_map"].values()}
+        return bool(code) and named <= code.keys() and code in _our_code(str(config.get("model_type")))
+    except (OSError, ValueError, KeyError, AttributeError, CheckpointError):
         return False
 
 
