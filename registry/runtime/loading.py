@@ -10,7 +10,6 @@ from torch import nn
 
 from registry.errors import CheckpointError, InvalidInputError, first_line, is_foreign
 from registry.families import FAMILIES
-from registry.hosts.ensemble_config import check_ensemble_config
 from registry.hosts.remote_code import (
     ENSEMBLE,
     ROUTED,
@@ -24,6 +23,7 @@ from registry.hosts.remote_code import (
 from registry.io.display import few
 from registry.io.files import read_json, read_small
 from registry.io.torch_blocks import torch_dtype
+from registry.runtime.ensemble_config import check_ensemble_config
 from registry.runtime.fast_linear import with_fast_products
 
 _CODE_BYTES = 2**20
