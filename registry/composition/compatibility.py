@@ -51,16 +51,7 @@ def make_subset(members: Sequence[Member], base: Member | None, recipe: Recipe |
             needed.
         IncompatibleError: members differ in what must agree; the message names them and the difference.
     """
-    ordered = tuple(sorted(members, key=lambda member: member.name))
-    names = [member.name for member in ordered]
-    if not ordered:
-        raise InvalidInputError("a composition needs at least one expert", "name some: --experts code,math")
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise InvalidInputError(
-            f"{', '.join(twice)} is named more than once: a composition holds one version of an expert",
-            "name each once",
-        )
-    recipe.check_members(names)
+    ordered = ordered_members(members, recipe)
     if recipe.needs_base and base is None:
         raise InvalidInputError(
             "this recipe needs the base model that the members were fine-tuned from", "name it: --base NAME[@V]"
@@ -73,6 +64,25 @@ def make_subset(members: Sequence[Member], base: Member | None, recipe: Recipe |
         check_anchors(ordered, base)
         _check_bias(ordered, recipe)
     return Subset(ordered, base if recipe.needs_base else None, leading(everyone))
+
+
+def ordered_members(members: Sequence[Member], recipe: Recipe | EnsembleRecipe) -> tuple[Member, ...]:
+    """Return members in name order, checked against a recipe and not yet against each other.
+
+    Raises:
+        InvalidInputError: no member, a name twice, or a recipe that does not fit them.
+    """
+    ordered = tuple(sorted(members, key=lambda member: member.name))
+    names = [member.name for member in ordered]
+    if not ordered:
+        raise InvalidInputError("a composition needs at least one expert", "name some: --experts code,math")
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise InvalidInputError(
+            f"{', '.join(twice)} is named more than once: a composition holds one version of an expert",
+            "name each once",
+        )
+    recipe.check_members(names)
+    return ordered
 
 
 def _check_fit(members: Sequence[Member], base: Member | None, fit: CoefficientFit) -> None:
@@ -123,11 +133,25 @@ def check_compatible(members: Sequence[Member]) -> None:
             )
         if differences := lead.architecture.differences(other.architecture, apart_from=VOCABULARY):
             raise IncompatibleError(f"{pair}: {'; '.join(differences)}", "compose experts of one base model")
-        if conflict := _tokenizer_conflict(lead, other):
-            raise IncompatibleError(
-                f"{pair}: their tokenizers differ: {conflict}",
-                "leave one of them out, or train them with one tokenizer: added tokens need the same numbers",
-            )
+        check_tokenizers(lead, other, pair)
+
+
+def check_tokenizers(first: Member, second: Member, pair: str) -> None:
+    """Check that two members have one tokenizer, on the tokens that both have.
+
+    Args:
+        first: a member.
+        second: another.
+        pair: the beginning of the message: who cannot be what.
+
+    Raises:
+        IncompatibleError: they differ; the message has the first token that does, and its numbers.
+    """
+    if conflict := _tokenizer_conflict(first, second):
+        raise IncompatibleError(
+            f"{pair}: their tokenizers differ: {conflict}",
+            "leave one of them out, or train them with one tokenizer: added tokens need the same numbers",
+        )
 
 
 def check_anchors(members: Sequence[Member], base: Member | None) -> None:

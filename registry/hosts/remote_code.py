@@ -4,6 +4,7 @@
 carries. `modeling_biased.py`, `modeling_context.py` and `modeling_softmax_topk.py` subclass that: routers with a bias,
 routers of the text so far, and weights from the softmax over all experts. `modeling_ensemble.py` holds complete dense
 models and mixes their predictions; `modeling_mixed.py` subclasses it, with one routing and one way of mixing more.
+`modeling_hetero.py` holds bodies of several architectures between one embedding and one head.
 """
 
 import json
@@ -26,6 +27,11 @@ ENSEMBLE = "ensemble_"
 """Prefix of an ensemble's `model_type`, before that of the dense model."""
 
 ENSEMBLE_MODULE, MIXED_MODULE = "modeling_ensemble", "modeling_mixed"
+
+HETERO = "ensemble_hetero"
+"""The `model_type` of members of several architectures between one embedding and one head."""
+
+HETERO_MODULE = "modeling_hetero"
 
 EVIDENCE_TENSOR = "evidence"
 """The tensor of evidence in a model that is routed by the text so far."""
@@ -180,6 +186,11 @@ def mixed_code(class_name: str) -> dict[str, bytes]:
     """Return that of ensembles that are weighed by the prompt, or whose logits are mixed."""
     ensemble = _source(ENSEMBLE_MODULE, class_name)
     return {f"{MIXED_MODULE}.py": _merged(_read(MIXED_MODULE), ensemble)}
+
+
+def hetero_code() -> dict[str, bytes]:
+    """Return the modelling file of members of several architectures."""
+    return {f"{HETERO_MODULE}.py": _read(HETERO_MODULE).encode()}
 
 
 def _source(module: str, class_name: str) -> str:

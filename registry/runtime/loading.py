@@ -12,10 +12,12 @@ from registry.errors import CheckpointError, InvalidInputError, first_line, is_f
 from registry.families import FAMILIES
 from registry.hosts.remote_code import (
     ENSEMBLE,
+    HETERO,
     ROUTED,
     biased_code_host,
     context_code_host,
     ensemble_code,
+    hetero_code,
     mixed_code,
     remote_code_host,
     softmax_topk_code_host,
@@ -133,6 +135,8 @@ def has_our_code(folder: Path) -> bool:
 
 def _our_code(model_type: str) -> list[Mapping[str, bytes]]:
     """Return the modelling files, by their names, of each kind of folder of a `model_type`."""
+    if model_type == HETERO:
+        return [hetero_code()]
     if model_type.startswith(ENSEMBLE):
         class_name = FAMILIES[model_type.removeprefix(ENSEMBLE)].class_name
         return [ensemble_code(class_name), mixed_code(class_name)]

@@ -1,0 +1,231 @@
+"""Members of different architectures in one model: whole bodies, one embedding, one head, a router of sequences."""
+
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor
+
+from registry.checkpoint import COPIED_FILES
+from registry.composition.cards.hetero_card import hetero_card
+from registry.composition.cards.parts import licenses_of
+from registry.composition.compatibility import common_dtype
+from registry.composition.ensemble.plan import Ensemble, EnsembleTensor
+from registry.composition.hetero.hetero_fit import HeteroFit
+from registry.composition.hetero.hetero_recipe import HeteroRecipe
+from registry.composition.hetero.hetero_subset import SOFTCAP, Tables, make_tables
+from registry.hosts.host import dense_config
+from registry.hosts.remote_code import HETERO, HETERO_MODULE, hetero_code
+from registry.io.model_folder import json_file
+from registry.io.safetensors_writer import Stream
+from registry.io.torch_blocks import to_block, torch_dtype
+from registry.member import Member
+from store.arrays import Block
+from store.catalog.records import Role
+
+CLASS_NAME = "HeteroForCausalLM"
+SEQUENCE = "sequence"
+"""`routing` in config.json."""
+
+_OF_WEIGHTS = ("architectures", "dtype", "torch_dtype")
+"""Keys of a member's config.json that the whole folder has, with other values."""
+
+
+@dataclass(frozen=True)
+class Hetero(Ensemble):
+    """Members of different architectures, before a byte of them is written.
+
+    Attributes:
+        tables: of each member, its embedding and head.
+        shared_tables: those of the lead, which all share.
+        hetero_recipe: the recipe, as what it is.
+    """
+
+    tables: tuple[Tables, ...]
+    shared_tables: Tables
+    hetero_recipe: HeteroRecipe
+
+    @property
+    def model_type(self) -> str:
+        """The `model_type` written to config.json."""
+        return HETERO
+
+    @property
+    def class_name(self) -> str:
+        """The class in the modelling file."""
+        return CLASS_NAME
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Remarks on the result for its user."""
+        own = [tables.member.name for tables in self.tables if tables.has_output_projector(self.shared_tables)]
+        fitted = (f"the head of {self.lead.name} stands in for that of {', '.join(own)}, by least squares",)
+        return (*super().notes, *(fitted if own else ()))
+
+    @cached_property
+    def fit(self) -> HeteroFit:
+        """What stands between the lead's tables and each member."""
+        recipe = self.hetero_recipe
+        return HeteroFit(self.tables, self.shared_tables, recipe.lam, recipe.routing_tokens)
+
+    @cached_property
+    def projected(self) -> tuple[list[bool], list[bool]]:
+        """Tell of each member whether it has a projector from the embedding, and one to the head."""
+        lead = self.shared_tables
+        return (
+            [tables.has_input_projector(lead) for tables in self.tables],
+            [tables.has_output_projector(lead) for tables in self.tables],
+        )
+
+    @cached_property
+    def streams(self) -> list[Stream]:
+        """Every tensor as it is written: what is computed first, then what is stored."""
+        return [*self._fitted(), *(tensor.stream() for tensor in self.tensors)]
+
+    @property
+    def active_parameters(self) -> int:
+        """Weights that take part in one token: the shared tables, the router, and at most the largest bodies kept."""
+        bodies = sorted(self._body_sizes(), reverse=True)
+        return self.parameters - sum(bodies[self.hetero_recipe.document(self.names)["top_k"] :])
+
+    @property
+    def peak_bytes(self) -> int:
+        """An upper estimate of the memory that writing takes: the matrices of one projector beside one block."""
+        widths = [tables.width for tables in self.tables]
+        matrices = 4 * 8 * self.shared_tables.width * max(widths)
+        return super().peak_bytes + matrices
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """config.json: the shared sizes, the configuration of each member, and how members are weighed."""
+        lead, recipe = self.lead.architecture, self.hetero_recipe.document(self.names)
+        inputs, outputs = self.projected
+        settings = dense_config(json.loads(self.lead.file("config.json")))
+        return {
+            "architectures": [CLASS_NAME],
+            "auto_map": {
+                "AutoConfig": f"{HETERO_MODULE}.HeteroConfig",
+                "AutoModelForCausalLM": f"{HETERO_MODULE}.{CLASS_NAME}",
+            },
+            "model_type": HETERO,
+            "dtype": self.dtype,
+            "torch_dtype": self.dtype,
+            **self.lead.content["special_tokens"],
+            "hidden_size": lead.hidden_size,
+            "num_attention_heads": lead.num_attention_heads,
+            "num_hidden_layers": lead.num_hidden_layers,
+            "max_position_embeddings": min(m.architecture.max_position_embeddings for m in self.members),
+            "vocab_size": lead.vocab_size,
+            "initializer_range": settings.get("initializer_range", 0.02),
+            "use_cache": True,
+            "tie_word_embeddings": False,  # the modelling file ties the head itself
+            "tied_head": lead.tie_word_embeddings,
+            "logit_scale": lead.options.get("logit_scale"),
+            "logits_scaling": lead.options.get("logits_scaling"),
+            SOFTCAP: lead.options.get(SOFTCAP),
+            "members": self.names,
+            "member_configs": [_own_config(member) for member in self.members],
+            "input_projectors": inputs,
+            "output_projectors": outputs,
+            "lead": self.lead.name,
+            "routing": SEQUENCE,
+            # `top_k` and `temperature` would be taken for settings of generation.
+            "routing_temperature": recipe["temperature"],
+            "routing_tokens": recipe["routing_tokens"],
+            "routing_top_k": recipe["top_k"],
+        }
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        """Every file of the folder except the weights and `composition.json`."""
+        copied = {name: self.lead.file(name) for name in self.lead.names("file") if name in COPIED_FILES}
+        card = hetero_card(
+            self.document | {"digest": self.digest},
+            self.members,
+            lead=self.lead,
+            projected=self.projected,
+            rolled=licenses_of(self.members, None),
+            parameters=self.parameters,
+            dtype=self.dtype,
+        )
+        return copied | hetero_code() | {"config.json": json_file(self.config), "README.md": card}
+
+    def _fitted(self) -> Iterator[Stream]:
+        shared = self.shared_tables.width
+        inputs, outputs = self.projected
+        yield self._computed("router.weight", (len(self.members), shared), lambda: self.fit.router())
+        for index, tables in enumerate(self.tables):
+            body, table = f"members.{index}", tables.embedding.removeprefix(tables.prefix).removesuffix(".weight")
+            if inputs[index]:
+                name = f"{body}.{table}.projector.weight"
+                yield self._computed(name, (tables.width, shared), partial(self._input_projector, index))
+            if outputs[index]:
+                name = f"outputs.{index}.weight"
+                yield self._computed(name, (shared, tables.width), partial(self._output_projector, index))
+
+    def _input_projector(self, index: int) -> Float[Tensor, "D d"]:
+        return self.fit.input_projector(index)
+
+    def _output_projector(self, index: int) -> Float[Tensor, "d D"]:
+        return self.fit.output_projector(index)
+
+    def _computed(self, name: str, shape: tuple[int, ...], compute: Callable[[], Tensor]) -> Stream:
+        def blocks() -> Iterator[Block]:
+            yield to_block(compute().to(torch_dtype(self.dtype)))
+
+        return Stream(name, self.dtype, shape, blocks)
+
+    def _body_sizes(self) -> list[int]:
+        """Return the weights of each member's body, with its projectors."""
+        sizes = []
+        for index in range(len(self.members)):
+            own = (f"members.{index}.", f"outputs.{index}.")
+            sizes.append(sum(math.prod(stream.shape) for stream in self.streams if stream.name.startswith(own)))
+        return sizes
+
+
+def make_hetero(members: Sequence[Member], recipe: HeteroRecipe) -> Hetero:
+    """Return the plan of members of different architectures (in any order) by `recipe`.
+
+    Args:
+        members: active versions of different experts that share a tokenizer.
+        recipe: how they share an embedding and a head, and are weighed.
+
+    Raises:
+        InvalidInputError: no member or one, a name twice, or a recipe that does not fit them.
+        IncompatibleError: members differ in what must agree, or one lacks what the recipe needs; the message says who
+            and what.
+    """
+    tables, lead = make_tables(members, recipe)
+    ordered = tuple(each.member for each in tables)
+    dtype = recipe.dtype or common_dtype(ordered)
+    tensors = tuple(_tensors(tables, lead, recipe.dtype))
+    return Hetero(ordered, None, recipe, dtype, lead.member, {}, tensors, tables, lead, recipe)
+
+
+def _tensors(tables: Sequence[Tables], lead: Tables, dtype: str | None) -> Iterator[EnsembleTensor]:
+    """Yield what is stored: the shared tables, then each member's body, by the names of its class."""
+    shared = {lead.embedding: "embed_tokens.weight"} | (
+        {lead.head: "lm_head.weight"} if lead.head != lead.embedding else {}
+    )
+    for name, own in shared.items():
+        yield EnsembleTensor(own, lead.member, "trunk", name, dtype or lead.member.link("trunk", name).dtype)
+    for index, each in enumerate(tables):
+        member, family = each.member, each.member.family
+        roles: dict[str, Role] = dict.fromkeys(family.trunk_shapes(member.architecture), "trunk")
+        roles |= dict.fromkeys(family.mlp_shapes(member.architecture), "mlp")
+        for name, role in roles.items():
+            if name not in (each.embedding, each.head):
+                own = f"members.{index}.{name.removeprefix(each.prefix)}"
+                yield EnsembleTensor(own, member, role, name, dtype or member.link(role, name).dtype)
+
+
+def _own_config(member: Member) -> dict[str, Any]:
+    """Return the configuration of a member's body."""
+    given = dense_config(json.loads(member.file("config.json")))
+    kept = {key: value for key, value in given.items() if key not in _OF_WEIGHTS}
+    return kept | {"model_type": member.family.model_type, "vocab_size": member.architecture.vocab_size}
