@@ -18,6 +18,7 @@ from registry.composition.ensemble.plan import Ensemble, EnsembleTensor
 from registry.composition.hetero.hetero_fit import HeteroFit
 from registry.composition.hetero.hetero_recipe import HeteroRecipe
 from registry.composition.hetero.hetero_subset import SOFTCAP, Tables, make_tables
+from registry.composition.recipe.recipe_fields import SEQUENCE
 from registry.hosts.host import dense_config
 from registry.hosts.remote_code import HETERO, HETERO_MODULE, hetero_code
 from registry.io.model_folder import json_file
@@ -28,9 +29,6 @@ from store.arrays import Block
 from store.catalog.records import Role
 
 CLASS_NAME = "HeteroForCausalLM"
-SEQUENCE = "sequence"
-"""`routing` in config.json."""
-
 _OF_WEIGHTS = ("architectures", "dtype", "torch_dtype")
 """Keys of a member's config.json that the whole folder has, with other values."""
 
@@ -122,8 +120,7 @@ class Hetero(Ensemble):
             "vocab_size": lead.vocab_size,
             "initializer_range": settings.get("initializer_range", 0.02),
             "use_cache": True,
-            "tie_word_embeddings": False,  # the modelling file ties the head itself
-            "tied_head": lead.tie_word_embeddings,
+            "tie_word_embeddings": lead.tie_word_embeddings,
             "logit_scale": lead.options.get("logit_scale"),
             "logits_scaling": lead.options.get("logits_scaling"),
             SOFTCAP: lead.options.get(SOFTCAP),

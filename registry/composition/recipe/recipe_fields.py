@@ -46,6 +46,8 @@ SHARED, MAPPED = "shared", "mapped"
 PROMPT_PERPLEXITY = "prompt-perplexity"
 LOGITS = "logits"
 """Routing and mixing of ensembles that have a modelling file of their own."""
+SEQUENCE = "sequence"
+"""Routing, in config.json, of members of several architectures: by the mean embedding of the first tokens."""
 
 MOST_PASSES = 8
 _LARGEST_WHOLE = 2**53
@@ -248,8 +250,8 @@ FIELDS: dict[str, RecipeField] = {
         ),
         RecipeField(
             "routing_tokens", FieldKind.WHOLE,
-            "Of prompt-perplexity, task-vector and hetero: how many first tokens decide, 2 or more; but for task-vector "
-            "also 0, for the whole prompt, in generation alone.", "N", (ENSEMBLE, HETERO),
+            "Of prompt-perplexity, task-vector and hetero: how many first tokens decide, 2 or more; of all but "
+            "task-vector also 0, for the whole prompt, in generation alone.", "N", (ENSEMBLE, HETERO),
             only_with={"routing": (PROMPT_PERPLEXITY, "task-vector")}, default=32, limits=Limits(0.0),
             noun="routing-tokens",
         ),
@@ -320,7 +322,8 @@ FIELDS: dict[str, RecipeField] = {
         RecipeField(
             "lam", FieldKind.NUMBER,
             "Ridge strength, with hetero relative; auto: for each layer the one with the least held-out error, from "
-            "statistics alone.", "X|auto", _RIDGE, only_with={"router": ("ridge", "domain-embedding")}, default=0.01, limits=Limits(0.0),
+            "statistics alone.", "X|auto", _RIDGE,
+            only_with={"router": ("ridge", "domain-embedding")}, default=0.01, limits=Limits(0.0),
             auto=True, label="Ridge strength", note="a number, or auto: the one with the least held-out error",
             advanced=True,
         ),
@@ -369,7 +372,8 @@ FIELDS: dict[str, RecipeField] = {
             "top_k", FieldKind.WHOLE, "Experts per token.", "N", _MIXED,
             unset=f"1 with context and with hetero, else {TOP_K}; with ensemble all members",
             limits=Limits(1.0), noun="top-k",
-            label="Experts per token", note=f"if empty 1 with the context router and with hetero, else {TOP_K}; in an ensemble all",
+            label="Experts per token",
+            note=f"if empty 1 with the context router and with hetero, else {TOP_K}; in an ensemble all",
         ),
         RecipeField(
             "gating", FieldKind.CHOICE,

@@ -12,8 +12,8 @@ softmax of the `routing_top_k` largest, divided by the temperature. Until there 
 alike, so that the weights for x_t depend on x_<t alone; members without a weight do not run. 0 tokens stand for all
 tokens of the first call, the prompt in generation, whose weights are then those of its own tokens too.
 
-Token ids and an attention mask of (batch, tokens) are needed; what is masked has no part in the mean. Each member may be
-on a device of its own.
+Token ids and an attention mask of (batch, tokens) are needed; what is masked has no part in the mean. Each member may
+be on a device of its own.
 """
 
 import torch
@@ -27,9 +27,8 @@ from transformers.utils import can_return_tuple
 class HeteroConfig(PretrainedConfig):
     """The sizes of the shared embedding, how members are weighed, and in `member_configs` the configuration of each.
 
-    `input_projectors` and `output_projectors` say of each member whether it has P_i and R_i; `tied_head`, whether the
-    shared embedding is the head too. Logits are multiplied by `logit_scale`, divided by `logits_scaling` and capped by
-    `final_logit_softcapping`, where these are not None.
+    `input_projectors` and `output_projectors` say of each member whether it has P_i and R_i. Logits are multiplied by
+    `logit_scale`, divided by `logits_scaling` and capped by `final_logit_softcapping`, where these are not None.
     """
 
     model_type = "ensemble_hetero"
@@ -39,6 +38,11 @@ def own_config(config, index):
     """Return the configuration of a member."""
     given = dict(config.member_configs[index])
     return CONFIG_MAPPING[given.pop("model_type")].from_dict(given)
+
+
+def beside(tensor, weight):
+    """Return a tensor on the device of a weight; as it is, where the weight is brought from elsewhere when needed."""
+    return tensor if weight.device.type == "meta" else tensor.to(weight.device)
 
 
 class SharedEmbedding(nn.Module):
@@ -59,9 +63,9 @@ class SharedEmbedding(nn.Module):
 
     def forward(self, input_ids):
         (shared,) = self._shared
-        rows = shared(input_ids.to(shared.weight.device))
+        rows = shared(beside(input_ids, shared.weight))
         if self.projector is not None:
-            rows = self.projector(rows.to(self.projector.weight.device))
+            rows = self.projector(beside(rows, self.projector.weight))
         rows = rows.to(input_ids.device)
         return rows if self.scale is None else rows * torch.tensor(self.scale, dtype=rows.dtype, device=rows.device)
 
@@ -106,7 +110,6 @@ class HeteroForCausalLM(PreTrainedModel, GenerationMixin):
     supports_gradient_checkpointing = True
     _supports_sdpa = True
     _supports_flash_attn = True
-    _no_split_modules = []
 
     def __init__(self, config):
         super().__init__(config)
@@ -119,15 +122,14 @@ class HeteroForCausalLM(PreTrainedModel, GenerationMixin):
                 own._attn_implementation = config._attn_implementation
             body = body_class(own)
             width = own.hidden_size
-            body.set_input_embeddings(
-                SharedEmbedding(self.embed_tokens, body.get_input_embeddings(), width, projected)
-            )
+            body.set_input_embeddings(SharedEmbedding(self.embed_tokens, body.get_input_embeddings(), width, projected))
             self.members.append(body)
             out = config.output_projectors[index]
             self.outputs.append(nn.Linear(width, config.hidden_size, bias=False) if out else nn.Identity())
         self.router = nn.Linear(config.hidden_size, len(config.members), bias=False)
-        head = None if config.tied_head else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.lm_head = head
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self._tied_weights_keys = {"lm_head.weight": "embed_tokens.weight"}  # where the configuration says so
+        self._no_split_modules = sorted({name for body in self.members for name in body._no_split_modules or ()})
         self.post_init()
 
     def get_input_embeddings(self):
@@ -135,6 +137,9 @@ class HeteroForCausalLM(PreTrainedModel, GenerationMixin):
 
     def get_output_embeddings(self):
         return self.lm_head
+
+    def set_output_embeddings(self, head):
+        self.lm_head = head
 
     @can_return_tuple
     def forward(
@@ -154,7 +159,7 @@ class HeteroForCausalLM(PreTrainedModel, GenerationMixin):
             raise ValueError("these members take input_ids: the router reads the tokens")
         if attention_mask is not None and attention_mask.ndim != 2:
             raise ValueError("these members take an attention mask of (batch, tokens), and make their cache themselves")
-        cache = self._cache(past_key_values, getattr(self.config, "use_cache", True) if use_cache is None else use_cache)
+        cache = self._cache(past_key_values, use_cache is None or use_cache)
         columns = input_ids.shape[1]
         past = 0 if attention_mask is None else attention_mask.shape[1] - columns
         real = torch.ones_like(input_ids) if attention_mask is None else attention_mask[:, -columns:]
@@ -177,19 +182,18 @@ class HeteroForCausalLM(PreTrainedModel, GenerationMixin):
             ).last_hidden_state
 
         shape = len(input_ids), len(places), self.config.hidden_size
-        mixed = torch.zeros(shape, dtype=torch.float32, device=input_ids.device)
+        mixed, dtype = torch.zeros(shape, dtype=torch.float32, device=input_ids.device), torch.float32
         for index in range(len(self.members)):
             used = weights[:, :, index].isfinite().any(dim=0)
             wanted = places[used[places]]
             width = max([0, *(wanted + 1).tolist(), *([columns] if cache is not None and used[-1] else [])])
-            if cache is not None and not used[-1]:
-                width = max([width, *(used.nonzero()[:, 0] + 1).tolist()])
             if not width:
                 continue
             hidden = run(index, width)
+            dtype = hidden.dtype
             own = self.outputs[index](hidden[:, wanted.to(hidden.device)]).float().to(mixed.device)
             mixed = mixed.index_add(1, used[places].nonzero()[:, 0], weights[:, wanted, index, None].exp() * own)
-        logits = self._logits(mixed)
+        logits = self._logits(mixed.to(dtype))
         if cache is not None:
             cache.length += columns
         loss = None
@@ -199,9 +203,8 @@ class HeteroForCausalLM(PreTrainedModel, GenerationMixin):
 
     def _logits(self, mixed):
         """Return what the shared head makes of hidden states, as the member does whose head it is."""
-        config, weight = self.config, self.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
-        mixed = mixed.to(weight.device, weight.dtype)
-        logits = nn.functional.linear(mixed, weight) if self.lm_head is None else self.lm_head(mixed)
+        config = self.config
+        logits = self.lm_head(beside(mixed, self.lm_head.weight))
         if config.logit_scale is not None:
             logits = logits * config.logit_scale
         if config.logits_scaling is not None:
@@ -234,7 +237,7 @@ class HeteroForCausalLM(PreTrainedModel, GenerationMixin):
             total = torch.zeros(rows, self.config.hidden_size, dtype=torch.float32, device=input_ids.device)
         if deciding.any():
             stop = int((deciding.any(dim=0).nonzero() + 1).max())
-            embedded = self.embed_tokens(input_ids[:, :stop].to(self.embed_tokens.weight.device))
+            embedded = self.embed_tokens(beside(input_ids[:, :stop], self.embed_tokens.weight))
             embedded = embedded.float().to(input_ids.device).masked_fill(~deciding[:, :stop, None], 0.0)
             total, read = total + embedded.sum(dim=1), read + deciding.sum(dim=1)
         state.update(count=ordinal[:, -1], read=read, total=total)
@@ -245,7 +248,7 @@ class HeteroForCausalLM(PreTrainedModel, GenerationMixin):
         return self._weigh(scores.unsqueeze(1).expand(*real.shape, -1), known)
 
     def _weigh(self, scores, known):
-        """Return log weights (B, S, E): the log softmax of each place's largest scores, equal ones where not `known`."""
+        """Return log weights (B, S, E): of each place's largest scores the log softmax, equal ones if not `known`."""
         best = scores.topk(self.config.routing_top_k, dim=-1)
         kept = torch.full_like(scores, -torch.inf).scatter(-1, best.indices, best.values)
         return torch.where(known.unsqueeze(-1), kept, torch.zeros_like(scores)).log_softmax(dim=-1)
