@@ -129,10 +129,13 @@ def check_compatible(members: Sequence[Member]) -> None:
         if lead.family is not other.family:
             raise IncompatibleError(
                 f"{pair}: family {lead.family.model_type} against {other.family.model_type}",
-                "compose experts of one family",
+                "compose experts of one family, or whole bodies of several: --to hetero",
             )
         if differences := lead.architecture.differences(other.architecture, apart_from=VOCABULARY):
-            raise IncompatibleError(f"{pair}: {'; '.join(differences)}", "compose experts of one base model")
+            raise IncompatibleError(
+                f"{pair}: {'; '.join(differences)}",
+                "compose experts of one base model, or whole bodies of several: --to hetero",
+            )
         check_tokenizers(lead, other, pair)
 
 

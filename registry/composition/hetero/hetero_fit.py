@@ -15,8 +15,8 @@ from registry.errors import IncompatibleError
 from registry.families.sites import TOKEN_COUNTS
 from registry.io.memory import return_freed_memory
 from registry.io.torch_blocks import to_block, to_tensor
-from registry.maths.hetero.projectors import HeadGram, InputSums, add_cross
-from registry.maths.hetero.sequence_router import SequenceSums
+from registry.maths.projection.projectors import HeadGram, InputSums, add_cross
+from registry.maths.projection.sequence_router import SequenceSums
 from registry.maths.threads import Once
 from registry.member import Member
 
@@ -25,7 +25,7 @@ _ROWS = 1024
 
 
 class HeteroFit:
-    """What stands between the lead's tables and each member, computed when it is asked for and not kept.
+    """The projectors between the lead's tables and each member, and the router; computed when asked for and not kept.
 
     The lead's tables wait in temporary files meanwhile; of the others one block of rows is read at a time. Safe for
     several threads.

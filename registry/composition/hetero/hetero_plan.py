@@ -35,17 +35,23 @@ _OF_WEIGHTS = ("architectures", "dtype", "torch_dtype")
 
 @dataclass(frozen=True)
 class Hetero(Ensemble):
-    """Members of different architectures, before a byte of them is written.
+    """Members of different architectures, before a byte of them is written; all share the lead's tables."""
 
-    Attributes:
-        tables: of each member, its embedding and head.
-        shared_tables: those of the lead, which all share.
-        hetero_recipe: the recipe, as what it is.
-    """
+    @property
+    def hetero_recipe(self) -> HeteroRecipe:
+        """The recipe, as what it is."""
+        assert isinstance(self.recipe, HeteroRecipe)
+        return self.recipe
 
-    tables: tuple[Tables, ...]
-    shared_tables: Tables
-    hetero_recipe: HeteroRecipe
+    @cached_property
+    def tables(self) -> tuple[Tables, ...]:
+        """The embedding and head of each member."""
+        return tuple(map(Tables, self.members))
+
+    @cached_property
+    def shared_tables(self) -> Tables:
+        """Those of the lead."""
+        return Tables(self.lead)
 
     @property
     def model_type(self) -> str:
@@ -66,7 +72,7 @@ class Hetero(Ensemble):
 
     @cached_property
     def fit(self) -> HeteroFit:
-        """What stands between the lead's tables and each member."""
+        """The projectors between the lead's tables and each member, and the router."""
         recipe = self.hetero_recipe
         return HeteroFit(self.tables, self.shared_tables, recipe.lam, recipe.routing_tokens)
 
@@ -201,7 +207,7 @@ def make_hetero(members: Sequence[Member], recipe: HeteroRecipe) -> Hetero:
     ordered = tuple(each.member for each in tables)
     dtype = recipe.dtype or common_dtype(ordered)
     tensors = tuple(_tensors(tables, lead, recipe.dtype))
-    return Hetero(ordered, None, recipe, dtype, lead.member, {}, tensors, tables, lead, recipe)
+    return Hetero(ordered, None, recipe, dtype, lead.member, {}, tensors)
 
 
 def _tensors(tables: Sequence[Tables], lead: Tables, dtype: str | None) -> Iterator[EnsembleTensor]:

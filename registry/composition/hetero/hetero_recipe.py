@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from registry.composition.ensemble.recipe import EnsembleRecipe
-from registry.composition.recipe.recipe_fields import FIELDS, HETERO, default
+from registry.composition.recipe.recipe_fields import ENSEMBLE, FIELDS, HETERO, default
 from registry.errors import InvalidInputError
 from registry.io.schema import check_written, fields, maybe
 
@@ -16,7 +16,7 @@ _KINDS |= {"lead": maybe(FIELDS["lead"].document_kind)}
 
 @dataclass(frozen=True)
 class HeteroRecipe(EnsembleRecipe):
-    """How members of different architectures share an embedding and a head, and are weighed.
+    """Lead, router and their parameters, of members that share an embedding and a head.
 
     Of an ensemble's fields, `routing`, `weights` and `mixing` have no part: the weights are those of the sequence.
 
@@ -36,8 +36,9 @@ class HeteroRecipe(EnsembleRecipe):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("routing", "mixing"):
-            if getattr(self, name) != default(name):
+        for name, one in FIELDS.items():
+            given = getattr(self, name, None)
+            if HETERO not in one.outputs and ENSEMBLE in one.outputs and given and given != default(name, ENSEMBLE):
                 raise InvalidInputError(f"{name} has no part in output {HETERO!r}", "drop it, or choose to='ensemble'")
 
     @property

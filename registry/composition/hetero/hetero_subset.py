@@ -44,7 +44,7 @@ class Tables:
 
     @property
     def prefix(self) -> str:
-        """What names of the body's tensors begin with."""
+        """The beginning of the names of the body's tensors."""
         return f"{self.embedding.split('.')[0]}."
 
     @cached_property

@@ -227,8 +227,9 @@ class RecipeField:
         return maybe(kind) if self.default is None and self.kind is FieldKind.CHOICE else kind
 
 
-_ALL, _WEIGHED, _TRUNKS = (MOE, DENSE, ENSEMBLE, HETERO), (MOE, DENSE, ENSEMBLE), (MOE, DENSE)
+_ALL, _TRUNKS = (MOE, DENSE, ENSEMBLE), (MOE, DENSE)
 _MIXTURES, _MIXED, _RIDGE = (MOE,), (MOE, ENSEMBLE, HETERO), (MOE, HETERO)
+_EVERY = (*_ALL, HETERO)
 
 FIELDS: dict[str, RecipeField] = {
     described.name: described
@@ -238,7 +239,7 @@ FIELDS: dict[str, RecipeField] = {
             "What to make: moe, a sparse mixture; dense, one model whose MLPs are combined as the trunk is; "
             "ensemble, all members whole, their predictions mixed; hetero, members of several architectures behind one "
             "embedding and before one head (both load with trust_remote_code=True).",
-            "OUTPUT", _ALL, default=MOE, choices=_ALL, noun="output",
+            "OUTPUT", _EVERY, default=MOE, choices=_EVERY, noun="output",
             label="Make", note="a sparse mixture, one dense model, an ensemble of whole models, or bodies of several "
             "architectures between one embedding and one head",
         ),
@@ -402,7 +403,7 @@ FIELDS: dict[str, RecipeField] = {
             label="Balance", note="tokens: members with more text count no more than others", advanced=True,
         ),
         RecipeField(
-            "dtype", FieldKind.CHOICE, "bfloat16, float16 or float32: what the folder is written in.", "DTYPE", _ALL,
+            "dtype", FieldKind.CHOICE, "bfloat16, float16 or float32: what the folder is written in.", "DTYPE", _EVERY,
             unset="the members' own", choices=WEIGHT_DTYPES,
             label="Written in", note="the members’ own dtype if empty", advanced=True,
         ),

@@ -107,7 +107,9 @@ def test_the_router_is_ridge_regression_on_mean_embeddings(world: World, registr
 
 def test_the_lead_alone_is_its_dense_model_bit_for_bit(world: World, model: Any) -> None:
     assert torch.equal(forced(model, INDEX[LEAD])(IDS), dense(world.experts[LEAD])(input_ids=IDS).logits)
-    assert not any(f"{INDEX[LEAD]}." in name for name in stored(world.folder) if "projector" in name or "outputs" in name)
+    assert not any(
+        f"{INDEX[LEAD]}." in name for name in stored(world.folder) if "projector" in name or "outputs" in name
+    )
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != LEAD])

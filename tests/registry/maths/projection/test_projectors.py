@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from registry.maths.hetero.projectors import HeadGram, InputSums, add_cross
-from registry.maths.hetero.sequence_router import SequenceSums
+from registry.maths.projection.projectors import HeadGram, InputSums, add_cross
+from registry.maths.projection.sequence_router import SequenceSums
 
 V, SHARED, OWN = 40, 7, 5
 
