@@ -139,17 +139,32 @@ def check_compatible(members: Sequence[Member]) -> None:
         check_tokenizers(lead, other, pair)
 
 
-def check_tokenizers(first: Member, second: Member, pair: str) -> None:
+def differ_in_shape(members: Sequence[Member]) -> bool:
+    """Tell whether members are of several families or architectures, apart from the vocabulary's size."""
+    return any(
+        other.family is not members[0].family
+        or members[0].architecture.differences(other.architecture, apart_from=VOCABULARY)
+        for other in members[1:]
+    )
+
+
+def check_tokenizers(first: Member, second: Member, pair: str, *, known: bool = False) -> None:
     """Check that two members have one tokenizer, on the tokens that both have.
 
     Args:
         first: a member.
         second: another.
         pair: the beginning of the message: who cannot be what.
+        known: both must have a tokenizer. Members of one base model may do without.
 
     Raises:
-        IncompatibleError: they differ; the message has the first token that does, and its numbers.
+        IncompatibleError: they differ; the message has the first token that does, and its numbers. Or one has none.
     """
+    if known and (bare := next((one for one in (first, second) if one.content["tokenizer"] is None), None)):
+        raise IncompatibleError(
+            f"{pair}: {bare.version.ref} has no tokenizer, so nobody knows whether their tokens are the same",
+            f"put the tokenizer's files into its checkpoint, and register it again: reg add-expert {bare.name} CKPT",
+        )
     if conflict := _tokenizer_conflict(first, second):
         raise IncompatibleError(
             f"{pair}: their tokenizers differ: {conflict}",

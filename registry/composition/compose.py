@@ -6,8 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import overload
 
+from registry.composition.compatibility import differ_in_shape
 from registry.composition.dense import write_dense
 from registry.composition.domain_weights import shares_of_documents
+from registry.composition.ensemble.families import make_families
 from registry.composition.ensemble.plan import Ensemble, make_ensemble
 from registry.composition.ensemble.recipe import EnsembleRecipe
 from registry.composition.ensemble.write import write_ensemble
@@ -89,6 +91,8 @@ def plan_composition(
     with workspace.reading(*(member.version for member in (*members, *([base_member] if base_member else [])))):
         if isinstance(recipe, HeteroRecipe):
             return make_hetero(members, recipe)
+        if isinstance(recipe, EnsembleRecipe) and differ_in_shape(members):
+            return make_families(members, recipe)
         if isinstance(recipe, EnsembleRecipe):
             return make_ensemble(members, base_member, recipe)
         return make_plan(members, base_member, recipe)

@@ -12,11 +12,13 @@ from registry.errors import CheckpointError, InvalidInputError, first_line, is_f
 from registry.families import FAMILIES
 from registry.hosts.remote_code import (
     ENSEMBLE,
+    FAMILIES_ENSEMBLE,
     HETERO,
     ROUTED,
     biased_code_host,
     context_code_host,
     ensemble_code,
+    families_code,
     hetero_code,
     mixed_code,
     remote_code_host,
@@ -137,6 +139,8 @@ def _our_code(model_type: str) -> list[Mapping[str, bytes]]:
     """Return the modelling files, by their names, of each kind of folder of a `model_type`."""
     if model_type == HETERO:
         return [hetero_code()]
+    if model_type == FAMILIES_ENSEMBLE:
+        return [families_code()]
     if model_type.startswith(ENSEMBLE):
         class_name = FAMILIES[model_type.removeprefix(ENSEMBLE)].class_name
         return [ensemble_code(class_name), mixed_code(class_name)]

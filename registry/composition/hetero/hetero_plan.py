@@ -14,23 +14,45 @@ from registry.checkpoint import COPIED_FILES
 from registry.composition.cards.hetero_card import hetero_card
 from registry.composition.cards.parts import licenses_of
 from registry.composition.compatibility import common_dtype
+from registry.composition.ensemble.families import own_config
 from registry.composition.ensemble.plan import Ensemble, EnsembleTensor
 from registry.composition.hetero.hetero_fit import HeteroFit
 from registry.composition.hetero.hetero_recipe import HeteroRecipe
 from registry.composition.hetero.hetero_subset import SOFTCAP, Tables, make_tables
 from registry.composition.recipe.recipe_fields import SEQUENCE
+from registry.composition.tensor_source import TensorSource
 from registry.hosts.host import dense_config
 from registry.hosts.remote_code import HETERO, HETERO_MODULE, hetero_code
 from registry.io.model_folder import json_file
 from registry.io.safetensors_writer import Stream
 from registry.io.torch_blocks import to_block, torch_dtype
 from registry.member import Member
-from store.arrays import Block
+from store.arrays import CARRIERS, Block
 from store.catalog.records import Role
 
 CLASS_NAME = "HeteroForCausalLM"
-_OF_WEIGHTS = ("architectures", "dtype", "torch_dtype")
-"""Keys of a member's config.json that the whole folder has, with other values."""
+
+
+@dataclass(frozen=True)
+class FittedTensor:
+    """One tensor of the folder that is computed: its name there, and how it is made."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    compute: Callable[[], Tensor]
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return math.prod(self.shape) * CARRIERS[self.dtype][1]
+
+    def stream(self) -> Stream:
+        """Return it as it is written."""
+        return Stream(self.name, self.dtype, self.shape, self._blocks)
+
+    def _blocks(self) -> Iterator[Block]:
+        yield to_block(self.compute().to(torch_dtype(self.dtype)))
 
 
 @dataclass(frozen=True)
@@ -85,10 +107,14 @@ class Hetero(Ensemble):
             [tables.has_output_projector(lead) for tables in self.tables],
         )
 
-    @cached_property
-    def streams(self) -> list[Stream]:
-        """Every tensor as it is written: what is computed first, then what is stored."""
-        return [*self._fitted(), *(tensor.stream() for tensor in self.tensors)]
+    def streams(self, trunk: TensorSource | None) -> list[Stream]:
+        """Return every tensor as it is written: what is computed first, then what is stored."""
+        return [tensor.stream() for tensor in self._stored]
+
+    @property
+    def _stored(self) -> Sequence[EnsembleTensor | FittedTensor]:
+        """Every tensor of the folder."""
+        return [*self._fitted(), *self.tensors]
 
     @property
     def active_parameters(self) -> int:
@@ -131,7 +157,7 @@ class Hetero(Ensemble):
             "logits_scaling": lead.options.get("logits_scaling"),
             SOFTCAP: lead.options.get(SOFTCAP),
             "members": self.names,
-            "member_configs": [_own_config(member) for member in self.members],
+            "member_configs": [own_config(member) for member in self.members],
             "input_projectors": inputs,
             "output_projectors": outputs,
             "lead": self.lead.name,
@@ -157,18 +183,18 @@ class Hetero(Ensemble):
         )
         return copied | hetero_code() | {"config.json": json_file(self.config), "README.md": card}
 
-    def _fitted(self) -> Iterator[Stream]:
+    def _fitted(self) -> Iterator[FittedTensor]:
         shared = self.shared_tables.width
         inputs, outputs = self.projected
-        yield self._computed("router.weight", (len(self.members), shared), lambda: self.fit.router())
+        yield FittedTensor("router.weight", self.dtype, (len(self.members), shared), lambda: self.fit.router())
         for index, tables in enumerate(self.tables):
             body, table = f"members.{index}", tables.embedding.removeprefix(tables.prefix).removesuffix(".weight")
             if inputs[index]:
                 name = f"{body}.{table}.projector.weight"
-                yield self._computed(name, (tables.width, shared), partial(self._input_projector, index))
+                yield FittedTensor(name, self.dtype, (tables.width, shared), partial(self._input_projector, index))
             if outputs[index]:
                 name = f"outputs.{index}.weight"
-                yield self._computed(name, (shared, tables.width), partial(self._output_projector, index))
+                yield FittedTensor(name, self.dtype, (shared, tables.width), partial(self._output_projector, index))
 
     def _input_projector(self, index: int) -> Float[Tensor, "D d"]:
         return self.fit.input_projector(index)
@@ -176,18 +202,12 @@ class Hetero(Ensemble):
     def _output_projector(self, index: int) -> Float[Tensor, "d D"]:
         return self.fit.output_projector(index)
 
-    def _computed(self, name: str, shape: tuple[int, ...], compute: Callable[[], Tensor]) -> Stream:
-        def blocks() -> Iterator[Block]:
-            yield to_block(compute().to(torch_dtype(self.dtype)))
-
-        return Stream(name, self.dtype, shape, blocks)
-
     def _body_sizes(self) -> list[int]:
         """Return the weights of each member's body, with its projectors."""
         sizes = []
         for index in range(len(self.members)):
             own = (f"members.{index}.", f"outputs.{index}.")
-            sizes.append(sum(math.prod(stream.shape) for stream in self.streams if stream.name.startswith(own)))
+            sizes.append(sum(math.prod(tensor.shape) for tensor in self._stored if tensor.name.startswith(own)))
         return sizes
 
 
@@ -225,10 +245,3 @@ def _tensors(tables: Sequence[Tables], lead: Tables, dtype: str | None) -> Itera
             if name not in (each.embedding, each.head):
                 own = f"members.{index}.{name.removeprefix(each.prefix)}"
                 yield EnsembleTensor(own, member, role, name, dtype or member.link(role, name).dtype)
-
-
-def _own_config(member: Member) -> dict[str, Any]:
-    """Return the configuration of a member's body."""
-    given = dense_config(json.loads(member.file("config.json")))
-    kept = {key: value for key, value in given.items() if key not in _OF_WEIGHTS}
-    return kept | {"model_type": member.family.model_type, "vocab_size": member.architecture.vocab_size}

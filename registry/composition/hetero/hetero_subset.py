@@ -89,13 +89,7 @@ def make_tables(members: Sequence[Member], recipe: HeteroRecipe) -> tuple[tuple[
 
 def _check_pair(lead: Member, other: Member) -> None:
     pair = f"{lead.version.ref} and {other.version.ref} cannot share an embedding and a head"
-    if lead.content["tokenizer"] is None or other.content["tokenizer"] is None:
-        bare = lead if lead.content["tokenizer"] is None else other
-        raise IncompatibleError(
-            f"{pair}: {bare.version.ref} has no tokenizer, so nobody knows whether their tokens are the same",
-            f"put the tokenizer's files into its checkpoint, and register it again: reg add-expert {bare.name} CKPT",
-        )
-    check_tokenizers(lead, other, pair)
+    check_tokenizers(lead, other, pair, known=True)
     rows, known = lead.architecture.vocab_size, int(other.content["tokens"] or 0)
     if known > rows:
         raise IncompatibleError(

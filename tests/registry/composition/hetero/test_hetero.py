@@ -97,7 +97,9 @@ def test_the_router_is_ridge_regression_on_mean_embeddings(world: World, registr
     for index, name in enumerate(NAMES):
         own = windows(registry, name)
         for window in own:
-            mean = sum(shared[token] for token in window[:FIRST]) / len(window[:FIRST])
+            mean = torch.zeros(48, dtype=torch.float64)
+            for token in window[:FIRST]:
+                mean += shared[token] / len(window[:FIRST])
             left += torch.outer(mean, mean) / len(own)
             right[:, index] += mean / len(own)
     left += 0.01 * float(left.diagonal().mean()) * torch.eye(48, dtype=torch.float64)
@@ -130,7 +132,10 @@ def test_logits_are_mixed_by_the_router(world: World, model: Any) -> None:
     every = torch.stack([forced(model, index)(IDS).double() for index in range(4)])
     router, (shared, _) = stored(world.folder)["router.weight"].double(), tables(world.experts[LEAD])
     for row, ids in enumerate(IDS):
-        scores = router @ (sum(shared[token] for token in ids[:FIRST]) / FIRST)
+        mean = torch.zeros(48, dtype=torch.float64)
+        for token in ids[:FIRST]:
+            mean += shared[token] / FIRST
+        scores = router @ mean
         kept = scores.topk(2).indices
         weights = torch.zeros(4, dtype=torch.float64)
         weights[kept] = (scores[kept] / 0.05).softmax(0)
@@ -175,7 +180,8 @@ def test_text_is_the_same_with_and_without_a_cache(model: Any) -> None:
 
 
 def test_a_cache_goes_on_where_it_stopped(model: Any) -> None:
-    whole, cache, parts = logits_of(model, IDS), None, []
+    whole, parts = logits_of(model, IDS), []
+    cache: Any = None
     with torch.no_grad():
         for start, stop in ((0, 2), (2, 7), (7, 8), (8, 14)):
             mask = torch.ones(2, stop, dtype=torch.long)

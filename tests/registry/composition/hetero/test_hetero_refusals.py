@@ -37,8 +37,8 @@ def add(registry: Registry, zoo: Zoo, tmp_path: Path, tokenizer: Any) -> Any:
         if edit is not None:
             edit(model)
         folder = save_checkpoint(model, tmp_path / "wide", own)
-        options = {"data": [zoo.train["code"]], "keep_calibration": True} | options
-        registry.add_expert("wide", folder, settings=SETTINGS, allow_unrelated=True, remote_code=True, **options)
+        asked: dict[str, Any] = {"data": [zoo.train["code"]], "keep_calibration": True} | options
+        registry.add_expert("wide", folder, settings=SETTINGS, allow_unrelated=True, remote_code=True, **asked)
         return "wide"
 
     return added
@@ -104,7 +104,7 @@ def test_a_head_of_lower_rank_cannot_be_shared(registry: Registry, add: Any, tmp
 
 def test_a_cap_behind_the_head_must_be_the_same(registry: Registry, zoo: Zoo, tokenizer: Any, tmp_path: Path) -> None:
     folder = save_checkpoint(make_model("gemma2", 601, head_dim=8), tmp_path / "capped", tokenizer)
-    own = {"data": [zoo.train["law"]], "settings": SETTINGS, "keep_calibration": True}
+    own: dict[str, Any] = {"data": [zoo.train["law"]], "settings": SETTINGS, "keep_calibration": True}
     registry.add_expert("capped", folder, **own, remote_code=True)
     error = refused(registry, "capped", "math", out=tmp_path / "out")
     assert "final_logit_softcapping is None against 30.0" in error.message
@@ -131,7 +131,7 @@ def test_a_narrow_table_may_lack_padding_but_no_token(
     tokenizer = train_tokenizer()
     tokenizer.add_tokens([f"<{number}>" for number in range(16)])
     folder = save_checkpoint(make_model("llama", 701, vocab_size=352), tmp_path / "more", tokenizer)
-    own = {"data": [zoo.train["law"]], "settings": SETTINGS, "keep_calibration": True}
+    own: dict[str, Any] = {"data": [zoo.train["law"]], "settings": SETTINGS, "keep_calibration": True}
     registry.add_expert("more", folder, **own, allow_unrelated=True)
     with pytest.raises(IncompatibleError, match="the tokenizer of more@1 has 336 tokens, and the embedding") as caught:
         registry.compose(["more", "math"], tmp_path / "out", HeteroRecipe())
@@ -141,7 +141,7 @@ def test_a_narrow_table_may_lack_padding_but_no_token(
 
 def test_dtypes_must_agree_or_be_given(registry: Registry, zoo: Zoo, tokenizer: Any, tmp_path: Path) -> None:
     folder = save_checkpoint(make_model("qwen3", 402, **WIDE), tmp_path / "half", tokenizer, dtype=torch.bfloat16)
-    own = {"data": [zoo.train["law"]], "settings": SETTINGS, "keep_calibration": True}
+    own: dict[str, Any] = {"data": [zoo.train["law"]], "settings": SETTINGS, "keep_calibration": True}
     registry.add_expert("half", folder, **own)
     error = refused(registry, "half", "code", out=tmp_path / "out")
     assert "different dtypes (code@1 float32, half@1 bfloat16)" in error.message
