@@ -9,9 +9,9 @@ from typing import overload
 from registry.composition.compatibility import differ_in_shape
 from registry.composition.dense import write_dense
 from registry.composition.domain_weights import shares_of_documents
-from registry.composition.ensemble.families import make_families
 from registry.composition.ensemble.plan import Ensemble, make_ensemble
 from registry.composition.ensemble.recipe import EnsembleRecipe
+from registry.composition.ensemble.several_families import make_families
 from registry.composition.ensemble.write import write_ensemble
 from registry.composition.hetero.hetero_plan import Hetero, make_hetero
 from registry.composition.hetero.hetero_recipe import HeteroRecipe

@@ -14,8 +14,8 @@ from registry.checkpoint import COPIED_FILES
 from registry.composition.cards.hetero_card import hetero_card
 from registry.composition.cards.parts import licenses_of
 from registry.composition.compatibility import common_dtype
-from registry.composition.ensemble.families import own_config
 from registry.composition.ensemble.plan import Ensemble, EnsembleTensor
+from registry.composition.ensemble.several_families import own_config
 from registry.composition.hetero.hetero_fit import HeteroFit
 from registry.composition.hetero.hetero_recipe import HeteroRecipe
 from registry.composition.hetero.hetero_subset import SOFTCAP, Tables, make_tables
