@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import click
 
-from registry.composition.recipe.recipe_fields import DENSE, ENSEMBLE, FIELDS, MOE, TRUNK_OPTIONS, RecipeField
+from registry.composition.recipe.recipe_fields import DENSE, ENSEMBLE, FIELDS, HETERO, MOE, TRUNK_OPTIONS, RecipeField
 
 EXPERTS, OUTPUT, TRUNK, FIT, ROUTER, REFINEMENT, ENSEMBLES, TEXT, HUB, COMMON = (
     "Experts",
@@ -13,7 +13,7 @@ EXPERTS, OUTPUT, TRUNK, FIT, ROUTER, REFINEMENT, ENSEMBLES, TEXT, HUB, COMMON = 
     "Fit of coefficients to text",
     "Router",
     "Refinement, on kept tokens",
-    f"Ensemble, with --to {ENSEMBLE}",
+    f"Whole members, with --to {ENSEMBLE} or {HETERO}",
     "Test text",
     "Hub",
     "Common",
@@ -64,6 +64,6 @@ def heading_of(name: str) -> str:
 def _heading_of_field(field: RecipeField) -> str:
     if field.name == "trunk" or field.group == TRUNK_OPTIONS or "trunk" in field.only_with:
         return TRUNK
-    if field.outputs == (ENSEMBLE,):
+    if set(field.outputs) <= {ENSEMBLE, HETERO}:
         return ENSEMBLES
     return ROUTER if MOE in field.outputs else TRUNK if DENSE in field.outputs else COMMON

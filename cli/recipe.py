@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-STATISTICS = ("to", "routing", "routing_tokens", "mixing", "lam", "bias", "seed", "top_k", "gating", "temperature",
-              "dtype", "host", "remote_code")  # fmt: skip
+STATISTICS = ("to", "routing", "routing_tokens", "mixing", "lead", "lam", "bias", "seed", "top_k", "gating",
+              "temperature", "dtype", "host", "remote_code")  # fmt: skip
 """Options that have no part in what a router is solved from."""
 
 

@@ -1,4 +1,5 @@
 from .composition import EnsembleRecipe as EnsembleRecipe
+from .composition import HeteroRecipe as HeteroRecipe
 from .composition import Plan as Plan
 from .composition import Recipe as Recipe
 from .errors import RegError as RegError
@@ -18,6 +19,7 @@ __all__ = [
     "ExpertTraining",
     "ExtractionSettings",
     "FitSettings",
+    "HeteroRecipe",
     "MixtureTraining",
     "PassSettings",
     "Plan",

@@ -206,6 +206,7 @@ class Machine(RuleBasedStateMachine):
         used = frozenset(refs) | ({base.ref} if base else frozenset())
         before = self.folders[folder]
         command = {"do": "compose", "refs": refs, "folder": folder, "recipe": recipe, "text": str(self.pool.text)}
+        self.counted[recipe] += recipe not in RECIPES
         finished = self._do(command, self.model.compose(made, used), at)
         if not finished:
             self.folders[folder] = self._found(folder, before, expected)

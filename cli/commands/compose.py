@@ -224,7 +224,7 @@ def plan_document(plan: composition.Plan | composition.Ensemble) -> dict[str, An
 def _print_plan(plan: composition.Plan | composition.Ensemble) -> None:
     recipe = plan.recipe.document(plan.names)
     column = "coefficient" if recipe.get("coefficients") else "weight"
-    factors = recipe.get("coefficients") or recipe["weights"] or dict.fromkeys(plan.names, 1.0)
+    factors = recipe.get("coefficients") or recipe.get("weights") or dict.fromkeys(plan.names, 1.0)
     print_table(
         ("index", "expert", "digest", column, "tokens"),
         [

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     help="The experts in the order in which they join; each needs --data under its name.",
 )
 @test_text
-@recipe_options("to", "routing", "routing_tokens", "mixing", "dtype", "device")
+@recipe_options("to", "routing", "routing_tokens", "mixing", "lead", "dtype", "device")
 @click.option("--base", metavar="NAME[@V]", help="The base model, for recipes that need one.")
 @forms
 @pass_session

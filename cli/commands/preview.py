@@ -12,7 +12,8 @@ from cli.session import Session, pass_session
 if TYPE_CHECKING:
     from registry.composition.preview import Preview
 
-_WITHOUT = ("to", "routing", "routing_tokens", "mixing", "bias", "gating", "device", "dtype", "host", "remote_code")
+_WITHOUT = ("to", "routing", "routing_tokens", "mixing", "lead", "bias", "gating", "device", "dtype", "host",
+            "remote_code")  # fmt: skip
 
 
 @click.command(cls=GroupedCommand)

@@ -12,6 +12,8 @@ from .compose import write_plan as write_plan
 from .context_routing.context_cost import context_cost as context_cost
 from .ensemble.plan import Ensemble as Ensemble
 from .ensemble.recipe import EnsembleRecipe as EnsembleRecipe
+from .hetero.hetero_plan import Hetero as Hetero
+from .hetero.hetero_recipe import HeteroRecipe as HeteroRecipe
 from .manifest import CompositionManifest as CompositionManifest
 from .plan import Plan as Plan
 from .preview import Preview as Preview

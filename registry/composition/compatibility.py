@@ -51,16 +51,7 @@ def make_subset(members: Sequence[Member], base: Member | None, recipe: Recipe |
             needed.
         IncompatibleError: members differ in what must agree; the message names them and the difference.
     """
-    ordered = tuple(sorted(members, key=lambda member: member.name))
-    names = [member.name for member in ordered]
-    if not ordered:
-        raise InvalidInputError("a composition needs at least one expert", "name some: --experts code,math")
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise InvalidInputError(
-            f"{', '.join(twice)} is named more than once: a composition holds one version of an expert",
-            "name each once",
-        )
-    recipe.check_members(names)
+    ordered = ordered_members(members, recipe)
     if recipe.needs_base and base is None:
         raise InvalidInputError(
             "this recipe needs the base model that the members were fine-tuned from", "name it: --base NAME[@V]"
@@ -73,6 +64,25 @@ def make_subset(members: Sequence[Member], base: Member | None, recipe: Recipe |
         check_anchors(ordered, base)
         _check_bias(ordered, recipe)
     return Subset(ordered, base if recipe.needs_base else None, leading(everyone))
+
+
+def ordered_members(members: Sequence[Member], recipe: Recipe | EnsembleRecipe) -> tuple[Member, ...]:
+    """Return members in name order, checked against a recipe and not yet against each other.
+
+    Raises:
+        InvalidInputError: no member, a name twice, or a recipe that does not fit them.
+    """
+    ordered = tuple(sorted(members, key=lambda member: member.name))
+    names = [member.name for member in ordered]
+    if not ordered:
+        raise InvalidInputError("a composition needs at least one expert", "name some: --experts code,math")
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise InvalidInputError(
+            f"{', '.join(twice)} is named more than once: a composition holds one version of an expert",
+            "name each once",
+        )
+    recipe.check_members(names)
+    return ordered
 
 
 def _check_fit(members: Sequence[Member], base: Member | None, fit: CoefficientFit) -> None:
@@ -119,15 +129,47 @@ def check_compatible(members: Sequence[Member]) -> None:
         if lead.family is not other.family:
             raise IncompatibleError(
                 f"{pair}: family {lead.family.model_type} against {other.family.model_type}",
-                "compose experts of one family",
+                "compose experts of one family, or whole bodies of several: --to hetero",
             )
         if differences := lead.architecture.differences(other.architecture, apart_from=VOCABULARY):
-            raise IncompatibleError(f"{pair}: {'; '.join(differences)}", "compose experts of one base model")
-        if conflict := _tokenizer_conflict(lead, other):
             raise IncompatibleError(
-                f"{pair}: their tokenizers differ: {conflict}",
-                "leave one of them out, or train them with one tokenizer: added tokens need the same numbers",
+                f"{pair}: {'; '.join(differences)}",
+                "compose experts of one base model, or whole bodies of several: --to hetero",
             )
+        check_tokenizers(lead, other, pair)
+
+
+def differ_in_shape(members: Sequence[Member]) -> bool:
+    """Tell whether members are of several families or architectures, apart from the vocabulary's size."""
+    return any(
+        other.family is not members[0].family
+        or members[0].architecture.differences(other.architecture, apart_from=VOCABULARY)
+        for other in members[1:]
+    )
+
+
+def check_tokenizers(first: Member, second: Member, pair: str, *, known: bool = False) -> None:
+    """Check that two members have one tokenizer, on the tokens that both have.
+
+    Args:
+        first: a member.
+        second: another.
+        pair: the beginning of the message: who cannot be what.
+        known: both must have a tokenizer. Members of one base model may do without.
+
+    Raises:
+        IncompatibleError: they differ; the message has the first token that does, and its numbers. Or one has none.
+    """
+    if known and (bare := next((one for one in (first, second) if one.content["tokenizer"] is None), None)):
+        raise IncompatibleError(
+            f"{pair}: {bare.version.ref} has no tokenizer, so nobody knows whether their tokens are the same",
+            f"put the tokenizer's files into its checkpoint, and register it again: reg add-expert {bare.name} CKPT",
+        )
+    if conflict := _tokenizer_conflict(first, second):
+        raise IncompatibleError(
+            f"{pair}: their tokenizers differ: {conflict}",
+            "leave one of them out, or train them with one tokenizer: added tokens need the same numbers",
+        )
 
 
 def check_anchors(members: Sequence[Member], base: Member | None) -> None:

@@ -6,11 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import overload
 
+from registry.composition.compatibility import differ_in_shape
 from registry.composition.dense import write_dense
 from registry.composition.domain_weights import shares_of_documents
 from registry.composition.ensemble.plan import Ensemble, make_ensemble
 from registry.composition.ensemble.recipe import EnsembleRecipe
+from registry.composition.ensemble.several_families import make_families
 from registry.composition.ensemble.write import write_ensemble
+from registry.composition.hetero.hetero_plan import Hetero, make_hetero
+from registry.composition.hetero.hetero_recipe import HeteroRecipe
 from registry.composition.passes import pass_context, tensor_source_of
 from registry.composition.plan import Plan, make_plan
 from registry.composition.preview import Preview, preview_plan
@@ -85,6 +89,10 @@ def plan_composition(
     members = [load_member(workspace, workspace.resolve(ref)) for ref in require_list(experts, "experts")]
     base_member = load_member(workspace, base_model(workspace.catalog, base)) if recipe.needs_base else None
     with workspace.reading(*(member.version for member in (*members, *([base_member] if base_member else [])))):
+        if isinstance(recipe, HeteroRecipe):
+            return make_hetero(members, recipe)
+        if isinstance(recipe, EnsembleRecipe) and differ_in_shape(members):
+            return make_families(members, recipe)
         if isinstance(recipe, EnsembleRecipe):
             return make_ensemble(members, base_member, recipe)
         return make_plan(members, base_member, recipe)
@@ -156,6 +164,8 @@ def write_plan(
 ) -> None:
     """Write a planned composition to a folder (arguments as `Registry.write`)."""
     with workspace.reading(*used_versions(plan)):
+        if isinstance(plan, Hetero):
+            plan.fit.check()
         if isinstance(plan, Ensemble):
             _write_ensemble(workspace, plan, folder, replace=replace, record=record or _nothing)
             return

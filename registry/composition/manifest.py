@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from registry.composition.ensemble.recipe import TO_ENSEMBLE, EnsembleRecipe
+from registry.composition.hetero.hetero_recipe import HeteroRecipe
 from registry.composition.plan import DOCUMENT_FORMAT
 from registry.composition.recipe import Recipe
+from registry.composition.recipe.recipe_fields import HETERO
 from registry.composition.recipe.recipe_rules import FROM_BASE, problem_of_copies
 from registry.errors import CheckpointError, InvalidInputError
 from registry.hosts.remote_code import REMOTE_CODE, ROUTED
@@ -153,5 +155,7 @@ def _is_of_copies(manifest: CompositionManifest) -> bool:
 def _recipe(document: Mapping[str, Any], names: Sequence[str], host: str) -> Recipe | EnsembleRecipe:
     if document.get("to") == TO_ENSEMBLE:
         return EnsembleRecipe.from_document(document, names)
+    if document.get("to") == HETERO:
+        return HeteroRecipe.from_document(document, names)
     chosen = REMOTE_CODE if host.startswith(ROUTED) else host
     return Recipe.from_document(document, names, host=chosen if document.get("to") == "moe" else None)

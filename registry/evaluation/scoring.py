@@ -19,6 +19,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from registry.calibration import Calibration
+from registry.composition.recipe.recipe_fields import SEQUENCE
 from registry.errors import CheckpointError, InvalidInputError
 from registry.evaluation.results import TestSettings
 from registry.evaluation.text import predicted
@@ -72,8 +73,14 @@ class Model:
     def active_parameters(self) -> int:
         """Weights that take part in one token: all but those of the experts that it does not go to.
 
-        In an ensemble that chooses its members by the first tokens: at most the weights of the chosen members.
+        In an ensemble that chooses its members by the first tokens: at most the weights of the chosen members, the
+        largest ones where they differ in size.
         """
+        if getattr(self.loaded.config, "routing", None) == SEQUENCE:
+            parts = zip(self.loaded.members, self.loaded.outputs, strict=True)
+            sizes = sorted(sum(weight.numel() for part in pair for weight in part.parameters()) for pair in parts)
+            unused: int = sum(sizes[: len(sizes) - int(self.loaded.config.routing_top_k)])
+            return self.parameters - unused
         if getattr(self.loaded.config, "routing", None) in ("prompt-perplexity", "task-vector"):
             of_member: int = sum(weight.numel() for weight in self.loaded.members[0].parameters())
             return min(self.parameters, of_member * int(self.loaded.config.routing_top_k))

@@ -7,7 +7,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from registry.composition import EnsembleRecipe, Recipe
+from registry.composition import EnsembleRecipe, HeteroRecipe, Recipe
 from registry.composition.compose import plan_composition, write_plan
 from registry.errors import IncompatibleError, InvalidInputError
 from registry.evaluation.benchmark import TokenizerSource, make_benchmark
@@ -134,8 +134,8 @@ def composer_of(
     def compose(settings: Mapping[str, Any], folder: Path) -> None:
         fields = dict(settings)
         steps, seed = fields.pop("train_steps", None), fields.pop("train_seed", 0)
-        ensemble = fields.get("to") == "ensemble"
-        method_recipe = EnsembleRecipe(**_but(fields, "to")) if ensemble else replace(recipe or Recipe(), **fields)
+        whole = {"ensemble": EnsembleRecipe, "hetero": HeteroRecipe}.get(fields.get("to", ""))
+        method_recipe = replace(recipe or Recipe(), **fields) if whole is None else whole(**_but(fields, "to"))
         plan = plan_composition(workspace, experts, method_recipe, base=base if method_recipe.needs_base else None)
         if steps is None:
             write_plan(workspace, plan, folder)

@@ -4,6 +4,8 @@
 carries. `modeling_biased.py`, `modeling_context.py` and `modeling_softmax_topk.py` subclass that: routers with a bias,
 routers of the text so far, and weights from the softmax over all experts. `modeling_ensemble.py` holds complete dense
 models and mixes their predictions; `modeling_mixed.py` subclasses it, with one routing and one way of mixing more.
+`modeling_families.py` subclasses that one, for members that differ in family or size; `modeling_hetero.py` holds bodies
+of several architectures between one embedding and one head.
 """
 
 import json
@@ -26,6 +28,14 @@ ENSEMBLE = "ensemble_"
 """Prefix of an ensemble's `model_type`, before that of the dense model."""
 
 ENSEMBLE_MODULE, MIXED_MODULE = "modeling_ensemble", "modeling_mixed"
+
+HETERO = "ensemble_hetero"
+"""The `model_type` of members of several architectures between one embedding and one head."""
+
+FAMILIES_ENSEMBLE = "ensemble_families"
+"""The `model_type` of an ensemble whose members differ in family or size."""
+
+HETERO_MODULE, FAMILIES_MODULE = "modeling_hetero", "modeling_families"
 
 EVIDENCE_TENSOR = "evidence"
 """The tensor of evidence in a model that is routed by the text so far."""
@@ -180,6 +190,17 @@ def mixed_code(class_name: str) -> dict[str, bytes]:
     """Return that of ensembles that are weighed by the prompt, or whose logits are mixed."""
     ensemble = _source(ENSEMBLE_MODULE, class_name)
     return {f"{MIXED_MODULE}.py": _merged(_read(MIXED_MODULE), ensemble)}
+
+
+def hetero_code() -> dict[str, bytes]:
+    """Return the modelling file of members of several architectures."""
+    return {f"{HETERO_MODULE}.py": _read(HETERO_MODULE).encode()}
+
+
+def families_code() -> dict[str, bytes]:
+    """Return that of ensembles whose members differ in family or size."""
+    mixed = mixed_code("LlamaForCausalLM")[f"{MIXED_MODULE}.py"].decode()  # of which it takes what all classes have
+    return {f"{FAMILIES_MODULE}.py": _merged(_read(FAMILIES_MODULE), mixed)}
 
 
 def _source(module: str, class_name: str) -> str:

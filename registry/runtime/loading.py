@@ -12,10 +12,14 @@ from registry.errors import CheckpointError, InvalidInputError, first_line, is_f
 from registry.families import FAMILIES
 from registry.hosts.remote_code import (
     ENSEMBLE,
+    FAMILIES_ENSEMBLE,
+    HETERO,
     ROUTED,
     biased_code_host,
     context_code_host,
     ensemble_code,
+    families_code,
+    hetero_code,
     mixed_code,
     remote_code_host,
     softmax_topk_code_host,
@@ -23,6 +27,7 @@ from registry.hosts.remote_code import (
 from registry.io.display import few
 from registry.io.files import read_json, read_small
 from registry.io.torch_blocks import torch_dtype
+from registry.runtime.ensemble_config import check_ensemble_config
 from registry.runtime.fast_linear import with_fast_products
 
 _CODE_BYTES = 2**20
@@ -59,13 +64,17 @@ def load_model(folder: Path, dtype: str, device: str | None) -> Any:
     """
     from transformers import AutoModelForCausalLM
 
+    if is_ours := has_our_code(folder):
+        config = read_json(folder / "config.json")
+        if str(config.get("model_type")).startswith(ENSEMBLE):
+            check_ensemble_config(config, str(folder / "config.json"))
     try:
         with quiet_transformers():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 folder,
                 dtype=torch_dtype(dtype),
                 local_files_only=True,
-                trust_remote_code=has_our_code(folder),
+                trust_remote_code=is_ours,
                 use_safetensors=True,
                 output_loading_info=True,
             )
@@ -113,17 +122,25 @@ def unloaded_model(folder: Path) -> Any:
 
 
 def has_our_code(folder: Path) -> bool:
-    """Tell whether a model folder has code, and all of it equals a modelling file that this program writes."""
+    """Tell whether a model folder has code, all of it equals modelling files that this program writes, and is used.
+
+    `auto_map` could also name code of another repository.
+    """
     try:
-        model_type = str(read_json(folder / "config.json").get("model_type"))
+        config = read_json(folder / "config.json")
         code = {path.name: read_small(path, _CODE_BYTES) for path in folder.rglob("*.py")}
-        return bool(code) and code in _our_code(model_type)
-    except (OSError, ValueError, KeyError):
+        named = {str(name).partition(".")[0] + ".py" for name in config["auto_map"].values()}
+        return bool(code) and named <= code.keys() and code in _our_code(str(config.get("model_type")))
+    except (OSError, ValueError, KeyError, AttributeError, CheckpointError):
         return False
 
 
 def _our_code(model_type: str) -> list[Mapping[str, bytes]]:
     """Return the modelling files, by their names, of each kind of folder of a `model_type`."""
+    if model_type == HETERO:
+        return [hetero_code()]
+    if model_type == FAMILIES_ENSEMBLE:
+        return [families_code()]
     if model_type.startswith(ENSEMBLE):
         class_name = FAMILIES[model_type.removeprefix(ENSEMBLE)].class_name
         return [ensemble_code(class_name), mixed_code(class_name)]

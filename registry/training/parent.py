@@ -10,7 +10,7 @@ from typing import Any
 from registry.checkpoint.weights import Stored
 from registry.composition.integrity import COMPOSE_AGAIN, ComposedFolder
 from registry.composition.recipe import Recipe
-from registry.composition.recipe.recipe_fields import FROM_COUNTS
+from registry.composition.recipe.recipe_fields import FROM_COUNTS, HETERO
 from registry.composition.trained.trained_parts import ALL, ROUTERS, trained_part
 from registry.composition.trained.write_trained import stored_tensors
 from registry.errors import CalibrationError, CheckpointError, InvalidInputError
@@ -65,6 +65,12 @@ def read_parent(folder: Path, progress: Progress) -> Parent:
     """
     composed = ComposedFolder.read(folder)
     recipe = composed.manifest.recipe
+    if recipe.to == HETERO:
+        raise InvalidInputError(
+            f"{folder} has members of several architectures, which nothing here trains: its router and its projectors "
+            "are solved in closed form",
+            "compose a mixture of experts of one base model to train: reg compose --experts … --out DIR",
+        )
     if isinstance(recipe, Recipe) and recipe.to == "moe" and recipe.router in FROM_COUNTS:
         raise InvalidInputError(
             f"{folder} has nothing to train: router method {recipe.router!r} reads how often experts use the tokens of "

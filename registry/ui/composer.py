@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from registry import composition
 from registry.composition import Recipe
-from registry.composition.recipe.recipe_fields import ENSEMBLE, FieldKind
+from registry.composition.recipe.recipe_fields import MOE, FieldKind
 from registry.errors import InvalidInputError, RegError
 from registry.ui.choices import CHOICES, Choices, default_text, select_values
 from registry.ui.site import PART, Site, url
@@ -120,6 +120,6 @@ def _result(site: Site, refs: Sequence[str], choices: Choices) -> Result:
         for member in plan.members
     ]
     versions = ",".join(member.version.ref for member in plan.members)
-    out = "ensemble/" if choices.to == ENSEMBLE else "dense/" if choices.to == "dense" else OUT
+    out = OUT if choices.to == MOE else f"{choices.to}/"
     command = site.command_line("compose", "--experts", versions, *choices.words(), "--out", out)
     return Result(plan, members, command, site.registry.catalog.has_composition(plan.digest))

@@ -1,6 +1,6 @@
 """Proves: what somebody else wrote is refused by its size, depth and kind before it is parsed, and hangs no command.
 
-Each case is refused with the reason, and nothing is registered. `tests/fuzz.py` looks for what nobody thought of.
+Each case is refused with the reason, and nothing is registered. `tests.fuzz` looks for what nobody thought of.
 """
 
 import gzip

@@ -124,6 +124,7 @@ def cited(recipe: Mapping[str, Any], *, of_copies: bool = False) -> list[str]:
     """
     keys = [_DUME, *(["komatsuzaki2022upcycling"] if of_copies else [])]
     keys += _ROUTINGS.get(str(recipe.get("routing")), ())
+    keys += ["zhou2025mergeme"] if recipe["to"] == "hetero" else []
     keys += ["shi2025flexolmo"] if recipe.get("mixing") == "logits" else []
     keys += _ROUTERS.get(str(recipe.get("router")), ())
     if recipe["to"] == "dense":

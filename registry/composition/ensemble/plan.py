@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Protocol
 
 from registry.checkpoint import COPIED_FILES
 from registry.composition.cards.ensemble import ensemble_card
@@ -14,7 +14,7 @@ from registry.composition.compatibility import Subset, common_dtype, make_subset
 from registry.composition.ensemble.merged_trunk import OWNER, merged_trunk
 from registry.composition.ensemble.recipe import POSTERIOR, ROUTINGS, EnsembleRecipe
 from registry.composition.model_writer import streams_of
-from registry.composition.plan import OutputTensor, Plan
+from registry.composition.plan import Plan
 from registry.composition.render import copied, span
 from registry.composition.tensor_source import TensorSource
 from registry.errors import IncompatibleError
@@ -29,6 +29,18 @@ from store.catalog.records import Role
 from store.digest import json_digest
 
 DOCUMENT_FORMAT = 1
+
+
+class SizedTensor(Protocol):
+    """A tensor of the folder, as far as its size goes."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +118,8 @@ class Ensemble:
         return [*([] if trunk is None else streams_of(trunk)), *(tensor.stream() for tensor in self.tensors)]
 
     @property
-    def _stored(self) -> Sequence[EnsembleTensor | OutputTensor]:
-        """Every tensor that is stored."""
+    def _stored(self) -> Sequence[SizedTensor]:
+        """Every tensor of the folder."""
         return [*(self.trunk.tensors if self.trunk else ()), *self.tensors]
 
     @property

@@ -15,7 +15,7 @@ from registry.io.dtypes import WEIGHT_DTYPES
 from registry.io.schema import NUMBER, NUMBERS, SWITCH, TEXT, WHOLE, Kind, maybe
 from registry.names.suggest import suggest
 
-MOE, DENSE, ENSEMBLE = "moe", "dense", "ensemble"
+MOE, DENSE, ENSEMBLE, HETERO = "moe", "dense", "ensemble", "hetero"
 TRUNK_OPTIONS = "trunk_options"
 """Key of a recipe that holds the parameters of its trunk method."""
 
@@ -46,6 +46,8 @@ SHARED, MAPPED = "shared", "mapped"
 PROMPT_PERPLEXITY = "prompt-perplexity"
 LOGITS = "logits"
 """Routing and mixing of ensembles that have a modelling file of their own."""
+SEQUENCE = "sequence"
+"""Routing, in config.json, of members of several architectures: by the mean embedding of the first tokens."""
 
 MOST_PASSES = 8
 _LARGEST_WHOLE = 2**53
@@ -226,7 +228,8 @@ class RecipeField:
 
 
 _ALL, _TRUNKS = (MOE, DENSE, ENSEMBLE), (MOE, DENSE)
-_MIXTURES, _MIXED = (MOE,), (MOE, ENSEMBLE)
+_MIXTURES, _MIXED, _RIDGE = (MOE,), (MOE, ENSEMBLE, HETERO), (MOE, HETERO)
+_EVERY = (*_ALL, HETERO)
 
 FIELDS: dict[str, RecipeField] = {
     described.name: described
@@ -234,9 +237,11 @@ FIELDS: dict[str, RecipeField] = {
         RecipeField(
             "to", FieldKind.CHOICE,
             "What to make: moe, a sparse mixture; dense, one model whose MLPs are combined as the trunk is; "
-            "ensemble, all members whole, their predictions mixed (loads with trust_remote_code=True).",
-            "OUTPUT", _ALL, default=MOE, choices=_ALL, noun="output",
-            label="Make", note="a sparse mixture, one dense model, or an ensemble of whole models",
+            "ensemble, all members whole, their predictions mixed; hetero, members of several architectures behind one "
+            "embedding and before one head (both load with trust_remote_code=True).",
+            "OUTPUT", _EVERY, default=MOE, choices=_EVERY, noun="output",
+            label="Make", note="a sparse mixture, one dense model, an ensemble of whole models, or bodies of several "
+            "architectures between one embedding and one head",
         ),
         RecipeField(
             "routing", FieldKind.CHOICE, "Of an ensemble: posterior, perplexity, prompt-perplexity or task-vector.",
@@ -246,8 +251,8 @@ FIELDS: dict[str, RecipeField] = {
         ),
         RecipeField(
             "routing_tokens", FieldKind.WHOLE,
-            "Of prompt-perplexity and task-vector: how many first tokens decide, 2 or more; of prompt-perplexity also "
-            "0, for the whole prompt, in generation alone.", "N", (ENSEMBLE,),
+            "Of prompt-perplexity, task-vector and hetero: how many first tokens decide, 2 or more; of all but "
+            "task-vector also 0, for the whole prompt, in generation alone.", "N", (ENSEMBLE, HETERO),
             only_with={"routing": (PROMPT_PERPLEXITY, "task-vector")}, default=32, limits=Limits(0.0),
             noun="routing-tokens",
         ),
@@ -256,6 +261,11 @@ FIELDS: dict[str, RecipeField] = {
             "Of an ensemble: probabilities, or logits, whose weighted sum goes through the softmax.", "HOW",
             (ENSEMBLE,), default="probabilities", choices=("probabilities", LOGITS),
             label="Mixing", note="of an ensemble: the weighted sum of probabilities, or of logits", advanced=True,
+        ),
+        RecipeField(
+            "lead", FieldKind.TEXT, "Of hetero: the member whose embedding and head all share.", "NAME", (HETERO,),
+            unset="the member with the largest hidden size",
+            label="Lead", note="with hetero: the member whose embedding and head all share", advanced=True,
         ),
         RecipeField(
             "trunk", FieldKind.CHOICE,
@@ -312,8 +322,9 @@ FIELDS: dict[str, RecipeField] = {
         ),
         RecipeField(
             "lam", FieldKind.NUMBER,
-            "Ridge strength; auto: for each layer the one with the least held-out error, from statistics alone.",
-            "X|auto", _MIXTURES, only_with={"router": ("ridge", "domain-embedding")}, default=0.01, limits=Limits(0.0),
+            "Ridge strength, with hetero relative; auto: for each layer the one with the least held-out error, from "
+            "statistics alone.", "X|auto", _RIDGE,
+            only_with={"router": ("ridge", "domain-embedding")}, default=0.01, limits=Limits(0.0),
             auto=True, label="Ridge strength", note="a number, or auto: the one with the least held-out error",
             advanced=True,
         ),
@@ -360,9 +371,10 @@ FIELDS: dict[str, RecipeField] = {
         ),
         RecipeField(
             "top_k", FieldKind.WHOLE, "Experts per token.", "N", _MIXED,
-            unset=f"1 with context, else {TOP_K}; with ensemble all members",
+            unset=f"1 with context and with hetero, else {TOP_K}; with ensemble all members",
             limits=Limits(1.0), noun="top-k",
-            label="Experts per token", note=f"if empty 1 with the context router, else {TOP_K}; in an ensemble all",
+            label="Experts per token",
+            note=f"if empty 1 with the context router and with hetero, else {TOP_K}; in an ensemble all",
         ),
         RecipeField(
             "gating", FieldKind.CHOICE,
@@ -391,7 +403,7 @@ FIELDS: dict[str, RecipeField] = {
             label="Balance", note="tokens: members with more text count no more than others", advanced=True,
         ),
         RecipeField(
-            "dtype", FieldKind.CHOICE, "bfloat16, float16 or float32: what the folder is written in.", "DTYPE", _ALL,
+            "dtype", FieldKind.CHOICE, "bfloat16, float16 or float32: what the folder is written in.", "DTYPE", _EVERY,
             unset="the members' own", choices=WEIGHT_DTYPES,
             label="Written in", note="the members’ own dtype if empty", advanced=True,
         ),

@@ -12,6 +12,7 @@ from registry.composition.recipe.recipe_fields import (
     FROM_COUNTS,
     FROM_OWN_PASSES,
     FROM_ROWS,
+    HETERO,
     LEAST_COPIES,
     MOE,
     MOST_COPIES,
@@ -234,12 +235,20 @@ def _beside_coefficients(values: Mapping[str, Any], trunk_options: Mapping[str, 
 
 def _contradiction(values: Mapping[str, Any]) -> Problem | None:
     router, to, tokens = values["router"], values["to"], values["routing_tokens"]
-    if tokens < 2 and (tokens == 1 or values["routing"] != PROMPT_PERPLEXITY):
+    whole = values["routing"] == PROMPT_PERPLEXITY or to == HETERO
+    if tokens < 2 and (tokens == 1 or not whole):
         return Problem(
             ("routing_tokens",),
             f"routing-tokens is {tokens}, it must be 2 or more, as nothing predicts the first token; with routing "
             f"method {PROMPT_PERPLEXITY!r} also 0, for the whole prompt",
             f"the default is {FIELDS['routing_tokens'].default_text}",
+        )
+    if to == HETERO and values["lam"] == AUTO:
+        return Problem(
+            ("lam", "to"),
+            f"lam {AUTO!r} takes the least held-out error of a layer's router, and output {to!r} has no router in a "
+            "layer",
+            f"give a number: --lam {FIELDS['lam'].default_text}",
         )
     refined = next((name for name in ("refine", "refine_mlp", "refine_trunk") if values[name]), None)
     if to == DENSE and refined:

@@ -7,7 +7,7 @@ from typing import Any
 
 from registry import composition
 from registry.composition.recipe.coefficient_fit import CoefficientFit
-from registry.composition.recipe.recipe_fields import ENSEMBLE, FIELDS, TRUNK_OPTIONS, obstacle
+from registry.composition.recipe.recipe_fields import ENSEMBLE, FIELDS, HETERO, TRUNK_OPTIONS, obstacle
 from registry.composition.recipe.recipe_rules import base_itself
 
 
@@ -38,6 +38,9 @@ def make_recipe(
     if own.get("to") == ENSEMBLE:
         del own["to"]
         return composition.EnsembleRecipe(**own, trunk_options=options)
+    if own.get("to") == HETERO:
+        del own["to"]
+        return composition.HeteroRecipe(**own, trunk_options=options)
     return composition.Recipe(**own, trunk_options=options, fit=fit if own.get("coefficients") else None)
 
 

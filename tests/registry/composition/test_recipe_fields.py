@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from registry import EnsembleRecipe, Recipe
+from registry import EnsembleRecipe, HeteroRecipe, Recipe
 from registry.composition.ensemble.recipe import ROUTINGS
 from registry.composition.recipe import OUTPUTS, recipe_schema
 from registry.composition.recipe.recipe_fields import (
@@ -18,6 +18,7 @@ from registry.composition.recipe.recipe_fields import (
     FROM_BASE_PASSES,
     FROM_COUNTS,
     FROM_OWN_PASSES,
+    HETERO,
     MOE,
     TRUNK_OPTIONS,
     FieldKind,
@@ -40,7 +41,7 @@ def test_choices_are_the_methods_that_exist() -> None:
     assert FIELDS["trunk"].choices == tuple(TRUNKS)
     assert sorted(FIELDS["router"].choices) == sorted(ROUTERS)
     assert FIELDS["routing"].choices == tuple(ROUTINGS)
-    assert FIELDS["to"].choices == (*OUTPUTS, ENSEMBLE)
+    assert FIELDS["to"].choices == (*OUTPUTS, ENSEMBLE, HETERO)
     assert FIELDS["dtype"].choices == WEIGHT_DTYPES
     for one in FIELDS.values():
         assert bool(one.choices) == (one.kind is FieldKind.CHOICE)
@@ -68,8 +69,15 @@ def test_recipes_have_exactly_the_fields_of_their_outputs() -> None:
         assert ({field.name for field in dataclasses.fields(recipe)} | {"to"}) - {"fit"} == described
 
 
+def test_a_recipe_of_several_architectures_is_an_ensembles_with_two_fields_more() -> None:
+    own, ensemble = ({field.name for field in dataclasses.fields(kind)} for kind in (HeteroRecipe, EnsembleRecipe))
+    assert own - ensemble == {"lam", "lead"}
+    assert {one.name for one in FIELDS.values() if HETERO in one.outputs} - {"to"} <= own
+
+
 def test_defaults_of_recipes_are_those_of_the_fields() -> None:
-    for recipe, output in ((Recipe(), MOE), (Recipe(to=DENSE), DENSE), (EnsembleRecipe(), ENSEMBLE)):
+    of_whole = ((EnsembleRecipe(), ENSEMBLE), (HeteroRecipe(), HETERO))
+    for recipe, output in ((Recipe(), MOE), (Recipe(to=DENSE), DENSE), *of_whole):
         for one in FIELDS.values():
             if output in one.outputs and not one.group and one.stands_for is None and one.name != "to":
                 assert getattr(recipe, one.name) == one.default_with.get(output, one.default), one.name
@@ -82,6 +90,7 @@ def every_choice() -> list[dict[str, Any]]:
         *({"to": DENSE, "trunk": trunk} for trunk in FIELDS["trunk"].choices if trunk != "base"),
         *({"to": ENSEMBLE, "routing": routing} for routing in FIELDS["routing"].choices),
         *({"to": ENSEMBLE, "routing": "perplexity", "trunk": trunk} for trunk in FIELDS["trunk"].choices),
+        {"to": HETERO},
     ]
 
 
@@ -104,7 +113,7 @@ def test_base_model_is_needed_where_the_recipe_says_so(values: dict[str, Any]) -
         if one.name == "coefficients" or (one.name, values.get("router")) == ("bias", "anchored"):  # only where given
             continue
         has_a_part = obstacle(one, values) is None
-        assert (holder.get(one.name) is not None or one.name == "dtype") == has_a_part, one.name
+        assert (holder.get(one.name) is not None or one.name in ("dtype", "lead")) == has_a_part, one.name
 
 
 @pytest.mark.parametrize("one", NUMBERS, ids=lambda one: one.name)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from registry import EnsembleRecipe, Recipe, Registry
+from registry import EnsembleRecipe, HeteroRecipe, Recipe, Registry
 from registry.composition.recipe import RecipeFile, check_recipe_output, read_recipe, recipe_schema, write_recipe
 from registry.composition.recipe.recipe_fields import FIELDS, FieldKind, RecipeField, obstacle
 from registry.composition.recipe.recipe_file import recipe_text
@@ -257,6 +257,7 @@ COMPOSED: dict[str, Recipe | EnsembleRecipe] = {
     "dense": Recipe("ties", {"density": 0.5}, to="dense"),
     "remote code": Recipe(host="remote-code", router="domain-embedding", bias={"math": 1.0}),
     "ensemble": EnsembleRecipe(routing="task-vector"),
+    "several architectures": HeteroRecipe(lead="math", lam=0.1, routing_tokens=0),
 }
 
 
@@ -303,7 +304,8 @@ def test_recipe_files_compose_as_their_methods_do(filled: Registry, name: str) -
     assert "#" not in rest
     run = next(METHODS[name].runs())
     run = {key: value for key, value in run.items() if key not in ("train_steps", "train_seed")}
-    recipe = EnsembleRecipe(**_but(run, "to")) if run.get("to") == "ensemble" else Recipe(**run)
+    whole = {"ensemble": EnsembleRecipe, "hetero": HeteroRecipe}.get(str(run.get("to")))
+    recipe = Recipe(**run) if whole is None else whole(**_but(run, "to"))
     file = read_recipe(path)
     plan = filled.plan(["code", "math"], file.recipe)
     assert plan.document == filled.plan(["code", "math"], recipe).document

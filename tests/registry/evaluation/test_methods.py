@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from registry import Recipe, Registry, TestSettings, TrainSettings
-from registry.composition import EnsembleRecipe
+from registry.composition import EnsembleRecipe, HeteroRecipe
 from registry.errors import IncompatibleError, InvalidInputError
 from registry.evaluation import METHODS, Method, Row
 from registry.evaluation.benchmark import TokenizerSource
@@ -29,8 +29,9 @@ def test_every_method_is_a_recipe(name: str) -> None:
     for run in METHODS[name].runs():
         assert run.pop("train_seed", 0) in range(TRAINED_SEEDS)
         assert run.pop("train_steps", TRAIN_STEPS) == TRAIN_STEPS
-        if run.get("to") == "ensemble":
-            assert EnsembleRecipe(**{key: value for key, value in run.items() if key != "to"})
+        if run.get("to") in ("ensemble", "hetero"):
+            kind = EnsembleRecipe if run.pop("to") == "ensemble" else HeteroRecipe
+            assert kind(**run)
         else:
             assert Recipe(**run)
 

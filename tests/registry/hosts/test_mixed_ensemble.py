@@ -4,6 +4,7 @@ References are plain loops over the tokens of one sequence and over the members'
 equations are named beside them. They take logits as they are where the model takes log probabilities.
 """
 
+import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,15 +16,28 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from registry import Registry
+from registry import EnsembleRecipe, Registry
 from registry.composition.ensemble.recipe import ROUTINGS
+from registry.errors import CheckpointError
+from registry.runtime.ensemble_config import check_ensemble_config
 from registry.runtime.gates import record_routing
+from registry.runtime.loading import has_our_code
 from tests.conftest import Zoo
 from tests.models import make_model, save_checkpoint
 from tests.registry.composition.test_ensemble import FIRST, IDS, NAMES, gained, load, mixed, write_from
 from tests.transformers4 import Transformers4
 
 FAMILIES = ("llama", "qwen3")
+CONFIG: dict[str, Any] = {
+    "members": ["a", "b"],
+    "routing": "task-vector",
+    "routing_prior": None,
+    "routing_temperature": 1.0,
+    "routing_tokens": 32,
+    "routing_top_k": 2,
+    "shared_tensors": {"x": [0, 0, 2]},
+    "auto_map": {"AutoModelForCausalLM": "modeling_ensemble.EnsembleForCausalLM"},
+}
 GREEDY: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
 
 Write = Callable[..., Any]
@@ -304,3 +318,36 @@ def test_loops_of_the_older_tests_agree(experts: list[Path]) -> None:
     own = torch.stack([logits.log_softmax(-1) for logits in every], dim=1).unsqueeze(0)
     for index, logits in enumerate(every):
         assert math.isclose(log_likelihood(logits, tokens, 20), float(gained(own, IDS[:1])[0, 19, index]), abs_tol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"members": "ab"}, "members is 'ab', it must be a list"),
+        ({"routing": "vote"}, "routing is 'vote', it must be one of posterior"),
+        ({"routing_top_k": 3}, "routing_top_k is 3, it must be from 1 to 2, the number of members"),
+        ({"routing_temperature": 0.0}, "routing_temperature is 0.0, it must be a finite number, more than 0"),
+        ({"routing_prior": [1.0]}, "routing_prior has 1 numbers, expected 2"),
+        ({"routing_tokens": None}, "routing_tokens is None, it must be from 2"),
+        ({"routing_tokens": 10**12}, "routing_tokens is 1000000000000, it must be from 2 to 16,777,216"),
+        ({"routing": "prompt-perplexity"}, r"routing 'prompt-perplexity' needs modeling_mixed\.py"),
+        ({"shared_tensors": {"x": [0, 0]}}, r"shared_tensors of x is \[0, 0\], expected 3 numbers"),
+        ({"shared_tensors": {"x": [1, 2, 2]}}, "expected 3 numbers of models that keep their own"),
+        ({"auto_map": {"AutoModelForCausalLM": "modeling_mixed.X"}}, "has no key 'mixing'"),
+    ],
+)
+def test_configurations_of_another_form_are_refused(changes: dict[str, Any], message: str) -> None:
+    check_ensemble_config(CONFIG, "config.json")
+    check_ensemble_config(CONFIG | {"routing": "posterior", "routing_prior": [0.5, 1], "shared_tensors": {}}, "x")
+    with pytest.raises(CheckpointError, match=message) as caught:
+        check_ensemble_config(CONFIG | changes, "config.json")
+    assert caught.value.hint
+
+
+def test_code_of_another_repository_is_not_run(tmp_path: Path, family: Family) -> None:
+    family.registry.compose(NAMES[:1], tmp_path / "out", EnsembleRecipe())
+    assert has_our_code(tmp_path / "out")
+    config = json.loads((tmp_path / "out" / "config.json").read_bytes())
+    config["auto_map"]["AutoModelForCausalLM"] = "someone/else--modeling_ensemble.EnsembleForCausalLM"
+    (tmp_path / "out" / "config.json").write_text(json.dumps(config))
+    assert not has_our_code(tmp_path / "out")

@@ -38,8 +38,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from registry.errors import RegError
 from registry.statistics.kept_tensors import PREFIXES
 from tests.conftest import files_of
-from tests.fuzz_targets import TARGETS, Act
-from tests.fuzz_world import World
+from tests.fuzz.fuzz_world import World
+from tests.fuzz.reading import Act
+from tests.fuzz.targets import TARGETS
 
 PRELOADED = (alembic.command, zarr, transformers.models.llama.modeling_llama, AutoModelForCausalLM, AutoTokenizer)
 SECONDS = 5

@@ -1,0 +1,1 @@
+"""Members of different architectures between one embedding and one head."""

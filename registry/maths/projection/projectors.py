@@ -1,0 +1,106 @@
+"""Projectors between the tables that members of different sizes share and each member's own, in closed form.
+
+MergeME (Zhou et al. 2025, §3.2) joins experts of different architectures by linear projectors in front of each body and
+behind it. Theirs are trained; these are least squares. With E, H the shared embedding and head, (V, d), and E_i, H_i
+those of member i, (V, d_i):
+
+- Into the member, P (d, d_i): argmin Σ_v c_v ‖E_v P − E_{i,v}‖² + r ‖P‖², so P = (Eᵀ C E + r I)⁻¹ Eᵀ C E_i with
+  C = diag(c), c_v how often the member's calibration used token v, and r = λ times the mean of the diagonal of Eᵀ C E.
+- Out of it, R (d, d_i): argmin ‖(H R − s H_i) G^{1/2}‖_F, with G the Gram of the member's own last hidden states and s
+  the ratio of what the two multiply their logits by. A minimiser satisfies Hᵀ H R G = s Hᵀ H_i G, so wherever H has
+  full column rank R = s (Hᵀ H)⁻¹ Hᵀ H_i minimises it, for every G: no statistics are needed.
+
+Sums go over the vocabulary, rows added block by block, in float64 and on one thread, so that bits do not depend on how
+many there are.
+
+Shapes: V vocabulary, r rows of a block, d shared hidden size, D a member's.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from registry.maths.cholesky import cholesky_factor, cholesky_solved
+from registry.maths.threads import one_thread
+
+RANK_TOLERANCE = 1e-6
+"""A head has full rank if its smallest singular value is more than this share of its largest one.
+
+Its Gram, of which the square is taken, is then positive definite far beyond the rounding of float64.
+"""
+
+
+class InputSums:
+    """Sums over the vocabulary, float64: Eᵀ C E and Eᵀ C E_i.
+
+    Args:
+        shared: d.
+        own: the member's hidden size.
+    """
+
+    def __init__(self, shared: int, own: int) -> None:
+        self._gram = torch.zeros((shared, shared), dtype=torch.float64)
+        self._cross = torch.zeros((shared, own), dtype=torch.float64)
+
+    def add(self, shared: Float[Tensor, "r d"], own: Float[Tensor, "r D"], counts: Float[Tensor, "r"]) -> None:
+        """Add rows of E and of E_i, each with c of its token; all in float64."""
+        with one_thread():
+            weighted = shared * counts[:, None]
+            self._gram.addmm_(weighted.T, shared)
+            self._cross.addmm_(weighted.T, own)
+
+    def solve(self, lam: float) -> Float[Tensor, "D d"]:
+        """Return Pᵀ, as the weight of a linear map; the sums are used up.
+
+        Args:
+            lam: λ ≥ 0.
+
+        Raises:
+            ValueError: the regularised sum is not positive definite.
+        """
+        with one_thread():
+            self._gram.diagonal().add_(lam * float(self._gram.diagonal().mean()))
+            factor, order = cholesky_factor(self._gram)
+            if order:
+                size = len(self._gram)
+                raise ValueError(f"the embeddings' Gram plus {lam:g} of its mean is singular (order {order} of {size})")
+            projector: Tensor = cholesky_solved(factor, self._cross).T.contiguous()
+            return projector
+
+
+def add_cross(total: Float[Tensor, "d D"], shared: Float[Tensor, "r d"], own: Float[Tensor, "r D"]) -> None:
+    """Add rows of Hᵀ H_i to `total`; all in float64."""
+    with one_thread():
+        total.addmm_(shared.T, own)
+
+
+class HeadGram:
+    """Hᵀ H, float64, its singular values and its factor.
+
+    Args:
+        size: d.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._gram = torch.zeros((size, size), dtype=torch.float64)
+        self._factor: Tensor | None = None
+
+    def add(self, rows: Float[Tensor, "r d"]) -> None:
+        """Add rows of H, in float64."""
+        with one_thread():
+            self._gram.addmm_(rows.T, rows)
+
+    def rank(self) -> int:
+        """Return how many singular values of H are more than `RANK_TOLERANCE` of the largest one."""
+        with one_thread():
+            squared = torch.linalg.eigvalsh(self._gram)
+        return int((squared > RANK_TOLERANCE**2 * squared[-1].clamp(min=0)).sum())
+
+    def solve(self, cross: Float[Tensor, "d D"], scale: float) -> Float[Tensor, "d D"]:
+        """Return R of one member from Hᵀ H_i and s, as the weight of a linear map; H must have full rank."""
+        with one_thread():
+            if self._factor is None:
+                self._factor, order = cholesky_factor(self._gram.clone())
+                assert not order, "a head of full rank has a positive definite Gram"
+            projector: Tensor = (cholesky_solved(self._factor, cross) * scale).contiguous()
+            return projector

@@ -1,0 +1,1 @@
+"""Feeds every parser inputs that nobody should write."""

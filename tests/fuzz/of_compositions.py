@@ -1,0 +1,202 @@
+"""Recipes and compositions that were changed: folders, receipts, recipe files, and registries that they are made of."""
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save
+
+from registry import Recipe, Registry, TestSettings
+from registry.composition import read_recipe
+from registry.errors import RegError
+from registry.io.model_folder import MARKER
+from registry.statistics.file import FILE_NAME
+from tests.conftest import files_of
+from tests.fuzz.fuzz_world import CONTEXT, EXPERTS, World
+from tests.fuzz.reading import CLI_SHARE, Act, cli, put
+from tests.mutations import Draw, as_json, changed_bytes, changed_document, changed_json, spam, value
+
+
+def receipts(world: World, draw: Draw) -> Act:
+    """Return a check of a receipt that was changed."""
+    path = put(world.scratch / "receipt.json", changed_json(draw, world.receipt.read_bytes()))
+    by_hand, folders = draw.random() < CLI_SHARE, [world.composed] * draw.randrange(2)
+
+    def act() -> None:
+        if by_hand:
+            cli(world, "receipt", "verify", path)
+            return
+        with Registry(world.home, create=False) as registry:
+            registry.verify_receipt(path, folders)
+
+    return act
+
+
+def composition(world: World, draw: Draw) -> Act:
+    """Return what is done with a composed folder whose composition.json was changed."""
+    whole = draw.choice((world.composed, world.by_context, *world.later))
+    folder = world.copy(whole)
+    put(folder / MARKER, changed_json(draw, (whole / MARKER).read_bytes()))
+    by_hand, receipt = draw.random() < CLI_SHARE, draw.random() < 0.4
+
+    def act() -> None:
+        if by_hand:
+            cli(world, "reproduce", folder)
+            return
+        with Registry(world.home, create=False) as registry:
+            if receipt:
+                registry.verify_receipt(world.receipt, [folder])
+            else:
+                registry.reproduce(folder)
+
+    return act
+
+
+def recipe_file(world: World, draw: Draw) -> Act:
+    """Return a reading of a recipe file or a `composition.json` that was changed."""
+    if draw.random() < 0.3:
+        valid = changed_json(
+            draw, (draw.choice((world.composed, world.by_context, *world.later)) / MARKER).read_bytes()
+        )
+    else:
+        files = sorted((Path(__file__).parents[2] / "docs" / "recipes").iterdir())
+        valid = changed_bytes(draw, b"experts: {code: 2}\n" + draw.choice(files).read_bytes())
+    path = put(world.scratch / "recipe.yaml", spam(draw) if draw.random() < 0.1 else valid)
+    by_hand = draw.random() < CLI_SHARE
+
+    def act() -> None:
+        if by_hand:
+            cli(world, "compose", "--recipe", path, "--plan")
+        else:
+            assert read_recipe(path).recipe
+
+    return act
+
+
+def arrays(world: World, draw: Draw) -> Act:
+    """Return a verification and a composition of a registry of which an array was changed."""
+    home = shutil.copytree(world.home, world.scratch / "home")
+    folder = draw.choice(sorted((home / "arrays").glob("??/*")))
+    file = draw.choice(sorted(folder.iterdir()))
+    if file.name == "zarr.json" or draw.random() < 0.5:
+        file = folder / "zarr.json"
+        put(file, changed_json(draw, file.read_bytes()))
+    elif draw.random() < 0.1:
+        put(file, spam(draw))
+    else:
+        put(file, changed_bytes(draw, file.read_bytes()))
+    return _opened(world, draw, home)
+
+
+def database(world: World, draw: Draw) -> Act:
+    """Return the same of a registry whose database was changed."""
+    home = shutil.copytree(world.home, world.scratch / "home")
+    file = home / "catalog.sqlite"
+    file.write_bytes(changed_bytes(draw, file.read_bytes()))
+    return _opened(world, draw, home)
+
+
+def _opened(world: World, draw: Draw, home: Path) -> Act:
+    recipe, whole = draw.choice(((Recipe(), world.composed), (CONTEXT, world.by_context)))
+
+    def act() -> None:
+        out = world.scratch / "out"
+        with Registry(home, create=False) as registry:
+            problems = registry.verify().problems
+            plan = registry.plan(EXPERTS, recipe)
+            registry.write(plan, out)
+            if problems and files_of(out) != files_of(whole):
+                raise AssertionError(f"composed of what is damaged: {problems[0]}")
+        if problems:
+            raise RegError(problems[0])
+
+    return act
+
+
+def context(world: World, draw: Draw) -> Act:
+    """Return a composition by context: of a recipe that was changed, or with an expert of hostile token counts."""
+    if draw.random() < 0.5:
+        given: dict[str, Any] = {"router": "context", "trunk": draw.choice(("mean", "regmean"))}
+        for name, likely in CONTEXT_FIELDS.items():
+            if draw.random() < 0.4:
+                given[name] = value(draw) if draw.random() < 0.4 else draw.choice(likely)
+        return lambda: _composed_by_context(world, world.home, EXPERTS, given)
+    folder, home = world.copy(world.counted), shutil.copytree(world.home, world.scratch / "home")
+    with safe_open(world.counted / FILE_NAME, framework="pt") as file:
+        metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    tensors["token_counts"] = _hostile_counts(draw, tensors["token_counts"])
+    if draw.random() < 0.5:  # counts are compared with calibration that is kept
+        del tensors["calibration.ids"], tensors["calibration.lengths"]
+    put(folder / FILE_NAME, save(tensors, metadata))
+
+    def act() -> None:
+        with Registry(home, create=False) as registry:
+            registry.add_expert("law", folder)
+        _composed_by_context(world, home, (*EXPERTS, "law"), {"router": "context", "trunk": "mean"})
+
+    return act
+
+
+def ensemble(world: World, draw: Draw) -> Act:
+    """Return an evaluation of an ensemble of whose config.json a key of its own was changed."""
+    whole = draw.choice([folder for folder in world.later if b'"members"' in (folder / "config.json").read_bytes()])
+    folder = world.copy(whole)
+    config = json.loads((whole / "config.json").read_bytes())
+    own = {key: config[key] for key in config if key.startswith("routing") or key in ENSEMBLE_KEYS}
+    rest = {key: config[key] for key in config if key not in own}
+    changed = changed_document(draw, own)
+    put(folder / "config.json", as_json(draw, rest | changed if isinstance(changed, dict) else changed))
+    if draw.random() < 0.8:
+        (folder / MARKER).unlink()  # beside it, a file that was changed is told of before anything is loaded
+    by_hand = draw.random() < CLI_SHARE
+
+    def act() -> None:
+        if by_hand:
+            cli(world, "evaluate", folder, "--data", f"code={world.text}", "--windows", 1, "--seq-len", 16)
+            return
+        with Registry(world.home, create=False) as registry:
+            settings = TestSettings(windows=1, seq_len=16, batch_size=1)
+            assert registry.evaluate([folder], {"code": [world.text]}, settings)
+
+    return act
+
+
+ENSEMBLE_KEYS = ("members", "mixing", "shared_tensors", "auto_map", "model_type", "architectures")
+
+
+CONTEXT_FIELDS: dict[str, tuple[object, ...]] = {
+    "context_window": (0, 1, 1e-3, 0.5, 7, 64, 1e6, 1e300, 2**53, "64", "auto", True),
+    "vocabulary": ("shared", "mapped", "own", ""),
+    "top_k": (1, 2, 3, 0),
+    "temperature": (1e-300, 1e-6, 0.05, 1.0, 1e300, 0),
+    "dtype": ("float16", "bfloat16", "float32"),
+    "host": ("mixtral", "granitemoe", "remote-code", "flex_olmo", "qwen3_moe"),
+    "to": ("moe", "dense", "ensemble"),
+}
+"""Fields of a recipe that context routing reads, and values of each, most of them valid."""
+
+
+def _hostile_counts(draw: Draw, counts: torch.Tensor) -> torch.Tensor:
+    most, size = 2**63 - 1, len(counts)
+    rows = draw.choice((1, 2, size - 1, size, size, size, size + 1, 10 * size))
+    made = torch.zeros(rows, dtype=torch.int64)
+    made[: min(rows, size)] = counts[:rows]
+    for _ in range(draw.choice((0, 1, 2, 5))):
+        made[draw.randrange(rows)] = draw.choice((0, 1, -1, 2**31, 2**53 + 1, 2**62, most, -most - 1))
+    if draw.random() < 0.2:
+        made[:] = torch.tensor(draw.choice((0, 1, -1, most, most // rows, most // (rows + 1))))
+    return made
+
+
+def _composed_by_context(world: World, home: Path, experts: Sequence[str], fields: Mapping[str, Any]) -> None:
+    out = world.scratch / "out"
+    with Registry(home, create=False) as registry:
+        registry.write(registry.plan(experts, Recipe(**fields)), out)
+    for path in out.glob("*.safetensors"):
+        for name, tensor in load_file(path).items():
+            if not bool(torch.isfinite(tensor).all()):
+                raise AssertionError(f"{name} has a value that is not finite")
