@@ -73,7 +73,7 @@ def section(found: Found) -> Iterator[str]:
         return
     yield "The wide expert is the one of `../shared/experts` for the first domain. The narrow one has half its width"
     yield "and depth, and was trained from random weights on the second, on eight times the tokens above. The mixture"
-    yield "has one embedding and one head for both (`--to hetero`), and chooses one of them by a text's first 32 tokens."
+    yield "has one embedding and one head for both (`--to hetero`), and chooses one by a text's first 32 tokens."
     yield ""
     yield from table(found["far-hetero"]["rows"])
 
