@@ -82,8 +82,9 @@ class Model:
             unused: int = sum(sizes[: len(sizes) - int(self.loaded.config.routing_top_k)])
             return self.parameters - unused
         if getattr(self.loaded.config, "routing", None) in ("prompt-perplexity", "task-vector"):
-            of_member: int = sum(weight.numel() for weight in self.loaded.members[0].parameters())
-            return min(self.parameters, of_member * int(self.loaded.config.routing_top_k))
+            sizes = sorted(sum(weight.numel() for weight in one.parameters()) for one in self.loaded.members)
+            largest: int = sum(sizes[len(sizes) - int(self.loaded.config.routing_top_k) :])
+            return min(self.parameters, largest)
         idle = 0
         for gate in gates(self.loaded, every=True) if self.routers else ():
             experts = sum(weight.numel() for weight in gate.block.get_submodule("experts").parameters())

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from registry.errors import CheckpointError
-from registry.hosts.remote_code import MIXED_MODULE
+from registry.hosts.remote_code import FAMILIES_MODULE, MIXED_MODULE
 from registry.io.schema import COUNT, LABEL, Kind, fields, list_of, maybe
 
 _HINT = "compose it again: reg compose --to ensemble, or copy the folder again"
@@ -14,6 +14,7 @@ _OF_MIXED = "prompt-perplexity"
 _BY_BASE = "task-vector"
 _ROUTINGS = ("posterior", "perplexity", _OF_MIXED, _BY_BASE)
 _MIXINGS = ("probabilities", "logits")
+_MIXING_MODULES = (MIXED_MODULE, FAMILIES_MODULE)
 
 
 def _is_positive(value: Any) -> bool:
@@ -51,7 +52,7 @@ def check_ensemble_config(config: Mapping[str, Any], where: str) -> None:
         CheckpointError: a key is missing, or its value is of another kind or does not fit the others.
     """
     own = {key: config[key] for key in _KINDS if key in config}
-    mixes = str((config.get("auto_map") or {}).get("AutoModelForCausalLM")).startswith(f"{MIXED_MODULE}.")
+    mixes = str((config.get("auto_map") or {}).get("AutoModelForCausalLM")).partition(".")[0] in _MIXING_MODULES
     given = fields(own, _KINDS, where, optional=() if mixes else ("mixing",), hint=_HINT)
     members, routing, tokens = len(given["members"]), given["routing"], given["routing_tokens"]
     whole = members + (routing == _BY_BASE)

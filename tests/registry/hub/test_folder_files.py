@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from huggingface_hub import ModelCard, snapshot_download
 
-from registry import EnsembleRecipe, ExtractionSettings, Recipe, Registry, TestSettings
+from registry import EnsembleRecipe, ExtractionSettings, HeteroRecipe, Recipe, Registry, TestSettings
 from registry.composition.cards.pushed import without_additions
 from registry.errors import CheckpointError, ConflictError, InvalidInputError
 from registry.hub.target import Target
@@ -66,6 +66,7 @@ def test_every_kind_of_composition_can_be_pushed(
     recipes: dict[str, Any] = {
         "dense": Recipe(to="dense"),
         "ensemble": EnsembleRecipe(),
+        "bodies": HeteroRecipe(),
         "remote": Recipe(trunk="mean", host="remote-code", router="ridge", lam="auto"),
         "default": Recipe(),
     }
@@ -80,6 +81,7 @@ def test_every_kind_of_composition_can_be_pushed(
         card.validate()
         assert "fani2026dume" in card.text
     assert "li2022btm" in (tmp_path / "ensemble" / "README.md").read_text()
+    assert "zhou2025mergeme" in (tmp_path / "bodies" / "README.md").read_text()
     licensed.add_base("base", zoo.base, license="apache-2.0")
     licensed.check_push(licensed.plan([], from_base=4), "org/copies")
     licensed.compose([], tmp_path / "copies", from_base=4)
