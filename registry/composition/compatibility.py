@@ -129,12 +129,12 @@ def check_compatible(members: Sequence[Member]) -> None:
         if lead.family is not other.family:
             raise IncompatibleError(
                 f"{pair}: family {lead.family.model_type} against {other.family.model_type}",
-                "compose experts of one family, or whole bodies of several: --to hetero",
+                "compose experts of one family, or whole members of several: --to ensemble or --to hetero",
             )
         if differences := lead.architecture.differences(other.architecture, apart_from=VOCABULARY):
             raise IncompatibleError(
                 f"{pair}: {'; '.join(differences)}",
-                "compose experts of one base model, or whole bodies of several: --to hetero",
+                "compose experts of one base model, or whole members of several: --to ensemble or --to hetero",
             )
         check_tokenizers(lead, other, pair)
 

@@ -128,7 +128,7 @@ def make_families(members: Sequence[Member], recipe: EnsembleRecipe) -> Families
     if recipe.routing == TASK_VECTOR or recipe.trunk is not None:
         user = f"trunk method {recipe.trunk!r}" if recipe.trunk else f"routing method {recipe.routing!r}"
         raise IncompatibleError(
-            f"{user} takes the differences of weights, and those of {lead.version.ref} ({_described(lead)}) and "
+            f"{user} goes from weight to weight, and those of {lead.version.ref} ({_described(lead)}) and "
             f"{other.version.ref} ({_described(other)}) have other shapes",
             "members of several architectures keep their trunks, and are weighed by what they predict: --routing "
             f"{POSTERIOR}, perplexity or prompt-perplexity",

@@ -171,11 +171,11 @@ class HeteroForCausalLM(PreTrainedModel, GenerationMixin):
         def run(index, width):
             """Return a member's last hidden states for the first `width` columns."""
             body = self.members[index]
-            device = next(body.parameters()).device
+            first = next(body.parameters())
             return body(
-                input_ids=input_ids[:, :width].to(device),
-                attention_mask=None if attention_mask is None else attention_mask[:, : past + width].to(device),
-                position_ids=None if position_ids is None else position_ids[..., :width].to(device),
+                input_ids=beside(input_ids[:, :width], first),
+                attention_mask=None if attention_mask is None else beside(attention_mask[:, : past + width], first),
+                position_ids=None if position_ids is None else beside(position_ids[..., :width], first),
                 past_key_values=None if cache is None else cache.members[index],
                 use_cache=cache is not None,
                 **{name: value for name, value in kwargs.items() if name != "num_items_in_batch"},

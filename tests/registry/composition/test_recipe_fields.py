@@ -110,10 +110,10 @@ def test_base_model_is_needed_where_the_recipe_says_so(values: dict[str, Any]) -
         if one.name == "trunk" and values["to"] == ENSEMBLE:  # only where given
             assert holder.get("trunk") == values.get("trunk")
             continue
-        if one.name == "coefficients" or (one.name, values.get("router")) == ("bias", "anchored"):  # only where given
-            continue
+        if one.name in ("coefficients", "lead") or (one.name, values.get("router")) == ("bias", "anchored"):
+            continue  # only where given
         has_a_part = obstacle(one, values) is None
-        assert (holder.get(one.name) is not None or one.name in ("dtype", "lead")) == has_a_part, one.name
+        assert (holder.get(one.name) is not None or one.name == "dtype") == has_a_part, one.name
 
 
 @pytest.mark.parametrize("one", NUMBERS, ids=lambda one: one.name)

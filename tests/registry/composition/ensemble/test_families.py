@@ -179,8 +179,8 @@ def test_tables_may_be_padded_by_different_numbers_of_rows(
 @pytest.mark.parametrize(
     ("recipe", "message"),
     [
-        ({"routing": "task-vector"}, r"routing method 'task-vector' takes the differences of weights, .* \(llama, hid"),
-        ({"trunk": "mean"}, "trunk method 'mean' takes the differences of weights"),
+        ({"routing": "task-vector"}, r"routing method 'task-vector' goes from weight to weight, .* \(llama, hid"),
+        ({"trunk": "mean"}, "trunk method 'mean' goes from weight to weight"),
     ],
 )
 def test_what_needs_one_architecture_is_refused(
