@@ -245,7 +245,8 @@ class Registry:
         Args:
             name: the soup's name.
             base: the model to begin from: a registered name or version, a folder, or `hf://ORG/NAME[@REVISION]`.
-            domains: the files of text of each domain, by its name; two domains or more.
+            domains: the files of text of each domain, by its name; two domains or more. With `settings.clusters` the
+                documents of all files make that many domains, by k-means of their embeddings, and names have no part.
             settings: settings of the training.
             tags: as `add_expert`, of all its versions.
             license: as `add_expert`.
@@ -256,9 +257,9 @@ class Registry:
 
         Raises:
             NotFoundError: there is no such base model.
-            CalibrationError: a domain has no text.
-            InvalidInputError: there are fewer domains than a step's mixture has, the rank is more than a matrix has, or
-                a loss is NaN or infinite.
+            CalibrationError: a domain has no text, or there are fewer documents than clusters.
+            InvalidInputError: there are fewer domains or clusters than a step's mixture has, the rank is more than a
+                matrix has, or a loss is NaN or infinite.
             ConflictError: a name is registered as the other kind.
             StorageError: a library for training is not installed, or the disk is full.
         """

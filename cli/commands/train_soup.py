@@ -47,6 +47,13 @@ def _files(_context: click.Context, _option: click.Parameter, texts: Sequence[st
     help="Text of a domain: .txt, .jsonl, .jsonl.gz, .parquet (repeatable, two domains or more). Without a NAME it is "
     "the file's own up to its first dot; files of one NAME are one domain.",
 )
+@click.option(
+    "--clusters",
+    type=Integer(2),
+    metavar="K",
+    help="Make the domains from all documents of all files together, by k-means: cluster-1, the largest, to cluster-K. "
+    "[default: domains are files]",
+)
 @click.option("--experts", type=Integer(1), required=True, metavar="N", help="Number of experts.")
 @click.option(
     "--support",

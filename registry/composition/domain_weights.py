@@ -22,6 +22,7 @@ from torch import Tensor
 
 from registry.calibration import Corpus
 from registry.calibration.windows import encode
+from registry.checkpoint import Checkpoint
 from registry.composition.passes import PassContext, stored_folder
 from registry.errors import CalibrationError
 from registry.families.sites import MLP_INPUT
@@ -69,7 +70,7 @@ def shares_of_documents(
 
 
 def document_means(
-    base: Member, model: Any, corpus: Corpus, tokenizer: Any, progress: Progress
+    base: Member | Checkpoint, model: Any, corpus: Corpus, tokenizer: Any, progress: Progress
 ) -> Iterator[tuple[int, Float64[Tensor, "L H"]]]:
     """Yield the number of each document that has a token, from 0, and its mean MLP inputs in the base model.
 

@@ -21,6 +21,7 @@ class SoupTraining:
         support: number of domains in the mixture of a step; None for 4, or all of fewer.
         rank: the rank of every expert's matrices, E_j = U_j V_j; None to train them in full.
         hidden: hidden units of the router φ.
+        clusters: number of clusters of all documents that are the domains; None where each domain has files of its own.
         tokens: training tokens in total, padding included; they determine the number of steps.
         seq_len: tokens in a window.
         batch_size: windows that pass through the model at once.
@@ -38,6 +39,7 @@ class SoupTraining:
     support: int | None = None
     rank: int | None = None
     hidden: int = 64
+    clusters: int | None = None
     tokens: int = 409_600
     seq_len: int = 256
     batch_size: int = 8
@@ -54,12 +56,17 @@ class SoupTraining:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidInputError(f"{name} is {value}, the least is 1", f"give --{name} 1 or more")
+        if self.clusters is not None and self.clusters < 2:
+            raise InvalidInputError(
+                f"clusters is {self.clusters}, the least is 2: a soup is trained on two domains or more",
+                "give --clusters 2 or more; to train on one: reg train-expert NAME --base B --data FILE",
+            )
         _ = self.weights  # which checks the rest
 
     @cached_property
     def weights(self) -> ExpertTraining:
         """The same as settings of the training of weights."""
-        own = ("experts", "support", "rank", "hidden")
+        own = ("experts", "support", "rank", "hidden", "clusters")
         return ExpertTraining(trunk=FREE, **{name: value for name, value in asdict(self).items() if name not in own})
 
     def support_of(self, domains: int) -> int:
@@ -81,4 +88,5 @@ class SoupTraining:
         """Return everything that the trained weights depend on, with every default resolved."""
         settings = self.weights.document(device, dtype)
         own = {"experts": self.experts, "support": self.support_of(domains), "rank": self.rank, "hidden": self.hidden}
+        own |= {} if self.clusters is None else {"clusters": self.clusters}
         return {name: value for name, value in settings.items() if name in asdict(self) or name == "steps"} | own

@@ -3,9 +3,8 @@
 Shapes: k domains, T steps, B windows of a step, N windows, M held-out ones, H hidden size.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -44,7 +43,7 @@ class SoupWindows(Windows):
 
 
 def read_soup_windows(
-    domains: Mapping[str, Sequence[Path]],
+    domains: Mapping[str, Corpus],
     checkpoint: Checkpoint,
     tokenizer: Any,
     settings: SoupTraining,
@@ -55,7 +54,7 @@ def read_soup_windows(
     Each window of a domain is used once before any is used again.
 
     Args:
-        domains: the files of each domain.
+        domains: the documents of each domain.
         checkpoint: the base model.
         tokenizer: of the base model.
         settings: the settings, with the tokens of a window that the model takes.
@@ -65,16 +64,15 @@ def read_soup_windows(
         CalibrationError: a domain has no text, or a token is beyond the model's vocabulary.
     """
     draw = torch.Generator().manual_seed(settings.seed)
-    size, weights = settings.seq_len, settings.weights
+    weights = settings.weights
     mixtures = draw_domain_weights(len(domains), settings.support_of(len(domains)), weights.steps, draw)
     drawn = draw_domains(mixtures, weights.batch_size * weights.accumulate, draw).flatten()  # (T, B) → (T B,)
     training, held_out, owners = torch.zeros_like(drawn), [], []
     parts: list[Calibration] = []
     starts = [0]
-    for number, (name, files) in enumerate(domains.items()):
+    for number, (name, corpus) in enumerate(domains.items()):
         places = (drawn == number).nonzero().flatten()
-        corpus = Corpus(files, tokenizer)
-        windows = make_windows([_read(name, corpus, tokenizer, len(places), settings, checkpoint)], size, settings.seed)
+        windows = _read(name, corpus, tokenizer, len(places), settings, checkpoint)
         epochs = -(-len(places) // len(windows.training))
         if epochs > 1:
             remark(progress, f"domain {name} is read {len(places) / len(windows.training):.1f} times: it has less text")
@@ -94,18 +92,20 @@ def read_soup_windows(
 
 def _read(
     name: str, corpus: Corpus, tokenizer: Any, count: int, settings: SoupTraining, checkpoint: Checkpoint
-) -> Calibration:
+) -> Windows:
     size = settings.seq_len
     try:
         found = random_places(corpus, tokenizer, tokens=(count + HELD_OUT) * size, seq_len=size, seed=settings.seed)
+        windows = make_windows([found], size, settings.seed)
     except CalibrationError as error:
-        raise CalibrationError(f"domain {name}: {error.message}", error.hint) from error
+        hint = error.hint if settings.clusters is None else "give fewer --clusters, or more text with --domains"
+        raise CalibrationError(f"domain {name}: {error.message}", hint) from error
     if (largest := int(found.ids.max())) >= (vocabulary := checkpoint.architecture.vocab_size):
         raise CalibrationError(
             f"domain {name}: token {largest:,} is beyond the model's vocabulary of {vocabulary:,}",
             "put the tokenizer that the model was trained with into its folder",
         )
-    return found
+    return windows
 
 
 def centroids(model: Any, checkpoint: Checkpoint, windows: SoupWindows, batch_size: int) -> Float[Tensor, "k H"]:

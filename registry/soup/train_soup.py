@@ -2,14 +2,14 @@
 
 import importlib.util
 import json
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from registry.calibration import Calibration
+from registry.calibration import Calibration, Corpus
 from registry.checkpoint import Checkpoint, HashedCheckpoint, hash_checkpoint
 from registry.checkpoint.annotations import Annotations
 from registry.checkpoint.model_files import EXPERT_TRAINING, OWN_FILES
@@ -29,6 +29,7 @@ from registry.progress import silent
 from registry.registration import Registration, RegistrationRequest, open_candidate, register_base, register_expert
 from registry.runtime.compute_dtype import is_fast
 from registry.runtime.loading import device_name, load_model, load_tokenizer
+from registry.soup.document_clusters import check_clustering, cluster_documents
 from registry.soup.soup_model import Soup
 from registry.soup.soup_settings import SoupTraining
 from registry.soup.soup_text import centroids, read_soup_windows
@@ -93,6 +94,7 @@ def train_soup(
     of threads, equal inputs give equal bytes.
     """
     files = {key: [Path(file) for file in domains[key]] for key in sorted(domains)}
+    count = settings.clusters or len(files)
     with leading() as processes:
         if processes.count > 1:
             raise InvalidInputError(
@@ -103,18 +105,20 @@ def train_soup(
     progress, home = workspace.progress, workspace.home
     with ExitStack() as stack:
         checkpoint, holds = stack.enter_context(opened_base(workspace, base))
-        _check_size(checkpoint, len(files))
+        _check_size(checkpoint, count)
         settings = replace(settings, seq_len=shortened(settings.seq_len, checkpoint.folder, progress))
-        windows = read_soup_windows(files, checkpoint, load_tokenizer(checkpoint.folder), settings, progress)
         device = device_name(settings.device)
+        with _corpora(workspace, files, checkpoint, settings, device, holds) as corpora:
+            windows = read_soup_windows(corpora, checkpoint, load_tokenizer(checkpoint.folder), settings, progress)
+            names = list(corpora)
         dtype = ("bfloat16" if is_fast("bfloat16", device) else "float32") if settings.dtype == AUTO else settings.dtype
         hashed = hash_checkpoint(checkpoint, progress)
-        inputs = settings.document(len(files), device, dtype) | {
+        inputs = settings.document(count, device, dtype) | {
             "data": windows.all.digest,
-            "domains": list(files),
+            "domains": names,
             "base": hashed.weights,
         }
-        soup = _begin(checkpoint, device, len(files), settings)
+        soup = _begin(checkpoint, device, count, settings)
         weights = settings.weights
         announce(
             progress,
@@ -135,10 +139,10 @@ def train_soup(
             name,
             soup,
             hashed,
-            replace(windows.all, label=f"windows of the domains {few(list(files))}"),
+            replace(windows.all, label=f"windows of the domains {few(names)}"),
             annotations or Annotations(),
         )
-        own = {"domains": list(files), "experts": settings.experts, "support": settings.support_of(len(files))}
+        own = {"domains": names, "experts": settings.experts, "support": settings.support_of(count)}
         shared = _register(
             workspace,
             result,
@@ -172,19 +176,46 @@ def _check(workspace: Workspace, name: str, files: Mapping[str, Sequence[Path]],
         check_name_is_free(workspace.catalog, copy_name(name, number, settings.experts), "expert")
     if empty := [domain for domain, own in files.items() if not own]:
         raise InvalidInputError(f"domain {empty[0]} has no file", f"give --domains {empty[0]}=FILE")
-    if len(files) < 2:
+    if settings.clusters is not None:
+        if not files:
+            raise InvalidInputError("there is no text to cluster", "give it: --domains FILE")
+        check_clustering()
+    elif len(files) < 2:
         raise InvalidInputError(
             f"a soup is trained on two domains or more, and there {'is one' if files else 'is none'}",
-            "give --domains FILE for each domain; to train on one: reg train-expert NAME --base B --data FILE",
+            "give --domains FILE for each domain, or --clusters K; to train on one: reg train-expert NAME --base B "
+            "--data FILE",
         )
     if wrong := [domain for domain in files if not domain.isprintable() or "," in domain or "=" in domain]:
         raise InvalidInputError(
             f"{wrong[0]!r} is not a domain's name: it must be printable, without comma or equals sign",
             "name it: --domains NAME=FILE",
         )
-    settings.support_of(len(files))
+    settings.support_of(settings.clusters or len(files))
     if importlib.util.find_spec("accelerate") is None:
         raise StorageError("training needs accelerate", "run: pip install 'expert-registry[train]'")
+
+
+@contextmanager
+def _corpora(
+    workspace: Workspace,
+    files: Mapping[str, Sequence[Path]],
+    checkpoint: Checkpoint,
+    settings: SoupTraining,
+    device: str,
+    holds: Collection[str],
+) -> Iterator[dict[str, Corpus]]:
+    """Yield the documents of each domain: of its files, or of a cluster of all documents."""
+    tokenizer = load_tokenizer(checkpoint.folder)
+    if settings.clusters is None:
+        yield {name: Corpus(own, tokenizer) for name, own in files.items()}
+        return
+    whole = Corpus([file for own in files.values() for file in own], tokenizer)
+    with temporary(workspace.home.merged, holds, prefix="clusters-") as scratch:
+        embedder = checkpoint, load_model(checkpoint.folder, "float32", device), tokenizer
+        clusters = cluster_documents(whole, settings.clusters, settings.seed, embedder, scratch, workspace.progress)
+        del embedder  # the model trains in another copy
+        yield clusters
 
 
 def _check_size(checkpoint: Checkpoint, domains: int) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from registry import Registry, SoupTraining
+from registry.calibration import Corpus
+from registry.runtime.loading import load_tokenizer
 from tests.conftest import Shared, Zoo
 
 DOMAINS = ("code", "german", "math")
@@ -25,6 +27,11 @@ def settings_with(**changes: Any) -> SoupTraining:
 def text_of(zoo: Zoo) -> dict[str, list[Path]]:
     """Return the training text of the domains."""
     return {name: [zoo.train[name]] for name in DOMAINS}
+
+
+def corpora_of(zoo: Zoo) -> dict[str, Corpus]:
+    """Return the training documents of the domains."""
+    return {name: Corpus(files, load_tokenizer(zoo.base)) for name, files in text_of(zoo).items()}
 
 
 @pytest.fixture(scope="session")

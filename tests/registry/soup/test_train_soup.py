@@ -29,7 +29,7 @@ from registry.soup.soup_text import read_soup_windows
 from registry.training.weight_trainer import BETAS
 from tests.conftest import Zoo, files_of
 from tests.models import make_model, save_checkpoint, write_jsonl
-from tests.registry.soup.conftest import DOMAINS, SETTINGS, settings_with, text_of
+from tests.registry.soup.conftest import DOMAINS, SETTINGS, corpora_of, settings_with, text_of
 
 EPSILON = 1e-8
 """ε of AdamW."""
@@ -54,7 +54,7 @@ class Reference:
         self.settings, checkpoint = settings, Checkpoint(zoo.base)
         self.model = load_model(zoo.base, "float32", "cpu").double()
         names = (*checkpoint.trunk, *checkpoint.mlp)
-        self.windows = read_soup_windows(text_of(zoo), checkpoint, load_tokenizer(zoo.base), settings, silent)
+        self.windows = read_soup_windows(corpora_of(zoo), checkpoint, load_tokenizer(zoo.base), settings, silent)
         begun = Soup(load_model(zoo.base, "float32", "cpu"), names, 3, settings.experts, settings.hidden, None, 0)
         own = dict(self.model.named_parameters())
         self.shared = {name: own[name].detach().clone() for name in names}
@@ -359,7 +359,7 @@ def test_default_support_is_four_or_all_of_fewer() -> None:
 
 def test_windows_of_a_step_are_of_its_mixture(zoo: Zoo) -> None:
     settings = settings_with(support=1, tokens=50 * 2 * 32)
-    windows = read_soup_windows(text_of(zoo), Checkpoint(zoo.base), load_tokenizer(zoo.base), settings, silent)
+    windows = read_soup_windows(corpora_of(zoo), Checkpoint(zoo.base), load_tokenizer(zoo.base), settings, silent)
     expected = draw_domain_weights(3, 1, 50, torch.Generator().manual_seed(settings.seed))
     assert torch.equal(windows.domain_weights, expected)
     starts = torch.tensor(windows.starts)
