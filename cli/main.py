@@ -28,6 +28,7 @@ COMMANDS = {
     "lam-curve": "lam_curve",
     "train-expert": "train_expert",
     "train-soup": "train_soup",
+    "train-simoe": "train_simoe",
     "proxy": "proxy",
     "train": "train",
     "train-router": "train_router",

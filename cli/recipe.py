@@ -41,7 +41,7 @@ class Asked:
     """
 
     experts: list[str]
-    recipe: composition.Recipe | composition.EnsembleRecipe
+    recipe: composition.AnyRecipe
     base: str | None
     from_base: int | None = None
 

@@ -11,6 +11,7 @@ SUMMARIES = {
     "lam-curve": "Print held-out error and accuracy of routers for various ridge strengths, layer by layer.",
     "train-expert": "Train expert NAME from a base model, and register it with its statistics.",
     "train-soup": "Train a soup: shared weights and experts that reg instantiate combines into one model for any mix of domains.",
+    "train-simoe": "Train sparse interpolated experts: shared weights, a mask of their rows for each expert, and a router.",
     "proxy": "Choose from public text the documents nearest to each expert, to train routers on.",
     "train": "Train weights of a composed FOLDER on the language-model loss.",
     "train-router": "Train only the routers of a composed FOLDER on the language-model loss.",

@@ -2,11 +2,13 @@ from .composition import EnsembleRecipe as EnsembleRecipe
 from .composition import HeteroRecipe as HeteroRecipe
 from .composition import Plan as Plan
 from .composition import Recipe as Recipe
+from .composition import SimoeRecipe as SimoeRecipe
 from .errors import RegError as RegError
 from .evaluation import ExtractionSettings as ExtractionSettings
 from .evaluation import TestSettings as TestSettings
 from .maths.statistics import Statistics as Statistics
 from .registry import Registry as Registry
+from .simoe import SimoeTraining as SimoeTraining
 from .soup import SoupTraining as SoupTraining
 from .statistics.settings import PassSettings as PassSettings
 from .training.coefficients import FitSettings as FitSettings
@@ -26,6 +28,8 @@ __all__ = [
     "Recipe",
     "RegError",
     "Registry",
+    "SimoeRecipe",
+    "SimoeTraining",
     "SoupTraining",
     "Statistics",
     "TestSettings",

@@ -15,6 +15,7 @@ from registry import composition as composition_  # methods have the names of th
 from registry import evaluation, hub, maintenance, maths, registration, training
 from registry import opt_out as opt_out_
 from registry import report as report_
+from registry import simoe as simoe_
 from registry import soup as soup_
 from registry.checkpoint import TrainingRecord, readable_training
 from registry.checkpoint.annotations import Annotations
@@ -266,6 +267,46 @@ class Registry:
         annotations = Annotations(dict(tags or {}), license, alias)
         return soup_.train_soup(self._workspace, name, base, domains, settings, annotations=annotations)
 
+    def train_simoe(
+        self,
+        name: str,
+        base: str,
+        data: Sequence[PathLike],
+        settings: simoe_.SimoeTraining | None = None,
+        *,
+        tags: Mapping[str, str] | None = None,
+        license: str | None = None,  # noqa: A002 - the field's word
+        alias: str | None = None,
+    ) -> simoe_.TrainedSimoe:
+        """Train sparse interpolated experts (SIMoE, Chen et al. 2025), and register them as `name-1` to `name-n`.
+
+        Expert m is the base model with diag(z_m) D added: D is trained for all of them together, z_m is a mask of its
+        rows. They are experts like any other, with counts of tokens as statistics; `SimoeRecipe` composes them as they
+        were trained. The base model stays as it is. A training that was interrupted continues when it is started again.
+
+        Args:
+            name: what the experts' names begin with.
+            base: the registered base model to begin from, a name or version.
+            data: `FILE`s of text.
+            settings: settings of the training.
+            tags: as `add_expert`, of all experts.
+            license: as `add_expert`.
+            alias: as `add_expert`, of each of their names.
+
+        Returns:
+            the registrations of the experts, how they were trained, their masks' sparsity and overlap, and the losses.
+
+        Raises:
+            NotFoundError: there is no such base model.
+            CalibrationError: there is no text that is longer than a prompt.
+            InvalidInputError: `base` is an expert, the model's windows are not longer than a prompt, or a loss is NaN
+                or infinite.
+            ConflictError: a name is a base model's.
+            StorageError: a library for training is not installed, or the disk is full.
+        """
+        settings, annotations = settings or simoe_.SimoeTraining(), Annotations(dict(tags or {}), license, alias)
+        return simoe_.train_simoe(self._workspace, name, base, data, settings, annotations=annotations)
+
     def check(
         self,
         checkpoint: PathLike,
@@ -338,20 +379,20 @@ class Registry:
     def plan(
         self,
         experts: Sequence[str],
-        recipe: composition_.Recipe | composition_.EnsembleRecipe | None,
+        recipe: composition_.AnyRecipe | None,
         *,
         base: str | None = None,
         from_base: int | None = None,
-    ) -> composition_.Plan | composition_.Ensemble: ...
+    ) -> composition_.AnyPlan: ...
 
     def plan(
         self,
         experts: Sequence[str],
-        recipe: composition_.Recipe | composition_.EnsembleRecipe | None = None,
+        recipe: composition_.AnyRecipe | None = None,
         *,
         base: str | None = None,
         from_base: int | None = None,
-    ) -> composition_.Plan | composition_.Ensemble:
+    ) -> composition_.AnyPlan:
         """Return what a composition will be, without reading a weight.
 
         Args:
@@ -387,23 +428,23 @@ class Registry:
         self,
         experts: Sequence[str],
         out: PathLike,
-        recipe: composition_.Recipe | composition_.EnsembleRecipe | None,
+        recipe: composition_.AnyRecipe | None,
         *,
         base: str | None = None,
         from_base: int | None = None,
         force: bool = False,
-    ) -> composition_.Plan | composition_.Ensemble: ...
+    ) -> composition_.AnyPlan: ...
 
     def compose(
         self,
         experts: Sequence[str],
         out: PathLike,
-        recipe: composition_.Recipe | composition_.EnsembleRecipe | None = None,
+        recipe: composition_.AnyRecipe | None = None,
         *,
         base: str | None = None,
         from_base: int | None = None,
         force: bool = False,
-    ) -> composition_.Plan | composition_.Ensemble:
+    ) -> composition_.AnyPlan:
         """Write the composition of `experts` to the folder `out`, and return its plan (arguments as `plan`).
 
         Args:
@@ -418,7 +459,7 @@ class Registry:
 
     def write(
         self,
-        plan: composition_.Plan | composition_.Ensemble,
+        plan: composition_.AnyPlan,
         folder: Path,
         *,
         replace: bool = False,
@@ -658,7 +699,7 @@ class Registry:
         base: str | None = None,
         seeds: int | None = None,
         active_experts: Sequence[int] | Literal["all"] = (),
-        recipe: composition_.Recipe | composition_.EnsembleRecipe | None = None,
+        recipe: composition_.AnyRecipe | None = None,
         sweep: Mapping[str, Sequence[Any]] | None = None,
     ) -> list[evaluation.Row]:
         """Return perplexity per domain, and the normalised score where a domain's own expert is registered.
@@ -786,7 +827,7 @@ class Registry:
 
     def check_push(
         self,
-        plan: composition_.Plan | composition_.Ensemble,
+        plan: composition_.AnyPlan,
         target: hub.Target | str,
         *,
         license: str | None = None,  # noqa: A002 - the field's word

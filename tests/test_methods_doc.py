@@ -8,6 +8,7 @@ import pytest
 
 from cli.commands.compose import compose
 from registry.composition.ensemble.recipe import ROUTINGS, TO_ENSEMBLE
+from registry.composition.interpolated.simoe_recipe import TO_SIMOE
 from registry.composition.recipe import OUTPUTS
 from registry.composition.recipe.recipe_fields import FIELDS, HETERO
 from registry.evaluation import METHODS, Continual, Row
@@ -53,7 +54,7 @@ def test_methods_are_those_that_exist() -> None:
     page = tables(PAGE)
     assert names(page["Trunks"]) == list(TRUNKS)
     assert names(page["Routers"]) == list(ROUTERS)
-    assert names(page["Outputs"]) == [*OUTPUTS, TO_ENSEMBLE, HETERO]
+    assert names(page["Outputs"]) == [*OUTPUTS, TO_ENSEMBLE, HETERO, TO_SIMOE]
     assert names(page["Outputs: --routing"]) == list(ROUTINGS)
     assert names(page["Rows of a table"]) == [*DENSE, *METHODS]
 

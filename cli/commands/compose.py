@@ -109,7 +109,7 @@ def compose(
     refs, recipe, base, copies = wanted.experts, wanted.recipe, wanted.base, wanted.from_base
     if public is not None:
         refs = _with_public(refs, public, recipe)
-    if like and (recipe.to != "dense" or recipe.weights):
+    if like and (not isinstance(recipe, composition.Recipe) or recipe.to != "dense" or recipe.weights):
         raise click.UsageError("--like needs --to dense, and makes the weights itself.")
     if fit:
         _check_fit(recipe, like, settings)
@@ -117,6 +117,7 @@ def compose(
     with session.registry() as registry:
         _note_without_public(registry, refs, recipe, base)
         if like:
+            assert isinstance(recipe, composition.Recipe)
             weights = registry.likeness(refs, like, base=base)
             refs = [ref for ref in refs if registry.resolve(ref).name in weights]
             recipe = replace(recipe, weights=weights)
@@ -158,9 +159,7 @@ def compose(
             print_pushed(pushed)
 
 
-def _check_fit(
-    recipe: composition.Recipe | composition.EnsembleRecipe, like: tuple[Path, ...], settings: dict[str, Any]
-) -> None:
+def _check_fit(recipe: composition.AnyRecipe, like: tuple[Path, ...], settings: dict[str, Any]) -> None:
     """Check that coefficients can be fitted for a recipe.
 
     Raises:
@@ -174,7 +173,7 @@ def _check_fit(
         raise click.UsageError("--fit makes the coefficients itself: drop --coefficients.")
 
 
-def _with_public(refs: list[str], public: str, recipe: composition.Recipe | composition.EnsembleRecipe) -> list[str]:
+def _with_public(refs: list[str], public: str, recipe: composition.AnyRecipe) -> list[str]:
     """Return the references to the members, with that to the public expert among them.
 
     Raises:
@@ -187,9 +186,7 @@ def _with_public(refs: list[str], public: str, recipe: composition.Recipe | comp
     return refs if public in refs else [*refs, public]
 
 
-def _note_without_public(
-    registry: Registry, refs: list[str], recipe: composition.Recipe | composition.EnsembleRecipe, base: str | None
-) -> None:
+def _note_without_public(registry: Registry, refs: list[str], recipe: composition.AnyRecipe, base: str | None) -> None:
     """Remark that a mixture of trained rows has no public expert, if it has none."""
     if not isinstance(recipe, composition.Recipe) or recipe.to != MOE or recipe.router not in FROM_ROWS:
         return
@@ -200,13 +197,13 @@ def _note_without_public(
     note(f"no expert stands for general text; to add the base model: --public {public}")
 
 
-def _members(plan: composition.Plan | composition.Ensemble) -> str:
+def _members(plan: composition.AnyPlan) -> str:
     if isinstance(plan, composition.Plan) and plan.from_base:
         return f"{plan.from_base} copies of {plan.lead.version.ref}"
     return ", ".join(member.version.ref for member in plan.members)
 
 
-def plan_document(plan: composition.Plan | composition.Ensemble) -> dict[str, Any]:
+def plan_document(plan: composition.AnyPlan) -> dict[str, Any]:
     """Return the JSON document of a plan, without the folder and the push."""
     cost = composition.context_cost(plan) if isinstance(plan, composition.Plan) else None
     return plan.document | {
@@ -221,7 +218,7 @@ def plan_document(plan: composition.Plan | composition.Ensemble) -> dict[str, An
     }
 
 
-def _print_plan(plan: composition.Plan | composition.Ensemble) -> None:
+def _print_plan(plan: composition.AnyPlan) -> None:
     recipe = plan.recipe.document(plan.names)
     column = "coefficient" if recipe.get("coefficients") else "weight"
     factors = recipe.get("coefficients") or recipe.get("weights") or dict.fromkeys(plan.names, 1.0)
@@ -264,7 +261,7 @@ def _fit_line(recipe: composition.Recipe) -> str:
     return f"loss on held-out text {losses}; {recipe.fit.tokens:,} tokens, {count(recipe.fit.steps, 'step')}"
 
 
-def _context(plan: composition.Plan | composition.Ensemble) -> list[tuple[str, str]]:
+def _context(plan: composition.AnyPlan) -> list[tuple[str, str]]:
     """Return the line on what context routing adds, if the plan has it."""
     cost = composition.context_cost(plan) if isinstance(plan, composition.Plan) else None
     if cost is None:

@@ -52,4 +52,4 @@ def _recipe(document: dict[str, Any]) -> tuple[str, str, str]:
         "trained": "training" in document,
     }
     router = ", ".join(text for text, holds in labels.items() if text and holds)
-    return (method if to == "moe" else f"{to}, {method}"), router, str(recipe.get("top_k", ""))
+    return (method if to == "moe" else ", ".join(filter(None, (to, method)))), router, str(recipe.get("top_k", ""))

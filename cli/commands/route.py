@@ -39,7 +39,7 @@ def route(
     """Print a text with each token in the colour of the expert that handles it in a composed FOLDER.
 
     Without --layer, this is the expert with the most routing weight over all layers. TEXT may be - for standard input.
-    An ensemble counts as one layer: the weights of its members at a token are those that predict the token after it.
+    An ensemble or a SIMoE counts as one layer: its members' weights at a token are those that predict the next one.
     Without colours (no terminal, or NO_COLOR is set), each run of tokens is preceded by its expert's letter. --json has
     every layer's experts and weights. Where all layers agree on every token, as they do with --router context, this is
     noted, and --every-layer shows one of them.

@@ -57,6 +57,7 @@ def show(session: Session, ref: str, as_json: bool) -> None:
             ("license", version.content["license"] or "not given"),
         ]
         rows += [("soup", _soup_line(version.content["soup"]))] if "soup" in version.content else []
+        rows += [("simoe", _simoe_line(version.content["simoe"]))] if "simoe" in version.content else []
     rows += [("parameters", f"{version.parameters:,}")]
     rows += [("aliases", ", ".join(version.aliases))] if version.aliases else []
     rows += [("tag", f"{key}={value}") for key, value in version.tags.items()]
@@ -88,3 +89,9 @@ def _soup_line(soup: Mapping[str, Any]) -> str:
         return f"expert {soup['number']} of {soup['soup'][:12]}, trained together with all of it"
     domains = ", ".join(soup["domains"])
     return f"shared weights of {count(soup['experts'], 'expert')}; domains {domains}: reg instantiate"
+
+
+def _simoe_line(simoe: Mapping[str, Any]) -> str:
+    """Return the part of an expert in the SIMoE that it was trained in."""
+    own = f"expert {simoe['number']} of {simoe['experts']}, router on {count(simoe['prompt_tokens'], 'prompt token')}"
+    return f"{own}; shared weights {simoe['delta'][:12]}, trained together by all: reg compose --to simoe"

@@ -9,7 +9,7 @@ import click
 from cli.output import count, note, print_json, print_table
 from cli.score_tables import Table, figure, print_tables
 from cli.version_output import members_and_base
-from registry.composition.recipe.recipe_fields import ENSEMBLE, FROM_ROWS, HETERO
+from registry.composition.recipe.recipe_fields import ENSEMBLE, FROM_ROWS, HETERO, SIMOE
 from registry.composition.trained.trained_parts import trained_part, trained_tokens
 from registry.errors import RegError
 
@@ -78,7 +78,8 @@ def show_composition(registry: "Registry", composition: "CompositionRecord", as_
     print_table(("composition", composition.digest), rows)
     for evaluation in evaluations:
         click.echo()
-        _print_evaluation(evaluation.evaluated_at, evaluation.document, of_ensemble=recipe["to"] in (ENSEMBLE, HETERO))
+        of_members = recipe["to"] in (ENSEMBLE, HETERO, SIMOE)
+        _print_evaluation(evaluation.evaluated_at, evaluation.document, of_ensemble=of_members)
     if audits:
         click.echo()
         print_table(

@@ -96,6 +96,17 @@ SCHEMAS: dict[str, Schema] = {
         tokens=whole("Number of held-out tokens."),
         trained_tokens=whole(TRAINED_TOKENS),
     ),
+    "reg train-simoe": record(
+        "The SIMoE that was trained.",
+        experts=several(VERSION, "Its experts, by number."),
+        training=document("How it was trained, its curves and its masks (docs/formats.md)."),
+        loss=several(number("A loss."), "Losses on held-out tokens after the prompt, before and after."),
+        tokens=whole("Number of held-out tokens."),
+        trained_tokens=whole(TRAINED_TOKENS),
+        sparsity=number("Share of zeros in the final masks."),
+        closed=whole("Number of open gates that were closed at the end, for the sparsity."),
+        overlap=number("Mean overlap of two final masks, from 0 to 1; 0 of one mask."),
+    ),
     "reg proxy": several(
         record(
             "Public documents that were chosen for an expert.",

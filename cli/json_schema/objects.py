@@ -453,4 +453,8 @@ REPORT = record(
         record("The latest training of the composition by reg train.", name=text("What was trained."), **TRAINING)
     ),
     from_base=maybe(whole("The number of members, where they are copies of a base model.")),
+    mask_overlap=several(
+        several({"type": ["string", "number"], "description": "Two experts and an overlap."}, "A pair."),
+        "Of a SIMoE: expert, expert, overlap of their masks, from 0 to 1.",
+    ),
 )

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from registry.checkpoint.model_files import EXPERT_TRAINING
 from registry.checkpoint.router_rows import ROUTER_FILE
+from registry.checkpoint.simoe_files import SIMOE_ARRAYS, SIMOE_FILE
 from registry.checkpoint.soup_files import SOUP_FILE, SOUP_ROUTER
 from registry.checkpoint.weights import INDEX, SINGLE
 from registry.errors import CheckpointError, InvalidInputError, NotFoundError, RegError, StorageError
@@ -26,7 +27,7 @@ HUB_PREFIX = "hf://"
 CONFIG, ADAPTER_CONFIG, ADAPTER = "config.json", "adapter_config.json", "adapter_model.safetensors"
 SMALL_FILES = (
     *(CONFIG, ADAPTER_CONFIG, INDEX, "generation_config.json", "statistics.safetensors", "expert.json"),
-    *(EXPERT_TRAINING, ROUTER_FILE, SOUP_FILE, SOUP_ROUTER),
+    *(EXPERT_TRAINING, ROUTER_FILE, SOUP_FILE, SOUP_ROUTER, SIMOE_FILE),
     *("tokenizer*.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
     *("chat_template.jinja", "chat_template.json"),
     *("calibration.txt", "calibration.jsonl", "calibration.jsonl.gz", "calibration.parquet"),
@@ -141,7 +142,7 @@ def _download(reference: HubReference) -> Path:
         raise StorageError(f"{reference}: expected commit {info.sha}, got {folder.name}", _AGAIN)
     weights = _weights(reference, folder)
     _check(reference, names, weights)  # before anything large is fetched
-    fetch(info.sha, [*weights, ADAPTER])
+    fetch(info.sha, [*weights, ADAPTER, SIMOE_ARRAYS])
     return _whole(reference, folder, _AGAIN)
 
 

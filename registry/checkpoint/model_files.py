@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from registry.checkpoint.router_rows import ROUTER_FILE
+from registry.checkpoint.simoe_files import SIMOE_FILE
 from registry.checkpoint.soup_files import SOUP_FILE, SOUP_ROUTER
 from registry.errors import CheckpointError
 from registry.io.files import GENUINE, own_file, read_json, read_small
@@ -26,7 +27,7 @@ COPIED_FILES = (*TOKENIZER_FILES, "generation_config.json")
 
 EXPERT_TRAINING = "expert_training.json"
 """The file in which an expert that was trained here says how."""
-OWN_FILES = (EXPERT_TRAINING, ROUTER_FILE, SOUP_FILE, SOUP_ROUTER)
+OWN_FILES = (EXPERT_TRAINING, ROUTER_FILE, SOUP_FILE, SOUP_ROUTER, SIMOE_FILE)
 """Files of a version that no composition, and no expert that begins from it, takes over."""
 
 

@@ -1,3 +1,4 @@
+from .any_plan import AnyPlan as AnyPlan
 from .compose import Member as Member
 from .compose import compose as compose
 from .compose import document_shares as document_shares
@@ -14,6 +15,8 @@ from .ensemble.plan import Ensemble as Ensemble
 from .ensemble.recipe import EnsembleRecipe as EnsembleRecipe
 from .hetero.hetero_plan import Hetero as Hetero
 from .hetero.hetero_recipe import HeteroRecipe as HeteroRecipe
+from .interpolated.simoe_plan import SimoePlan as SimoePlan
+from .interpolated.simoe_recipe import SimoeRecipe as SimoeRecipe
 from .manifest import CompositionManifest as CompositionManifest
 from .plan import Plan as Plan
 from .preview import Preview as Preview
@@ -21,6 +24,7 @@ from .recipe import Recipe as Recipe
 from .recipe import RecipeFile as RecipeFile
 from .recipe import read_recipe as read_recipe
 from .recipe import write_recipe as write_recipe
+from .recipe.any_recipe import AnyRecipe as AnyRecipe
 from .reproduce import Reproduction as Reproduction
 from .reproduce import reproduce_folder as reproduce_folder
 from .trained.trained_biases import trained_biases as trained_biases

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from registry.checkpoint.tokenizer import tokenizer_conflict
-from registry.composition.ensemble.recipe import EnsembleRecipe
 from registry.composition.recipe import AUTO, Recipe
+from registry.composition.recipe.any_recipe import AnyRecipe
 from registry.composition.recipe.coefficient_fit import CoefficientFit, fitted_members
 from registry.composition.recipe.recipe_fields import FROM_COUNTS, FROM_OWN_PASSES, FROM_ROWS
 from registry.errors import IncompatibleError, InvalidInputError
@@ -38,7 +38,7 @@ class Subset:
         return (*self.members, *([self.base] if self.base else []))
 
 
-def make_subset(members: Sequence[Member], base: Member | None, recipe: Recipe | EnsembleRecipe) -> Subset:
+def make_subset(members: Sequence[Member], base: Member | None, recipe: AnyRecipe) -> Subset:
     """Check members against each other and against a recipe.
 
     Args:
@@ -66,7 +66,7 @@ def make_subset(members: Sequence[Member], base: Member | None, recipe: Recipe |
     return Subset(ordered, base if recipe.needs_base else None, leading(everyone))
 
 
-def ordered_members(members: Sequence[Member], recipe: Recipe | EnsembleRecipe) -> tuple[Member, ...]:
+def ordered_members(members: Sequence[Member], recipe: AnyRecipe) -> tuple[Member, ...]:
     """Return members in name order, checked against a recipe and not yet against each other.
 
     Raises:

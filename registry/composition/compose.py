@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import overload
 
+from registry.composition.any_plan import AnyPlan
 from registry.composition.compatibility import differ_in_shape
 from registry.composition.dense import write_dense
 from registry.composition.domain_weights import shares_of_documents
@@ -15,10 +16,14 @@ from registry.composition.ensemble.several_families import make_families
 from registry.composition.ensemble.write import write_ensemble
 from registry.composition.hetero.hetero_plan import Hetero, make_hetero
 from registry.composition.hetero.hetero_recipe import HeteroRecipe
+from registry.composition.interpolated.simoe_plan import SimoePlan, base_of, make_simoe
+from registry.composition.interpolated.simoe_recipe import SimoeRecipe
+from registry.composition.interpolated.simoe_write import write_simoe
 from registry.composition.passes import pass_context, tensor_source_of
 from registry.composition.plan import Plan, make_plan
 from registry.composition.preview import Preview, preview_plan
 from registry.composition.recipe import Recipe
+from registry.composition.recipe.any_recipe import AnyRecipe
 from registry.composition.recipe.recipe_fields import FROM_COUNTS, OF_COPIES
 from registry.composition.recipe.recipe_rules import problem_of_copies
 from registry.composition.write import write_composition
@@ -62,21 +67,21 @@ def plan_composition(
 def plan_composition(
     workspace: Workspace,
     experts: Sequence[str],
-    recipe: Recipe | EnsembleRecipe | None,
+    recipe: AnyRecipe | None,
     *,
     base: str | None = None,
     from_base: int | None = None,
-) -> Plan | Ensemble: ...
+) -> AnyPlan: ...
 
 
 def plan_composition(
     workspace: Workspace,
     experts: Sequence[str],
-    recipe: Recipe | EnsembleRecipe | None = None,
+    recipe: AnyRecipe | None = None,
     *,
     base: str | None = None,
     from_base: int | None = None,
-) -> Plan | Ensemble:
+) -> AnyPlan:
     """Plan a composition without reading a weight (arguments and errors as `Registry.plan`)."""
     if from_base is not None:
         return _plan_copies(workspace, experts, recipe, base, from_base)
@@ -87,7 +92,11 @@ def plan_composition(
             "drop --base, or use that model's trunk: --trunk base",
         )
     members = [load_member(workspace, workspace.resolve(ref)) for ref in require_list(experts, "experts")]
-    base_member = load_member(workspace, base_model(workspace.catalog, base)) if recipe.needs_base else None
+    base_member = None
+    if isinstance(recipe, SimoeRecipe) and base is None:
+        base_member = load_member(workspace, base_of(workspace, members))
+    elif recipe.needs_base:
+        base_member = load_member(workspace, base_model(workspace.catalog, base))
     with workspace.reading(*(member.version for member in (*members, *([base_member] if base_member else [])))):
         if isinstance(recipe, HeteroRecipe):
             return make_hetero(members, recipe)
@@ -95,13 +104,15 @@ def plan_composition(
             return make_families(members, recipe)
         if isinstance(recipe, EnsembleRecipe):
             return make_ensemble(members, base_member, recipe)
+        if isinstance(recipe, SimoeRecipe):
+            return make_simoe(members, base_member, recipe)
         return make_plan(members, base_member, recipe)
 
 
 def _plan_copies(
     workspace: Workspace,
     experts: Sequence[str],
-    recipe: Recipe | EnsembleRecipe | None,
+    recipe: AnyRecipe | None,
     base: str | None,
     count: int,
 ) -> Plan:
@@ -134,12 +145,12 @@ def compose(
     workspace: Workspace,
     experts: Sequence[str],
     out: PathLike,
-    recipe: Recipe | EnsembleRecipe | None = None,
+    recipe: AnyRecipe | None = None,
     *,
     base: str | None = None,
     from_base: int | None = None,
     force: bool = False,
-) -> Plan | Ensemble:
+) -> AnyPlan:
     """Write a composition to the folder `out` and record it (arguments and errors as `Registry.compose`)."""
     workspace.check_owner()
     folder = Path(out).absolute()
@@ -156,7 +167,7 @@ def compose(
 
 def write_plan(
     workspace: Workspace,
-    plan: Plan | Ensemble,
+    plan: AnyPlan,
     folder: Path,
     *,
     replace: bool = False,
@@ -168,6 +179,9 @@ def write_plan(
             plan.fit.check()
         if isinstance(plan, Ensemble):
             _write_ensemble(workspace, plan, folder, replace=replace, record=record or _nothing)
+            return
+        if isinstance(plan, SimoePlan):
+            write_simoe(plan, folder, replace=replace, record=record or _nothing, progress=workspace.progress)
             return
         with pass_context(workspace, used_members(plan)) as context:
             write_composition(plan, folder, replace=replace, record=record, context=context)
@@ -241,12 +255,12 @@ def export(workspace: Workspace, ref: str, out: PathLike) -> VersionRecord:
     return version
 
 
-def used_versions(plan: Plan | Ensemble) -> list[VersionRecord]:
+def used_versions(plan: AnyPlan) -> list[VersionRecord]:
     """Return the versions that a plan reads: the members, and the base model if it takes part."""
     return [member.version for member in used_members(plan)]
 
 
-def used_members(plan: Plan | Ensemble) -> list[Member]:
+def used_members(plan: AnyPlan) -> list[Member]:
     """Return the members of a plan, one of several copies, and the base model if it takes part and is no member."""
     used: dict[int, Member] = {}
     for member in (*plan.members, *([plan.base] if plan.base else [])):

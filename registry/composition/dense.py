@@ -5,10 +5,11 @@ from functools import partial
 from pathlib import Path
 
 from registry.checkpoint.model_files import OWN_FILES
+from registry.checkpoint.simoe_files import SIMOE_ARRAYS
 from registry.composition.render import span
 from registry.hosts import RowSelection
 from registry.io.model_folder import fresh_folder, write_files, write_weights
-from registry.io.safetensors_writer import Span, Stream
+from registry.io.safetensors_writer import Span, Stream, write_shard
 from registry.io.torch_blocks import to_block, to_tensor, torch_dtype
 from registry.maths.trunk.combination import RowBlock, average
 from registry.member import Member
@@ -42,12 +43,20 @@ def write_dense(members: Sequence[Member], out: Path, progress: Progress) -> Non
         )
         for link in links
     ]
-    nbytes = sum(stream.nbytes for stream in streams)
+    own = _own_arrays(first) if len(members) == 1 else []
+    nbytes = sum(stream.nbytes for stream in (*streams, *own))
     with fresh_folder(out, replace=None, nbytes=nbytes) as folder:
         with progress("writing", nbytes, "B") as advance:
             write_weights(folder, streams, advance)
+            if own:
+                write_shard(folder / SIMOE_ARRAYS, own, advance)
         copied = [name for name in first.names("file") if len(members) == 1 or name not in OWN_FILES]
         write_files(folder, {name: first.file(name) for name in copied})
+
+
+def _own_arrays(member: Member) -> list[Stream]:
+    links = [link for link in member.arrays if link.role == "simoe"]
+    return [Stream(link.name, link.dtype, link.shape, member.open("simoe", link.name).blocks) for link in links]
 
 
 def _spans(members: Sequence[Member], role: Role, name: str, dtype: str) -> list[Span] | None:

@@ -7,8 +7,10 @@ from typing import Any
 
 from registry.composition.ensemble.recipe import TO_ENSEMBLE, EnsembleRecipe
 from registry.composition.hetero.hetero_recipe import HeteroRecipe
+from registry.composition.interpolated.simoe_recipe import TO_SIMOE, SimoeRecipe
 from registry.composition.plan import DOCUMENT_FORMAT
 from registry.composition.recipe import Recipe
+from registry.composition.recipe.any_recipe import AnyRecipe
 from registry.composition.recipe.recipe_fields import HETERO
 from registry.composition.recipe.recipe_rules import FROM_BASE, problem_of_copies
 from registry.errors import CheckpointError, InvalidInputError
@@ -71,7 +73,7 @@ class CompositionManifest:
 
     members: tuple[VersionRef, ...]
     base: VersionRef | None
-    recipe: Recipe | EnsembleRecipe
+    recipe: AnyRecipe
     host: str
     parent: str | None = None
     from_base: int | None = None
@@ -152,10 +154,12 @@ def _is_of_copies(manifest: CompositionManifest) -> bool:
     return manifest.members == tuple(VersionRef(name, base.digest) for name in names)
 
 
-def _recipe(document: Mapping[str, Any], names: Sequence[str], host: str) -> Recipe | EnsembleRecipe:
+def _recipe(document: Mapping[str, Any], names: Sequence[str], host: str) -> AnyRecipe:
     if document.get("to") == TO_ENSEMBLE:
         return EnsembleRecipe.from_document(document, names)
     if document.get("to") == HETERO:
         return HeteroRecipe.from_document(document, names)
+    if document.get("to") == TO_SIMOE:
+        return SimoeRecipe.from_document(document, names)
     chosen = REMOTE_CODE if host.startswith(ROUTED) else host
     return Recipe.from_document(document, names, host=chosen if document.get("to") == "moe" else None)

@@ -25,8 +25,8 @@ class RoutedToken:
         text: its characters; empty for a token that continues a character of several tokens.
         special: True if the tokenizer added it.
         experts: the first choice of each layer.
-        weights: the routing weights of each layer, expert → weight, the largest first; they sum to 1. Of an ensemble,
-            which counts as one layer, all members' for the token after this one, 0 for those that are not kept.
+        weights: the routing weights of each layer, expert → weight, the largest first; they sum to 1. Of an ensemble or
+            a SIMoE, which count as one layer, all members' for the token after this one, 0 for those that are not kept.
     """
 
     id: int
@@ -92,7 +92,7 @@ def route(folder: Path, text: str, device: str | None = None) -> Routed:
     """Trace the expert that handles each token of a text, in a composed folder.
 
     Args:
-        folder: a mixture or an ensemble; its members need not be registered.
+        folder: a mixture, an ensemble or a SIMoE; its members need not be registered.
         text: the text, as one window.
         device: a torch device; the GPU by default, if there is one.
 

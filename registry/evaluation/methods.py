@@ -30,8 +30,8 @@ class Method:
     """One way of composing.
 
     Attributes:
-        settings: fields of `Recipe` that differ from its defaults, or of `EnsembleRecipe` or `HeteroRecipe` if `to`
-            is `ensemble` or `hetero`; and `train_steps` if the routers are then trained.
+        settings: fields of `Recipe` that differ from its defaults, or of `EnsembleRecipe`, `HeteroRecipe` or
+            `SimoeRecipe` if `to` is `ensemble`, `hetero` or `simoe`; and `train_steps` if the routers are then trained.
         seeds: seeds by default of a method with randomness, counted from 0: of its training, else of its recipe; 0 if
             it has none.
         oracle: send every token to the expert of its domain, which no router can know: the trunk's upper bound.
@@ -115,6 +115,7 @@ METHODS: dict[str, Method] = {
     "prompt-perplexity-merged": Method({"to": "ensemble", "routing": "prompt-perplexity", "top_k": 1, "trunk": "mean"}),
     "task-vector-merged": Method({"to": "ensemble", "routing": "task-vector", "top_k": 1, "trunk": "mean"}),
     "hetero": Method({"to": "hetero", "top_k": 1}),
+    "simoe": Method({"to": "simoe"}),
 }
 """Name of a row → its method, in the order of the table. `context` is the default recipe of `reg compose`."""
 

@@ -24,7 +24,15 @@ from registry.errors import CheckpointError, InvalidInputError
 from registry.evaluation.results import TestSettings
 from registry.evaluation.text import predicted
 from registry.progress import Advance, Progress
-from registry.runtime.gates import Gate, RoutingRecord, expert_count, force_expert, gates, is_ensemble, record_routing
+from registry.runtime.gates import (
+    Gate,
+    RoutingRecord,
+    expert_count,
+    force_expert,
+    gates,
+    record_routing,
+    weighs_members,
+)
 from registry.runtime.loading import quiet_transformers
 from registry.runtime.upcast import load_for_pass
 
@@ -61,8 +69,8 @@ class Model:
 
     @property
     def layers(self) -> int:
-        """L, the number of layers that route: 1 in an ensemble, 0 in a dense model."""
-        return 1 if is_ensemble(self.loaded) else len(self.routers)
+        """L, the number of layers that route: 1 in an ensemble or a SIMoE, 0 in a dense model."""
+        return 1 if weighs_members(self.loaded) else len(self.routers)
 
     @property
     def experts(self) -> int:

@@ -1,13 +1,13 @@
 """Evaluation of folders and methods against the registered experts, and of schedules of experts."""
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from registry.composition import EnsembleRecipe, HeteroRecipe, Recipe
+from registry.composition import AnyRecipe, EnsembleRecipe, HeteroRecipe, Recipe, SimoeRecipe
 from registry.composition.compose import plan_composition, write_plan
 from registry.errors import IncompatibleError, InvalidInputError
 from registry.evaluation.benchmark import TokenizerSource, make_benchmark
@@ -120,7 +120,7 @@ def composer_of(
     workspace: Workspace,
     experts: Sequence[str],
     base: str | None = None,
-    recipe: Recipe | EnsembleRecipe | None = None,
+    recipe: AnyRecipe | None = None,
 ) -> Compose:
     """Return a function that composes `experts` for a trial, without a record in the catalog.
 
@@ -134,8 +134,13 @@ def composer_of(
     def compose(settings: Mapping[str, Any], folder: Path) -> None:
         fields = dict(settings)
         steps, seed = fields.pop("train_steps", None), fields.pop("train_seed", 0)
-        whole = {"ensemble": EnsembleRecipe, "hetero": HeteroRecipe}.get(fields.get("to", ""))
-        method_recipe = replace(recipe or Recipe(), **fields) if whole is None else whole(**_but(fields, "to"))
+        whole: dict[str, Callable[..., AnyRecipe]] = {
+            "ensemble": EnsembleRecipe,
+            "hetero": HeteroRecipe,
+            "simoe": SimoeRecipe,
+        }
+        kind = whole.get(fields.get("to", ""))
+        method_recipe = replace(recipe or Recipe(), **fields) if kind is None else kind(**_but(fields, "to"))
         plan = plan_composition(workspace, experts, method_recipe, base=base if method_recipe.needs_base else None)
         if steps is None:
             write_plan(workspace, plan, folder)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from registry.composition import EnsembleRecipe, Recipe
+from registry.composition import AnyRecipe, Recipe, SimoeRecipe
 from registry.composition.recipe.recipe_fields import FIELDS, FieldKind
 from registry.composition.recipe.recipe_rules import misplaced
 from registry.composition.recipe.recipe_values import values_of
@@ -30,9 +30,9 @@ class Sweep:
     """
 
     values: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    recipe: Recipe | EnsembleRecipe = field(default_factory=Recipe)
+    recipe: AnyRecipe = field(default_factory=Recipe)
 
-    def recipes(self) -> dict[str, Recipe | EnsembleRecipe]:
+    def recipes(self) -> dict[str, AnyRecipe]:
         """Return row → recipe, in the order of the values.
 
         Raises:
@@ -50,7 +50,7 @@ class Sweep:
             )
         ((name, values),) = self.values.items()
         self._check(name, values)
-        found: dict[str, Recipe | EnsembleRecipe] = {}
+        found: dict[str, AnyRecipe] = {}
         for value in values:
             label = f"{name}={f'{value:.12g}' if isinstance(value, float) else value}"
             if label in found:
@@ -74,7 +74,8 @@ class Sweep:
         if not values:
             raise InvalidInputError(f"there is no value of {name} to sweep", f"such as --sweep {name}=V1,V2")
 
-    def _with(self, name: str, value: Any) -> Recipe | EnsembleRecipe:
+    def _with(self, name: str, value: Any) -> AnyRecipe:
         if FIELDS[name].group:
+            assert not isinstance(self.recipe, SimoeRecipe)  # which has no trunk method
             return replace(self.recipe, trunk_options={**self.recipe.trunk_options, name: value})
         return replace(self.recipe, **{name: value})

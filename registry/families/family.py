@@ -250,6 +250,13 @@ class Family:
                     inputs[self.tensor_name(layer, name)] = (MLP_INPUT, layer)
         return inputs
 
+    def layer_matrices(self, architecture: Architecture) -> tuple[str, ...]:
+        """Return the weights of the linear modules of attention and MLP, layer by layer."""
+        attention = self.attention(architecture)
+        of_mlp = [name for name, shape in self.mlp_layer(architecture).items() if len(shape) == 2]
+        names = [*(f"{module}.weight" for module in (*attention.inputs, attention.output)), *of_mlp]
+        return tuple(self.tensor_name(layer, name) for layer in range(architecture.num_hidden_layers) for name in names)
+
     def mlp_input(self, architecture: Architecture) -> NormOutput | ResidualStream:
         """Return the input of each layer's MLP, which determines its bounds."""
         return NormOutput()

@@ -5,7 +5,8 @@ carries. `modeling_biased.py`, `modeling_context.py` and `modeling_softmax_topk.
 routers of the text so far, and weights from the softmax over all experts. `modeling_ensemble.py` holds complete dense
 models and mixes their predictions; `modeling_mixed.py` subclasses it, with one routing and one way of mixing more.
 `modeling_families.py` subclasses that one, for members that differ in family or size; `modeling_hetero.py` holds bodies
-of several architectures between one embedding and one head.
+of several architectures between one embedding and one head. `modeling_simoe.py` subclasses the dense class, and changes
+its linear layers by what experts of a SIMoE share.
 """
 
 import json
@@ -36,6 +37,11 @@ FAMILIES_ENSEMBLE = "ensemble_families"
 """The `model_type` of an ensemble whose members differ in family or size."""
 
 HETERO_MODULE, FAMILIES_MODULE = "modeling_hetero", "modeling_families"
+
+SIMOE = "simoe_"
+"""Prefix of a SIMoE's `model_type`, before that of the dense model."""
+
+SIMOE_MODULE = "modeling_simoe"
 
 EVIDENCE_TENSOR = "evidence"
 """The tensor of evidence in a model that is routed by the text so far."""
@@ -201,6 +207,11 @@ def families_code() -> dict[str, bytes]:
     """Return that of ensembles whose members differ in family or size."""
     mixed = mixed_code("LlamaForCausalLM")[f"{MIXED_MODULE}.py"].decode()  # of which it takes what all classes have
     return {f"{FAMILIES_MODULE}.py": _merged(_read(FAMILIES_MODULE), mixed)}
+
+
+def simoe_code(class_name: str) -> dict[str, bytes]:
+    """Return the modelling file of a SIMoE of a dense class of transformers, by its name."""
+    return {f"{SIMOE_MODULE}.py": _source(SIMOE_MODULE, class_name).encode()}
 
 
 def _source(module: str, class_name: str) -> str:

@@ -5,7 +5,7 @@ from tempfile import TemporaryDirectory
 
 from registry.calibration.sampling import is_self_sampled
 from registry.checkpoint.expert_manifest import FILE_NAME
-from registry.composition import Ensemble, Plan
+from registry.composition import AnyPlan
 from registry.composition.cards.licenses import check_spelling
 from registry.composition.cards.parts import licenses_of
 from registry.composition.compose import used_versions
@@ -45,9 +45,7 @@ def push(workspace: Workspace, folder: PathLike, target: Target | str, license_i
     return _upload(workspace, target, commit, digest)
 
 
-def check_push(
-    workspace: Workspace, plan: Plan | Ensemble, target: Target | str, license_id: str | None = None
-) -> None:
+def check_push(workspace: Workspace, plan: AnyPlan, target: Target | str, license_id: str | None = None) -> None:
     """Check, before composing, that the result can be pushed (arguments and errors as in `Registry.check_push`)."""
     chosen = None if license_id is None else _license(license_id)
     own = licenses_of(plan.members, plan.base).license

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from registry.composition.compose import plan_composition
-from registry.composition.ensemble.recipe import EnsembleRecipe
+from registry.composition.interpolated.simoe_recipe import SimoeRecipe
 from registry.composition.manifest import CompositionManifest, VersionRef
 from registry.composition.recipe import Recipe
 from registry.errors import CheckpointError, InvalidInputError, NotFoundError, OutputError, RegError, StorageError
@@ -219,8 +219,10 @@ def recompose(workspace: Workspace, manifest: CompositionManifest, members: Sequ
     refs = [by_digest(workspace.catalog, member.name, member.digest, "it").ref for member in registered]
     known = manifest.base
     base = None if known is None else by_digest(workspace.catalog, known.name, known.digest, "it").ref
+    if isinstance(manifest.recipe, SimoeRecipe):
+        return plan_composition(workspace, refs, manifest.recipe, base=base).digest
     top_k = manifest.recipe.top_k
-    recipe: Recipe | EnsembleRecipe = replace(
+    recipe = replace(
         manifest.recipe,
         top_k=None if top_k is None else min(top_k, len(names)),
         weights={name: weight for name, weight in manifest.recipe.weights.items() if name in names},

@@ -27,7 +27,7 @@ class OptOut:
         cleared: paths of other deleted files: leftovers of interrupted commands, and copies of the catalog that
             upgrades made.
         remains: one line for each file that another process uses and that could not be deleted yet.
-        trained_together: active versions whose weights were trained together with any of them, as those of a soup.
+        trained_together: active versions whose weights were trained together with any of them, as of a soup or a SIMoE.
     """
 
     versions: tuple[VersionRecord, ...]
@@ -109,20 +109,25 @@ def withdraw(workspace: Workspace, versions: Sequence[VersionRecord], *, purge: 
 
 
 def _trained_together(workspace: Workspace, versions: Sequence[VersionRecord]) -> tuple[str, ...]:
-    """Return the other active versions of the soups that versions are part of."""
-    soups = {soup for version in versions if (soup := _soup_of(version)) is not None}
-    if not soups:
+    """Return the other active versions of the soups and SIMoEs that versions are part of."""
+    shared = {digest for version in versions if (digest := _shared_of(version)) is not None}
+    if not shared:
         return ()
     own = {version.id for version in versions}
-    return tuple(one.ref for one in workspace.versions() if _soup_of(one) in soups and one.id not in own)
+    return tuple(one.ref for one in workspace.versions() if _shared_of(one) in shared and one.id not in own)
 
 
-def _soup_of(version: VersionRecord) -> str | None:
-    """Return the digest of a soup's shared weights; None of a version that is in none, and of one that was purged."""
-    document = (version.content or {}).get("soup")
-    if document is None:
+def _shared_of(version: VersionRecord) -> str | None:
+    """Return the digest of the weights that a soup or a SIMoE shares.
+
+    None of a version that is in neither, and of one that was purged.
+    """
+    content = version.content or {}
+    if "simoe" in content:
+        return str(content["simoe"]["delta"])
+    if "soup" not in content:
         return None
-    return version.digest if version.kind == "base" else str(document.get("soup"))
+    return version.digest if version.kind == "base" else str(content["soup"].get("soup"))
 
 
 def pushable(versions: Iterable[VersionRecord], compositions: Iterable[CompositionRecord]) -> set[str]:

@@ -112,7 +112,7 @@ def content_of(
         "license": license_id,
         "calibration_kept": kept,
         "computed": computed,
-    } | ({} if hashed.soup is None else {"soup": hashed.soup})
+    } | {key: value for key, value in (("soup", hashed.soup), ("simoe", hashed.simoe)) if value is not None}
 
 
 def write_arrays(
@@ -276,6 +276,8 @@ def _arrays(
         yield "trunk", name, checkpoint.source(name), hashed.tensors[name]
     for name in checkpoint.mlp:
         yield "mlp", name, checkpoint.source(name), hashed.tensors[name]
+    for name, source in hashed.own.items():
+        yield "simoe", name, source, hashed.own_digests[name]
     for name, data in hashed.files.items():
         yield "file", name, _source(torch.frombuffer(bytearray(data), dtype=torch.uint8), "uint8"), None
     if collected is None:

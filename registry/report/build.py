@@ -11,6 +11,8 @@ from registry.checkpoint.training_record import TrainingRecord, training_of, tra
 from registry.composition.compose import plan_composition, preview_composition
 from registry.composition.ensemble.recipe import EnsembleRecipe
 from registry.composition.integrity import COMPOSE_AGAIN, ComposedFolder
+from registry.composition.interpolated.mask_overlap import mask_overlaps
+from registry.composition.interpolated.simoe_recipe import SimoeRecipe
 from registry.composition.manifest import CompositionManifest
 from registry.composition.plan import Plan
 from registry.composition.preview import Preview
@@ -21,6 +23,7 @@ from registry.errors import CheckpointError, RegError
 from registry.evaluation import Row, TestSettings
 from registry.evaluation.service import evaluate_registered
 from registry.evaluation.table import Wanted
+from registry.member import load_member
 from registry.names.resolve import by_digest, composition_of
 from registry.registration.expert_overlap import compared_layers
 from registry.registration.lineage_index import LineageIndex
@@ -39,6 +42,8 @@ from registry.report.data import (
 )
 from registry.workspace import PathLike, Workspace
 from store.catalog import CompositionRecord, EvaluationRecord, VersionRecord
+
+MaskOverlap = tuple[str, str, float]
 
 _BASES = 8
 """Maximum number of base models that members are compared with for the lineage."""
@@ -89,8 +94,9 @@ def build_report(
     plan, preview = gathering.predicted(manifest, versions)
     measured = next((row for row in rows if row.routing), None)
     routing = _measured(measured) if measured else _predicted(preview, names)
-    if measured is None and isinstance(manifest.recipe, EnsembleRecipe):
-        gathering.notes.append("the weights of an ensemble are measured alone: no evaluation that has them is stored")
+    if measured is None and not isinstance(manifest.recipe, Recipe):
+        what = "an ensemble" if isinstance(manifest.recipe, EnsembleRecipe) else "a SIMoE"
+        gathering.notes.append(f"the weights of {what} are measured alone: no evaluation that has them is stored")
     elif measured is None:
         gathering.notes.append("routing is predicted from statistics: no evaluation with text is stored")
         if preview is not None and preview.by_tokens:
@@ -119,6 +125,7 @@ def build_report(
         lineage=gathering.lineage(digest, manifest, versions, list(records.values())),
         training=gathering.training(document),
         from_base=manifest.from_base,
+        mask_overlap=gathering.masks(manifest, versions),
         notes=tuple(gathering.notes),
     )
 
@@ -218,6 +225,14 @@ class _Gathering:
             if manifest.parent:
                 self.notes.append("predictions from statistics concern the composition before its training")
         return plan, preview
+
+    def masks(self, manifest: CompositionManifest, versions: Mapping[str, VersionRecord]) -> tuple[MaskOverlap, ...]:
+        """Return the overlaps of the masks of a SIMoE's members; none where a member is not registered here."""
+        if not isinstance(manifest.recipe, SimoeRecipe) or len(versions) < len(manifest.members):
+            return ()
+        with self._noted("the overlap of masks is not available"):
+            return mask_overlaps([load_member(self._workspace, version) for version in versions.values()])
+        return ()
 
     def curves(self, plan: Plan | None) -> tuple[Curve, ...]:
         """Return held-out errors over the ridge strength, from the experts' own statistics."""

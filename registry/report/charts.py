@@ -24,7 +24,9 @@ def charts(figures: ReportData) -> dict[str, Spec]:
         specs["confusion"] = _confusion(figures, routing)
         specs["load"] = _load(figures, routing)
     if figures.overlap:
-        specs["overlap"] = _overlap(figures)
+        specs["overlap"] = _overlap(figures.experts, figures.overlap)
+    if figures.mask_overlap:
+        specs["mask-overlap"] = _overlap(figures.experts, figures.mask_overlap)
     if any(row.score for row in figures.scores):
         specs["scores"] = _scores(figures)
     if figures.curves:
@@ -147,11 +149,10 @@ def _confusion(figures: ReportData, routing: RoutingData) -> Spec:
     }
 
 
-def _overlap(figures: ReportData) -> Spec:
-    experts = figures.experts
+def _overlap(experts: Sequence[str], overlap: Sequence[tuple[str, str, float]]) -> Spec:
     rows = [
         {"a": a, "b": b, "share": share}
-        for first, second, share in figures.overlap
+        for first, second, share in overlap
         for a, b in ((first, second), (second, first))
     ]
     x = {

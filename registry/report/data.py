@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import Any
 
-from registry.hosts.remote_code import ENSEMBLE
+from registry.hosts.remote_code import ENSEMBLE, SIMOE
 
 
 @dataclass(frozen=True)
@@ -223,6 +223,7 @@ class ReportData:
         notes: missing parts, with reasons.
         training: the composition's own training; None of one that was not trained, or whose routers alone were.
         from_base: the number of members, where they are copies of a base model, which have no domain.
+        mask_overlap: (expert, expert, overlap of their masks, from 0 to 1), of a SIMoE.
     """
 
     name: str
@@ -246,11 +247,12 @@ class ReportData:
     notes: tuple[str, ...] = ()
     training: Training | None = None
     from_base: int | None = None
+    mask_overlap: tuple[tuple[str, str, float], ...] = ()
 
     @property
-    def is_ensemble(self) -> bool:
-        """True if it is an ensemble, whose members' weights count as the routing of one layer."""
-        return self.host.startswith(ENSEMBLE)
+    def weighs_members(self) -> bool:
+        """True if it is an ensemble or a SIMoE, whose members' weights count as the routing of one layer."""
+        return self.host.startswith((ENSEMBLE, SIMOE))
 
     @property
     def experts(self) -> tuple[str, ...]:

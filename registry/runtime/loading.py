@@ -15,6 +15,7 @@ from registry.hosts.remote_code import (
     FAMILIES_ENSEMBLE,
     HETERO,
     ROUTED,
+    SIMOE,
     biased_code_host,
     context_code_host,
     ensemble_code,
@@ -22,6 +23,7 @@ from registry.hosts.remote_code import (
     hetero_code,
     mixed_code,
     remote_code_host,
+    simoe_code,
     softmax_topk_code_host,
 )
 from registry.io.display import few
@@ -144,6 +146,8 @@ def _our_code(model_type: str) -> list[Mapping[str, bytes]]:
     if model_type.startswith(ENSEMBLE):
         class_name = FAMILIES[model_type.removeprefix(ENSEMBLE)].class_name
         return [ensemble_code(class_name), mixed_code(class_name)]
+    if model_type.startswith(SIMOE):
+        return [simoe_code(FAMILIES[model_type.removeprefix(SIMOE)].class_name)]
     if model_type.startswith(ROUTED):
         family = FAMILIES[model_type.removeprefix(ROUTED)]
         kinds = (remote_code_host, context_code_host, biased_code_host, softmax_topk_code_host)

@@ -17,7 +17,7 @@ from registry.errors import CalibrationError
 from registry.maths.soup_weights import draw_domain_weights, draw_domains
 from registry.progress import Progress, remark
 from registry.soup.soup_settings import SoupTraining
-from registry.training.training_windows import HELD_OUT, Windows, make_windows
+from registry.training.training_windows import HELD_OUT, Windows, check_vocabulary, make_windows
 
 EMBEDDED = 64
 """Most windows of a domain whose mean is its centroid."""
@@ -100,11 +100,7 @@ def _read(
     except CalibrationError as error:
         hint = error.hint if settings.clusters is None else "give fewer --clusters, or more text with --domains"
         raise CalibrationError(f"domain {name}: {error.message}", hint) from error
-    if (largest := int(found.ids.max())) >= (vocabulary := checkpoint.architecture.vocab_size):
-        raise CalibrationError(
-            f"domain {name}: token {largest:,} is beyond the model's vocabulary of {vocabulary:,}",
-            "put the tokenizer that the model was trained with into its folder",
-        )
+    check_vocabulary(found, checkpoint.architecture.vocab_size, f"domain {name}")
     return windows
 
 

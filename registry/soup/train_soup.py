@@ -1,6 +1,5 @@
 """Training of a soup from a base model, and its registration: the shared weights as a base model, and the experts."""
 
-import importlib.util
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -14,8 +13,7 @@ from registry.checkpoint import Checkpoint, HashedCheckpoint, hash_checkpoint
 from registry.checkpoint.annotations import Annotations
 from registry.checkpoint.model_files import EXPERT_TRAINING, OWN_FILES
 from registry.checkpoint.soup_files import SOUP_FILE, SOUP_ROUTER, pack_router, pack_soup
-from registry.errors import CheckpointError, InvalidInputError, StorageError
-from registry.families.sites import COUNTS
+from registry.errors import CheckpointError, InvalidInputError
 from registry.io.display import few
 from registry.io.dtypes import AUTO
 from registry.io.limits import JSON_BYTES
@@ -23,10 +21,9 @@ from registry.io.model_folder import fresh_folder, write_files, write_weights
 from registry.io.safetensors_writer import Stream
 from registry.io.torch_blocks import to_block, torch_dtype
 from registry.io.work_dirs import resumable, temporary
-from registry.names.reference import NAME_LIMIT, check_name, copy_name
+from registry.names.reference import copy_name
 from registry.names.resolve import check_name_is_free
-from registry.progress import silent
-from registry.registration import Registration, RegistrationRequest, open_candidate, register_base, register_expert
+from registry.registration import Registration
 from registry.runtime.compute_dtype import is_fast
 from registry.runtime.loading import device_name, load_model, load_tokenizer
 from registry.soup.document_clusters import check_clustering, cluster_documents
@@ -34,17 +31,20 @@ from registry.soup.soup_model import Soup
 from registry.soup.soup_settings import SoupTraining
 from registry.soup.soup_text import centroids, read_soup_windows
 from registry.soup.soup_trainer import SoupTrainer
-from registry.statistics import file as statistics
-from registry.statistics.file import Collected
-from registry.statistics.forward_pass import computed_by
-from registry.statistics.settings import PassSettings
 from registry.training.announcement import announce
 from registry.training.expert.train_expert import opened_base
-from registry.training.processes import leading
+from registry.training.trained_together import (
+    check_libraries,
+    check_names,
+    check_one_process,
+    register_trained,
+    write_counts,
+)
 from registry.training.training_windows import shortened
 from registry.training.weight_trainer import Losses, curve
 from registry.workspace import PathLike, Workspace
 from store.arrays import Block
+from store.catalog.records import Kind
 from store.digest import json_digest
 from store.lock import exclusive
 
@@ -95,12 +95,7 @@ def train_soup(
     """
     files = {key: [Path(file) for file in domains[key]] for key in sorted(domains)}
     count = settings.clusters or len(files)
-    with leading() as processes:
-        if processes.count > 1:
-            raise InvalidInputError(
-                f"a soup trains in one process, and a launcher started {processes.count}",
-                "repeat the command without the launcher",
-            )
+    check_one_process("a soup")
     _check(workspace, name, files, settings)
     progress, home = workspace.progress, workspace.home
     with ExitStack() as stack:
@@ -166,14 +161,8 @@ def train_soup(
 def _check(workspace: Workspace, name: str, files: Mapping[str, Sequence[Path]], settings: SoupTraining) -> None:
     """Check what a training is given (errors as `train_soup`)."""
     workspace.check_owner()
-    last = copy_name(check_name(name), settings.experts, settings.experts)
-    if len(last) > NAME_LIMIT:
-        raise InvalidInputError(
-            f"experts of {name[:20]}… would have names of more than {NAME_LIMIT} characters", "choose a shorter name"
-        )
     check_name_is_free(workspace.catalog, name, "base")
-    for number in range(1, settings.experts + 1):
-        check_name_is_free(workspace.catalog, copy_name(name, number, settings.experts), "expert")
+    check_names(workspace, name, settings.experts)
     if empty := [domain for domain, own in files.items() if not own]:
         raise InvalidInputError(f"domain {empty[0]} has no file", f"give --domains {empty[0]}=FILE")
     if settings.clusters is not None:
@@ -192,8 +181,7 @@ def _check(workspace: Workspace, name: str, files: Mapping[str, Sequence[Path]],
             "name it: --domains NAME=FILE",
         )
     settings.support_of(settings.clusters or len(files))
-    if importlib.util.find_spec("accelerate") is None:
-        raise StorageError("training needs accelerate", "run: pip install 'expert-registry[train]'")
+    check_libraries()
 
 
 @contextmanager
@@ -240,21 +228,13 @@ def _begin(checkpoint: Checkpoint, device: str, domains: int, settings: SoupTrai
 
 def _register(workspace: Workspace, result: _Result, expert: int | None, own: Mapping[str, bytes]) -> Registration:
     """Register the shared weights, or with the number of an expert S + E_j; its folder is deleted afterwards."""
-    name, annotations = result.name, result.annotations
+    name: str = result.name
+    kind: Kind = "base" if expert is None else "expert"
     if expert is not None:
         name = copy_name(name, expert + 1, len(result.soup.output.bias))
-    with temporary(workspace.home.merged, prefix="training-") as scratch:
-        _write(scratch / "model", result, expert, own)
-        request = RegistrationRequest(
-            name,
-            scratch / "model",
-            "base" if expert is None else "expert",
-            annotations=annotations,
-            allow_unrelated=True,  # it comes from a base model, registered or not
-            remote_code=True,
-        )
-        with open_candidate(workspace, request) as candidate:
-            return (register_base if expert is None else register_expert)(workspace, candidate)
+    return register_trained(
+        workspace, name, kind, result.annotations, lambda folder: _write(folder, result, expert, own)
+    )
 
 
 def _write(folder: Path, result: _Result, expert: int | None, own: Mapping[str, bytes]) -> None:
@@ -273,23 +253,7 @@ def _write(folder: Path, result: _Result, expert: int | None, own: Mapping[str, 
         files = {name: data for name, data in result.hashed.files.items() if name not in OWN_FILES}
         write_files(written, files | dict(own))
         if expert is not None:
-            _write_counts(written, result)
-
-
-def _write_counts(folder: Path, result: _Result) -> None:
-    """Write how often the training text has each token: what combines experts by coefficients needs no more."""
-    text, architecture = result.text, result.hashed.checkpoint.architecture
-    statistics.save(
-        folder / statistics.FILE_NAME,
-        Collected(
-            hash_checkpoint(Checkpoint(folder, remote_code=True), silent).weights,
-            {},
-            text.digest,
-            text.label,
-            computed_by(result.hashed.checkpoint, PassSettings(sites=COUNTS)),
-            token_counts=text.counts(architecture.vocab_size),
-        ),
-    )
+            write_counts(written, result.hashed.checkpoint, result.text)
 
 
 def _blocks(soup: Soup, number: int, expert: int | None, dtype: str) -> list[Block]:

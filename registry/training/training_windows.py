@@ -75,6 +75,24 @@ def make_windows(calibrations: Sequence[Calibration], size: int, seed: int) -> W
     return Windows(joined, shuffled[held_out:], shuffled[:held_out] if held_out else shuffled, seed)
 
 
+def check_vocabulary(found: Calibration, vocabulary: int, label: str) -> None:
+    """Check that a model knows all tokens of a text.
+
+    Args:
+        found: windows of the text.
+        vocabulary: number of tokens that the model knows.
+        label: the text's name in messages.
+
+    Raises:
+        CalibrationError: a token is beyond the vocabulary.
+    """
+    if (largest := int(found.ids.max())) >= vocabulary:
+        raise CalibrationError(
+            f"{label}: token {largest:,} is beyond the model's vocabulary of {vocabulary:,}",
+            "put the tokenizer that the model was trained with into its folder",
+        )
+
+
 def shortened(seq_len: int, folder: Path, progress: Progress) -> int:
     """Return the tokens of a window: `seq_len`, or what the model of a folder takes, if that is less."""
     limit = read_config(folder).get("max_position_embeddings")

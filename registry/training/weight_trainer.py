@@ -80,11 +80,17 @@ class WeightTrainer:
 
     def __post_init__(self) -> None:
         settings = self.settings
-        matrices = [part for part in self.parameters if self.decays(part)]
-        others = [part for part in self.parameters if not self.decays(part)]
-        groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}]
+        groups: dict[tuple[float, float], list[torch.nn.Parameter]] = {}
+        for decays in (True, False):
+            for part in self.parameters:
+                if self.decays(part) == decays:
+                    decay = settings.weight_decay if decays else 0.0
+                    groups.setdefault((decay, self.rate_of(part)), []).append(part)
         self._optimiser = torch.optim.AdamW(
-            [{**group, "initial_lr": settings.lr} for group in groups if group["params"]],
+            [
+                {"params": parts, "weight_decay": decay, "lr": rate, "initial_lr": rate}
+                for (decay, rate), parts in groups.items()
+            ],
             lr=settings.lr,
             betas=BETAS,
         )
@@ -147,6 +153,13 @@ class WeightTrainer:
     def decays(self, part: torch.nn.Parameter) -> bool:
         """Tell whether weight decay applies to a weight: to matrices."""
         return part.ndim > 1
+
+    def rate_of(self, part: torch.nn.Parameter) -> float:
+        """Return the highest learning rate of a weight."""
+        return self.settings.lr
+
+    def after_step(self) -> None:
+        """Change what no gradient changes, after a step of AdamW; here nothing."""
 
     def inputs(self, place: int) -> dict[str, Tensor]:
         """Return what the model gets with a window beside its tokens; `place` is its number of all steps' windows."""
@@ -335,6 +348,7 @@ class _Steps(TrainerCallback):
         if logs is None or "loss" not in logs:  # the summary at the end
             return
         step, trainer = self._start + state.global_step, self._trainer
+        trainer.after_step()
         self.losses.append(_finite(float(logs["loss"]), f"in step {step}"))
         self._advance(1)
         every = max(1, trainer.settings.steps // REMARKS)

@@ -124,7 +124,7 @@ class Choices:
         """The base model, where one is named."""
         return self.texts["base"] or None
 
-    def recipe(self) -> composition.Recipe | composition.EnsembleRecipe:
+    def recipe(self) -> composition.AnyRecipe:
         """Return the recipe.
 
         Raises:

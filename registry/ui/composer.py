@@ -39,7 +39,7 @@ class Result:
         error: why there is no plan.
     """
 
-    plan: composition.Plan | composition.Ensemble | None = None
+    plan: composition.AnyPlan | None = None
     members: Sequence[Mapping[str, Any]] = ()
     command: str = ""
     made: bool = False
@@ -89,7 +89,7 @@ def preview(site: Site, request: Request) -> Response:
     plan = site.registry.plan(refs, recipe, base=choices.base)
     back = url("compose", e=refs, **choices.query)
     if not isinstance(recipe, Recipe):
-        raise InvalidInputError("an ensemble has no routers to predict from statistics", "choose another output")
+        raise InvalidInputError("only mixtures have routers to predict from statistics", "choose another output")
     members = tuple(member.version.ref for member in plan.members)
     key = "preview", plan.digest, members
     found = site.cache.get(key, lambda: site.registry.preview(members, recipe, base=choices.base))

@@ -184,4 +184,5 @@ def _line(site: Site, record: CompositionRecord) -> Line:
     latest = next((each.document["figures"]["average"] for each in site.registry.evaluations(record)), None)
     router = ", ".join(text for text, holds in labels.items() if text and holds)
     copies = record.document.get("from_base")
-    return Line(record, experts, copies, base, method if to == "moe" else f"{to}, {method}", router, latest)
+    made = method if to == "moe" else ", ".join(filter(None, (to, method)))
+    return Line(record, experts, copies, base, made, router, latest)

@@ -31,6 +31,7 @@ ROLES: Mapping[Role, str] = {
     "statistics": "statistics",
     "calibration": "kept calibration tokens",
     "file": "configuration and tokenizer",
+    "simoe": "shared weights, mask and router row of a SIMoE",
 }
 """Role of an array → its label."""
 

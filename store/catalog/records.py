@@ -6,7 +6,7 @@ from typing import Any, Literal
 Kind = Literal["expert", "base"]
 KIND_WORDS = {"expert": "an expert", "base": "a base model"}
 State = Literal["active", "withdrawn", "purged"]
-Role = Literal["trunk", "mlp", "statistics", "calibration", "file", "trained"]
+Role = Literal["trunk", "mlp", "statistics", "calibration", "file", "simoe", "trained"]
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ class Array(Base):
 
 
 class VersionArray(Base):
-    """A link from a version to an array: `role` is trunk, mlp, statistics, calibration or file."""
+    """A link from a version to an array: `role` is trunk, mlp, statistics, calibration, file or simoe."""
 
     __tablename__ = "version_arrays"
     version_id: Mapped[int] = mapped_column(ForeignKey("versions.id"), primary_key=True)

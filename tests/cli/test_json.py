@@ -96,6 +96,8 @@ def outputs(zoo: Zoo, _filled_home: Path, tmp_path_factory: pytest.TempPathFacto
         run("reproduce", moe)
         domains = ("--domains", zoo.train["code"], "--domains", zoo.train["math"])
         run("train-soup", "mixed", "--base", "base", *domains, "--experts", 1, "--tokens", 64, "--seq-len", 32)
+        run("train-simoe", "found", "--base", "base", "--data", zoo.train["code"], "--experts", 2, "--prompt-tokens", 8,
+            "--tokens", 64, "--seq-len", 32)  # fmt: skip
         run("instantiate", "mixed", "--weights", "code=1", "--out", work / "instance")
         run("export", "math", "--out", work / "math")
         run("opt-out", "math", "--purge", "--yes", "--receipt", receipt)

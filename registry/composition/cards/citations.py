@@ -54,6 +54,16 @@ _WORKS = {
         "Soup-of-Experts: Pretraining Specialist Models via Parameters Averaging",
         "2502.01804",
     ),
+    "chen2025simoe": (
+        "Chen, Shengzhuang and Wei, Ying and Schwarz, Jonathan Richard",
+        "Automatic Expert Discovery in LLM Upcycling via Sparse Interpolated Mixture-of-Experts",
+        "2506.12597",
+    ),
+    "louizos2018sparse": (
+        "Louizos, Christos and Welling, Max and Kingma, Diederik P.",
+        "Learning Sparse Neural Networks through L0 Regularization",
+        "1712.01312",
+    ),
     "wortsman2022soups": (
         "Wortsman, Mitchell and Ilharco, Gabriel and Gadre, Samir Yitzhak and others",
         "Model soups: averaging weights of multiple fine-tuned models improves accuracy",
@@ -122,6 +132,8 @@ def cited(recipe: Mapping[str, Any], *, of_copies: bool = False) -> list[str]:
         recipe: the document.
         of_copies: the experts are copies of one base model.
     """
+    if recipe["to"] == "simoe":
+        return ["chen2025simoe", "louizos2018sparse"]
     keys = [_DUME, *(["komatsuzaki2022upcycling"] if of_copies else [])]
     keys += _ROUTINGS.get(str(recipe.get("routing")), ())
     keys += ["zhou2025mergeme"] if recipe["to"] == "hetero" else []

@@ -15,7 +15,7 @@ from registry.io.dtypes import WEIGHT_DTYPES
 from registry.io.schema import NUMBER, NUMBERS, SWITCH, TEXT, WHOLE, Kind, maybe
 from registry.names.suggest import suggest
 
-MOE, DENSE, ENSEMBLE, HETERO = "moe", "dense", "ensemble", "hetero"
+MOE, DENSE, ENSEMBLE, HETERO, SIMOE = "moe", "dense", "ensemble", "hetero", "simoe"
 TRUNK_OPTIONS = "trunk_options"
 """Key of a recipe that holds the parameters of its trunk method."""
 
@@ -229,7 +229,7 @@ class RecipeField:
 
 _ALL, _TRUNKS = (MOE, DENSE, ENSEMBLE), (MOE, DENSE)
 _MIXTURES, _MIXED, _RIDGE = (MOE,), (MOE, ENSEMBLE, HETERO), (MOE, HETERO)
-_EVERY = (*_ALL, HETERO)
+_EVERY = (*_ALL, HETERO, SIMOE)
 
 FIELDS: dict[str, RecipeField] = {
     described.name: described
@@ -238,10 +238,11 @@ FIELDS: dict[str, RecipeField] = {
             "to", FieldKind.CHOICE,
             "What to make: moe, a sparse mixture; dense, one model whose MLPs are combined as the trunk is; "
             "ensemble, all members whole, their predictions mixed; hetero, members of several architectures behind one "
-            "embedding and before one head (both load with trust_remote_code=True).",
+            "embedding and before one head; simoe, experts of reg train-simoe as they were trained (these three load "
+            "with trust_remote_code=True).",
             "OUTPUT", _EVERY, default=MOE, choices=_EVERY, noun="output",
-            label="Make", note="a sparse mixture, one dense model, an ensemble of whole models, or bodies of several "
-            "architectures between one embedding and one head",
+            label="Make", note="a sparse mixture, one dense model, an ensemble of whole models, bodies of several "
+            "architectures between one embedding and one head, or experts of a SIMoE together",
         ),
         RecipeField(
             "routing", FieldKind.CHOICE, "Of an ensemble: posterior, perplexity, prompt-perplexity or task-vector.",
@@ -435,6 +436,7 @@ OF_COPIES: dict[str, Any] = {"router": "random", "trunk": "base"}
 LEAST_COPIES, MOST_COPIES = 2, 1024
 
 NEEDS_BASE = {
+    "to": (SIMOE,),
     "routing": ("task-vector",),
     "trunk": ("base", "ties", "dare", "task-arithmetic"),
     "router": ("domain-embedding",),

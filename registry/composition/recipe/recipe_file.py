@@ -90,7 +90,7 @@ class RecipeFile:
     fit: CoefficientFit | None = None
 
     @cached_property
-    def recipe(self) -> composition.Recipe | composition.EnsembleRecipe:
+    def recipe(self) -> composition.AnyRecipe:
         """The recipe."""
         return make_recipe(self.values, self.fit)
 
@@ -125,7 +125,7 @@ def read_recipe(path: Path | str) -> RecipeFile:
 
 
 def recipe_text(
-    recipe: composition.Recipe | composition.EnsembleRecipe,
+    recipe: composition.AnyRecipe,
     experts: Sequence[str] = (),
     base: str | None = None,
     from_base: int | None = None,
@@ -163,7 +163,7 @@ def check_recipe_output(path: Path, *, force: bool = False) -> None:
 
 def write_recipe(
     path: Path | str,
-    recipe: composition.Recipe | composition.EnsembleRecipe,
+    recipe: composition.AnyRecipe,
     experts: Sequence[str] = (),
     base: str | None = None,
     *,

@@ -7,13 +7,11 @@ from typing import Any
 
 from registry import composition
 from registry.composition.recipe.coefficient_fit import CoefficientFit
-from registry.composition.recipe.recipe_fields import ENSEMBLE, FIELDS, HETERO, TRUNK_OPTIONS, obstacle
+from registry.composition.recipe.recipe_fields import ENSEMBLE, FIELDS, HETERO, SIMOE, TRUNK_OPTIONS, obstacle
 from registry.composition.recipe.recipe_rules import base_itself
 
 
-def make_recipe(
-    values: Mapping[str, Any], fit: CoefficientFit | None = None
-) -> composition.Recipe | composition.EnsembleRecipe:
+def make_recipe(values: Mapping[str, Any], fit: CoefficientFit | None = None) -> composition.AnyRecipe:
     """Make the recipe of some fields, with trunk options among them; the others are at their defaults.
 
     Args:
@@ -41,10 +39,13 @@ def make_recipe(
     if own.get("to") == HETERO:
         del own["to"]
         return composition.HeteroRecipe(**own, trunk_options=options)
+    if own.get("to") == SIMOE:
+        del own["to"]
+        return composition.SimoeRecipe(**own)
     return composition.Recipe(**own, trunk_options=options, fit=fit if own.get("coefficients") else None)
 
 
-def values_of(recipe: composition.Recipe | composition.EnsembleRecipe) -> dict[str, Any]:
+def values_of(recipe: composition.AnyRecipe) -> dict[str, Any]:
     """Return the fields that have a part in a recipe, as `make_recipe` takes them, in the order of `FIELDS`.
 
     Fields that the program decides on are left out: None, and empty numbers by member.

@@ -17,7 +17,7 @@ from registry.checkpoint.open import open_checkpoint
 from registry.checkpoint.router_rows import ROUTER_FILE, pack_rows
 from registry.checkpoint.stored_weights import StoredWeights
 from registry.composition.dense import write_dense
-from registry.errors import CalibrationError, InvalidInputError, NotFoundError, StorageError
+from registry.errors import InvalidInputError, NotFoundError, StorageError
 from registry.io.dtypes import AUTO
 from registry.io.model_folder import check_output, fresh_folder, write_files, write_weights
 from registry.io.work_dirs import resumable, temporary
@@ -36,7 +36,7 @@ from registry.training.expert.run_training import run_training
 from registry.training.expert.trainable import Trainable, trained_weights
 from registry.training.job import Job
 from registry.training.processes import Processes, leading
-from registry.training.training_windows import HELD_OUT, Windows, make_windows, shortened
+from registry.training.training_windows import HELD_OUT, Windows, check_vocabulary, make_windows, shortened
 from registry.training.weight_trainer import Losses, curve
 from registry.workspace import PathLike, Workspace
 from store.digest import json_digest
@@ -217,12 +217,7 @@ def _windows(
     def windows_of(files: Sequence[PathLike], count: int) -> Calibration:
         size, corpus = settings.seq_len, Corpus([Path(file) for file in files], tokenizer)
         found = random_places(corpus, tokenizer, tokens=count * size, seq_len=size, seed=settings.seed)
-        largest, vocabulary = int(found.ids.max()), checkpoint.architecture.vocab_size
-        if largest >= vocabulary:
-            raise CalibrationError(
-                f"{found.label}: token {largest:,} is beyond the model's vocabulary of {vocabulary:,}",
-                "put the tokenizer that the model was trained with into its folder",
-            )
+        check_vocabulary(found, checkpoint.architecture.vocab_size, found.label)
         return found
 
     calibration = windows_of(text.own, count)

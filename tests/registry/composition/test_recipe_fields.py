@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from registry import EnsembleRecipe, HeteroRecipe, Recipe
+from registry import EnsembleRecipe, HeteroRecipe, Recipe, SimoeRecipe
 from registry.composition.ensemble.recipe import ROUTINGS
 from registry.composition.recipe import OUTPUTS, recipe_schema
 from registry.composition.recipe.recipe_fields import (
@@ -20,6 +20,7 @@ from registry.composition.recipe.recipe_fields import (
     FROM_OWN_PASSES,
     HETERO,
     MOE,
+    SIMOE,
     TRUNK_OPTIONS,
     FieldKind,
     RecipeField,
@@ -41,7 +42,7 @@ def test_choices_are_the_methods_that_exist() -> None:
     assert FIELDS["trunk"].choices == tuple(TRUNKS)
     assert sorted(FIELDS["router"].choices) == sorted(ROUTERS)
     assert FIELDS["routing"].choices == tuple(ROUTINGS)
-    assert FIELDS["to"].choices == (*OUTPUTS, ENSEMBLE, HETERO)
+    assert FIELDS["to"].choices == (*OUTPUTS, ENSEMBLE, HETERO, SIMOE)
     assert FIELDS["dtype"].choices == WEIGHT_DTYPES
     for one in FIELDS.values():
         assert bool(one.choices) == (one.kind is FieldKind.CHOICE)
@@ -61,7 +62,7 @@ def test_parameters_of_methods_are_those_that_the_methods_take() -> None:
 
 
 def test_recipes_have_exactly_the_fields_of_their_outputs() -> None:
-    for recipe, outputs in ((Recipe, {MOE, DENSE}), (EnsembleRecipe, {ENSEMBLE})):
+    for recipe, outputs in ((Recipe, {MOE, DENSE}), (EnsembleRecipe, {ENSEMBLE}), (SimoeRecipe, {SIMOE})):
         described = {
             one.group or one.name for one in FIELDS.values() if outputs & {*one.outputs} and one.stands_for is None
         }
@@ -76,7 +77,7 @@ def test_a_recipe_of_several_architectures_is_an_ensembles_with_two_fields_more(
 
 
 def test_defaults_of_recipes_are_those_of_the_fields() -> None:
-    of_whole = ((EnsembleRecipe(), ENSEMBLE), (HeteroRecipe(), HETERO))
+    of_whole = ((EnsembleRecipe(), ENSEMBLE), (HeteroRecipe(), HETERO), (SimoeRecipe(), SIMOE))
     for recipe, output in ((Recipe(), MOE), (Recipe(to=DENSE), DENSE), *of_whole):
         for one in FIELDS.values():
             if output in one.outputs and not one.group and one.stands_for is None and one.name != "to":
@@ -91,6 +92,7 @@ def every_choice() -> list[dict[str, Any]]:
         *({"to": ENSEMBLE, "routing": routing} for routing in FIELDS["routing"].choices),
         *({"to": ENSEMBLE, "routing": "perplexity", "trunk": trunk} for trunk in FIELDS["trunk"].choices),
         {"to": HETERO},
+        {"to": SIMOE},
     ]
 
 
@@ -204,6 +206,7 @@ def test_values_make_the_recipe_that_they_come_from() -> None:
         Recipe(to="dense", dtype="bfloat16"),
         EnsembleRecipe(routing="task-vector", routing_tokens=8),
         EnsembleRecipe(routing="prompt-perplexity", routing_tokens=0, mixing="logits"),
+        SimoeRecipe("float16"),
     ):
         assert make_recipe(values_of(recipe)) == recipe
     made = make_recipe({"remote_code": True})

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from registry import Recipe, Registry, TestSettings, TrainSettings
-from registry.composition import EnsembleRecipe, HeteroRecipe
+from registry.composition import EnsembleRecipe, HeteroRecipe, SimoeRecipe
 from registry.errors import IncompatibleError, InvalidInputError
 from registry.evaluation import METHODS, Method, Row
 from registry.evaluation.benchmark import TokenizerSource
@@ -32,6 +32,8 @@ def test_every_method_is_a_recipe(name: str) -> None:
         if run.get("to") in ("ensemble", "hetero"):
             kind = EnsembleRecipe if run.pop("to") == "ensemble" else HeteroRecipe
             assert kind(**run)
+        elif run.get("to") == "simoe":
+            assert SimoeRecipe(**{key: value for key, value in run.items() if key != "to"})
         else:
             assert Recipe(**run)
 

@@ -250,7 +250,7 @@ def test_a_registration_that_was_interrupted_is_completed(
         expected = digests_of(registry)
     with Registry(tmp_path / "home") as registry:
         with monkeypatch.context() as patch:
-            patch.setattr(import_module("registry.soup.train_soup"), "register_expert", _interrupt)
+            patch.setattr(import_module("registry.training.trained_together"), "register_expert", _interrupt)
             with pytest.raises(KeyboardInterrupt):
                 registry.train_soup("soup", zoo.base, text_of(zoo), settings_with())
         assert [version.ref for version in registry.versions()] == ["soup@1"]

@@ -1,0 +1,113 @@
+"""Experts that one training makes together: checks before it, and the registration of each."""
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+
+from registry.calibration import Calibration
+from registry.checkpoint import Checkpoint, hash_checkpoint
+from registry.checkpoint.annotations import Annotations
+from registry.errors import InvalidInputError, StorageError
+from registry.families.sites import COUNTS
+from registry.io.work_dirs import temporary
+from registry.names.reference import NAME_LIMIT, check_name, copy_name
+from registry.names.resolve import check_name_is_free
+from registry.progress import silent
+from registry.registration import Registration, RegistrationRequest, open_candidate, register_base, register_expert
+from registry.statistics import file as statistics
+from registry.statistics.file import Collected
+from registry.statistics.forward_pass import computed_by
+from registry.statistics.settings import PassSettings
+from registry.training.processes import leading
+from registry.workspace import Workspace
+from store.catalog.records import Kind
+
+
+def check_one_process(what: str) -> None:
+    """Check that no launcher started several processes.
+
+    Args:
+        what: what is trained, with its article.
+
+    Raises:
+        InvalidInputError: one did.
+    """
+    with leading() as processes:
+        if processes.count > 1:
+            raise InvalidInputError(
+                f"{what} trains in one process, and a launcher started {processes.count}",
+                "repeat the command without the launcher",
+            )
+
+
+def check_names(workspace: Workspace, name: str, experts: int) -> None:
+    """Check that NAME-1 to NAME-n can be registered as experts.
+
+    Raises:
+        InvalidInputError: a name is not valid.
+        ConflictError: a name is a base model's.
+    """
+    last = copy_name(check_name(name), experts, experts)
+    if len(last) > NAME_LIMIT:
+        raise InvalidInputError(
+            f"experts of {name[:20]}… would have names of more than {NAME_LIMIT} characters", "choose a shorter name"
+        )
+    for number in range(1, experts + 1):
+        check_name_is_free(workspace.catalog, copy_name(name, number, experts), "expert")
+
+
+def check_libraries() -> None:
+    """Check that what training needs is installed.
+
+    Raises:
+        StorageError: it is not.
+    """
+    if importlib.util.find_spec("accelerate") is None:
+        raise StorageError("training needs accelerate", "run: pip install 'expert-registry[train]'")
+
+
+def register_trained(
+    workspace: Workspace, name: str, kind: Kind, annotations: Annotations, write: Callable[[Path], None]
+) -> Registration:
+    """Register a checkpoint that a training made; its folder is deleted afterwards.
+
+    Args:
+        workspace: the registry.
+        name: its name.
+        kind: expert or base.
+        annotations: tags, license and alias.
+        write: writes it to a folder.
+    """
+    with temporary(workspace.home.merged, prefix="training-") as scratch:
+        write(scratch / "model")
+        request = RegistrationRequest(
+            name,
+            scratch / "model",
+            kind,
+            annotations=annotations,
+            allow_unrelated=True,  # it comes from a base model, registered or not
+            remote_code=True,
+        )
+        with open_candidate(workspace, request) as candidate:
+            return (register_base if kind == "base" else register_expert)(workspace, candidate)
+
+
+def write_counts(folder: Path, base: Checkpoint, text: Calibration) -> None:
+    """Write how often the training text has each token: what combines experts by coefficients needs no more.
+
+    Args:
+        folder: the expert's checkpoint.
+        base: the base model.
+        text: the training text.
+    """
+    statistics.save(
+        folder / statistics.FILE_NAME,
+        Collected(
+            hash_checkpoint(Checkpoint(folder, remote_code=True), silent).weights,
+            {},
+            text.digest,
+            text.label,
+            computed_by(base, PassSettings(sites=COUNTS)),
+            token_counts=text.counts(base.architecture.vocab_size),
+        ),
+    )

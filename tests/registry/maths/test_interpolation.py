@@ -1,0 +1,152 @@
+"""Proves: gates, sparsity, overlap, the multiplier and layers between experts compute what their papers say.
+
+References are plain loops over experts and outputs; the equations are named beside them: of gates those of Louizos et
+al. 2018, of experts the sum of SIMoE (Chen et al. 2025), θ = θ_pre + Σ_m α_m (z_m ∘ δ).
+"""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from registry.maths.interpolation.hard_concrete import expected_gates, open_gates, open_probability, sampled_gates
+from registry.maths.interpolation.interpolated_linear import change, expert_weight, expert_weights, mixed_gates
+from registry.maths.interpolation.masks import (
+    expected_sparsity,
+    final_masks,
+    gate_overlap,
+    next_multiplier,
+    overlap,
+    overlap_matrix,
+    pack_bits,
+    unpack_bits,
+)
+
+GAMMA, ZETA, BETA = -0.1, 1.1, 2 / 3
+"""γ, ζ and β of Louizos et al. 2018, section 4.1."""
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+def cut(s: float) -> float:
+    return min(1.0, max(0.0, s * (ZETA - GAMMA) + GAMMA))
+
+
+def cosine(one: list[float], other: list[float]) -> float:
+    lengths = math.sqrt(sum(x * x for x in one)) * math.sqrt(sum(x * x for x in other))
+    return sum(x * y for x, y in zip(one, other, strict=True)) / lengths
+
+
+def test_gates_are_hard_concrete() -> None:
+    log_alpha = draw(3, 20) * 3
+    uniform = torch.rand((3, 20), generator=torch.Generator().manual_seed(1))
+    sampled, expected, likely = [], [], []
+    for a, u in zip(log_alpha.flatten().tolist(), uniform.flatten().tolist(), strict=True):
+        s = sigmoid((math.log(u) - math.log(1 - u) + a) / BETA)  # eq. 10
+        sampled.append(cut(s))  # eq. 11
+        likely.append(sigmoid(a - BETA * math.log(-GAMMA / ZETA)))  # eq. 12
+        expected.append(cut(sigmoid(a)))  # eq. 13
+    assert sampled_gates(log_alpha, uniform).flatten().tolist() == pytest.approx(sampled, abs=1e-5)
+    assert open_probability(log_alpha).flatten().tolist() == pytest.approx(likely, abs=1e-6)
+    assert expected_gates(log_alpha).flatten().tolist() == pytest.approx(expected, abs=1e-6)
+    assert open_gates(log_alpha).flatten().tolist() == [gate > 0.5 for gate in expected]
+    assert float(expected_sparsity(log_alpha)) == pytest.approx(1 - sum(likely) / len(likely), abs=1e-6)
+
+
+def test_gates_are_0_as_often_as_eq_12_says() -> None:
+    uniform = torch.rand((200_000,), generator=torch.Generator().manual_seed(2))
+    for a in (-2.0, 0.0, 1.5):
+        gates = sampled_gates(torch.full_like(uniform, a), uniform)
+        assert float((gates != 0).double().mean()) == pytest.approx(
+            sigmoid(a - BETA * math.log(-GAMMA / ZETA)), abs=0.005
+        )
+
+
+def test_uniform_numbers_of_0_give_a_closed_gate_and_finite_gradients() -> None:
+    log_alpha = torch.zeros(3, requires_grad=True)
+    gates = sampled_gates(log_alpha, torch.tensor([0.0, 0.5, 1 - 2**-24]))
+    gates.sum().backward()
+    assert gates.tolist() == pytest.approx([0.0, 0.5, 1.0])
+    assert log_alpha.grad is not None
+    assert bool(log_alpha.grad.isfinite().all())
+
+
+def test_overlap_is_the_mean_cosine_of_two_different_masks() -> None:
+    masks = torch.rand((4, 30), generator=torch.Generator().manual_seed(3))
+    masks[masks < 0.4] = 0
+    rows = masks.tolist()
+    pairs = [cosine(rows[m], rows[k]) for m in range(4) for k in range(4) if m != k]  # off the diagonal of Z Zᵀ
+    assert float(overlap(masks)) == pytest.approx(sum(pairs) / len(pairs), abs=1e-6)
+    assert overlap_matrix(masks)[0, 1].item() == pytest.approx(cosine(rows[0], rows[1]), abs=1e-6)
+    disjoint = torch.tensor([[1.0, 0, 0], [0, 1, 1]])
+    assert float(overlap(disjoint)) == 0
+    assert float(overlap(torch.ones(3, 5))) == pytest.approx(1)
+    assert float(overlap(torch.ones(1, 5))) == 0
+    assert float(overlap(torch.zeros(2, 5))) == 0
+    a = draw(3, 8)
+    assert float(gate_overlap(a)) == float(overlap(expected_gates(a)))
+
+
+def test_multiplier_rises_while_masks_are_too_full_and_never_below_0() -> None:
+    assert next_multiplier(1.0, 0.5, 0.75, 0.1) == pytest.approx(1.025)  # λ + η (τ - s)
+    assert next_multiplier(1.0, 0.95, 0.75, 0.1) == pytest.approx(0.98)
+    assert next_multiplier(0.01, 1.0, 0.75, 0.1) == 0
+
+
+@pytest.mark.parametrize("least", [0.0, 0.1, 0.5, 0.75, 0.9, 0.999, 1 / 3])
+def test_final_masks_are_as_sparse_as_asked_for_and_keep_the_most_open_gates(least: float) -> None:
+    log_alpha = draw(3, 37) + 1
+    masks, closed = final_masks(log_alpha, least)
+    count, opened = masks.numel(), open_gates(log_alpha)
+    assert 1 - int(masks.sum()) / count >= least
+    assert closed == int(opened.sum()) - int(masks.sum())
+    assert not bool((masks & ~opened).any())
+    if closed:
+        assert 1 - (int(masks.sum()) + 1) / count < least  # no more than needed
+        assert float(log_alpha[masks].min()) >= float(log_alpha[opened & ~masks].max()) if bool(masks.any()) else True
+    else:
+        assert torch.equal(masks, opened)
+
+
+def test_of_equal_gates_the_last_are_closed() -> None:
+    masks, closed = final_masks(torch.ones(2, 4), 0.5)
+    assert (masks.flatten().tolist(), closed) == ([True] * 4 + [False] * 4, 4)
+
+
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 40])
+def test_bits_of_a_mask_read_back(count: int) -> None:
+    mask = draw(count) > 0
+    packed = pack_bits(mask)
+    bits = [sum(2**i for i, one in enumerate(mask[at : at + 8].tolist()) if one) for at in range(0, count, 8)]
+    assert packed.tolist() == bits
+    assert torch.equal(unpack_bits(packed, count), mask)
+
+
+def test_layer_is_that_of_the_weighted_sum_of_experts() -> None:
+    windows, tokens, experts, inputs, outputs, size = 2, 3, 4, 5, 6, 7
+    base, delta, x = draw(outputs, inputs), draw(outputs, inputs, seed=1), draw(windows, tokens, inputs, seed=2)
+    masks, prompt, router = (draw(experts, outputs, seed=3) > 0).float(), draw(windows, size), draw(experts, size)
+    alpha = expert_weights(prompt, router)
+    found = x @ base.T + change(x, delta, mixed_gates(alpha, masks))
+    for b in range(windows):
+        scores = [math.exp(sum(float(router[m, h] * prompt[b, h]) for h in range(size))) for m in range(experts)]
+        weights = [score / sum(scores) for score in scores]  # α = softmax(router(prompt))
+        assert alpha[b].tolist() == pytest.approx(weights, rel=1e-5)
+        for t in range(tokens):
+            for o in range(outputs):
+                y = 0.0
+                for i in range(inputs):  # θ_pre + Σ_m α_m (z_m ∘ δ)
+                    change_of = sum(weights[m] * float(masks[m, o]) * float(delta[o, i]) for m in range(experts))
+                    y += (float(base[o, i]) + change_of) * float(x[b, t, i])
+                assert float(found[b, t, o]) == pytest.approx(y, abs=1e-5)
+    one = expert_weight(base, delta, masks[1])
+    for o in range(outputs):
+        expected = [float(base[o, i]) + float(masks[1, o] * delta[o, i]) for i in range(inputs)]  # diag(z) D
+        assert one[o].tolist() == pytest.approx(expected, abs=1e-6)
