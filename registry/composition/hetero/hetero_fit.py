@@ -40,11 +40,16 @@ class HeteroFit:
     def __init__(self, members: Sequence[Tables], lead: Tables, lam: float, routing_tokens: int) -> None:
         self._members, self._lead = members, lead
         self._lam, self._tokens = lam, routing_tokens
+        self._lock = Lock()
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the lead's tables and of what was made of them; they are read again when needed."""
+        lead = self._lead
         self._embedding = Once(lambda: _in_file(lead.member, lead.embedding))
         own_head = lead.head != lead.embedding
         self._head = Once(lambda: _in_file(lead.member, lead.head)) if own_head else self._embedding
         self._grams: dict[int, HeadGram] = {}
-        self._lock = Lock()
 
     def check(self) -> None:
         """Check that every projector out of a member can be computed.
