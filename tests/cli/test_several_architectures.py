@@ -50,9 +50,10 @@ def test_what_is_composed_is_evaluated_routed_and_reported(home: Path, zoo: Zoo,
 
 def test_a_composition_of_several_architectures_is_not_trained(home: Path, zoo: Zoo, tmp_path: Path) -> None:
     run(home, "compose", "--experts", "code,math", "--to", "hetero", "--out", tmp_path / "out")
-    for command in (["train", "--train", "all"], ["train-router"]):
-        words = [command[0], tmp_path / "out", *command[1:], "--data", zoo.train["code"], "--out", tmp_path / "trained"]
-        assert "members of several architectures, which nothing here trains" in run(home, *words, code=1).output
+    shared = ("--data", zoo.train["code"], "--out", tmp_path / "trained")
+    for command, *options in (("train", "--train", "all"), ("train-router",)):
+        told = run(home, command, tmp_path / "out", *options, *shared, code=1).output
+        assert "members of several architectures, which nothing here trains" in told
     assert not (tmp_path / "trained").exists()
 
 
