@@ -174,8 +174,9 @@ def write_plan(
     record: Callable[[], None] | None = None,
 ) -> None:
     """Write a planned composition to a folder (arguments as `Registry.write`)."""
-    with workspace.reading(*used_versions(plan)):
+    with workspace.reading(*used_versions(plan)), ExitStack() as stack:
         if isinstance(plan, Hetero):
+            stack.callback(plan.fit.close)
             plan.fit.check()
         if isinstance(plan, Ensemble):
             _write_ensemble(workspace, plan, folder, replace=replace, record=record or _nothing)

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from registry.composition.compose import plan_composition
+from registry.composition.ensemble.recipe import EnsembleRecipe
+from registry.composition.hetero.hetero_recipe import HeteroRecipe
 from registry.composition.interpolated.simoe_recipe import SimoeRecipe
 from registry.composition.manifest import CompositionManifest, VersionRef
 from registry.composition.recipe import Recipe
@@ -230,6 +232,8 @@ def recompose(workspace: Workspace, manifest: CompositionManifest, members: Sequ
     )
     if isinstance(recipe, Recipe):
         recipe = replace(recipe, bias={name: number for name, number in recipe.bias.items() if name in names})
+    if isinstance(recipe, HeteroRecipe) and recipe.lead not in names:
+        recipe = replace(recipe, lead=None)
     return plan_composition(workspace, refs, recipe, base=base, from_base=copies).digest
 
 

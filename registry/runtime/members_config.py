@@ -63,7 +63,7 @@ def check_whole_members(config: Mapping[str, Any], where: str) -> None:
         family = FAMILIES.get(str(own.get("model_type")))
         try:
             if family is None:
-                raise ValueError(f"model type {str(own.get('model_type'))[:80]!r} is none of {', '.join(FAMILIES)}")
+                raise ValueError(f"model type {str(own.get('model_type'))[:80]!r} is not one of {', '.join(FAMILIES)}")
             family.architecture(own)
         except ValueError as error:
             raise CheckpointError(f"{where}, member_configs: {error}", _HINT) from error

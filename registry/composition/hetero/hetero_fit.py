@@ -15,7 +15,7 @@ from registry.errors import IncompatibleError
 from registry.families.sites import TOKEN_COUNTS
 from registry.io.memory import return_freed_memory
 from registry.io.torch_blocks import to_block, to_tensor
-from registry.maths.projection.projectors import HeadGram, InputSums, add_cross
+from registry.maths.projection.projectors import UNUSED, HeadGram, TableSums
 from registry.maths.projection.sequence_router import SequenceSums
 from registry.maths.threads import Once
 from registry.member import Member
@@ -40,11 +40,16 @@ class HeteroFit:
     def __init__(self, members: Sequence[Tables], lead: Tables, lam: float, routing_tokens: int) -> None:
         self._members, self._lead = members, lead
         self._lam, self._tokens = lam, routing_tokens
+        self._lock = Lock()
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the lead's tables and of what was made of them; they are read again when needed."""
+        lead = self._lead
         self._embedding = Once(lambda: _in_file(lead.member, lead.embedding))
         own_head = lead.head != lead.embedding
         self._head = Once(lambda: _in_file(lead.member, lead.head)) if own_head else self._embedding
-        self._grams: dict[int, HeadGram] = {}
-        self._lock = Lock()
+        self._checked: set[int] = set()
 
     def check(self) -> None:
         """Check that every projector out of a member can be computed.
@@ -54,7 +59,7 @@ class HeteroFit:
         """
         for tables in self._members:
             if tables.has_output_projector(self._lead):
-                self._head_gram(self._shared_rows(tables))
+                self._check_rank(self._shared_rows(tables))
 
     def input_projector(self, index: int) -> Float[Tensor, "D d"]:
         """Return P of a member as the weight of a linear map, float64.
@@ -64,7 +69,7 @@ class HeteroFit:
         """
         tables, shared = self._members[index], self._embedding()
         counts = token_counts(tables.member).double()
-        sums, start = InputSums(self._lead.width, tables.width), 0
+        sums, start = TableSums(self._lead.width, tables.width), 0
         for own in _pieces(tables.member, tables.embedding):
             here = counts[start : start + len(own)][: max(0, len(shared) - start)]
             used = here.nonzero()[:, 0]
@@ -73,7 +78,7 @@ class HeteroFit:
                 sums.add(rows.double(), own[used].double(), here[used])
             start += len(own)
         try:
-            return sums.solve(self._lam)
+            return sums.solve(self._lam).T.contiguous()
         except ValueError as error:
             raise IncompatibleError(
                 f"{tables.member.version.ref}: its tokens do not determine the map from the embedding of "
@@ -87,17 +92,22 @@ class HeteroFit:
         """Return R of a member as the weight of a linear map, float64 (errors as `check`)."""
         tables, shared = self._members[index], self._head()
         count = self._shared_rows(tables)
-        gram = self._head_gram(count)
-        cross, start = torch.zeros((self._lead.width, tables.width), dtype=torch.float64), 0
+        self._check_rank(count)
+        counts = token_counts(tables.member)[:count].double()
+        weights = counts + UNUSED * (float(counts.mean()) or 1.0)
+        sums, start = TableSums(self._lead.width, tables.width), 0
         for own in _pieces(tables.member, tables.head):
             mine = own[: max(0, count - start)].double()
             if len(mine):
-                add_cross(cross, torch.from_numpy(shared[start : start + len(mine)].copy()).double(), mine)
+                rows = torch.from_numpy(shared[start : start + len(mine)].copy()).double()
+                sums.add(rows, mine, weights[start : start + len(mine)])
             start += len(own)
-        with self._lock:  # which factors the Gram at first use
-            found = gram.solve(cross, tables.scale / self._lead.scale)
-        return_freed_memory()
-        return found
+        try:
+            return sums.solve() * (tables.scale / self._lead.scale)
+        except ValueError as error:
+            raise self._low_rank(count, f"is nearly of lower rank for the tokens of {tables.member.name}") from error
+        finally:
+            return_freed_memory()
 
     def router(self) -> Float[Tensor, "E d"]:
         """Return the weight of the router, float64.
@@ -123,27 +133,30 @@ class HeteroFit:
         """Return how many rows the lead's tables and a member's have in common."""
         return min(tables.rows, self._lead.rows)
 
-    def _head_gram(self, count: int) -> HeadGram:
-        """Return the Gram of the first rows of the lead's head.
+    def _check_rank(self, count: int) -> None:
+        """Check that the first rows of the lead's head have full rank.
 
         Raises:
-            IncompatibleError: it has not full rank.
+            IncompatibleError: they have not.
         """
         with self._lock:
-            if count in self._grams:
-                return self._grams[count]
+            if count in self._checked:
+                return
             rows, gram = self._head(), HeadGram(self._lead.width)
             for start in range(0, count, _ROWS):
                 gram.add(torch.from_numpy(rows[start : min(start + _ROWS, count)].copy()).double())
             if (rank := gram.rank()) < self._lead.width:
-                names = [tables.member.name for tables in self._members]
-                others = [name for name in names if name != self._lead.member.name]
-                raise IncompatibleError(
-                    f"the head of {self._lead.member.version.ref}, {self._lead.head} of shape {count} x "
-                    f"{self._lead.width}, has rank {rank}: what others give cannot be projected in front of it",
-                    f"let another member lead: --lead {' or '.join(others[:3])}; or leave {self._lead.member.name} out",
-                )
-            return self._grams.setdefault(count, gram)
+                raise self._low_rank(count, f"has rank {rank}")
+            self._checked.add(count)
+
+    def _low_rank(self, count: int, problem: str) -> IncompatibleError:
+        lead = self._lead
+        others = [tables.member.name for tables in self._members if tables.member.name != lead.member.name]
+        return IncompatibleError(
+            f"the head of {lead.member.version.ref}, {lead.head} of shape {count} x {lead.width}, {problem}: what "
+            "others give cannot be projected in front of it",
+            f"let another member lead: --lead {' or '.join(others[:3])}; or leave {lead.member.name} out",
+        )
 
 
 def token_counts(member: Member) -> Int64[Tensor, "V"]:

@@ -68,7 +68,7 @@ class HeteroRecipe(EnsembleRecipe):
         """Check the recipe against the members' names.
 
         Raises:
-            InvalidInputError: there is one member alone, the lead is none of them, or top_k is out of range.
+            InvalidInputError: there is one member alone, the lead is no member, or top_k is out of range.
         """
         super().check_members(names)
         if len(set(names)) == 1:

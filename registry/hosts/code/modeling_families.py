@@ -13,7 +13,7 @@ from .modeling_mixed import EnsembleCache, MixedEnsembleForCausalLM
 
 
 class FamiliesConfig(PretrainedConfig):
-    """What all members share, how they are weighed, and in `member_configs` the configuration of each."""
+    """Settings that all members share, how they are weighed, and in `member_configs` the configuration of each."""
 
     model_type = "ensemble_families"
     use_cache = True

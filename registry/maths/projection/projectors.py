@@ -6,9 +6,11 @@ those of member i, (V, d_i):
 
 - Into the member, P (d, d_i): argmin Σ_v c_v ‖E_v P − E_{i,v}‖² + r ‖P‖², so P = (Eᵀ C E + r I)⁻¹ Eᵀ C E_i with
   C = diag(c), c_v how often the member's calibration used token v, and r = λ times the mean of the diagonal of Eᵀ C E.
-- Out of it, R (d, d_i): argmin ‖(H R − s H_i) G^{1/2}‖_F, with G the Gram of the member's own last hidden states and s
-  the ratio of what the two multiply their logits by. A minimiser satisfies Hᵀ H R G = s Hᵀ H_i G, so wherever H has
-  full column rank R = s (Hᵀ H)⁻¹ Hᵀ H_i minimises it, for every G: no statistics are needed.
+- Out of it, R (d, d_i): argmin ‖K^{1/2} (H R − s H_i) G^{1/2}‖_F with K = diag(c + δ c̄), c̄ the mean count, G the Gram
+  of the member's own last hidden states and s the ratio of what the two multiply their logits by. A minimiser satisfies
+  Hᵀ K H R G = s Hᵀ K H_i G, so wherever H has full column rank R = s (Hᵀ K H)⁻¹ Hᵀ K H_i minimises it, for every G: no
+  statistics of hidden states are needed. Tokens that the member never used count a little, as its softmax goes over
+  them too.
 
 Sums go over the vocabulary, rows added block by block, in float64 and on one thread, so that bits do not depend on how
 many there are.
@@ -30,8 +32,16 @@ Its Gram, of which the square is taken, is then positive definite far beyond the
 """
 
 
-class InputSums:
-    """Sums over the vocabulary, float64: Eᵀ C E and Eᵀ C E_i.
+UNUSED = 0.1
+"""δ: what a token that was never used counts in the map to the head, in mean counts.
+
+*Measured* on a Llama of half the lead's width that was trained for 111 steps from random weights, of perplexity 255:
+through this map 300 to 312 with δ from 0.01 to 1.2, and 442 with all tokens alike.
+"""
+
+
+class TableSums:
+    """Sums over the vocabulary, float64: Aᵀ C A and Aᵀ C B of a shared table A and a member's own table B.
 
     Args:
         shared: d.
@@ -43,17 +53,17 @@ class InputSums:
         self._cross = torch.zeros((shared, own), dtype=torch.float64)
 
     def add(self, shared: Float[Tensor, "r d"], own: Float[Tensor, "r D"], counts: Float[Tensor, "r"]) -> None:
-        """Add rows of E and of E_i, each with c of its token; all in float64."""
+        """Add rows of A and of B, each with c of its token; all in float64."""
         with one_thread():
             weighted = shared * counts[:, None]
             self._gram.addmm_(weighted.T, shared)
             self._cross.addmm_(weighted.T, own)
 
-    def solve(self, lam: float) -> Float[Tensor, "D d"]:
-        """Return Pᵀ, as the weight of a linear map; the sums are used up.
+    def solve(self, lam: float = 0.0) -> Float[Tensor, "d D"]:
+        """Return (Aᵀ C A + r I)⁻¹ Aᵀ C B; the sums are used up.
 
         Args:
-            lam: λ ≥ 0.
+            lam: λ ≥ 0, of which r is the mean of the diagonal times.
 
         Raises:
             ValueError: the regularised sum is not positive definite.
@@ -63,19 +73,13 @@ class InputSums:
             factor, order = cholesky_factor(self._gram)
             if order:
                 size = len(self._gram)
-                raise ValueError(f"the embeddings' Gram plus {lam:g} of its mean is singular (order {order} of {size})")
-            projector: Tensor = cholesky_solved(factor, self._cross).T.contiguous()
-            return projector
-
-
-def add_cross(total: Float[Tensor, "d D"], shared: Float[Tensor, "r d"], own: Float[Tensor, "r D"]) -> None:
-    """Add rows of Hᵀ H_i to `total`; all in float64."""
-    with one_thread():
-        total.addmm_(shared.T, own)
+                raise ValueError(f"the tables' Gram plus {lam:g} of its mean is singular (order {order} of {size})")
+            solved: Tensor = cholesky_solved(factor, self._cross).contiguous()
+            return solved
 
 
 class HeadGram:
-    """Hᵀ H, float64, its singular values and its factor.
+    """Hᵀ H, float64.
 
     Args:
         size: d.
@@ -83,7 +87,6 @@ class HeadGram:
 
     def __init__(self, size: int) -> None:
         self._gram = torch.zeros((size, size), dtype=torch.float64)
-        self._factor: Tensor | None = None
 
     def add(self, rows: Float[Tensor, "r d"]) -> None:
         """Add rows of H, in float64."""
@@ -95,12 +98,3 @@ class HeadGram:
         with one_thread():
             squared = torch.linalg.eigvalsh(self._gram)
         return int((squared > RANK_TOLERANCE**2 * squared[-1].clamp(min=0)).sum())
-
-    def solve(self, cross: Float[Tensor, "d D"], scale: float) -> Float[Tensor, "d D"]:
-        """Return R of one member from Hᵀ H_i and s, as the weight of a linear map; H must have full rank."""
-        with one_thread():
-            if self._factor is None:
-                self._factor, order = cholesky_factor(self._gram.clone())
-                assert not order, "a head of full rank has a positive definite Gram"
-            projector: Tensor = (cholesky_solved(self._factor, cross) * scale).contiguous()
-            return projector

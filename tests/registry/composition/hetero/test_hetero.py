@@ -70,8 +70,9 @@ def logits_of(model: Any, ids: torch.Tensor, **arguments: Any) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != LEAD])
 def test_projectors_are_those_of_the_tables(world: World, registry: Registry, name: str) -> None:
-    # MergeME §3.2: into the member P = (Eᵀ C E + r I)⁻¹ Eᵀ C E_i, out of it the R of least ‖H R − s H_i‖, with the
-    # counts of the kept tokens, r of 0.01 times the mean of the diagonal, and s = 1/4 for logits that are divided by 4.
+    # MergeME §3.2: into the member P = (Eᵀ C E + r I)⁻¹ Eᵀ C E_i, out of it R = s (Hᵀ K H)⁻¹ Hᵀ K H_i, with the
+    # counts of the kept tokens, r of 0.01 times the mean of the diagonal, K of the counts and a tenth of their mean,
+    # and s = 1/4 for logits that are divided by 4.
     (shared, head), (own, own_head) = tables(world.experts[LEAD]), tables(world.experts[name])
     counts = torch.zeros(len(shared), dtype=torch.float64)
     for window in windows(registry, name):
@@ -86,7 +87,8 @@ def test_projectors_are_those_of_the_tables(world: World, registry: Registry, na
     found = tensors[f"members.{INDEX[name]}.embed_tokens.projector.weight"]
     assert torch.allclose(found.double().T, expected, atol=1e-6)  # of float32
     scale = 0.25 if name == "biomed" else 1.0
-    out = torch.linalg.lstsq(head, own_head * scale).solution
+    root = (counts + 0.1 * counts.mean()).sqrt()[:, None]
+    out = torch.linalg.lstsq(root * head, root * own_head * scale).solution
     assert torch.allclose(tensors[f"outputs.{INDEX[name]}.weight"].double(), out, atol=1e-6)
 
 

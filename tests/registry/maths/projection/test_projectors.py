@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from registry.maths.projection.projectors import HeadGram, InputSums, add_cross
+from registry.maths.projection.projectors import HeadGram, TableSums
 from registry.maths.projection.sequence_router import SequenceSums
 
 V, SHARED, OWN = 40, 7, 5
@@ -13,21 +13,12 @@ def random(*shape: int, seed: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def input_projector(shared: torch.Tensor, own: torch.Tensor, counts: torch.Tensor, lam: float) -> torch.Tensor:
-    sums = InputSums(shared.shape[1], own.shape[1])
+def projector(shared: torch.Tensor, own: torch.Tensor, counts: torch.Tensor, lam: float = 0.0) -> torch.Tensor:
+    sums = TableSums(shared.shape[1], own.shape[1])
     for start in range(0, len(shared), 16):
         rows = slice(start, start + 16)
         sums.add(shared[rows], own[rows], counts[rows])
     return sums.solve(lam)
-
-
-def output_projector(shared: torch.Tensor, own: torch.Tensor, scale: float) -> torch.Tensor:
-    gram, cross = HeadGram(shared.shape[1]), torch.zeros(shared.shape[1], own.shape[1], dtype=torch.float64)
-    for start in range(0, len(shared), 16):
-        gram.add(shared[start : start + 16])
-        add_cross(cross, shared[start : start + 16], own[start : start + 16])
-    assert gram.rank() == shared.shape[1]
-    return gram.solve(cross, scale)
 
 
 @pytest.mark.parametrize("lam", [0.0, 0.3])
@@ -47,32 +38,33 @@ def test_a_member_reads_the_ridge_solution_of_its_embedding(lam: float) -> None:
     for a in range(SHARED):
         left[a, a] += lam * mean
     expected = torch.linalg.solve(left, right)
-    assert torch.allclose(input_projector(shared, own, counts, lam), expected.T, rtol=1e-10, atol=1e-12)
+    assert torch.allclose(projector(shared, own, counts, lam), expected, rtol=1e-10, atol=1e-12)
 
 
 def test_equal_embeddings_are_projected_onto_themselves() -> None:
     shared = random(V, SHARED, seed=1)
-    found = input_projector(shared, shared, torch.ones(V, dtype=torch.float64), 0.0)
+    found = projector(shared, shared, torch.ones(V, dtype=torch.float64))
     assert torch.allclose(found, torch.eye(SHARED, dtype=torch.float64), atol=1e-12)
 
 
 @pytest.mark.parametrize("rank", [OWN, 2])
 def test_no_map_in_front_of_the_shared_head_is_nearer_to_the_members_own(rank: int) -> None:
-    # MergeME §3.2, the projector behind a member: argmin_R ‖(H R − s H_i) G^{1/2}‖_F for the Gram G of its own last
-    # hidden states, of full rank or not. The loss is written out as Σ_v Σ_t ((H R x_t)_v − s (H_i x_t)_v)².
+    # MergeME §3.2, the projector behind a member: argmin_R ‖K^{1/2} (H R − s H_i) G^{1/2}‖_F for the Gram G of its own
+    # last hidden states, of full rank or not. The loss is written out as Σ_v Σ_t k_v ((H R x_t)_v − s (H_i x_t)_v)².
     shared, own, states, scale = random(V, SHARED, seed=1), random(V, OWN, seed=2), random(9, OWN, seed=3), 0.25
     states[:, rank:] = 0.0
+    weights = torch.arange(V, dtype=torch.float64) % 4 + 0.1
 
     def loss(projector: torch.Tensor) -> float:
         total = 0.0
         for state in states:
             for v in range(V):
-                total += float(shared[v] @ projector @ state - scale * own[v] @ state) ** 2
+                total += float(weights[v]) * float(shared[v] @ projector @ state - scale * own[v] @ state) ** 2
         return total
 
-    found = output_projector(shared, own, scale)
-    gram = states.T @ states
-    assert torch.allclose(shared.T @ shared @ found @ gram, scale * shared.T @ own @ gram, atol=1e-10)
+    found = projector(shared, own, weights) * scale
+    gram, weighted = states.T @ states, shared.T * weights
+    assert torch.allclose(weighted @ shared @ found @ gram, scale * weighted @ own @ gram, atol=1e-10)
     least = loss(found)
     for seed in range(5):
         step = 1e-3 * random(SHARED, OWN, seed=10 + seed)
@@ -82,7 +74,12 @@ def test_no_map_in_front_of_the_shared_head_is_nearer_to_the_members_own(rank: i
 
 def test_a_head_in_the_span_of_the_shared_one_is_met_exactly() -> None:
     shared, inner = random(V, SHARED, seed=1), random(SHARED, OWN, seed=2)
-    assert torch.allclose(output_projector(shared, shared @ inner, 1.0), inner, atol=1e-12)
+    assert torch.allclose(projector(shared, shared @ inner, torch.ones(V, dtype=torch.float64)), inner, atol=1e-12)
+
+
+def test_tables_that_determine_nothing_are_refused_without_a_ridge() -> None:
+    with pytest.raises(ValueError, match="singular"):
+        projector(torch.zeros(V, SHARED).double(), random(V, OWN, seed=2), torch.ones(V, dtype=torch.float64))
 
 
 @pytest.mark.parametrize(("size", "expected"), [(0.0, SHARED - 1), (1e-7, SHARED - 1), (1e-4, SHARED)])
