@@ -28,7 +28,14 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, seed, settings
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from registry import Registry
 from registry.errors import ConflictError
@@ -106,11 +113,13 @@ class Machine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.done = -1  # what is looked at before the first step is none
+        self.done = 0
         self.home = self.scratch / "home"
         shutil.copytree(self.scratch / "start", self.home)  # making a catalog takes longer than all else
         self.registry = Registry(self.home)
-        self.model = Model().add(self.names[0], "expert", CONTENTS[0], None, {})[-1]
+        self.model = (
+            Model().add(BASE_NAME, "base", BASE, None, {})[-1].add(self.names[0], "expert", CONTENTS[0], None, {})[-1]
+        )
         self.known: list[tuple[tuple[str, ...], str]] = []
         self.folders: dict[str, tuple[frozenset[Member], str] | None] = dict.fromkeys(FOLDERS)
         self.on_disk: frozenset[str] = frozenset()
@@ -121,13 +130,17 @@ class Machine(RuleBasedStateMachine):
         """Look at all of it once more, and delete it."""
         try:
             self._verify()
-            self.counted["steps"] += max(self.done, 0)
+            self.counted["steps"] += self.done
             self.counted["examples"] += self.done >= self.steps
         finally:
             self.registry.close()
             shutil.rmtree(self.home)
 
     # -- steps -------------------------------------------------------------------------------------------------------
+
+    @initialize(recipe=st.sampled_from(list(RECIPES)))
+    def begin(self, recipe: str) -> None:
+        self._compose([0], recipe, None)
 
     @rule(name=any_name, content=any_content, alias=st.none() | any_alias, tagged=st.booleans(), at=killed)
     def add(self, name: str, content: str, alias: str | None, tagged: bool, at: float | None) -> None:
@@ -206,7 +219,8 @@ class Machine(RuleBasedStateMachine):
         used = frozenset(refs) | ({base.ref} if base else frozenset())
         before = self.folders[folder]
         command = {"do": "compose", "refs": refs, "folder": folder, "recipe": recipe, "text": str(self.pool.text)}
-        self.counted[recipe] += recipe not in RECIPES
+        if recipe not in RECIPES:
+            self.counted[recipe] += 1
         finished = self._do(command, self.model.compose(made, used), at)
         if not finished:
             self.folders[folder] = self._found(folder, before, expected)
@@ -404,6 +418,7 @@ def drive(given: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     zygote = Zygote(perform)
     pool = make_pool(scratch / "pool")
     with Registry(scratch / "start") as registry:
+        registry.add_base(BASE_NAME, pool.checkpoints[BASE])
         registry.add_expert(NAMES[0], pool.checkpoints[CONTENTS[0]])
     fresh, counted = Fresh(pool, scratch / "fresh", start), Counter[str]()
 
