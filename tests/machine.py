@@ -53,7 +53,7 @@ from tests.tiny import (
     Pool,
     make,
     make_pool,
-    train_soup,
+    perform,
     tree,
 )
 from tests.zygote import Zygote
@@ -70,31 +70,6 @@ any_alias = st.sampled_from(ALIASES)
 any_number = st.integers(0, 11)
 killed = st.one_of(st.none(), st.none(), st.floats(0, 1, exclude_max=True))
 """When a command is killed: not at all, or after a share of its steps."""
-
-
-def perform(home: Path, command: dict[str, Any], registry: Registry | None = None) -> None:
-    """Do a command on the registry in `home`, which is opened unless it is given."""
-    if registry is None:
-        with Registry(home) as opened:
-            return perform(home, command, opened)
-    given = dict(command)
-    match given.pop("do"):
-        case "add":
-            add = registry.add_base if given.pop("kind") == "base" else registry.add_expert
-            add(given["name"], given["checkpoint"], alias=given["alias"], tags=given["tags"])
-        case "alias":
-            registry.alias(given["ref"], given["alias"])
-        case "remove-alias":
-            registry.remove_alias(given["name"], given["alias"])
-        case "train-soup":
-            train_soup(registry, Pool({name: Path(path) for name, path in given["checkpoints"].items()}, Path()))
-        case "compose":
-            make(registry, given["refs"], home / given["folder"], given["recipe"], Path(given["text"]))
-        case "opt-out":
-            registry.opt_out(given["ref"], purge=given["purge"])
-        case "gc":
-            registry.gc()
-    return None
 
 
 class Machine(RuleBasedStateMachine):
