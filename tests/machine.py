@@ -28,7 +28,14 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, seed, settings
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from registry import Registry
 from registry.errors import ConflictError
@@ -46,7 +53,7 @@ from tests.tiny import (
     Pool,
     make,
     make_pool,
-    train_soup,
+    perform,
     tree,
 )
 from tests.zygote import Zygote
@@ -65,31 +72,6 @@ killed = st.one_of(st.none(), st.none(), st.floats(0, 1, exclude_max=True))
 """When a command is killed: not at all, or after a share of its steps."""
 
 
-def perform(home: Path, command: dict[str, Any], registry: Registry | None = None) -> None:
-    """Do a command on the registry in `home`, which is opened unless it is given."""
-    if registry is None:
-        with Registry(home) as opened:
-            return perform(home, command, opened)
-    given = dict(command)
-    match given.pop("do"):
-        case "add":
-            add = registry.add_base if given.pop("kind") == "base" else registry.add_expert
-            add(given["name"], given["checkpoint"], alias=given["alias"], tags=given["tags"])
-        case "alias":
-            registry.alias(given["ref"], given["alias"])
-        case "remove-alias":
-            registry.remove_alias(given["name"], given["alias"])
-        case "train-soup":
-            train_soup(registry, Pool({name: Path(path) for name, path in given["checkpoints"].items()}, Path()))
-        case "compose":
-            make(registry, given["refs"], home / given["folder"], given["recipe"], Path(given["text"]))
-        case "opt-out":
-            registry.opt_out(given["ref"], purge=given["purge"])
-        case "gc":
-            registry.gc()
-    return None
-
-
 class Machine(RuleBasedStateMachine):
     """One registry, its model, and what its compositions must be; `pool`, `fresh` and `zygote` are set by `drive`."""
 
@@ -106,11 +88,13 @@ class Machine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.done = -1  # what is looked at before the first step is none
+        self.done = 0
         self.home = self.scratch / "home"
         shutil.copytree(self.scratch / "start", self.home)  # making a catalog takes longer than all else
         self.registry = Registry(self.home)
-        self.model = Model().add(self.names[0], "expert", CONTENTS[0], None, {})[-1]
+        self.model = (
+            Model().add(BASE_NAME, "base", BASE, None, {})[-1].add(self.names[0], "expert", CONTENTS[0], None, {})[-1]
+        )
         self.known: list[tuple[tuple[str, ...], str]] = []
         self.folders: dict[str, tuple[frozenset[Member], str] | None] = dict.fromkeys(FOLDERS)
         self.on_disk: frozenset[str] = frozenset()
@@ -121,13 +105,17 @@ class Machine(RuleBasedStateMachine):
         """Look at all of it once more, and delete it."""
         try:
             self._verify()
-            self.counted["steps"] += max(self.done, 0)
+            self.counted["steps"] += self.done
             self.counted["examples"] += self.done >= self.steps
         finally:
             self.registry.close()
             shutil.rmtree(self.home)
 
     # -- steps -------------------------------------------------------------------------------------------------------
+
+    @initialize(recipe=st.sampled_from(list(RECIPES)))
+    def begin(self, recipe: str) -> None:
+        self._compose([0], recipe, None)
 
     @rule(name=any_name, content=any_content, alias=st.none() | any_alias, tagged=st.booleans(), at=killed)
     def add(self, name: str, content: str, alias: str | None, tagged: bool, at: float | None) -> None:
@@ -206,7 +194,8 @@ class Machine(RuleBasedStateMachine):
         used = frozenset(refs) | ({base.ref} if base else frozenset())
         before = self.folders[folder]
         command = {"do": "compose", "refs": refs, "folder": folder, "recipe": recipe, "text": str(self.pool.text)}
-        self.counted[recipe] += recipe not in RECIPES
+        if recipe not in RECIPES:
+            self.counted[recipe] += 1
         finished = self._do(command, self.model.compose(made, used), at)
         if not finished:
             self.folders[folder] = self._found(folder, before, expected)
@@ -404,6 +393,7 @@ def drive(given: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     zygote = Zygote(perform)
     pool = make_pool(scratch / "pool")
     with Registry(scratch / "start") as registry:
+        registry.add_base(BASE_NAME, pool.checkpoints[BASE])
         registry.add_expert(NAMES[0], pool.checkpoints[CONTENTS[0]])
     fresh, counted = Fresh(pool, scratch / "fresh", start), Counter[str]()
 

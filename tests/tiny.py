@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -111,6 +112,31 @@ def make(registry: Registry, refs: Sequence[str], out: Path, recipe: str, text: 
     else:
         names = [ref.partition("@")[0] for ref in refs]
         registry.compose(refs, out, RECIPES[recipe](names), base=base, force=True)
+
+
+def perform(home: Path, command: dict[str, Any], registry: Registry | None = None) -> None:
+    """Do a command on the registry in `home`, which is opened unless it is given."""
+    if registry is None:
+        with Registry(home) as opened:
+            return perform(home, command, opened)
+    given = dict(command)
+    match given.pop("do"):
+        case "add":
+            add = registry.add_base if given.pop("kind") == "base" else registry.add_expert
+            add(given["name"], given["checkpoint"], alias=given["alias"], tags=given["tags"])
+        case "alias":
+            registry.alias(given["ref"], given["alias"])
+        case "remove-alias":
+            registry.remove_alias(given["name"], given["alias"])
+        case "train-soup":
+            train_soup(registry, Pool({name: Path(path) for name, path in given["checkpoints"].items()}, Path()))
+        case "compose":
+            make(registry, given["refs"], home / given["folder"], given["recipe"], Path(given["text"]))
+        case "opt-out":
+            registry.opt_out(given["ref"], purge=given["purge"])
+        case "gc":
+            registry.gc()
+    return None
 
 
 def tree(folder: Path) -> dict[str, bytes]:

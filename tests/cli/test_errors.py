@@ -112,7 +112,7 @@ TOLD: dict[str, tuple[tuple[str, ...], str, str]] = {
         "reg add-base NAME models/Base",
     ),
     "no base model to train from": (
-        ("train-expert", "new", "--base", "nothere", "--data", "{ckpt}/config.json"),
+        ("train-expert", "new", "--base", "nothere", "--data", "{ckpt}/../law.train.jsonl"),
         "there is no base model 'nothere': no version of that name is registered, and no such folder exists",
         "reg add-base NAME CKPT; or give --base a folder",
     ),
