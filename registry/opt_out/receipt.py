@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from registry.composition.compose import plan_composition
-from registry.composition.ensemble.recipe import EnsembleRecipe
 from registry.composition.hetero.hetero_recipe import HeteroRecipe
 from registry.composition.interpolated.simoe_recipe import SimoeRecipe
 from registry.composition.manifest import CompositionManifest, VersionRef
