@@ -139,9 +139,7 @@ def test_mistakes_are_told(filled: Registry, zoo: Zoo, tmp_path: Path, case: str
     out = tmp_path / "new" / "moe"
     home = filled.home.path
     before = files_of(home)
-    result = run(
-        home, *(word.format(tmp=tmp_path, out=out, ckpt=zoo.experts["law"], text=zoo.train["law"]) for word in words)
-    )
+    result = run(home, *(word.format(tmp=tmp_path, out=out, ckpt=zoo.experts["law"]) for word in words))
     assert result.exit_code == 1
     assert result.stdout == ""
     assert message in result.stderr
