@@ -86,7 +86,8 @@ class Model:
             common = set(members[0]).intersection(*members)
             sizes = sorted(sum(size for key, size in one.items() if key not in common) for one in members)
             largest: int = sum(sizes[len(sizes) - int(self.loaded.config.routing_top_k) :])
-            return min(self.parameters, largest + sum(members[0][key] for key in common))
+            shared: int = sum(members[0][key] for key in common)
+            return min(self.parameters, largest + shared)
         idle = 0
         for gate in gates(self.loaded, every=True) if self.routers else ():
             experts = sum(weight.numel() for weight in gate.block.get_submodule("experts").parameters())
