@@ -82,7 +82,7 @@ class Model:
         """Weights that take part in one token: all but those of the experts that it does not go to.
 
         In an ensemble that chooses its members by the first tokens: at most the weights of the chosen members, the
-        largest ones where they differ in size.
+        largest ones where they differ in size; what all members share counts once.
         """
         if getattr(self.loaded.config, "routing", None) == SEQUENCE:
             parts = zip(self.loaded.members, self.loaded.outputs, strict=True)
@@ -90,9 +90,12 @@ class Model:
             unused: int = sum(sizes[: len(sizes) - int(self.loaded.config.routing_top_k)])
             return self.parameters - unused
         if getattr(self.loaded.config, "routing", None) in ("prompt-perplexity", "task-vector"):
-            sizes = sorted(sum(weight.numel() for weight in one.parameters()) for one in self.loaded.members)
+            members = [{id(weight): weight.numel() for weight in one.parameters()} for one in self.loaded.members]
+            common = set(members[0]).intersection(*members)
+            sizes = sorted(sum(size for key, size in one.items() if key not in common) for one in members)
             largest: int = sum(sizes[len(sizes) - int(self.loaded.config.routing_top_k) :])
-            return min(self.parameters, largest)
+            shared: int = sum(members[0][key] for key in common)
+            return min(self.parameters, largest + shared)
         idle = 0
         for gate in gates(self.loaded, every=True) if self.routers else ():
             experts = sum(weight.numel() for weight in gate.block.get_submodule("experts").parameters())

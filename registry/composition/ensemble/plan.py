@@ -129,14 +129,20 @@ class Ensemble:
 
     @property
     def active_parameters(self) -> int:
-        """Weights that take part in one token: all members'; where the first tokens decide, at most those of top_k."""
+        """Weights that take part in one token: all members'; where the first tokens decide, at most those of top_k.
+
+        A tensor that all members share counts once.
+        """
         if not self.recipe.by_first_tokens:
             return self.parameters
-        top_k = int(self.recipe.document(self.names)["top_k"])
-        shared = 0 if self.trunk is None else sum(math.prod(tensor.shape) for tensor in self.trunk.tensors)
-        own = ("mlp",) if shared else ("trunk", "mlp")
-        each = sum(math.prod(link.shape) for link in self.lead.arrays if link.role in own)
-        return min(self.parameters, shared + each * top_k)
+        renamed, top_k = self.lead.family.renamed, int(self.recipe.document(self.names)["top_k"])
+        common = {name for name, owners in self.shared.items() if len({*owners[: len(self.members)]}) == 1}
+        active = sum(
+            math.prod(link.shape) * (1 if renamed.get(link.name, link.name) in common else top_k)
+            for link in self.lead.arrays
+            if link.role in ("trunk", "mlp")
+        )
+        return min(self.parameters, active)
 
     @property
     def nbytes(self) -> int:

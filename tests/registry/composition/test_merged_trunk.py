@@ -15,12 +15,13 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from registry import EnsembleRecipe, Recipe, Registry
+from registry import EnsembleRecipe, Recipe, Registry, TestSettings
 from registry.composition.ensemble.recipe import ROUTINGS
 from registry.composition.manifest import CompositionManifest
 from registry.composition.recipe import make_recipe, overlay, read_recipe, recipe_schema, write_recipe
 from registry.composition.recipe.recipe_values import values_of
 from registry.errors import IncompatibleError, InvalidInputError
+from registry.evaluation.scoring import open_model
 from registry.io.strict_yaml import parse_yaml
 from registry.maths.trunk import TRUNKS
 from registry.opt_out.receipt import recompose
@@ -161,6 +162,7 @@ def test_trunk_is_stored_once(filled: Registry, zoo: Zoo, tmp_path: Path) -> Non
     assert plan.parameters == sum(tensor.numel() for tensor in stored.values()) == sizes[0] + 3 * sizes[1]
     assert plan.nbytes == sum(tensor.nbytes for tensor in stored.values())
     assert plan.active_parameters == sizes[0] + 2 * sizes[1]
+    assert open_model("e", folder, TestSettings(device="cpu")).active_parameters == plan.active_parameters
     model = load(folder)
     assert len({id(member.model.embed_tokens.weight) for member in model.members}) == 1
     assert len({id(member.model.layers[0].mlp.up_proj.weight) for member in model.members}) == 3
