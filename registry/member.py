@@ -174,6 +174,11 @@ class Member:
                 f"{self.version.ref} is a base model, which has no {kind}, and {user} {verb} them",
                 f"{AS_EXPERT}{alternative}",
             )
+        if "simoe" in (self.version.content or {}):
+            raise IncompatibleError(
+                f"{self.version.ref} has no {kind}, which {user} {verb}: it is an expert of a SIMoE",
+                f"compose it as it was trained, with others of its training: --to simoe{alternative}",
+            )
         raise IncompatibleError(
             f"{self.version.ref} has no {kind}, which {user} {verb}",
             f"register it again with all sites: reg add-expert {self.name} CKPT --data FILE, and where CKPT carries "

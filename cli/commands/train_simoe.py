@@ -114,10 +114,11 @@ def train_simoe(
         )
         return
     refs = [expert.version.ref for expert in trained.experts]
+    listed = refs[0] if len(refs) == 1 else f"{refs[0]} to {refs[-1]}"
     closed = f", after closing {masks['closed']:,} gates" if masks["closed"] else ""
     done(
         refs[0],
-        f"trained {name} in {amount(document['training'], settings['tokens'])}; registered {refs[0]} to {refs[-1]}",
+        f"trained {name} in {amount(document['training'], settings['tokens'])}; registered {listed}",
         f"  masks: {masks['sparsity']:.1%} zeros{closed}; mean overlap {overlap:.2f}",
         f"  loss on {trained.tokens:,} held-out tokens after the prompt: {losses.before:.4f} before, "
         f"{losses.after:.4f} after",

@@ -113,10 +113,11 @@ def train_soup(
         )
         return
     refs = [expert.version.ref for expert in trained.experts]
+    listed = refs[0] if len(refs) == 1 else f"{refs[0]} to {refs[-1]}"
     done(
         shared.ref,
         f"trained {name} in {amount(training, settings['tokens'])}; registered {shared.ref}  {shared.digest}",
-        f"  experts {refs[0]} to {refs[-1]}; domains {', '.join(training['domains'])}",
+        f"  experts {listed}; domains {', '.join(training['domains'])}",
         f"  loss on {trained.tokens:,} held-out tokens, each domain's own model: {losses.before:.4f} before, "
         f"{losses.after:.4f} after",
     )

@@ -152,7 +152,7 @@ def train_simoe(
 def _check(workspace: Workspace, name: str, files: Sequence[Path], settings: SimoeTraining) -> None:
     """Check what a training is given (errors as `train_simoe`)."""
     workspace.check_owner()
-    check_names(workspace, name, settings.experts)
+    check_names(workspace, name, settings.experts, "simoe")
     if not files:
         raise InvalidInputError("there is nothing to train on", "give --data FILE, or several")
     Corpus(files, None)  # refuses what is no file before a weight is read

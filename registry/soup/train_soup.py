@@ -117,7 +117,7 @@ def train_soup(
         weights = settings.weights
         announce(
             progress,
-            f"shared weights, {settings.experts} experts and a router",
+            f"shared weights, {settings.experts} expert{'s' if settings.experts > 1 else ''} and a router",
             sum(part.numel() for part in soup.parameters()),
             steps=weights.steps,
             tokens=weights.steps * weights.batch_size * weights.accumulate * weights.seq_len,
@@ -162,7 +162,7 @@ def _check(workspace: Workspace, name: str, files: Mapping[str, Sequence[Path]],
     """Check what a training is given (errors as `train_soup`)."""
     workspace.check_owner()
     check_name_is_free(workspace.catalog, name, "base")
-    check_names(workspace, name, settings.experts)
+    check_names(workspace, name, settings.experts, "soup")
     if empty := [domain for domain, own in files.items() if not own]:
         raise InvalidInputError(f"domain {empty[0]} has no file", f"give --domains {empty[0]}=FILE")
     if settings.clusters is not None:
@@ -211,7 +211,7 @@ def _check_size(checkpoint: Checkpoint, domains: int) -> None:
     if domains > most:
         raise InvalidInputError(
             f"there are {domains:,} domains, and the centroids of {most:,} can be stored for this base model",
-            "join some of them: --domains NAME=FILE with one name for several files",
+            f"give --clusters {most:,} or less, or join files: --domains NAME=FILE with one name for several",
         )
 
 

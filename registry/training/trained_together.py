@@ -7,7 +7,7 @@ from pathlib import Path
 from registry.calibration import Calibration
 from registry.checkpoint import Checkpoint, hash_checkpoint
 from registry.checkpoint.annotations import Annotations
-from registry.errors import InvalidInputError, StorageError
+from registry.errors import ConflictError, InvalidInputError, StorageError
 from registry.families.sites import COUNTS
 from registry.io.work_dirs import temporary
 from registry.names.reference import NAME_LIMIT, check_name, copy_name
@@ -40,12 +40,18 @@ def check_one_process(what: str) -> None:
             )
 
 
-def check_names(workspace: Workspace, name: str, experts: int) -> None:
-    """Check that NAME-1 to NAME-n can be registered as experts.
+def check_names(workspace: Workspace, name: str, experts: int, kind: str) -> None:
+    """Check that NAME-1 to NAME-n can be registered as experts of a training.
+
+    Args:
+        workspace: the registry.
+        name: the training's name.
+        experts: n.
+        kind: `soup` or `simoe`, the key of what versions of such a training store of it.
 
     Raises:
         InvalidInputError: a name is not valid.
-        ConflictError: a name is a base model's.
+        ConflictError: a name is a base model's, or an active version of it comes from elsewhere.
     """
     last = copy_name(check_name(name), experts, experts)
     if len(last) > NAME_LIMIT:
@@ -53,7 +59,13 @@ def check_names(workspace: Workspace, name: str, experts: int) -> None:
             f"experts of {name[:20]}… would have names of more than {NAME_LIMIT} characters", "choose a shorter name"
         )
     for number in range(1, experts + 1):
-        check_name_is_free(workspace.catalog, copy_name(name, number, experts), "expert")
+        check_name_is_free(workspace.catalog, own := copy_name(name, number, experts), "expert")
+        for version in workspace.catalog.versions(own):
+            if version.state == "active" and kind not in (version.content or {}):
+                raise ConflictError(
+                    f"{version.ref} is registered, and it does not come from reg train-{kind}",
+                    f"choose another name: its experts are registered as NAME-1 to NAME-{experts}",
+                )
 
 
 def check_libraries() -> None:

@@ -228,7 +228,7 @@ def _beside_coefficients(values: Mapping[str, Any], trunk_options: Mapping[str, 
         return Problem(
             ("coefficients", "weights"),
             "weights multiply task vectors at a mean of 1, and coefficients multiply them as they are",
-            "drop --weights, or --coefficients",
+            "drop --weights",
         )
     return None
 

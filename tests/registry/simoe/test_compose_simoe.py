@@ -51,6 +51,12 @@ def model(folder: Path) -> Any:
     return load_model(folder, "float32", "cpu")
 
 
+def test_recipes_that_need_statistics_name_what_the_experts_were_trained_for(simoe: Registry) -> None:
+    with pytest.raises(IncompatibleError, match="it is an expert of a SIMoE") as caught:
+        simoe.plan(NAMES)
+    assert "--to simoe" in str(caught.value.hint)
+
+
 def logits(model: Any, ids: Tensor, **options: Any) -> Tensor:
     with torch.no_grad():
         found: Tensor = model(input_ids=ids, use_cache=False, **options).logits

@@ -406,7 +406,11 @@ def test_wrong_input_is_refused_before_anything_is_written(filled: Registry, zoo
     filled.add_base("other-2", zoo.base)
     with pytest.raises(ConflictError, match="other-2 is registered as a base model"):
         filled.train_simoe("other", "base", text_of(zoo), settings_with())
-    assert [version.digest for version in filled.versions() if version.name != "other-2"] == before
+    filled.add_expert("mine-1", zoo.experts["law"], data=[zoo.train["law"]])
+    with pytest.raises(ConflictError, match="mine-1@1 is registered, and it does not come from reg train-simoe"):
+        filled.train_simoe("mine", "base", text_of(zoo), settings_with())
+    filled.opt_out("mine-1")
+    assert [version.digest for version in filled.versions() if version.name not in ("other-2", "mine-1")] == before
     with pytest.raises(InvalidInputError, match=r"the loss .* is (nan|inf)"):
         filled.train_simoe("mix", "base", text_of(zoo), settings_with(lr=1e30))
-    assert [version.digest for version in filled.versions() if version.name != "other-2"] == before
+    assert [version.digest for version in filled.versions() if version.name not in ("other-2", "mine-1")] == before
