@@ -69,7 +69,7 @@ def test_ensemble_has_no_part_for_trunks_and_routers(tmp_path: Path, words: tupl
         (("--routing", "posterior"), "--routing has no part in what --to moe makes. It goes with --to ensemble."),
         (
             ("--to", "dense", "--routing-tokens", "4"),
-            "--routing-tokens has no part in what --to dense makes. It goes with --to ensemble.",
+            "--routing-tokens has no part in what --to dense makes. It goes with --to ensemble or hetero.",
         ),
         (
             ("--to", "ensemble", "--alpha", "0.5"),
