@@ -161,7 +161,7 @@ FINDINGS = (
         "FlexOlmo, Table 1",
         "FlexOlmo above the unrestricted mixture trained with the same compute",
         _unrestricted,
-        "the unrestricted mixture trains its trunk too; with the trunk frozen see its row in the table",
+        "the unrestricted mixture trains its trunk too, on the text of all domains",
     ),
     Finding(
         "FlexOlmo, Table 1, ablations",
