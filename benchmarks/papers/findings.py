@@ -167,7 +167,6 @@ FINDINGS = (
         "FlexOlmo, Table 1, ablations",
         "proxy tuning, bias and domain embeddings each help",
         _ablations,
-        "rows that were trained with the experts are nearly as good as tuned ones here",
     ),
     Finding("FlexOlmo, Table 1, ablations", "training to coordinate helps", _coordination),
     Finding("DUME, Table 2", "training the closed form's routers (DUME+) gains a little", _dume_plus),
@@ -181,8 +180,6 @@ FINDINGS = (
         "MergeME, §3.1.2",
         "TIES and DARE merge attention better than averages do",
         _interference,
-        "the experts' task vectors hardly conflict in sign where they matter, so that trimming and dropping lose more "
-        "than interference does",
     ),
     Finding(
         "MergeME, Table 4",
@@ -193,7 +190,6 @@ FINDINGS = (
         "Soup-of-Experts, Fig. 4",
         "specialists of a soup above one generic model",
         _specialists,
-        "few tokens: S alone learns what is general, as the generic model does, and the bank little",
     ),
     Finding(
         "Soup-of-Experts, Fig. 8",
@@ -207,7 +203,6 @@ FINDINGS = (
         "SIMoE, main tables",
         "above full fine-tuning of the same dense model",
         _upcycled,
-        "at as few steps the masks are still far from settled, and a quarter of the rows trains at a time",
     ),
 )
 """Every comparison, in the order of the page."""
