@@ -95,9 +95,10 @@ def test_cost_of_context_routing_is_compared_with_both_references() -> None:
     assert "|  | 1.75 (1.50–2.00) |" in ratios[0]
 
 
-def test_tables_of_papers_are_those_of_the_figures_beside_them() -> None:
-    record = json.loads((FOLDER / "PAPERS.json").read_text(encoding="utf-8"))
-    assert papers_page(record) == (FOLDER / "PAPERS.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize("name", ["PAPERS", "PAPERS_LONG"])
+def test_tables_of_papers_are_those_of_the_figures_beside_them(name: str) -> None:
+    record = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    assert papers_page(record) == (FOLDER / f"{name}.md").read_text(encoding="utf-8")
 
 
 def test_slopes_of_training_are_those_of_what_was_measured() -> None:

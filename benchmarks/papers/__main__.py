@@ -41,16 +41,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shared", type=Path, default=ROOT.parent / "shared", help="default: %(default)s")
     parser.add_argument("--far", type=Path, help="`corpora` of far experts; without, their rows are left out")
-    parser.add_argument("--tokens", type=int, default=51_200, help="of each expert; default: %(default)s")
+    parser.add_argument("--tokens", type=int, default=40_960, help="of each expert; default: %(default)s")
+    parser.add_argument("--batch", type=int, default=2, help="windows of a training step; default: %(default)s")
+    parser.add_argument("--lr", type=float, default=2e-4, help="the highest learning rate; default: %(default)s")
     parser.add_argument("--windows", type=int, default=16, help="of each test domain; default: %(default)s")
     parser.add_argument(
-        "--steps", type=int, nargs=2, default=[20, 100], help="of a short and a long training of routers"
+        "--steps", type=int, nargs=2, default=[20, 60], help="of a short and a long training of routers"
     )
     parser.add_argument("--work", type=Path, default=Path("build/papers"), help="default: %(default)s")
     parser.add_argument("--only", help=f"parts: {','.join(PARTS)}")
     parser.add_argument("--out", type=Path, default=PAGE, help="default: %(default)s")
     given = parser.parse_args()
-    bench = Bench(given.shared.absolute(), given.far, given.work.absolute(), given.tokens, given.windows, given.steps)
+    roots = given.shared.absolute(), given.far, given.work.absolute()
+    bench = Bench(*roots, given.tokens, given.batch, given.lr, given.windows, given.steps)
     wanted = list(PARTS) if given.only is None else given.only.split(",")
     if strangers := set(wanted) - set(PARTS):
         parser.error(f"{', '.join(sorted(strangers))} is no part: {', '.join(PARTS)}")
@@ -75,7 +78,13 @@ def measured(name: str, bench: Bench) -> Figures:
     """Run a part, and return its figures with its size and the seconds that it took."""
     wall, processor = time.perf_counter(), time.process_time()
     figures = PARTS[name](bench)
-    size = {"tokens": bench.tokens, "windows": bench.windows, "steps": list(bench.steps)}
+    size = {
+        "tokens": bench.tokens,
+        "batch": bench.batch,
+        "lr": bench.lr,
+        "windows": bench.windows,
+        "steps": list(bench.steps),
+    }
     seconds = {"wall": time.perf_counter() - wall, "processor": time.process_time() - processor}
     return {**figures, "size": size, "seconds": seconds}
 

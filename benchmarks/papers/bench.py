@@ -30,6 +30,8 @@ class Bench:
         far: a folder with `corpora` of far experts, or None.
         work: a folder for registries and compositions.
         tokens: training tokens of each expert.
+        batch: windows of 256 tokens in a step of the training of weights.
+        lr: its highest learning rate.
         windows: test windows of each domain.
         steps: of a short and of a long training of routers.
     """
@@ -38,6 +40,8 @@ class Bench:
     far: Path | None
     work: Path
     tokens: int
+    batch: int
+    lr: float
     windows: int
     steps: Sequence[int]
 
@@ -54,6 +58,10 @@ class Bench:
     def home(self, kind: str) -> Path:
         """Return the registry of a kind of experts."""
         return self.work / f"{kind}-{self.tokens}"
+
+    def training(self, times: int = 1) -> dict[str, Any]:
+        """Return the settings of a training of weights on so many times the tokens of an expert."""
+        return {"tokens": times * self.tokens, "batch_size": self.batch, "lr": self.lr}
 
     @property
     def settings(self) -> TestSettings:

@@ -74,7 +74,7 @@ def train(bench: Bench, kind: str, domains: Sequence[str]) -> Figures:
         for domain in domains:
             if domain in names:
                 continue
-            settings = ExpertTraining(tokens=bench.tokens, **KINDS[kind])
+            settings = ExpertTraining(**bench.training(), **KINDS[kind])
             public = [bench.text(GENERAL, "train")] if settings.coordinate else []
             text = [bench.text(domain, "train")]
             done = registry.train_expert(domain, BASE, text, settings, public_data=public, keep_calibration=True)
@@ -139,7 +139,7 @@ def mixtures(bench: Bench) -> Figures:
             for folder in (start, folders[name]):
                 shutil.rmtree(folder, ignore_errors=True)
             registry.compose(list(NEAR), start, recipe)
-            settings = MixtureTraining("all", tokens=bench.tokens)
+            settings = MixtureTraining("all", **bench.training())
             data = [str(bench.text(domain, "train")) for domain in domains]
             done = registry.train(start, folders[name], data, settings)
             print(f"{name}: {done.before:.4f}, {done.after:.4f}", flush=True)
@@ -172,7 +172,7 @@ def _unrestricted(times: int, what: str = "all") -> Callable[[Bench], Figures]:
             for folder in (start, trained):
                 shutil.rmtree(folder, ignore_errors=True)
             registry.compose([f"up-{domain}" for domain in NEAR], start, UPCYCLED)
-            settings = MixtureTraining(what, tokens=times * len(NEAR) * bench.tokens)
+            settings = MixtureTraining(what, **bench.training(times * len(NEAR)))
             data = [str(bench.text(domain, "train")) for domain in (*NEAR, GENERAL)]
             done = registry.train(start, trained, data, settings)
             print(f"unrestricted, {what}, {times}: {done.before:.4f}, {done.after:.4f}", flush=True)
@@ -191,8 +191,8 @@ TUNED = {
 """Row → the public expert and the recipe of the coordinated composition whose routers are tuned."""
 
 
-RATES = (3e-4, 1e-3)
-"""Highest learning rates of one domain's experts; the first is that of all experts."""
+RATES = (1.0, 3.0)
+"""Highest learning rates of one domain's experts, in those of all experts."""
 
 
 def rates(bench: Bench) -> Figures:
@@ -201,10 +201,10 @@ def rates(bench: Bench) -> Figures:
     text = [bench.text(domain, "train")]
     for kind in ("free", "frozen"):
         with Registry(bench.home(kind)) as registry:
-            for rate in RATES:
+            for rate in (times * bench.lr for times in RATES):
                 out = bench.work / "folders" / f"{kind}-{rate:g}"
                 shutil.rmtree(out, ignore_errors=True)
-                settings = ExpertTraining(tokens=bench.tokens, lr=rate, **KINDS[kind])
+                settings = ExpertTraining(**bench.training() | {"lr": rate}, **KINDS[kind])
                 done = registry.train_expert(domain, BASE, text, settings, out=out)
                 losses[f"{kind}, {rate:g}"] = [done.losses.before, done.losses.after]
                 print(f"{kind}, {rate:g}: {done.losses.after:.4f}", flush=True)

@@ -53,7 +53,7 @@ def hetero(bench: Bench) -> Figures:
             registry.add_expert(WIDE, folders["wide expert"], data=text, keep_calibration=True)
         if NARROW not in names:
             text = [bench.text(NARROW, "train")]
-            settings = ExpertTraining(tokens=TIMES * bench.tokens, lr=1e-3)
+            settings = ExpertTraining(**bench.training(TIMES) | {"lr": 1e-3})
             registry.train_expert(NARROW, "narrow", text, settings, keep_calibration=True)
         folders["narrow expert"], folders["heterogeneous mixture"] = (
             fresh(bench, "narrow-expert"),

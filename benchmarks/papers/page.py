@@ -71,9 +71,10 @@ def _size(figures: Mapping[str, Any]) -> str:
     if "size" not in figures:
         return ""
     size = figures["size"]
-    experts = (
-        "" if "scores" in figures else f"Experts of {size['tokens']:,} tokens each. "
-    )  # scores: of SHARED's experts
+    experts = ""
+    if "scores" not in figures:  # these are of SHARED's experts
+        steps = f", {size['batch']} windows a step, learning rate {size['lr']:g}" if "batch" in size else ""
+        experts = f"Experts of {size['tokens']:,} tokens each{steps}. "
     return f"{experts}{size['windows']} test windows of each domain.\n\n"
 
 

@@ -17,7 +17,7 @@ def simoe(bench: Bench) -> Figures:
 
     All train on twice as many tokens as an expert.
     """
-    tokens = 2 * bench.tokens
+    training = bench.training(2)
     text = [bench.text(domain, "train") for domain in NEAR]
     runs = [(beta, SPARSITY) for beta in BETAS] + [(0.1, tau) for tau in SPARSITIES if tau != SPARSITY]
     masks, folders = {}, {}
@@ -25,10 +25,10 @@ def simoe(bench: Bench) -> Figures:
         if BASE not in {version.name for version in registry.versions()}:
             registry.add_base(BASE, bench.shared / "experts" / BASE)
         folders["dense model"] = fresh(bench, "dense")
-        registry.train_expert("dense", BASE, text, ExpertTraining(tokens=tokens), out=folders["dense model"])
+        registry.train_expert("dense", BASE, text, ExpertTraining(**training), out=folders["dense model"])
         for number, (beta, tau) in enumerate(runs):
             name, label = f"s{number}", f"SIMoE, β {beta:g}, τ {tau:g}"
-            settings = SimoeTraining(experts=EXPERTS, sparsity=tau, overlap=beta, tokens=tokens)
+            settings = SimoeTraining(experts=EXPERTS, sparsity=tau, overlap=beta, **training)
             done = registry.train_simoe(name, BASE, text, settings)
             final = done.document["masks"]
             pairs = [final["overlap"][i][j] for i in range(EXPERTS) for j in range(i)]

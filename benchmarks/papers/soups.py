@@ -24,7 +24,7 @@ def soups(bench: Bench) -> Figures:
     A specialist has all weight on its domain. The generic model trains all weights on the same number of tokens, which
     every domain shares equally.
     """
-    tests, tokens = bench.tests(NEAR, general=False), 2 * bench.tokens
+    tests, training = bench.tests(NEAR, general=False), bench.training(2)
     rows: dict[str, dict[str, float]] = {}
     folders: dict[str, Path] = {}
     with Registry(home(bench)) as registry:
@@ -33,11 +33,11 @@ def soups(bench: Bench) -> Figures:
             registry.add_base(BASE, bench.shared / "experts" / BASE)
         folders["generic model"] = fresh(bench, "generic")
         text = [bench.text(domain, "train") for domain in NEAR]
-        registry.train_expert("generic", BASE, text, ExpertTraining(tokens=tokens), out=folders["generic model"])
+        registry.train_expert("generic", BASE, text, ExpertTraining(**training), out=folders["generic model"])
         domains = {domain: [bench.text(domain, "train")] for domain in NEAR}
         for support in SUPPORTS:
             if (name := f"support-{support}") not in names:
-                registry.train_soup(name, BASE, domains, SoupTraining(EXPERTS, support=support, tokens=tokens))
+                registry.train_soup(name, BASE, domains, SoupTraining(EXPERTS, support=support, **training))
             for domain in NEAR:
                 folders[f"{support} {domain}"] = fresh(bench, f"soup-{support}-{domain}")
                 registry.instantiate(name, folders[f"{support} {domain}"], weights={domain: 1.0})
