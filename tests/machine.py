@@ -2,15 +2,16 @@
 
     python -m tests.machine [--examples 500] [--steps 30] [--seed 0] [--names 3] [--scratch DIR] [--untrained]
 
-Steps add experts and base models (also again), train soups, point aliases and take them away, compose (also by fits,
-of copies of the base model and of soups), opt versions and names out, purge, collect garbage, reopen, verify and
-reproduce. Any that writes may be killed on its way, in a process of its own; what it leaves must then be one of the
-states that lie between its beginning and its end.
+Steps add experts and base models (also again), those of a SIMoE and one of another architecture, train soups, point
+aliases and take them away, compose (also by fits, of copies of the base model, of soups, SIMoEs and members of several
+architectures), opt versions and names out, purge, collect garbage, reopen, verify and reproduce. Any that writes may be
+killed on its way, in a process of its own; what it leaves must then be one of the states that lie between its beginning
+and its end.
 
 After every step the registry must hold what the model holds, on disk what the catalog needs, and each composition
 that was made last, of members that are active still, must be, byte by byte, the one of a registry that never held
-anything but these members. With `--untrained` nothing is trained or fitted. Prints one line of JSON: examples, steps,
-kills, compositions compared, fresh compositions.
+anything but these members. With `--untrained` no step trains or fits: the SIMoE is trained before the first. Prints one
+line of JSON: examples, steps, kills, compositions compared, fresh compositions.
 """
 
 import argparse
@@ -41,12 +42,17 @@ from registry import Registry
 from registry.errors import ConflictError
 from tests.model import Model, Version, observed
 from tests.tiny import (
+    ALL_RECIPES,
     BASE,
     BASE_NAME,
     CONTENTS,
+    FOR_SEVERAL,
+    FOR_SPARSE,
     PARTS,
     RECIPES,
     SOUP,
+    SPARSE,
+    WIDE,
     WITH_BASE,
     Fresh,
     Member,
@@ -55,6 +61,7 @@ from tests.tiny import (
     make_pool,
     perform,
     tree,
+    with_others,
 )
 from tests.zygote import Zygote
 
@@ -67,6 +74,7 @@ KNOWN = 2
 any_name = st.sampled_from(NAMES)
 any_content = st.sampled_from(CONTENTS)
 any_alias = st.sampled_from(ALIASES)
+any_other = st.sampled_from((WIDE, *SPARSE))
 any_number = st.integers(0, 11)
 killed = st.one_of(st.none(), st.none(), st.floats(0, 1, exclude_max=True))
 """When a command is killed: not at all, or after a share of its steps."""
@@ -115,7 +123,7 @@ class Machine(RuleBasedStateMachine):
 
     @initialize(recipe=st.sampled_from(list(RECIPES)))
     def begin(self, recipe: str) -> None:
-        self._compose([0], recipe, None)
+        self._compose(self._experts(), [0], recipe, None)
 
     @rule(name=any_name, content=any_content, alias=st.none() | any_alias, tagged=st.booleans(), at=killed)
     def add(self, name: str, content: str, alias: str | None, tagged: bool, at: float | None) -> None:
@@ -124,6 +132,10 @@ class Machine(RuleBasedStateMachine):
     @rule(tagged=st.booleans(), at=killed)
     def add_base(self, tagged: bool, at: float | None) -> None:
         self._add(BASE_NAME, "base", BASE, None, tagged, at)
+
+    @rule(name=any_other, tagged=st.booleans(), at=killed)
+    def add_other(self, name: str, tagged: bool, at: float | None) -> None:
+        self._add(name, "expert", name, None, tagged, at)
 
     @precondition(lambda self: not self.untrained)
     @rule(at=killed)
@@ -146,19 +158,41 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self._experts())
     @rule(numbers=st.lists(any_number, min_size=1, max_size=3), recipe=st.sampled_from(list(RECIPES)))
     def compose_undisturbed(self, numbers: list[int], recipe: str) -> None:
-        self._compose(numbers, recipe, None)
+        self._compose(self._experts(), numbers, recipe, None)
 
     @precondition(lambda self: self._experts())
     @rule(numbers=st.lists(any_number, min_size=1, max_size=3), recipe=st.sampled_from(list(RECIPES)), at=killed)
     def compose(self, numbers: list[int], recipe: str, at: float | None) -> None:
-        self._compose(numbers, recipe, at)
+        self._compose(self._experts(), numbers, recipe, at)
 
-    def _compose(self, numbers: list[int], recipe: str, at: float | None) -> None:
+    @precondition(lambda self: self._named(SPARSE))
+    @rule(
+        numbers=st.lists(any_number, min_size=1, max_size=3),
+        recipe=st.sampled_from(FOR_SPARSE),
+        others=st.booleans(),
+        at=killed,
+    )
+    def compose_sparse(self, numbers: list[int], recipe: str, others: bool, at: float | None) -> None:
+        if self._base() is None:
+            recipe = "ensemble"
+        some = self._named(SPARSE) + (self._experts() if others and recipe != "simoe" else [])
+        self.counted["of a SIMoE"] += 1
+        self._compose(some, numbers, recipe, at)
+
+    @precondition(lambda self: self._named((WIDE,)) and self._experts())
+    @rule(numbers=st.lists(any_number, min_size=1, max_size=2), recipe=st.sampled_from(FOR_SEVERAL), at=killed)
+    def compose_several(self, numbers: list[int], recipe: str, at: float | None) -> None:
+        experts, wide = self._experts(), self._named((WIDE,))
+        self.counted["of several architectures"] += 1
+        self._compose([*experts, *wide], [len(experts), *(number % len(experts) for number in numbers)], recipe, at)
+
+    def _compose(self, some: list[Version], numbers: list[int], recipe: str, at: float | None) -> None:
+        """Compose the experts of these numbers among some."""
         if recipe in WITH_BASE and self._base() is None:
             recipe = "mean"
         chosen: dict[str, Version] = {}
         for number in numbers:
-            version = self._one(self._experts(), number)
+            version = self._one(some, number)
             chosen.setdefault(version.name, version)
         refs = tuple(version.ref for version in chosen.values())
         digest = self._plan(refs, recipe).digest
@@ -290,8 +324,12 @@ class Machine(RuleBasedStateMachine):
     # -- within ------------------------------------------------------------------------------------------------------
 
     def _experts(self) -> list[Version]:
-        """Return the experts that can be composed by any recipe: those of a soup have counts alone."""
-        return [version for version in self.model.active() if version.name not in PARTS]
+        """Return the experts that can be composed by any of `RECIPES`: those trained together have counts alone."""
+        return self._named(self.names)
+
+    def _named(self, names: Sequence[str]) -> list[Version]:
+        """Return the active experts of some names."""
+        return [version for version in self.model.active() if version.name in names]
 
     def _base(self) -> Version | None:
         return next((version for version in self.model.active("base") if version.name == BASE_NAME), None)
@@ -303,7 +341,7 @@ class Machine(RuleBasedStateMachine):
 
     def _plan(self, refs: Sequence[str], recipe: str) -> Any:
         names = [ref.partition("@")[0] for ref in refs]
-        return self.registry.plan(refs, RECIPES[recipe](names), base=self._beside(recipe))
+        return self.registry.plan(refs, ALL_RECIPES[recipe](names), base=self._beside(recipe))
 
     def _add(self, name: str, kind: str, content: str, alias: str | None, tagged: bool, at: float | None) -> None:
         tags = {"from": content} if tagged else {}
@@ -391,7 +429,7 @@ def drive(given: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     torch.set_num_threads(1)  # no thread pool may exist when a process forks
     began = time.monotonic()
     zygote = Zygote(perform)
-    pool = make_pool(scratch / "pool")
+    pool = with_others(make_pool(scratch / "pool"), scratch / "pool")
     with Registry(scratch / "start") as registry:
         registry.add_base(BASE_NAME, pool.checkpoints[BASE])
         registry.add_expert(NAMES[0], pool.checkpoints[CONTENTS[0]])

@@ -13,7 +13,18 @@ from typing import Any
 
 import torch
 
-from registry import EnsembleRecipe, FitSettings, PassSettings, Recipe, Registry, SoupTraining
+from registry import (
+    EnsembleRecipe,
+    FitSettings,
+    HeteroRecipe,
+    PassSettings,
+    Recipe,
+    Registry,
+    SimoeRecipe,
+    SimoeTraining,
+    SoupTraining,
+)
+from registry.composition import AnyRecipe
 from registry.statistics.collect import collect_to
 from tests.models import make_model, save_checkpoint, sentences, train_tokenizer, write_jsonl
 
@@ -25,6 +36,7 @@ SIZES = {
     "num_key_value_heads": 1,
     "tie_word_embeddings": True,
 }
+WIDE_SIZES = SIZES | {"hidden_size": 24, "num_attention_heads": 3, "head_dim": 8}
 SETTINGS = PassSettings(tokens=64, seq_len=32, batch_size=2, folds=1)
 CONTENTS = ("one", "two", "three")
 BASE = "zero"
@@ -35,7 +47,13 @@ SOUP, BASE_NAME = "soup", "base"
 PARTS = ("soup-1", "soup-2")
 """The soup's experts."""
 
-RECIPES: dict[str, Callable[[Sequence[str]], Recipe | EnsembleRecipe]] = {
+SPARSE = ("sparse-1", "sparse-2")
+"""The experts of a SIMoE, and what the checkpoints are called that came of its training."""
+
+WIDE = "wide"
+"""An expert of another architecture with the tokenizer of all, and what its checkpoint is called."""
+
+RECIPES: dict[str, Callable[[Sequence[str]], AnyRecipe]] = {
     "default": lambda _: Recipe(),
     "mean": lambda _: Recipe(trunk="mean", router="ridge", top_k=1),
     "top-1": lambda _: Recipe(router="ridge", top_k=1, temperature=1.0),
@@ -53,9 +71,18 @@ RECIPES: dict[str, Callable[[Sequence[str]], Recipe | EnsembleRecipe]] = {
     "one trunk": lambda _: EnsembleRecipe(trunk="regmean", routing="perplexity", top_k=1),
     "task vectors": lambda _: EnsembleRecipe(trunk="dare", routing="task-vector"),
 }
-"""What the runs call a recipe → the recipe for members of some names."""
+"""What the runs call a recipe → the recipe for members of some names, which have one architecture and statistics."""
 
-WITH_BASE = {"base", "coefficients", "sums", "task vectors", "fit", "copies"}
+FOR_SPARSE = ("simoe", "base", "coefficients", "ensemble")
+"""Recipes for the experts of a SIMoE, of which all but the first take others too: they need no statistics."""
+
+FOR_SEVERAL = ("hetero", "ensemble", "prompt")
+"""Recipes for members of several architectures."""
+
+ALL_RECIPES = RECIPES | {"simoe": lambda _: SimoeRecipe(), "hetero": lambda _: HeteroRecipe(routing_tokens=2)}
+"""`RECIPES`, and those for members of a kind of their own."""
+
+WITH_BASE = {"base", "coefficients", "sums", "task vectors", "simoe", "fit", "copies"}
 """Recipes, and other ways to compose, in which the base model takes part."""
 
 Member = tuple[str, str]
@@ -84,8 +111,23 @@ def make_pool(folder: Path) -> Pool:
                         own[key].copy_(weight)
         checkpoints[name] = save_checkpoint(model, folder / name, tokenizer)
         data = write_jsonl(folder / f"{name}.jsonl", sentences("math", 10, seed=number))
-        collect_to(checkpoints[name], checkpoints[name], data=[data], settings=SETTINGS)
+        collect_to(checkpoints[name], checkpoints[name], data=[data], settings=SETTINGS, keep_calibration=True)
     return Pool(checkpoints, folder / "one.jsonl")
+
+
+def with_others(pool: Pool, folder: Path) -> Pool:
+    """Return the pool with `WIDE` and the experts of a SIMoE, which is trained here, written to `folder`."""
+    wide = save_checkpoint(make_model("qwen3", 500, **WIDE_SIZES), folder / WIDE, train_tokenizer())
+    collect_to(wide, wide, data=[pool.text], settings=SETTINGS, keep_calibration=True)
+    settings = SimoeTraining(
+        experts=len(SPARSE), prompt_tokens=4, tokens=64, seq_len=16, batch_size=2, device="cpu", dtype="float32"
+    )
+    with Registry(folder / "simoe-home") as registry:
+        registry.add_base(BASE_NAME, pool.checkpoints[BASE])
+        registry.train_simoe(SPARSE[0].removesuffix("-1"), BASE_NAME, [pool.text], settings)
+        for name in SPARSE:
+            registry.export(name, folder / name)
+    return Pool(pool.checkpoints | {name: folder / name for name in (WIDE, *SPARSE)}, pool.text)
 
 
 def train_soup(registry: Registry, pool: Pool) -> None:
@@ -98,7 +140,7 @@ def train_soup(registry: Registry, pool: Pool) -> None:
 
 
 def make(registry: Registry, refs: Sequence[str], out: Path, recipe: str, text: Path) -> None:
-    """Compose by one of `RECIPES`, by a `fit`, from `copies` of the base model, or of the soup."""
+    """Compose by one of `ALL_RECIPES`, by a `fit`, from `copies` of the base model, or of the soup."""
     base = BASE_NAME if recipe in WITH_BASE else None
     if recipe == SOUP:
         registry.instantiate(SOUP, out, weights={CONTENTS[0]: 3, CONTENTS[1]: 1}, force=True)
@@ -111,7 +153,7 @@ def make(registry: Registry, refs: Sequence[str], out: Path, recipe: str, text: 
         )
     else:
         names = [ref.partition("@")[0] for ref in refs]
-        registry.compose(refs, out, RECIPES[recipe](names), base=base, force=True)
+        registry.compose(refs, out, ALL_RECIPES[recipe](names), base=base, force=True)
 
 
 def perform(home: Path, command: dict[str, Any], registry: Registry | None = None) -> None:

@@ -30,7 +30,7 @@ from registry.io.display import few
 from registry.io.files import read_json, read_small
 from registry.io.torch_blocks import torch_dtype
 from registry.runtime.fast_linear import with_fast_products
-from registry.runtime.members_config import check_whole_members
+from registry.runtime.members_config import check_members
 
 _CODE_BYTES = 2**20
 
@@ -68,8 +68,8 @@ def load_model(folder: Path, dtype: str, device: str | None) -> Any:
 
     if is_ours := has_our_code(folder):
         config = read_json(folder / "config.json")
-        if str(config.get("model_type")).startswith(ENSEMBLE):
-            check_whole_members(config, str(folder / "config.json"))
+        if str(config.get("model_type")).startswith((ENSEMBLE, SIMOE)):
+            check_members(folder, config)
     try:
         with quiet_transformers():
             loaded: Any = AutoModelForCausalLM.from_pretrained(

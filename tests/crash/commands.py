@@ -26,6 +26,8 @@ from tests.models import make_model, save_checkpoint, sentences, train_tokenizer
 
 GOLDEN = Path(__file__).parents[1] / "store" / "golden"
 NAMES = ("base", "code", "math", "law", "german")
+WIDE = "wide"
+"""An expert of another architecture."""
 SMALL = {
     "num_hidden_layers": 1,
     "hidden_size": 16,
@@ -131,6 +133,17 @@ COMMANDS = {
         "soup",
         "instantiate soup --fit {given}/law.jsonl --fit-tokens 1280 --fit-steps 3 --fit-device cpu --out {world}/out",
     ),
+    "train-simoe": Command(
+        "full",
+        "train-simoe sparse --base base --data {given}/code.jsonl --data {given}/math.jsonl --experts 2 "
+        "--prompt-tokens 4 " + _SOUP,
+    ),
+    "simoe": Command("simoe", "compose --experts sparse-1,sparse-2 --to simoe --force --out {world}/moe"),
+    "purge-simoe": Command("simoe", "opt-out sparse-1 --purge --yes --receipt {world}/receipt.json"),
+    "hetero": Command(
+        "several", "compose --experts code,wide --to hetero --routing-tokens 2 --force --out {world}/moe"
+    ),
+    "families": Command("several", "compose --experts code,wide --to ensemble --force --out {world}/moe"),
     "export": Command("full", "export math --out {world}/out"),
     "evaluate": Command(
         "full",
@@ -159,7 +172,7 @@ def run(world: Path, words: Sequence[object]) -> Result:
 
 
 def make_given(given: Path) -> None:
-    """Write the checkpoints: of each name one with statistics and one, `-bare`, without; and an adapter of the base."""
+    """Write the checkpoints: of each name one with statistics and one, `-bare`, without; of `WIDE`; an adapter."""
     tokenizer = train_tokenizer()
     for number, name in enumerate(NAMES):
         save_checkpoint(make_model("llama", 300 + number, **SMALL), given / f"{name}-bare", tokenizer)
@@ -168,6 +181,10 @@ def make_given(given: Path) -> None:
             text = write_jsonl(given / f"{name}.jsonl", sentences(name, 20))
             settings = PassSettings(tokens=64, seq_len=32, batch_size=1)
             collect_to(given / name, given / name, data=[text], settings=settings, keep_calibration=True)
+    sizes = SMALL | {"hidden_size": 24, "head_dim": 8}
+    wide = save_checkpoint(make_model("qwen3", 600, **sizes), given / WIDE, tokenizer)
+    settings = PassSettings(tokens=64, seq_len=32, batch_size=1)
+    collect_to(wide, wide, data=[given / "law.jsonl"], settings=settings, keep_calibration=True)
     adapter = given / "adapter"
     adapter.mkdir()
     described = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]}
@@ -179,20 +196,21 @@ def make_given(given: Path) -> None:
 
 
 def make_start(start: str, world: Path, given: Path) -> None:
-    """Make the world that commands begin from: empty, full, ridge, soup, garbage or golden."""
+    """Make the world that commands begin from: empty, full, ridge, soup, simoe, several, garbage or golden."""
     (world / "tmp").mkdir(parents=True)
     if start == "golden":
         (world / "home").mkdir()
         shutil.copy(min(GOLDEN.glob("*.sqlite"), key=_age), world / "home" / "catalog.sqlite")
-    if start in ("full", "ridge", "soup", "garbage"):
+    if start in ("full", "ridge", "soup", "simoe", "several", "garbage"):
         with Registry(world / "home") as opened:
             opened.add_base("base", given / "base")
             opened.add_expert("code", given / "code", alias="stable")
             opened.add_expert("math", given / "math")
             opened.compose(["code", "math"], world / "moe", Recipe(router="ridge") if start == "ridge" else None)
-    if start == "soup":
-        domains = [word for name in ("code", "math") for word in ("--domains", given / f"{name}.jsonl")]
-        trained = run(world, ["train-soup", "soup", "--base", "base", *domains, "--experts", 2, *_SOUP.split()])
+            if start == "several":
+                opened.add_expert(WIDE, given / WIDE)
+    if start in ("soup", "simoe"):
+        trained = run(world, COMMANDS[f"train-{start}"].words(world, given))
         assert trained.exit_code == 0, trained.output
     if start == "garbage":
         _litter(world / "home")

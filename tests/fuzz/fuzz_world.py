@@ -4,10 +4,20 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from registry import EnsembleRecipe, FitSettings, PassSettings, Recipe, Registry
+from registry import (
+    EnsembleRecipe,
+    FitSettings,
+    HeteroRecipe,
+    PassSettings,
+    Recipe,
+    Registry,
+    SimoeRecipe,
+    SimoeTraining,
+)
 from registry.checkpoint.soup_files import SOUP_FILE, SOUP_ROUTER, SoupRouter, pack_router, pack_soup
 from registry.statistics.collect import collect_to
 from tests.models import make_model, save_checkpoint, sentences, train_tokenizer, write_jsonl
@@ -15,6 +25,11 @@ from tests.registry.checkpoint.test_adapter import LINEAR, train
 
 SETTINGS = PassSettings(tokens=64, seq_len=16, batch_size=4)
 EXPERTS = ("code", "math")
+WIDE = "wide"
+"""An expert of another architecture, with the tokenizer of all."""
+SPARSE = ("sparse-1", "sparse-2")
+"""The experts of a SIMoE."""
+WIDE_SIZES: dict[str, Any] = {"hidden_size": 48, "num_hidden_layers": 1, "head_dim": 8, "tie_word_embeddings": True}
 CONTEXT = Recipe(router="context", trunk="mean")
 
 
@@ -30,7 +45,9 @@ class World:
         composed: a composed folder.
         by_context: a folder composed by the recipe `CONTEXT`.
         later: folders composed by recipes with keys that are there only where they are given: fitted coefficients,
-            sums, shared trunks, mixed logits, copies of the base model, a soup.
+            sums, shared trunks, mixed logits, copies of the base model, a soup, members of several architectures, a
+            SIMoE, which is the last.
+        sparse: checkpoints of `SPARSE`.
         soup: the shared weights of a soup of two experts, which the registry has as `mix`.
         receipt: of an expert that was opted out.
         scratch: where an input is written; emptied after each.
@@ -45,6 +62,7 @@ class World:
     composed: Path
     by_context: Path
     later: tuple[Path, ...]
+    sparse: tuple[Path, ...]
     soup: Path
     receipt: Path
     text: Path
@@ -69,15 +87,26 @@ class World:
             for number, name in enumerate((*EXPERTS, "german"), start=1):
                 folder = save_checkpoint(make_model("llama", 100 + number), root / name, tokenizer)
                 text = write_jsonl(root / f"{name}.jsonl", sentences(name, 20))
-                registry.add_expert(name, folder, data=[text], settings=SETTINGS, tags={"team": "a"}, alias="stable")
+                registry.add_expert(
+                    name,
+                    folder,
+                    data=[text],
+                    settings=SETTINGS,
+                    tags={"team": "a"},
+                    alias="stable",
+                    keep_calibration=True,
+                )
             registry.compose([*EXPERTS, "german"], root / "former")
             registry.compose(EXPERTS, root / "composed")
             registry.compose(EXPERTS, root / "by-context", CONTEXT)
             registry.opt_out("german", purge=True, receipt=root / "receipt.json")
             soup = _add_soup(registry, base, [root / name for name in EXPERTS])
+            wide = save_checkpoint(make_model("qwen3", 200, **WIDE_SIZES), root / WIDE, tokenizer)
+            registry.add_expert(WIDE, wide, data=[data], settings=SETTINGS, keep_calibration=True)
+            sparse = tuple(_add_simoe(registry, root, data))
             later = tuple(_compose_later(registry, root / "later", data))
         (root / "scratch").mkdir()
-        made = (root / "composed", root / "by-context", later, soup, root / "receipt.json")
+        made = (root / "composed", root / "by-context", later, sparse, soup, root / "receipt.json")
         return cls(home, bare, sharded, carried, counted, adapter, *made, data, root / "scratch")
 
     def copy(self, folder: Path, name: str = "input") -> Path:
@@ -109,6 +138,16 @@ def _add_soup(registry: Registry, base: Path, experts: Sequence[Path]) -> Path:
     return shared
 
 
+def _add_simoe(registry: Registry, root: Path, text: Path) -> Iterator[Path]:
+    """Train and register a SIMoE, and yield the checkpoints of its experts."""
+    sizes: dict[str, Any] = {"tokens": 64, "seq_len": 16, "batch_size": 2, "prompt_tokens": 4}
+    settings = SimoeTraining(experts=len(SPARSE), device="cpu", dtype="float32", **sizes)
+    registry.train_simoe(SPARSE[0].removesuffix("-1"), "base", [text], settings)
+    for name in SPARSE:
+        registry.export(name, root / name)
+        yield root / name
+
+
 def _compose_later(registry: Registry, folder: Path, text: Path) -> Iterator[Path]:
     """Compose by the recipes that came last, and yield their folders."""
     folder.mkdir()
@@ -128,3 +167,7 @@ def _compose_later(registry: Registry, folder: Path, text: Path) -> Iterator[Pat
     registry.compose([], folder / "copies", base="base", from_base=2)
     registry.instantiate("mix", folder / "soup", weights={"a": 1.0})
     yield from (folder / "copies", folder / "soup")
+    registry.compose([EXPERTS[0], WIDE], folder / "hetero", HeteroRecipe(routing_tokens=2))
+    registry.compose([EXPERTS[0], WIDE], folder / "families", EnsembleRecipe())
+    registry.compose(SPARSE, folder / "simoe", SimoeRecipe(), base="base")
+    yield from (folder / "hetero", folder / "families", folder / "simoe")

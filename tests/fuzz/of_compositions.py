@@ -10,13 +10,13 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save
 
-from registry import Recipe, Registry, TestSettings
-from registry.composition import read_recipe
+from registry import Recipe, Registry, SimoeRecipe, TestSettings
+from registry.composition import AnyRecipe, read_recipe
 from registry.errors import RegError
 from registry.io.model_folder import MARKER
 from registry.statistics.file import FILE_NAME
 from tests.conftest import files_of
-from tests.fuzz.fuzz_world import CONTEXT, EXPERTS, World
+from tests.fuzz.fuzz_world import CONTEXT, EXPERTS, SPARSE, World
 from tests.fuzz.reading import CLI_SHARE, Act, cli, put
 from tests.mutations import Draw, as_json, changed_bytes, changed_document, changed_json, spam, value
 
@@ -101,13 +101,18 @@ def database(world: World, draw: Draw) -> Act:
 
 
 def _opened(world: World, draw: Draw, home: Path) -> Act:
-    recipe, whole = draw.choice(((Recipe(), world.composed), (CONTEXT, world.by_context)))
+    choices: tuple[tuple[AnyRecipe, Sequence[str], Path], ...] = (
+        (Recipe(), EXPERTS, world.composed),
+        (CONTEXT, EXPERTS, world.by_context),
+        (SimoeRecipe(), SPARSE, world.later[-1]),
+    )
+    recipe, experts, whole = draw.choice(choices)
 
     def act() -> None:
         out = world.scratch / "out"
         with Registry(home, create=False) as registry:
             problems = registry.verify().problems
-            plan = registry.plan(EXPERTS, recipe)
+            plan = registry.plan(experts, recipe, base="base" if recipe.to == "simoe" else None)
             registry.write(plan, out)
             if problems and files_of(out) != files_of(whole):
                 raise AssertionError(f"composed of what is damaged: {problems[0]}")
@@ -142,7 +147,7 @@ def context(world: World, draw: Draw) -> Act:
 
 
 def ensemble(world: World, draw: Draw) -> Act:
-    """Return an evaluation of an ensemble of whose config.json a key of its own was changed."""
+    """Return an evaluation of an ensemble or a SIMoE of whose config.json a key of its own was changed."""
     whole = draw.choice([folder for folder in world.later if b'"members"' in (folder / "config.json").read_bytes()])
     folder = world.copy(whole)
     config = json.loads((whole / "config.json").read_bytes())
@@ -165,7 +170,12 @@ def ensemble(world: World, draw: Draw) -> Act:
     return act
 
 
-ENSEMBLE_KEYS = ("members", "mixing", "shared_tensors", "auto_map", "model_type", "architectures")
+ENSEMBLE_KEYS = {
+    *("members", "mixing", "shared_tensors", "auto_map", "model_type", "architectures"),
+    *("member_configs", "input_projectors", "output_projectors", "lead", "tie_word_embeddings"),
+    *("logit_scale", "logits_scaling", "final_logit_softcapping"),
+    *("interpolated_layers", "prompt_tokens", "num_hidden_layers"),
+}
 
 
 CONTEXT_FIELDS: dict[str, tuple[object, ...]] = {

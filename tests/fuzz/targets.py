@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from tests.fuzz import of_checkpoints, of_compositions, of_soups, of_text
+from tests.fuzz import of_checkpoints, of_compositions, of_simoes, of_soups, of_text
 from tests.fuzz.fuzz_world import World
 from tests.fuzz.reading import Act
 from tests.mutations import Draw
@@ -24,6 +24,7 @@ TARGETS: dict[str, tuple[int, Callable[[World, Draw], Act]]] = {
     "arrays": (6, of_compositions.arrays),
     "ensemble": (6, of_compositions.ensemble),
     "soup": (6, of_soups.soup),
+    "simoe": (6, of_simoes.simoe),
     "context": (6, of_compositions.context),
     "database": (2, of_compositions.database),
     "largest": (1, of_text.largest),

@@ -17,11 +17,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from registry import PassSettings, Registry
 from registry.checkpoint.router_rows import ROUTER_FILE, RouterRows, pack_rows
+from registry.checkpoint.simoe_files import DELTA, MASK, ROW, SIMOE_ARRAYS, SIMOE_FILE, delta_digest, pack_simoe
+from store.arrays import ArraySource, digest_of
 from tests.models import WORDS, sentences, write_jsonl
 
 STATISTICS = Path(__file__).parent / "golden_statistics"
@@ -45,6 +48,7 @@ _SIZES: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 _SEQ_LEN = 16
+_COUNTS = PassSettings(tokens=64, seq_len=_SEQ_LEN, sites="counts", folds=1)
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,10 @@ KINDS = {
 BESIDE = "beside.one", "beside.two"
 ROWED = (*BESIDE, "beside.three")
 """Experts with router rows; the last has biases too."""
+SPARSE = "sparse-1", "sparse-2"
+"""Experts of a SIMoE."""
+WIDE = "wide"
+"""An expert of another family and another size than the Llamas."""
 
 
 class Home:
@@ -132,9 +140,30 @@ class Home:
             rows = (rows / 8).astype(np.float32).reshape(sizes["num_hidden_layers"], sizes["hidden_size"])
             bias = None if name in BESIDE else (np.arange(len(rows)) / 4 - 1).astype(np.float32)
             (folder / ROUTER_FILE).write_bytes(pack_rows(RouterRows(version.content["weights"], rows, bias)))
-            counts = PassSettings(tokens=64, seq_len=_SEQ_LEN, sites="counts", folds=1)
-            self.registry.add_expert(name, folder, data=[self.text("german")], settings=counts, license=f"mit-{number}")
+            self.registry.add_expert(
+                name, folder, data=[self.text("german")], settings=_COUNTS, license=f"mit-{number}"
+            )
         return names
+
+    def sparse(self) -> Sequence[str]:
+        """Return `SPARSE`, registered with the files that a training of a SIMoE writes."""
+        base = self.registry.resolve(BASE).content
+        assert base is not None
+        for number, name in enumerate(SPARSE, start=1):
+            if any(version.name == name for version in self.registry.versions()):
+                continue
+            self.registry.export(BASE, folder := self.folder / name)
+            _write_simoe(folder, base["weights"], number)
+            self.registry.add_expert(name, folder, data=[self.text("german")], settings=_COUNTS, license="mit")
+        return SPARSE
+
+    def wide(self) -> str:
+        """Return `WIDE`, registered; its tokens are counted and kept, so that nothing is computed."""
+        if not any(version.name == WIDE for version in self.registry.versions()):
+            kind = Kind("qwen3", _TIED | {"hidden_size": 24, "num_attention_heads": 3, "head_dim": 8})
+            folder, text = write_checkpoint(self.folder / WIDE, kind, WIDE, WIDE), self.text("german")
+            self.registry.add_expert(WIDE, folder, data=[text], settings=_COUNTS, keep_calibration=True, license="mit")
+        return WIDE
 
     def pair(self, kind: str) -> tuple[str, str]:
         """Return two experts of a kind, registered; of OLMo 2 the second one writes its calibration text itself."""
@@ -195,6 +224,22 @@ def write_checkpoint(folder: Path, kind: Kind, base: str, name: str, added: tupl
         (folder / file).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     _write_tokenizer(folder, added)
     return folder
+
+
+def _write_simoe(folder: Path, base: str, number: int) -> None:
+    """Write the files of the expert of a number: numbers in place of trained weights, a mask and a router row."""
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    matrices = {name: shape for name, shape in shapes.items() if name.endswith("_proj.weight")}
+    arrays = {f"{DELTA}{name}": _bytes(f"delta {name}", shape) / 1024 for name, shape in matrices.items()}
+    digests = {name: digest_of(ArraySource.of(array.numpy(), "float32")) for name, array in arrays.items()}
+    outputs = sum(shape[0] for shape in matrices.values())
+    assert outputs % 8 == 0  # all bits of a mask are of outputs
+    arrays[MASK] = (_bytes(f"mask {number}", (outputs // 8,)) + 128).to(torch.uint8)
+    arrays[ROW] = _bytes(f"row {number}", shapes["model.norm.weight"]) / 256
+    save_file(arrays, folder / SIMOE_ARRAYS, {"format": "pt"})
+    document = {"base": base, "delta": delta_digest(digests), "experts": 2, "number": number, "prompt_tokens": 4}
+    (folder / SIMOE_FILE).write_bytes(pack_simoe(document))
 
 
 def _weight(key: str, shape: tuple[int, ...], base: str, name: str) -> torch.Tensor:

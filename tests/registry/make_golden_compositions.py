@@ -23,7 +23,8 @@ import torch
 import transformers
 from torch import Tensor
 
-from registry import EnsembleRecipe, Recipe, TestSettings, TrainSettings
+from registry import EnsembleRecipe, HeteroRecipe, Recipe, SimoeRecipe, TestSettings, TrainSettings
+from registry.composition import AnyRecipe
 from tests.registry.golden_experts import (
     BASE,
     BESIDE,
@@ -62,7 +63,7 @@ class Case:
 
     write: Callable[[Home, Path], Files]
     varies: tuple[str, ...] = SUMS
-    recipe: Recipe | EnsembleRecipe | None = None
+    recipe: AnyRecipe | None = None
 
 
 def composed(recipe: Recipe | EnsembleRecipe, experts: Sequence[str] = EXPERTS) -> Case:
@@ -100,6 +101,29 @@ def anchored(experts: Sequence[str] = BESIDE, **settings: Any) -> Case:
     """Return the case of experts that were trained beside the base model, and the base model as the public expert."""
     recipe = Recipe(trunk="base", router="anchored", **settings)
     return Case(lambda home, out: composed(recipe, (*home.beside(experts), BASE)).write(home, out), NOTHING, recipe)
+
+
+def simoe(**settings: Any) -> Case:
+    """Return the case of the experts of a SIMoE, as they were trained: all is copied."""
+    recipe = SimoeRecipe(**settings)
+
+    def write(home: Home, out: Path) -> Files:
+        plan = home.registry.compose(home.sparse(), out, recipe)
+        return _files(out) | {DIGEST: plan.digest.encode()}
+
+    return Case(write, NOTHING, recipe)
+
+
+def several(recipe: EnsembleRecipe) -> Case:
+    """Return the case of members of several architectures, without what sums take part in."""
+
+    def write(home: Home, out: Path) -> Files:
+        plan = home.registry.compose(["code", home.wide()], out, recipe)
+        fitted = SUMS if isinstance(recipe, HeteroRecipe) else NOTHING
+        files = {name: data for name, data in _files(out).items() if not name.endswith(fitted)}
+        return files | {DIGEST: plan.digest.encode()}
+
+    return Case(write, NOTHING, recipe)
 
 
 def like() -> Case:
@@ -275,6 +299,12 @@ CASES: dict[str, Case] = {
     "ensemble prompt-perplexity": ensemble(routing="prompt-perplexity", top_k=2, routing_tokens=8),
     "ensemble logits": ensemble(mixing="logits"),
     "ensemble base trunk": ensemble(trunk="base", routing="perplexity"),
+    "ensemble several": several(EnsembleRecipe()),
+    "hetero": several(HeteroRecipe()),
+    "hetero lead": several(HeteroRecipe(top_k=2, routing_tokens=4, temperature=0.5, lead="code", dtype="bfloat16")),
+    "simoe": simoe(),
+    "simoe bfloat16": simoe(dtype="bfloat16"),
+    "export simoe": Case(lambda home, out: exported(home.sparse()[0]).write(home, out), NOTHING),
     "export": exported("math@1"),
     "export base": exported(BASE),
     "export bfloat16": exported_of_kind("qwen3"),
