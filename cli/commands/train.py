@@ -17,11 +17,11 @@ from cli.worker import trained_as_worker
 @click.argument("folder", metavar="FOLDER", type=file_path)
 @click.option(
     "--train",
-    type=Choice(["routers", "mlps", "all"]),
+    type=Choice(["routers", "mlps", "all", "projectors"]),
     required=True,
     metavar="PART",
     help="routers: the routers alone (DUME+), as reg train-router does; mlps: the experts' MLPs and the routers; all: "
-    "every weight (BTX).",
+    "every weight (BTX); projectors: those of members of several architectures, and their router (MergeME).",
 )
 @mixture_text
 @training_options(

@@ -7,11 +7,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from registry.checkpoint.weights import Stored
+from registry.checkpoint.weights import Stored, weight_source
 from registry.composition.integrity import COMPOSE_AGAIN, ComposedFolder
 from registry.composition.recipe import Recipe
 from registry.composition.recipe.recipe_fields import FROM_COUNTS, HETERO
-from registry.composition.trained.trained_parts import ALL, ROUTERS, trained_part
+from registry.composition.trained.trained_parts import ALL, PROJECTORS, ROUTERS, trained_part
 from registry.composition.trained.write_trained import stored_tensors
 from registry.errors import CalibrationError, CheckpointError, InvalidInputError
 from registry.io.dtypes import NAMES, WEIGHT_DTYPES
@@ -22,6 +22,7 @@ from registry.names.resolve import by_digest
 from registry.progress import Progress
 from registry.runtime.gates import GATE, gates
 from registry.workspace import PathLike, Workspace
+from store.arrays import ArraySource
 from store.catalog import VersionRecord
 
 
@@ -55,21 +56,35 @@ class Parent:
         """Return the dtype of a tensor."""
         return NAMES[self.tensors[name].dtype]
 
+    def source(self, name: str) -> ArraySource:
+        """Return the content of a tensor."""
+        return weight_source(name, self.tensors[name], str(self.folder))
 
-def read_parent(folder: Path, progress: Progress) -> Parent:
+
+def read_parent(folder: Path, part: str, progress: Progress) -> Parent:
     """Read a composed folder, and check the digest of every file.
+
+    Args:
+        folder: the folder.
+        part: what is to be trained, a key of `NAMED`.
+        progress: reports the bytes read.
 
     Raises:
         CheckpointError: the folder was not composed by this program, or was changed since.
-        InvalidInputError: its routers read nothing of the stream, so there is nothing to train.
+        InvalidInputError: it has no such part, or its routers read nothing of the stream: there is nothing to train.
     """
     composed = ComposedFolder.read(folder)
     recipe = composed.manifest.recipe
-    if recipe.to == HETERO:
+    if recipe.to == HETERO and part != PROJECTORS:
         raise InvalidInputError(
-            f"{folder} has members of several architectures, which nothing here trains: its router and its projectors "
-            "are solved in closed form",
-            "compose a mixture of experts of one base model to train: reg compose --experts … --out DIR",
+            f"{folder} has members of several architectures: its projectors and its router train, and nothing else of "
+            "it",
+            f"train them: reg train {shlex.quote(str(folder))} --train {PROJECTORS} --data FILE --out DIR",
+        )
+    if recipe.to != HETERO and part == PROJECTORS:
+        raise InvalidInputError(
+            f"{folder} has no projectors: only members of several architectures have them",
+            f"train another part: --train {ALL}",
         )
     if isinstance(recipe, Recipe) and recipe.to == "moe" and recipe.router in FROM_COUNTS:
         raise InvalidInputError(
@@ -86,7 +101,7 @@ def read_parent(folder: Path, progress: Progress) -> Parent:
 
 
 def open_parent(
-    workspace: Workspace, folder: Path, out: Path, data: Sequence[PathLike], *, replace: bool
+    workspace: Workspace, folder: Path, out: Path, data: Sequence[PathLike], part: str, *, replace: bool
 ) -> tuple[Parent, list[Member], list[VersionRecord]]:
     """Check what every training of a composed folder is given; return the folder, its members, and all versions used.
 
@@ -97,6 +112,7 @@ def open_parent(
         folder: the composed folder.
         out: the folder to write.
         data: what to train on.
+        part: what is to be trained, a key of `NAMED`.
         replace: `out` may be an earlier composition.
 
     Raises:
@@ -111,7 +127,7 @@ def open_parent(
     check_output(out, replace=replace)
     if not require_list(data, "data"):
         raise InvalidInputError("there is nothing to train on", "give --data FILE, or several")
-    parent = read_parent(folder, workspace.progress)
+    parent = read_parent(folder, part, workspace.progress)
     manifest = parent.composed.manifest
     refs = manifest.versions
     used = [by_digest(workspace.catalog, ref.name, ref.digest, str(folder)) for ref in refs]
@@ -155,7 +171,7 @@ def check_loaded(parent: Parent, model: Any, largest: int, members: int) -> None
         CheckpointError: the shapes of the routers differ.
         CalibrationError: a token is beyond the vocabulary.
     """
-    loaded = {gate.layer: tuple(gate.weight.shape) for gate in gates(model)}
+    loaded = {gate.layer: tuple(gate.weight.shape) for gate in gates(model)} if parent.gates else {}
     stored = {layer: tensor.shape for layer, (_, tensor) in parent.gates.items()}
     if loaded != stored or any(shape[0] != members for shape in loaded.values()):
         raise CheckpointError(

@@ -48,13 +48,17 @@ def test_what_is_composed_is_evaluated_routed_and_reported(home: Path, zoo: Zoo,
         run(home, "reproduce", out)
 
 
-def test_a_composition_of_several_architectures_is_not_trained(home: Path, zoo: Zoo, tmp_path: Path) -> None:
+def test_of_several_architectures_only_projectors_train(home: Path, zoo: Zoo, tmp_path: Path) -> None:
     run(home, "compose", "--experts", "code,math", "--to", "hetero", "--out", tmp_path / "out")
     shared = ("--data", zoo.train["code"], "--out", tmp_path / "trained")
     for command, *options in (("train", "--train", "all"), ("train-router",)):
         told = run(home, command, tmp_path / "out", *options, *shared, code=1).output
-        assert "members of several architectures, which nothing here trains" in told
+        assert "members of several architectures: its projectors and its router train" in told
     assert not (tmp_path / "trained").exists()
+    settings = ("--tokens", "64", "--seq-len", "32", "--batch-size", "1", "--lr", "0.003", "--json")
+    done = json.loads(run(home, "train", tmp_path / "out", "--train", "projectors", *shared, *settings).stdout)
+    assert done["trained_tokens"] == 64
+    run(home, "reproduce", tmp_path / "trained")
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ def trained_card(page: str, document: Mapping[str, Any], digest: str) -> str:
         f"from composition `{document['parent']}` |\n"
     )
     page = page.replace("composed in closed form, without training, by", "composed in closed form by")
+    page = page.replace("), without\ntraining, by expert-registry.", "), by expert-registry.")  # several architectures
     if of_copies and part != ROUTERS:
         for before, after in _OF_COPIES.items():
             page = page.replace(before, after)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-ROUTERS, MLPS, ALL = "routers", "mlps", "all"
+ROUTERS, MLPS, ALL, PROJECTORS = "routers", "mlps", "all", "projectors"
 NAMED = {
     ROUTERS: ("routers alone", "The routers were then trained on the language-model loss; no other weight was."),
     MLPS: (
@@ -11,6 +11,10 @@ NAMED = {
         "The experts' MLPs and the routers were then trained on the language-model loss; no other weight was.",
     ),
     ALL: ("all weights", "All weights were then trained on the language-model loss."),
+    PROJECTORS: (
+        "the projectors and the router",
+        "The projectors and the router were then trained on the language-model loss; no other weight was.",
+    ),
 }
 """What trained → its names in a row and in a sentence of the model card."""
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
-from registry.composition.trained.trained_parts import ALL, MLPS, ROUTERS
+from registry.composition.trained.trained_parts import ALL, MLPS, PROJECTORS, ROUTERS
 from registry.errors import InvalidInputError
 from registry.io.dtypes import AUTO
 from registry.training.expert.expert_settings import FREE, FROZEN, ExpertTraining
@@ -22,8 +22,9 @@ class MixtureTraining:
     """Settings of the training of a mixture.
 
     Attributes:
-        train: what trains: `routers`, in whitened coordinates (DUME+); `mlps`: the experts' MLPs and the routers; or
-            `all`: every weight (BTX, Sukhbaatar et al. 2024, §3.3).
+        train: what trains: `routers`, in whitened coordinates (DUME+); `mlps`: the experts' MLPs and the routers;
+            `all`: every weight (BTX, Sukhbaatar et al. 2024, §3.3); or `projectors`: those of members of several
+            architectures, and their router (MergeME, Zhou et al. 2025, §3.2).
         tokens: training tokens in total, padding included; they determine the number of steps.
         seq_len: tokens in a window.
         batch_size: windows that pass through the model at once, in all processes together.
@@ -31,7 +32,8 @@ class MixtureTraining:
         lr: the highest learning rate of AdamW; None for 3e-4, and 0.002 for routers alone.
         warmup: steps in which the rate rises; None for a twentieth of them, and a tenth for routers alone.
         weight_decay: of AdamW, on matrices; None for 0.1, and 0 for routers alone.
-        balance: weight of the load-balance loss (BTX §3.3), summed over layers; None for 0.01, and 0 for routers alone.
+        balance: weight of the load-balance loss (BTX §3.3), summed over layers; None for 0.01, and 0 for routers alone
+            and for projectors.
         seed: of the choice of windows and their order.
         device: `cpu` or `cuda`; None for the GPU if there is one.
         dtype: the dtype of the products: bfloat16 (weights and moments stay in float32), float32, or `auto`: bfloat16
@@ -55,14 +57,16 @@ class MixtureTraining:
     fsdp: bool = False
 
     def __post_init__(self) -> None:
-        if self.train not in (ROUTERS, MLPS, ALL):
-            raise InvalidInputError(
-                f"train is {self.train!r}, it is one of {ROUTERS}, {MLPS}, {ALL}", f"give --train {MLPS}"
-            )
+        if self.train not in (parts := (ROUTERS, MLPS, ALL, PROJECTORS)):
+            raise InvalidInputError(f"train is {self.train!r}, it is one of {', '.join(parts)}", f"give --train {MLPS}")
         if self.balance is not None and not (math.isfinite(self.balance) and self.balance >= 0):
             raise InvalidInputError(
                 f"balance is {self.balance}, it must be finite and 0 or more", f"give --balance {_BALANCE}"
             )
+        if self.train == PROJECTORS:
+            for name in ("balance", "fsdp"):
+                if getattr(self, name):
+                    raise InvalidInputError(f"{name} has no part in a training of projectors", f"drop --{name}")
         _ = self.routers if self.train == ROUTERS else self.weights  # which check the rest
 
     @cached_property
@@ -106,6 +110,8 @@ class MixtureTraining:
     @property
     def load_balance(self) -> float:
         """The weight of the load-balance loss."""
+        if self.train == PROJECTORS:
+            return 0.0
         return _BALANCE if self.balance is None else self.balance
 
     def document(self, seq_len: int, device: str, dtype: str, processes: int = 1) -> dict[str, Any]:

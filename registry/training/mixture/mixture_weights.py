@@ -125,7 +125,7 @@ def changed_tensors(
     blocks = _blocks(parent)
     changed = {}
     for name, place in parent.tensors.items():
-        own = weight_source(name, place, str(parent.folder))
+        own = parent.source(name)
         source = _in_dtype(weight_source(name, places[name], "the trained mixture"), NAMES[place.dtype])
         if digest_of(source) == digest_of(own):
             continue

@@ -1,14 +1,17 @@
 """Training of a mixture's weights, as all of its processes run it alike."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from registry.composition.trained.trained_parts import PROJECTORS
 from registry.progress import Progress
 from registry.runtime.loading import load_model
 from registry.training.job import Job
 from registry.training.mixture.mixture_weights import BalanceLoss, let_train
+from registry.training.mixture.projector_weights import let_projectors_train
 from registry.training.processes import Processes, own_device
 from registry.training.sharding import gather, load_whole, shard
 from registry.training.weight_trainer import Losses, WeightTrainer
@@ -43,19 +46,24 @@ def run_mixture_training(
         StorageError: the disk is full or refuses.
     """
     settings = job.settings
-    let_train(model, settings.train)
+    balance = None
+    if settings.train == PROJECTORS:
+        let_projectors_train(model)
+    else:
+        let_train(model, settings.train)
     if settings.fsdp:
         shard(model, processes, job.device)
-    balance = BalanceLoss(model, settings.load_balance)
+    if settings.train != PROJECTORS:
+        balance = BalanceLoss(model, settings.load_balance)
     trainer = WeightTrainer(
         model,
         [part for part in model.parameters() if part.requires_grad],
         job.windows,
         settings.weights,
         job.dtype == "bfloat16",
-        balance.take,
+        balance.take if balance else None,
         processes,
     )
-    with balance.recorded():
+    with balance.recorded() if balance else nullcontext():
         losses = trainer.train(state_path, scratch, progress)
     return gather(model, scratch / "gathered.safetensors", processes) if settings.fsdp else {}, losses

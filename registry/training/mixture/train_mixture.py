@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from registry.checkpoint.model_files import read_config
-from registry.composition.trained.trained_parts import NAMED, ROUTERS
+from registry.composition.trained.trained_parts import NAMED, PROJECTORS, ROUTERS
 from registry.errors import InvalidInputError, StorageError
 from registry.hosts.host import NORM_TOPK_PROB
 from registry.io.dtypes import AUTO
@@ -22,6 +22,7 @@ from registry.training.job import Job
 from registry.training.keep_trained import keep_trained
 from registry.training.mixture.mixture_settings import TOP_K, MixtureTraining
 from registry.training.mixture.mixture_weights import changed_tensors, trained_weights
+from registry.training.mixture.projector_weights import changed_projectors, check_projectors, projector_weights
 from registry.training.mixture.run_mixture_training import load_mixture, run_mixture_training
 from registry.training.parent import Parent, check_loaded, open_parent
 from registry.training.processes import Processes, leading
@@ -88,8 +89,16 @@ def _train(
     if importlib.util.find_spec("accelerate") is None:
         raise StorageError("training needs accelerate", "run: pip install 'expert-registry[train]'")
     home, progress = workspace.home, workspace.progress
-    parent, members, used = open_parent(workspace, folder, out, data, replace=force)
-    _check_has_gradient(parent, len(members))
+    parent, members, used = open_parent(workspace, folder, out, data, settings.train, replace=force)
+    if settings.train == PROJECTORS:
+        check_projectors(parent)
+        if processes.count > 1:
+            raise InvalidInputError(
+                f"projectors train in one process, and a launcher started {processes.count}",
+                "repeat the command without the launcher",
+            )
+    else:
+        _check_has_gradient(parent, len(members))
     settings = replace(settings, seq_len=shortened(settings.seq_len, folder, progress))  # and the steps that it gives
     weights, seq_len = settings.weights, settings.seq_len
     device = device_name(weights.device)
@@ -105,7 +114,7 @@ def _train(
     announce(
         progress,
         NAMED[settings.train][0],
-        trained_weights(parent, settings.train),
+        projector_weights(parent) if settings.train == PROJECTORS else trained_weights(parent, settings.train),
         steps=weights.steps,
         tokens=weights.steps * weights.batch_size * weights.accumulate * seq_len,
         device=device,
@@ -126,7 +135,10 @@ def _train(
         model = load_mixture(job, processes)
         check_loaded(parent, model, int(windows.all.ids.max()), len(members))
         whole, losses = run_mixture_training(job, model, processes, state_path, scratch, progress)
-        tensors = changed_tensors(model, parent, settings.train, scratch, whole)
+        if settings.train == PROJECTORS:
+            tensors = changed_projectors(model, parent)
+        else:
+            tensors = changed_tensors(model, parent, settings.train, scratch, whole)
 
         def document(digests: dict[str, str]) -> dict[str, Any]:
             return inputs | curve(losses) | {"tensors": digests}

@@ -152,7 +152,7 @@ def test_opting_a_member_out_lists_it_and_ends_training(filled: Registry, moe: P
 
 def test_parent_with_a_chosen_lam_is_whole(filled: Registry, tmp_path: Path) -> None:
     plan = filled.compose(["code", "math"], tmp_path / "moe", Recipe(router="ridge", lam="auto"))
-    parent = read_parent(tmp_path / "moe", silent)
+    parent = read_parent(tmp_path / "moe", "routers", silent)
     assert (parent.composed.digest, parent.composed.document) == (plan.digest, plan.document)
 
 
