@@ -235,7 +235,7 @@ def lines(found: Found) -> Iterator[str]:
     yield "What a paper states is an order of methods, not its figures: models, text and tasks differ from ours. Ours"
     yield "are mean perplexities (lower is better) or, of DUME and MergeME, mean scores (higher is better)."
     if any(not row.startswith(READ) for row in rows):
-        yield "What MergeME, Soup-of-Experts and SIMoE state is put in words from their abstracts, not read off their tables."
+        yield "What MergeME, Soup-of-Experts and SIMoE state is put in words from their abstracts, not read off tables."
     yield ""
     yield "| source | states | here | same order |"
     yield "| --- | --- | --- | --- |"
