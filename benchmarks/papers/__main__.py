@@ -44,6 +44,12 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=40_960, help="of each expert; default: %(default)s")
     parser.add_argument("--batch", type=int, default=2, help="windows of a training step; default: %(default)s")
     parser.add_argument("--lr", type=float, default=2e-4, help="the highest learning rate; default: %(default)s")
+    parser.add_argument(
+        "--mixed-batch", type=int, default=8, help="--batch where text is of several domains; default: %(default)s"
+    )
+    parser.add_argument(
+        "--mixed-lr", type=float, default=5e-5, help="--lr where text is of several domains; default: %(default)s"
+    )
     parser.add_argument("--windows", type=int, default=16, help="of each test domain; default: %(default)s")
     parser.add_argument(
         "--steps", type=int, nargs=2, default=[20, 60], help="of a short and a long training of routers"
@@ -53,7 +59,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=PAGE, help="default: %(default)s")
     given = parser.parse_args()
     roots = given.shared.absolute(), given.far, given.work.absolute()
-    bench = Bench(*roots, given.tokens, given.batch, given.lr, given.windows, given.steps)
+    rates = given.batch, given.lr, given.mixed_batch, given.mixed_lr
+    bench = Bench(*roots, given.tokens, *rates, given.windows, given.steps)
     wanted = list(PARTS) if given.only is None else given.only.split(",")
     if strangers := set(wanted) - set(PARTS):
         parser.error(f"{', '.join(sorted(strangers))} is no part: {', '.join(PARTS)}")
@@ -82,6 +89,8 @@ def measured(name: str, bench: Bench) -> Figures:
         "tokens": bench.tokens,
         "batch": bench.batch,
         "lr": bench.lr,
+        "mixed_batch": bench.mixed_batch,
+        "mixed_lr": bench.mixed_lr,
         "windows": bench.windows,
         "steps": list(bench.steps),
     }

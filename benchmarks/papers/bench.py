@@ -32,6 +32,8 @@ class Bench:
         tokens: training tokens of each expert.
         batch: windows of 256 tokens in a step of the training of weights.
         lr: its highest learning rate.
+        mixed_batch: windows in a step of a training on text of several domains.
+        mixed_lr: its highest learning rate.
         windows: test windows of each domain.
         steps: of a short and of a long training of routers.
     """
@@ -42,6 +44,8 @@ class Bench:
     tokens: int
     batch: int
     lr: float
+    mixed_batch: int
+    mixed_lr: float
     windows: int
     steps: Sequence[int]
 
@@ -60,8 +64,15 @@ class Bench:
         return self.work / f"{kind}-{self.tokens}"
 
     def training(self, times: int = 1) -> dict[str, Any]:
-        """Return the settings of a training of weights on so many times the tokens of an expert."""
+        """Return the settings of a training on one domain's text, of so many times the tokens of an expert."""
         return {"tokens": times * self.tokens, "batch_size": self.batch, "lr": self.lr}
+
+    def mixed_training(self, times: int = 1) -> dict[str, Any]:
+        """Return the settings of a training on text of several domains, of so many times the tokens of an expert.
+
+        The base model has learnt from such text already: at an expert's rate, few tokens make it worse.
+        """
+        return {"tokens": times * self.tokens, "batch_size": self.mixed_batch, "lr": self.mixed_lr}
 
     @property
     def settings(self) -> TestSettings:

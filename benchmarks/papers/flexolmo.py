@@ -139,7 +139,7 @@ def mixtures(bench: Bench) -> Figures:
             for folder in (start, folders[name]):
                 shutil.rmtree(folder, ignore_errors=True)
             registry.compose(list(NEAR), start, recipe)
-            settings = MixtureTraining("all", **bench.training())
+            settings = MixtureTraining("all", **bench.mixed_training())
             data = [str(bench.text(domain, "train")) for domain in domains]
             done = registry.train(start, folders[name], data, settings)
             print(f"{name}: {done.before:.4f}, {done.after:.4f}", flush=True)
@@ -172,7 +172,7 @@ def _unrestricted(times: int, what: str = "all") -> Callable[[Bench], Figures]:
             for folder in (start, trained):
                 shutil.rmtree(folder, ignore_errors=True)
             registry.compose([f"up-{domain}" for domain in NEAR], start, UPCYCLED)
-            settings = MixtureTraining(what, **bench.training(times * len(NEAR)))
+            settings = MixtureTraining(what, **bench.mixed_training(times * len(NEAR)))
             data = [str(bench.text(domain, "train")) for domain in (*NEAR, GENERAL)]
             done = registry.train(start, trained, data, settings)
             print(f"unrestricted, {what}, {times}: {done.before:.4f}, {done.after:.4f}", flush=True)

@@ -75,6 +75,8 @@ def _size(figures: Mapping[str, Any]) -> str:
     if "scores" not in figures:  # these are of SHARED's experts
         steps = f", {size['batch']} windows a step, learning rate {size['lr']:g}" if "batch" in size else ""
         experts = f"Experts of {size['tokens']:,} tokens each{steps}. "
+    if "mixed_lr" in size:
+        experts += f"On text of several domains: {size['mixed_batch']} windows a step, learning rate {size['mixed_lr']:g}. "
     return f"{experts}{size['windows']} test windows of each domain.\n\n"
 
 

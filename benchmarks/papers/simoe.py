@@ -17,7 +17,7 @@ def simoe(bench: Bench) -> Figures:
 
     All train on twice as many tokens as an expert.
     """
-    training = bench.training(2)
+    training = bench.mixed_training(2)
     text = [bench.text(domain, "train") for domain in NEAR]
     runs = [(beta, SPARSITY) for beta in BETAS] + [(0.1, tau) for tau in SPARSITIES if tau != SPARSITY]
     masks, folders = {}, {}

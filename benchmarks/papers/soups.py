@@ -24,7 +24,7 @@ def soups(bench: Bench) -> Figures:
     A specialist has all weight on its domain. The generic model trains all weights on the same number of tokens, which
     every domain shares equally.
     """
-    tests, training = bench.tests(NEAR, general=False), bench.training(2)
+    tests, training = bench.tests(NEAR, general=False), bench.mixed_training(2)
     rows: dict[str, dict[str, float]] = {}
     folders: dict[str, Path] = {}
     with Registry(home(bench)) as registry:
