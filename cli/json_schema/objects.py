@@ -457,4 +457,13 @@ REPORT = record(
         several({"type": ["string", "number"], "description": "Two experts and an overlap."}, "A pair."),
         "Of a SIMoE: expert, expert, overlap of their masks, from 0 to 1.",
     ),
+    mask_joins=several(
+        record(
+            "Two groups of experts that join.",
+            first=several(text("A name."), "The experts of one group."),
+            second=several(text("A name."), "Those of the other."),
+            overlap=number("Mean overlap of a mask of one with a mask of the other."),
+        ),
+        "Of a SIMoE: average linkage over 1 - overlap, the most alike first; the last one has all experts.",
+    ),
 )

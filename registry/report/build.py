@@ -33,6 +33,7 @@ from registry.report.data import (
     Audit,
     Curve,
     Evaluated,
+    MaskJoin,
     MemberFigures,
     Node,
     ReportData,
@@ -40,6 +41,7 @@ from registry.report.data import (
     ScoreRow,
     Training,
 )
+from registry.report.mask_tree import mask_joins
 from registry.workspace import PathLike, Workspace
 from store.catalog import CompositionRecord, EvaluationRecord, VersionRecord
 
@@ -103,6 +105,7 @@ def build_report(
             gathering.notes += preview.notes
     drowned = {} if preview is None else dict(zip(names, (each.drowned for each in preview.members), strict=True))
     record = records.get(digest)
+    mask_overlap = gathering.masks(manifest, versions)
     first = rows[-1] if rows else None
     return ReportData(
         name=folder.name if folder else ", ".join(names),
@@ -125,7 +128,8 @@ def build_report(
         lineage=gathering.lineage(digest, manifest, versions, list(records.values())),
         training=gathering.training(document),
         from_base=manifest.from_base,
-        mask_overlap=gathering.masks(manifest, versions),
+        mask_overlap=mask_overlap,
+        mask_joins=gathering.mask_joins(names, mask_overlap),
         notes=tuple(gathering.notes),
     )
 
@@ -232,6 +236,12 @@ class _Gathering:
             return ()
         with self._noted("the overlap of masks is not available"):
             return mask_overlaps([load_member(self._workspace, version) for version in versions.values()])
+        return ()
+
+    def mask_joins(self, names: Sequence[str], overlap: Sequence[MaskOverlap]) -> tuple[MaskJoin, ...]:
+        """Return the joins of a SIMoE's members by the overlap of their masks; none without overlaps."""
+        with self._noted("the tree of masks is not available"):
+            return mask_joins(names, overlap)
         return ()
 
     def curves(self, plan: Plan | None) -> tuple[Curve, ...]:

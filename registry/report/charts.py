@@ -6,6 +6,7 @@ from typing import Any
 from registry.io.display import printable
 from registry.report.data import ReportData, RoutingData
 from registry.report.line_charts import active_experts_curve, loss_curves, ridge_curves
+from registry.report.mask_tree import mask_tree
 from registry.report.theme import CONFIG, Spec, colour_scale
 
 CELL = 26
@@ -27,6 +28,8 @@ def charts(figures: ReportData) -> dict[str, Spec]:
         specs["overlap"] = _overlap(figures.experts, figures.overlap)
     if figures.mask_overlap:
         specs["mask-overlap"] = _overlap(figures.experts, figures.mask_overlap)
+    if figures.mask_joins:
+        specs["mask-tree"] = mask_tree(figures.experts, figures.mask_joins)
     if any(row.score for row in figures.scores):
         specs["scores"] = _scores(figures)
     if figures.curves:

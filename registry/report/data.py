@@ -187,6 +187,15 @@ class Audit:
 
 
 @dataclass(frozen=True)
+class MaskJoin:
+    """Two groups of experts of a SIMoE that join, and the mean overlap of a mask of one with a mask of the other."""
+
+    first: tuple[str, ...]
+    second: tuple[str, ...]
+    overlap: float
+
+
+@dataclass(frozen=True)
 class Node:
     """A node of the lineage: base, expert, composition or trained; `of` are its sources, `told` its caption."""
 
@@ -224,6 +233,7 @@ class ReportData:
         training: the composition's own training; None of one that was not trained, or whose routers alone were.
         from_base: the number of members, where they are copies of a base model, which have no domain.
         mask_overlap: (expert, expert, overlap of their masks, from 0 to 1), of a SIMoE.
+        mask_joins: the joins of these experts by average linkage, the most alike first; the last one has all.
     """
 
     name: str
@@ -248,6 +258,7 @@ class ReportData:
     training: Training | None = None
     from_base: int | None = None
     mask_overlap: tuple[tuple[str, str, float], ...] = ()
+    mask_joins: tuple[MaskJoin, ...] = ()
 
     @property
     def weighs_members(self) -> bool:

@@ -218,6 +218,8 @@ def test_composition_is_reproduced_and_reported(simoe: Registry, tmp_path: Path)
         both = sum(x and y for x, y in zip(a, b, strict=True))
         assert overlap == pytest.approx(both / math.sqrt(sum(a) * sum(b)), abs=1e-6)
     assert len(report.mask_overlap) == 3
+    assert [join.overlap for join in report.mask_joins] == sorted((j.overlap for j in report.mask_joins), reverse=True)
+    assert sorted(report.mask_joins[-1].first + report.mask_joins[-1].second) == NAMES
     assert [training.name for training in report.trainings] == NAMES
     assert simoe.verify().problems == ()
 
