@@ -133,6 +133,12 @@ def calibration(command: Command) -> Command:
             help="Tokens per window.",
         ),
         click.option(
+            "--document-tokens",
+            type=Integer(2),
+            metavar="N",
+            help="Take only the first N tokens of each document, a window each; without, windows anywhere in the text.",
+        ),
+        click.option(
             "--tokens",
             type=Integer(1),
             metavar="N",

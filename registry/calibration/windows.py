@@ -5,6 +5,8 @@ characters, is divided into as many equal strata as there are windows, and one s
 A window begins there (at the next white space, so that no word is cut) and continues through the following documents if
 necessary, each of which begins with the tokenizer's start token. Only the text of the windows is tokenised.
 
+`document_beginnings` samples calibration tokens from the first tokens of documents alone, a window each.
+
 `evenly_spaced` samples test tokens: all documents in a seeded order, concatenated, windows at equal distances.
 
 Shapes: N windows, S tokens of a window, T tokens of a corpus.
@@ -59,6 +61,30 @@ def random_places(corpus: Corpus, tokenizer: Any, *, tokens: int, seq_len: int, 
         ids[row, : len(window)] = torch.tensor(window, dtype=torch.int32)
         lengths[row] = len(window)
     filled = int((lengths > 0).sum())
+    return Calibration(ids[:filled], lengths[:filled], corpus.label)
+
+
+def document_beginnings(corpus: Corpus, tokenizer: Any, *, tokens: int, seq_len: int, seed: int) -> Calibration:
+    """Return the first `seq_len` tokens of ⌈tokens / seq_len⌉ documents of `corpus`, a window each.
+
+    The documents of the corpus are divided into as many equal strata, and one is drawn in each, by the seed; of fewer
+    documents all are taken. The start token counts as the first token. A shorter document is a shorter window.
+
+    Raises:
+        CalibrationError: there is no text.
+    """
+    total = sum(1 for _ in corpus)
+    count, draw = min(total, max(1, -(-tokens // seq_len))), random.Random(seed)
+    chosen = {draw.randrange(i * total // count, (i + 1) * total // count) for i in range(count)}
+    ids, lengths = torch.zeros((count, seq_len), dtype=torch.int32), torch.zeros(count, dtype=torch.int32)
+    filled = 0
+    for number, document in enumerate(corpus):
+        if number in chosen and (window := _piece(document, 0, seq_len, tokenizer)):
+            ids[filled, : len(window)] = torch.tensor(window, dtype=torch.int32)
+            lengths[filled] = len(window)
+            filled += 1
+    if not filled:
+        raise CalibrationError(f"{corpus.label}: {_EMPTY[0]}", _EMPTY[1])
     return Calibration(ids[:filled], lengths[:filled], corpus.label)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from registry.calibration import Calibration, Corpus, random_places, sample_from_expert
+from registry.calibration import Calibration, Corpus, document_beginnings, random_places, sample_from_expert
 from registry.calibration.corpus import find_calibration
 from registry.calibration.windows import start_token
 from registry.checkpoint import Checkpoint, HashedCheckpoint, hash_checkpoint
@@ -36,9 +36,11 @@ MOST_TOKENS = 2**53
 
 
 def text_calibration(checkpoint: Checkpoint, data: Sequence[Path], settings: PassSettings) -> Calibration | None:
-    """Return the calibration tokens of `data`, sampled over all of it (`windows.random_places`).
+    """Return the calibration tokens of `data`, sampled over all of it.
 
-    Without `data` the checkpoint's own `calibration.*` file is read; without such a file, None is returned.
+    They are windows anywhere (`windows.random_places`) or, with `settings.document_tokens`, the first tokens of
+    documents (`windows.document_beginnings`). Without `data` the checkpoint's own `calibration.*` file is read;
+    without such a file, None is returned.
 
     Raises:
         CalibrationError: there is no text, `data` cannot be read, or a token is not in the model's vocabulary.
@@ -51,7 +53,8 @@ def text_calibration(checkpoint: Checkpoint, data: Sequence[Path], settings: Pas
         data = (own,)
     tokenizer = load_tokenizer(checkpoint.folder)
     seq_len = window_size(checkpoint, settings)
-    calibration = random_places(Corpus(data, tokenizer), tokenizer, tokens=settings.tokens, seq_len=seq_len, seed=SEED)
+    take = random_places if settings.document_tokens is None else document_beginnings
+    calibration = take(Corpus(data, tokenizer), tokenizer, tokens=settings.tokens, seq_len=seq_len, seed=SEED)
     if (largest := int(calibration.ids.max())) >= checkpoint.architecture.vocab_size:
         raise CalibrationError(
             f"{checkpoint.label}: its tokenizer gives token {largest}, the model knows "

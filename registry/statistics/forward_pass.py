@@ -373,4 +373,5 @@ def computed_by(checkpoint: Checkpoint, settings: PassSettings, *, self_sampled:
 
 def window_size(checkpoint: Checkpoint, settings: PassSettings) -> int:
     """Return the tokens in a window: the requested length, at most the longest sequence of the model."""
-    return min(settings.seq_len, checkpoint.architecture.max_position_embeddings)
+    wanted = settings.seq_len if settings.document_tokens is None else settings.document_tokens
+    return min(wanted, checkpoint.architecture.max_position_embeddings)

@@ -31,6 +31,8 @@ class PassSettings:
             model: then only `tokens` and `seq_len` matter, and if the expert samples the text itself, what that
             depends on.
         folds: folds of the MLP inputs' statistics, by window in a seeded order, for cross-validation; 1 for none.
+        document_tokens: first tokens of a document that count, each such beginning a window of its own; None for
+            windows of `seq_len` anywhere in the text.
     """
 
     tokens: int = DEFAULT_TOKENS
@@ -40,14 +42,21 @@ class PassSettings:
     dtype: str = AUTO
     sites: str = "all"
     folds: int = DEFAULT_FOLDS
+    document_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("tokens", 1), ("seq_len", 2), ("batch_size", 1), ("folds", 1)):
+        given = {"tokens": 1, "seq_len": 2, "batch_size": 1, "folds": 1}
+        for name, least in (given if self.document_tokens is None else given | {"document_tokens": 2}).items():
             if getattr(self, name) < least:
                 option = f"--{name.replace('_', '-')}"
                 raise InvalidInputError(
                     f"{name} is {getattr(self, name)}, the least is {least}", f"give {option} {least} or more"
                 )
+        if self.document_tokens is not None and self.document_tokens > self.seq_len:
+            raise InvalidInputError(
+                f"document_tokens is {self.document_tokens}, and a window has {self.seq_len} tokens",
+                f"give --document-tokens {self.seq_len} or less, or --seq-len {self.document_tokens}",
+            )
         if self.sites not in SITES:
             raise InvalidInputError(f"sites {self.sites!r} is not one of {', '.join(SITES)}", "choose one: --sites all")
         if self.dtype not in COMPUTE_DTYPES:

@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from registry.calibration import Calibration, Corpus, evenly_spaced, random_places
+from registry.calibration import Calibration, Corpus, document_beginnings, evenly_spaced, random_places
 from registry.calibration import windows as module
 from registry.calibration.corpus import Document
 from registry.calibration.windows import encode, start_token
+from registry.errors import CalibrationError
 from tests.models import sentences, write_jsonl
 
 
@@ -69,6 +70,34 @@ def test_too_little_text_is_taken_whole_once(tmp_path: Path, tokenizer: Any) -> 
     assert taken.ids[taken.keep].tolist() == tokens
     assert taken.tokens == len(tokens)
     assert taken.lengths[:-1].tolist() == [4] * (len(taken.lengths) - 1)
+
+
+def test_beginnings_are_the_first_tokens_of_documents_one_of_each_stratum(tmp_path: Path, tokenizer: Any) -> None:
+    words = ("court", "party", "law", "act", "claim")
+    texts = [" ".join(words[number // 5**place % 5] for place in range(9)) for number in range(100)]
+    texts[::3] = ["law"] * len(texts[::3])
+    corpus = Corpus([write_jsonl(tmp_path / "data.jsonl", texts)], tokenizer)
+    taken = document_beginnings(corpus, tokenizer, tokens=20 * 6, seq_len=6, seed=0)
+    first = [encode(document, tokenizer)[:6] for document in corpus]
+    windows = [window[:length] for window, length in zip(taken.ids.tolist(), taken.lengths.tolist(), strict=True)]
+    assert len(windows) == 20
+    assert all(window in first[5 * stratum : 5 * stratum + 5] for stratum, window in enumerate(windows))
+    assert {len(window) for window in windows} == {min(6, len(window)) for window in first}
+    assert len({len(window) for window in windows}) > 1, "short documents are short windows"
+    again = document_beginnings(corpus, tokenizer, tokens=20 * 6, seq_len=6, seed=0)
+    assert again.digest == taken.digest
+    assert document_beginnings(corpus, tokenizer, tokens=20 * 6, seq_len=6, seed=1).digest != taken.digest
+
+
+def test_beginnings_of_too_few_documents_are_those_of_all(tmp_path: Path, tokenizer: Any) -> None:
+    corpus = Corpus([write_jsonl(tmp_path / "data.jsonl", ["court party law act duty claim", " ", "act"])], tokenizer)
+    taken = document_beginnings(corpus, tokenizer, tokens=10_000, seq_len=4, seed=0)
+    expected = [encode(Document(text), tokenizer)[:4] for text in ("court party law act duty claim", "act")]
+    assert taken.ids[taken.keep].tolist() == [token for window in expected for token in window]
+    assert taken.lengths.tolist() == [len(window) for window in expected]
+    blank = Corpus([write_jsonl(tmp_path / "blank.jsonl", [" "])], tokenizer)
+    with pytest.raises(CalibrationError, match="hold no text"):
+        document_beginnings(blank, tokenizer, tokens=10, seq_len=4, seed=0)
 
 
 def test_text_without_white_space_is_no_trap(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from registry import PassSettings, Registry
 from registry.calibration import Calibration, Corpus
+from registry.calibration.windows import encode
 from registry.checkpoint import Checkpoint, hash_checkpoint
 from registry.checkpoint.weights import read_headers
 from registry.errors import CalibrationError, InvalidInputError, StorageError
@@ -22,10 +23,10 @@ from registry.families.sites import MLP_INPUT, SITES
 from registry.maths.fixed_point import power_of_two
 from registry.maths.gram import GramAccumulator
 from registry.progress import silent
-from registry.runtime.loading import load_model
+from registry.runtime.loading import load_model, load_tokenizer
 from registry.statistics import file as statistics_file
 from registry.statistics.collect import collect, collect_to, text_calibration
-from registry.statistics.forward_pass import ModelRun, dense_hook_points, take_statistics
+from registry.statistics.forward_pass import ModelRun, computed_by, dense_hook_points, take_statistics
 from registry.statistics.scales import scales
 from tests.conftest import SETTINGS, Zoo
 from tests.models import make_model, save_checkpoint, sentences, write_jsonl
@@ -305,6 +306,18 @@ def test_windows_are_no_longer_than_the_model_can_take(bare: Path, zoo: Zoo) -> 
     assert calibration.ids.shape[1] == 128
 
 
+def test_first_tokens_of_documents_are_taken_where_that_is_asked_for(bare: Path, zoo: Zoo) -> None:
+    checkpoint = hash_checkpoint(Checkpoint(bare), silent).checkpoint
+    wanted = PassSettings(tokens=256, document_tokens=8)
+    calibration = text_calibration(checkpoint, [zoo.train["code"]], wanted)
+    assert calibration is not None
+    tokenizer = load_tokenizer(bare)
+    first = [encode(document, tokenizer)[:8] for document in Corpus([zoo.train["code"]], tokenizer)]
+    assert calibration.ids.shape == (32, 8)
+    assert all(window in first for window in calibration.ids.tolist())
+    assert computed_by(checkpoint, wanted) == computed_by(checkpoint, PassSettings())  # the tokens say it
+
+
 def test_own_calibration_file_is_taken(bare: Path, zoo: Zoo, registry: Registry) -> None:
     (bare / "calibration.jsonl").write_bytes(zoo.train["math"].read_bytes())
     registration = registry.add_expert("code", bare, settings=SETTINGS)
@@ -318,6 +331,8 @@ def test_own_calibration_file_is_taken(bare: Path, zoo: Zoo, registry: Registry)
         ({"tokens": 0}, "tokens is 0, the least is 1"),
         ({"seq_len": 1}, "seq_len is 1, the least is 2"),
         ({"batch_size": 0}, "batch_size is 0, the least is 1"),
+        ({"document_tokens": 1}, "document_tokens is 1, the least is 2"),
+        ({"document_tokens": 300}, "document_tokens is 300, and a window has 256 tokens"),
         ({"dtype": "int8"}, "dtype 'int8' is not one of auto, bfloat16, float16, float32"),
     ],
 )
