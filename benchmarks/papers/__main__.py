@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.papers import curves, dume, flexolmo, hetero, mergeme, simoe, soups
+from benchmarks.papers import curves, dume, flexolmo, hetero, mergeme, simoe, soups, statistics_curves
 from benchmarks.papers.bench import Bench, Figures
 from benchmarks.papers.page import machine, page
 
@@ -29,6 +29,7 @@ PARTS: dict[str, Callable[[Bench], Figures]] = {
     **flexolmo.PARTS,
     **dume.PARTS,
     **curves.PARTS,
+    **statistics_curves.PARTS,
     **mergeme.PARTS,
     **hetero.PARTS,
     **soups.PARTS,

@@ -5,11 +5,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from benchmarks.papers.bench import NEAR, Bench, Figures, register_shared
-from registry import Recipe, Registry
+from benchmarks.papers.statistics_curves import DUME, TEXT
+from registry import Registry
 
 SWEEPS: dict[str, list[Any]] = {"top_k": [1, 2, 3, 4, 5], "lam": [1e-4, 1e-3, 1e-2, 1e-1, 1.0]}
 TITLES = {"top_k": "DUME: experts per token, k", "lam": "DUME: ridge strength λ"}
-DUME = Recipe(trunk="mean", router="ridge", normalize=True, top_k=1)
 
 
 def sweeps(bench: Bench) -> Figures:
@@ -46,6 +46,8 @@ def figure(found: Mapping[str, Mapping[str, Any]]) -> str | None:
 def _panels(found: Mapping[str, Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     for name, curve in found.get("sweeps", {}).get("curves", {}).items():
         yield _panel(TITLES[name], "score", curve)
+    for name, curve in found.get("statistics-curves", {}).get("curves", {}).items():
+        yield _panel(f"DUME: {name}", "score", curve, "point" if name == TEXT else "line")
     if "soups" in found:
         rows = {name: row for name, row in found["soups"]["rows"].items() if name.startswith("soup")}
         means = {name.split()[-1]: sum(row.values()) / len(row) for name, row in rows.items()}
@@ -54,13 +56,13 @@ def _panels(found: Mapping[str, Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
         yield _panel("Soup: documents counted", "perplexity", found["soup-samples"]["perplexity"])
 
 
-def _panel(title: str, label: str, curve: Mapping[str, float]) -> dict[str, Any]:
+def _panel(title: str, label: str, curve: Mapping[str, float], mark: str = "line") -> dict[str, Any]:
     return {
         "title": {"text": title, "fontSize": 11},
         "width": 180,
         "height": 120,
         "data": {"values": [{"x": at, "y": value} for at, value in curve.items()]},
-        "mark": {"type": "line", "point": True, "color": "#4477aa"},
+        "mark": {"type": mark, "color": "#4477aa"} | ({"point": True} if mark == "line" else {"filled": True}),
         "encoding": {
             "x": {"field": "x", "type": "ordinal", "sort": list(curve), "title": None, "axis": {"labelAngle": 0}},
             "y": {"field": "y", "type": "quantitative", "scale": {"zero": False}, "title": label},

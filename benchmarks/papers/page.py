@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.papers import dume, findings, hetero, mergeme, simoe, soups
+from benchmarks.papers import dume, findings, hetero, mergeme, simoe, soups, statistics_curves
 from benchmarks.papers.tables import Found, mean, table
 
 _INTRODUCTION = """# Tables in the shape of the papers'
@@ -81,7 +81,7 @@ def _size(figures: Mapping[str, Any]) -> str:
 
 
 def _curves(found: Found) -> Iterator[str]:
-    if not {"sweeps", "soups"} & set(found):
+    if not {"sweeps", "statistics-curves", "soups"} & set(found):
         return
     yield "![Curves over k, ridge strength, support and documents](papers_curves.svg)"
     for name, curve in found.get("sweeps", {}).get("curves", {}).items():
@@ -89,6 +89,7 @@ def _curves(found: Found) -> Iterator[str]:
         yield f"| {name} | {' | '.join(curve)} |"
         yield f"| --- | {'---: | ' * len(curve)}".rstrip()
         yield f"| mean score | {' | '.join(f'{value:.2f}' for value in curve.values())} |"
+    yield from statistics_curves.section(found)
 
 
 def _seconds(found: Found) -> Iterator[str]:
