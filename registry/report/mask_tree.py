@@ -68,11 +68,13 @@ def mask_tree(experts: Sequence[str], joins: Sequence[MaskJoin]) -> Spec:
         "mark": {"type": "circle", "size": 70, "opacity": 1},
         "encoding": {"x": x, "y": y, "color": {"field": "colour", "type": "nominal", "scale": None}},
     }
-    names = {
-        "mark": {"type": "text", "align": "left", "dx": 6, "dy": -8, "fontSize": 12, "color": "var(--text)"},
-        "encoding": {"x": x, "y": y, "text": {"field": "expert"}},
-    }
-    return {"data": {"values": leaves}, "layer": [lines, dots, names], "height": ROW * len(order)}
+    text = {"type": "text", "align": "left", "dx": 6, "dy": -8, "fontSize": 12}
+    marks = (
+        {**text, "color": "var(--panel)", "stroke": "var(--panel)", "strokeWidth": 4},  # so that no line crosses a name
+        {**text, "color": "var(--text)"},
+    )
+    names = [{"mark": mark, "encoding": {"x": x, "y": y, "text": {"field": "expert"}}} for mark in marks]
+    return {"data": {"values": leaves}, "layer": [lines, *names, dots], "height": ROW * len(order)}
 
 
 def _lines(joins: Sequence[MaskJoin], rows: dict[str, float]) -> Iterator[Spec]:
