@@ -1,4 +1,4 @@
-"""Options of `reg compose --fit`, and the fit that they ask for."""
+"""Options of `--fit`, the fit that they ask for, and what is said of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from cli.options import Integer, file_path
+from cli.output import count
 from registry import composition
+from registry.calibration import Corpus
 
 if TYPE_CHECKING:
     from registry import Registry  # with SQLAlchemy
@@ -21,34 +23,40 @@ PREFIX = "fit_"
 """Beginning of the parameters' names."""
 
 
-def fit_options(command: Command) -> Command:
-    """Add --fit and the settings of a fit."""
-    for option in (
-        click.option("--fit-device", metavar="DEVICE", help="With --fit: a torch device. [default: the GPU if any]"),
-        click.option(
-            "--fit-seed", type=Integer(0), metavar="N", default=0, show_default=True,
-            help="With --fit: seed of windows and their order.",
-        ),
-        click.option(
-            "--fit-lr", type=float, metavar="X", default=0.05, show_default=True,
-            help="With --fit: the highest learning rate of Adam, which bounds the change of one step.",
-        ),
-        click.option(
-            "--fit-steps", type=Integer(1), metavar="N", default=30, show_default=True,
-            help="With --fit: number of batches.",
-        ),
-        click.option(
-            "--fit-tokens", type=Integer(1), metavar="N", default=16_384, show_default=True,
-            help="With --fit: tokens of text to fit to.",
-        ),
-        click.option(
-            "--fit", multiple=True, type=file_path, metavar="FILE",
-            help="With --to dense --trunk task-arithmetic: fit the coefficients to the text of FILE by gradient, then "
-            "compose with them (repeatable).",
-        ),
-    ):  # fmt: skip
-        command = option(command)
-    return command
+def fit_options(does: str) -> Callable[[Command], Command]:
+    """Return a decorator that adds --fit and the settings of a fit.
+
+    Args:
+        does: help of --fit in the command.
+    """
+
+    def add(command: Command) -> Command:
+        for option in (
+            click.option(
+                "--fit-device", metavar="DEVICE", help="With --fit: a torch device. [default: the GPU if any]"
+            ),
+            click.option(
+                "--fit-seed", type=Integer(0), metavar="N", default=0, show_default=True,
+                help="With --fit: seed of windows and their order.",
+            ),
+            click.option(
+                "--fit-lr", type=float, metavar="X", default=0.05, show_default=True,
+                help="With --fit: the highest learning rate of Adam, which bounds the change of one step.",
+            ),
+            click.option(
+                "--fit-steps", type=Integer(1), metavar="N", default=30, show_default=True,
+                help="With --fit: number of batches.",
+            ),
+            click.option(
+                "--fit-tokens", type=Integer(1), metavar="N", default=16_384, show_default=True,
+                help="With --fit: tokens of text to fit to.",
+            ),
+            click.option("--fit", multiple=True, type=file_path, metavar="FILE", help=f"{does} (repeatable)."),
+        ):  # fmt: skip
+            command = option(command)
+        return command
+
+    return add
 
 
 def take_fit_settings(context: click.Context, settings: dict[str, Any], files: Sequence[Path]) -> dict[str, Any]:
@@ -62,6 +70,35 @@ def take_fit_settings(context: click.Context, settings: dict[str, Any], files: S
         if not files and context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
             raise click.UsageError(f"--{name.replace('_', '-')} is for --fit.")
     return {name.removeprefix(PREFIX): settings.pop(name) for name in names}
+
+
+def fit_line(recipe: composition.Recipe) -> str:
+    """Return what the coefficients of a recipe were fitted to, and what that gained."""
+    assert recipe.fit is not None
+    losses = f"{recipe.fit.before:.4f} with equal coefficients, {recipe.fit.after:.4f} with these"
+    return f"loss on held-out text {losses}; {recipe.fit.tokens:,} tokens, {count(recipe.fit.steps, 'step')}"
+
+
+def unfitted(
+    registry: Registry,
+    refs: Sequence[str],
+    recipe: composition.Recipe,
+    files: Sequence[Path],
+    settings: dict[str, Any],
+) -> tuple[composition.Recipe, str]:
+    """Return a recipe for a plan without the fit, which has equal coefficients, and what the fit would read.
+
+    Raises:
+        RegError: a file is none, or a setting is out of its range.
+    """
+    from registry import FitSettings
+
+    Corpus(files, None)  # refuses what is no file of text
+    found, names = FitSettings(**settings), [registry.resolve(ref).name for ref in refs]
+    equal = dict.fromkeys(names, 1 / max(1, len(names)))
+    text = ", ".join(path.name for path in files)
+    reads = f"reads up to {found.tokens:,} tokens of {text} in {count(found.steps, 'step')}"
+    return replace(recipe, coefficients=equal, fit=None), f"{reads}; coefficients are found when it is composed"
 
 
 def fitted(

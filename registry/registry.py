@@ -25,6 +25,7 @@ from registry.names.reference import check_alias, require_list
 from registry.names.resolve import check_has_alias, composition_of, logged_as, versions_matching
 from registry.progress import Progress, silent
 from registry.statistics.settings import PassSettings
+from registry.training.training_paths import check_paths
 from registry.workspace import PathLike, Workspace
 from store.arrays import ArrayStore
 from store.catalog import (
@@ -245,7 +246,8 @@ class Registry:
 
         Args:
             name: the soup's name.
-            base: the model to begin from: a registered name or version, a folder, or `hf://ORG/NAME[@REVISION]`.
+            base: the base model to begin from: a registered name or version, a folder, or
+                `hf://ORG/NAME[@REVISION]`.
             domains: the files of text of each domain, by its name; two domains or more. With `settings.clusters` the
                 documents of all files make that many domains, by k-means of their embeddings, and names have no part.
             settings: settings of the training.
@@ -259,8 +261,8 @@ class Registry:
         Raises:
             NotFoundError: there is no such base model.
             CalibrationError: a domain has no text, or there are fewer documents than clusters.
-            InvalidInputError: there are fewer domains or clusters than a step's mixture has, the rank is more than a
-                matrix has, or a loss is NaN or infinite.
+            InvalidInputError: `base` is an expert, there are fewer domains or clusters than a step's mixture has, the
+                rank is more than a matrix has, or a loss is NaN or infinite.
             ConflictError: a name is registered as the other kind.
             StorageError: a library for training is not installed, or the disk is full.
         """
@@ -625,6 +627,7 @@ class Registry:
             CalibrationError: there is no token to predict.
         """
         require_composed(Path(folder))
+        check_paths(Path(folder).absolute(), Path(out).absolute(), data, replace=force)
         return training.train_router(self._workspace, folder, out, data, settings, force=force, record=record)
 
     def train(
@@ -652,6 +655,7 @@ class Registry:
             InvalidInputError: its routers would get no gradient, or a loss is not finite.
         """
         require_composed(Path(folder))
+        check_paths(Path(folder).absolute(), Path(out).absolute(), data, replace=force)
         return training.train_mixture(self._workspace, folder, out, data, settings, force=force, record=record)
 
     def reproduce(self, folder: PathLike, out: PathLike | None = None) -> composition_.Reproduction:

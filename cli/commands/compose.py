@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cli.commands.push import print_pushed
-from cli.fit_options import fit_options, fitted, take_fit_settings
+from cli.fit_options import fit_line, fit_options, fitted, take_fit_settings, unfitted
 from cli.option_groups import GroupedCommand
 from cli.options import Integer, file_path
 from cli.output import as_json, count, done, note, print_json, print_table, size
@@ -56,7 +56,10 @@ _NOT_SHOWN = ("weights", "coefficients", "fit", "dtype")
     help="With --to dense: weigh the members by how many documents of FILE are nearest to their text, in the base "
     "model; those of none are left out (repeatable).",
 )
-@fit_options
+@fit_options(
+    "With --to dense --trunk task-arithmetic: fit the coefficients to the text of FILE by gradient, then compose with "
+    "them"
+)
 @click.option(
     "--save-recipe",
     type=file_path,
@@ -113,7 +116,9 @@ def compose(
         raise click.UsageError("--like needs --to dense, and makes the weights itself.")
     if fit:
         _check_fit(recipe, like, settings)
-    pushed = None
+    if fit and plan_only and save_recipe is not None:
+        raise click.UsageError("--plan fits no coefficients, so --save-recipe has none to write: drop one of them.")
+    pushed, fit_reads = None, ""
     with session.registry() as registry:
         _note_without_public(registry, refs, recipe, base)
         if like:
@@ -124,11 +129,14 @@ def compose(
             base = base if recipe.needs_base else None
             if not as_json:
                 done(None, f"weights by --like: {_shown(weights)}")
-        if fit:
+        if fit and plan_only:
+            assert isinstance(recipe, composition.Recipe)
+            recipe, fit_reads = unfitted(registry, refs, recipe, fit, fit_settings)
+        elif fit:
             assert isinstance(recipe, composition.Recipe)
             recipe = fitted(registry, refs, recipe, fit, fit_settings, base=base)
             if not as_json:
-                done(None, f"coefficients by --fit: {_shown(recipe.coefficients)}", f"  {_fit_line(recipe)}")
+                done(None, f"coefficients by --fit: {_shown(recipe.coefficients)}", f"  {fit_line(recipe)}")
         if out is None or plan_only:
             plan = registry.plan(refs, recipe, base=base, from_base=copies)
         else:
@@ -145,9 +153,12 @@ def compose(
         recipes.write_recipe(save_recipe, recipe, refs, base, from_base=copies, force=force)
         note(f"recipe written to {save_recipe}")
     if as_json:
-        print_json(plan_document(plan) | {"out": None if plan_only else out, "pushed": pushed})
+        document = plan_document(plan) | {"out": None if plan_only else out, "pushed": pushed}
+        if fit_reads:  # what depends on the coefficients is not known
+            document |= {"digest": None, "recipe": {**document["recipe"], "coefficients": None}}
+        print_json(document)
     elif plan_only:
-        _print_plan(plan)
+        _print_plan(plan, fit_reads)
     else:
         done(
             plan.digest,
@@ -218,7 +229,8 @@ def plan_document(plan: composition.AnyPlan) -> dict[str, Any]:
     }
 
 
-def _print_plan(plan: composition.AnyPlan) -> None:
+def _print_plan(plan: composition.AnyPlan, fit_reads: str = "") -> None:
+    """Print what would be written; `fit_reads`: what a fit would read, where the coefficients are still to be found."""
     recipe = plan.recipe.document(plan.names)
     column = "coefficient" if recipe.get("coefficients") else "weight"
     factors = recipe.get("coefficients") or recipe.get("weights") or dict.fromkeys(plan.names, 1.0)
@@ -229,7 +241,7 @@ def _print_plan(plan: composition.AnyPlan) -> None:
                 str(index),
                 member.ref,
                 member.version.digest[:12],
-                f"{factors[member.name]:g}",
+                "-" if fit_reads else f"{factors[member.name]:g}",
                 f"{member.tokens:,}",
             )
             for index, member in enumerate(plan.members)
@@ -237,11 +249,12 @@ def _print_plan(plan: composition.AnyPlan) -> None:
     )
     shown = [(key.replace("_", " "), _shown(value)) for key, value in recipe.items() if key not in _NOT_SHOWN]
     if isinstance(plan.recipe, composition.Recipe) and plan.recipe.fit:
-        shown.append(("fit", _fit_line(plan.recipe)))
+        shown.append(("fit", fit_line(plan.recipe)))
+    shown += [("fit", fit_reads)] if fit_reads else []
     if plan.base:
         shown.append(("base", plan.base.version.ref))
     print_table(
-        ("composition", plan.digest),
+        ("composition", "its digest depends on the coefficients" if fit_reads else plan.digest),
         [
             ("host", f"{plan.model_type}, {plan.dtype}"),
             *(("note", note) for note in plan.notes),
@@ -252,13 +265,6 @@ def _print_plan(plan: composition.AnyPlan) -> None:
             ("peak memory", f"about {size(plan.peak_bytes)} beyond the program itself"),
         ],
     )
-
-
-def _fit_line(recipe: composition.Recipe) -> str:
-    """Return what the coefficients of a recipe were fitted to, and what that gained."""
-    assert recipe.fit is not None
-    losses = f"{recipe.fit.before:.4f} with equal coefficients, {recipe.fit.after:.4f} with these"
-    return f"loss on held-out text {losses}; {recipe.fit.tokens:,} tokens, {count(recipe.fit.steps, 'step')}"
 
 
 def _context(plan: composition.AnyPlan) -> list[tuple[str, str]]:

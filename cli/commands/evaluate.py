@@ -151,8 +151,13 @@ def evaluate(
         raise click.UsageError("--recipe is of --sweep; a folder composed by it: reg compose --recipe FILE --out DIR")
     if not folders and not experts and recipe_path is None:
         raise click.UsageError("Missing argument '[FOLDER…]' (or '--experts' and '--methods').")
+    if sweep and not experts and recipe_path is None:
+        raise click.UsageError(
+            "--sweep composes experts once for each value, and leaves each FOLDER as it is: name them with --experts "
+            "A,B, or with --recipe FILE."
+        )
     if recipe_path is None and bool(experts) != bool(methods or sweep):
-        raise click.UsageError("--experts and --methods go together." + (" So do --experts and --sweep." * bool(sweep)))
+        raise click.UsageError("--experts and --methods go together; so do --experts and --sweep.")
     if active_experts and not folders:
         raise click.UsageError("--active-experts is of FOLDER….")
     if seeds is not None and not methods:

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from cli.commands.compose import plan_document
-from cli.fit_options import fit_options, take_fit_settings
+from cli.fit_options import fit_line, fit_options, take_fit_settings
 from cli.options import file_path, split, unique_pairs
 from cli.output import as_json, done, print_json
 from cli.session import Session, pass_session
@@ -35,7 +35,7 @@ def _weights(context: click.Context, option: click.Parameter, texts: tuple[str, 
     metavar="FILE",
     help="Weigh the domains by how many documents of FILE are nearest to each (repeatable).",
 )
-@fit_options
+@fit_options("Fit the coefficients of the experts to the text of FILE by gradient, without domain weights")
 @click.option("--force", is_flag=True, help="Replace DIR if it is an earlier composition.")
 @as_json
 @pass_session
@@ -74,4 +74,5 @@ def instantiate(
         f"instantiated {soup} into {out}  {found.plan.digest}",
         *([f"  domains: {shares}"] if shares else []),
         f"  coefficients: {alpha}",
+        *([f"  {fit_line(found.plan.recipe)}"] if fit else []),
     )

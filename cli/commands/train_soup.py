@@ -13,6 +13,7 @@ from cli.trained_output import amount
 from cli.training_options import training_options, weight_products
 from cli.version_output import version_document
 from registry.composition.trained.trained_parts import trained_tokens
+from registry.io.display import few
 
 
 def _files(_context: click.Context, _option: click.Parameter, texts: Sequence[str]) -> dict[str, list[Path]]:
@@ -36,7 +37,7 @@ def _files(_context: click.Context, _option: click.Parameter, texts: Sequence[st
     "--base",
     required=True,
     metavar="BASE",
-    help="The model to begin from: a registered NAME[@V], a folder or hf://ORG/NAME.",
+    help="The base model to begin from: a registered NAME[@V], a folder or hf://ORG/NAME.",
 )
 @click.option(
     "--domains",
@@ -117,7 +118,7 @@ def train_soup(
     done(
         shared.ref,
         f"trained {name} in {amount(training, settings['tokens'])}; registered {shared.ref}  {shared.digest}",
-        f"  experts {listed}; domains {', '.join(training['domains'])}",
+        f"  experts {listed}; domains {few(training['domains'])}",
         f"  loss on {trained.tokens:,} held-out tokens, each domain's own model: {losses.before:.4f} before, "
         f"{losses.after:.4f} after",
     )

@@ -61,7 +61,7 @@ class Corpus:
                 ) from error
             except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
                 raise CalibrationError(
-                    f"{path} cannot be read: {error}", "give --data an intact file in UTF-8"
+                    f"{path} cannot be read: {error}", "give an intact file in UTF-8"
                 ) from error
 
     def _document(self, row: Any, where: str) -> Document:
@@ -159,7 +159,7 @@ def _read_parquet(path: Path) -> Iterator[tuple[int, Any]]:
     except (pyarrow.ArrowException, OSError) as error:
         if isinstance(error, PermissionError):
             raise
-        raise CalibrationError(f"{path} is not parquet: {first_line(error)}", "give --data an intact file") from error
+        raise CalibrationError(f"{path} is not parquet: {first_line(error)}", "give an intact file") from error
 
 
 def _cell(path: Path, number: int, value: Any) -> Any:

@@ -60,6 +60,8 @@ def make_subset(members: Sequence[Member], base: Member | None, recipe: AnyRecip
         _check_fit(ordered, base, recipe.fit)
     everyone = (*ordered, *([base] if base and recipe.needs_base else []))
     check_compatible(everyone)
+    if base is not None and _takes_task_vectors(recipe):
+        _check_soups(ordered, base)
     if isinstance(recipe, Recipe) and recipe.to == "moe" and recipe.router in FROM_ROWS:
         check_anchors(ordered, base)
         _check_bias(ordered, recipe)
@@ -98,6 +100,34 @@ def _check_fit(members: Sequence[Member], base: Member | None, fit: CoefficientF
             f"fit them again: reg compose --experts {','.join(member.version.ref for member in members)} --to dense "
             "--trunk task-arithmetic --fit FILE --out DIR",
         )
+
+
+def _takes_task_vectors(recipe: AnyRecipe) -> bool:
+    """Tell whether the differences of members and base model take part, in the trunk or in the routing."""
+    trunk = getattr(recipe, "trunk", None)
+    return getattr(recipe, "has_base", False) or (
+        trunk is not None and TRUNKS[trunk].needs_base and TRUNKS[trunk].needs_members
+    )
+
+
+def _check_soups(members: Sequence[Member], base: Member) -> None:
+    """Check that task vectors against the shared weights of a soup are those of its own experts.
+
+    Experts of two soups go together against the base model that both were trained from.
+
+    Raises:
+        IncompatibleError: a member is an expert of another soup.
+    """
+    if "domains" not in base.content.get("soup", {}):
+        return
+    for member in members:
+        soup = member.content.get("soup", {}).get("soup", base.version.digest)
+        if soup != base.version.digest:
+            raise IncompatibleError(
+                f"{member.version.ref} is an expert of the soup {soup[:12]}, and {base.version.ref} is the shared "
+                f"weights of another, {base.version.digest[:12]}: their difference is no task vector",
+                "name experts of one soup; or give --base the base model that both soups were trained from",
+            )
 
 
 def common_dtype(members: Sequence[Member]) -> str:

@@ -92,6 +92,9 @@ def plan_composition(
             "drop --base, or use that model's trunk: --trunk base",
         )
     members = [load_member(workspace, workspace.resolve(ref)) for ref in require_list(experts, "experts")]
+    if isinstance(recipe, EnsembleRecipe) and not isinstance(recipe, HeteroRecipe) and differ_in_shape(members):
+        with workspace.reading(*(member.version for member in members)):
+            return make_families(members, recipe)
     base_member = None
     if isinstance(recipe, SimoeRecipe) and base is None:
         base_member = load_member(workspace, base_of(workspace, members))
@@ -100,8 +103,6 @@ def plan_composition(
     with workspace.reading(*(member.version for member in (*members, *([base_member] if base_member else [])))):
         if isinstance(recipe, HeteroRecipe):
             return make_hetero(members, recipe)
-        if isinstance(recipe, EnsembleRecipe) and differ_in_shape(members):
-            return make_families(members, recipe)
         if isinstance(recipe, EnsembleRecipe):
             return make_ensemble(members, base_member, recipe)
         if isinstance(recipe, SimoeRecipe):

@@ -24,6 +24,7 @@ from registry.composition.plan import Plan
 from registry.composition.recipe import Recipe
 from registry.composition.recipe.recipe_fields import DENSE
 from registry.errors import CalibrationError, ConflictError, InvalidInputError
+from registry.io.display import few
 from registry.io.dtypes import AUTO
 from registry.io.model_folder import check_output
 from registry.maths.soup_weights import coefficients, nearest_shares
@@ -37,7 +38,8 @@ from registry.workspace import PathLike, Workspace
 from store.catalog import VersionRecord
 
 TASK_ARITHMETIC = "task-arithmetic"
-_ONE_SOURCE = "give one of --weights A=…,B=…, --like FILE and --fit FILE"
+_FEW = 8
+"""Domains up to which a message lists all of them."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +85,7 @@ def instantiate(
 ) -> Instantiated:
     """Write the dense model of a soup for some domain weights (arguments and errors as `Registry.instantiate`)."""
     like, fit = require_list(like, "like"), require_list(fit, "fit")
-    if sum(map(bool, (weights is not None, like, fit))) != 1:
-        raise InvalidInputError("domain weights come from one source, and there is another number of them", _ONE_SOURCE)
+    _check_one({"--weights": weights is not None, "--like": bool(like), "--fit": bool(fit)})
     workspace.check_owner()
     check_output(Path(out).absolute(), replace=force)
     found = _open(workspace, soup)
@@ -105,6 +106,25 @@ def instantiate(
     plan = compose(workspace, refs, out, recipe, base=base, force=force)
     assert isinstance(plan, Plan)
     return Instantiated(plan, shares, dict(recipe.coefficients))
+
+
+def _check_one(given: Mapping[str, bool]) -> None:
+    """Check that one of the options that say what the model is for is given.
+
+    Raises:
+        InvalidInputError: none is, or several are.
+    """
+    names = [name for name, is_given in given.items() if is_given]
+    if not names:
+        raise InvalidInputError(
+            "nothing says what the model is for: weights of the domains, or text to be like or to be fitted to",
+            "give one of --weights A=…,B=…, --like FILE and --fit FILE",
+        )
+    if len(names) > 1:
+        raise InvalidInputError(
+            f"{' and '.join(names)} are given, and each of them alone says what the model is for",
+            f"drop all but one: {', '.join(names)}",
+        )
 
 
 def _open(workspace: Workspace, ref: str) -> _Soup:
@@ -151,11 +171,10 @@ def _given(soup: _Soup, weights: Mapping[str, float]) -> dict[str, float]:
     Raises:
         InvalidInputError: a name is no domain's, a weight is negative or not finite, or none is more than 0.
     """
-    ref, listed = soup.shared.version.ref, ", ".join(soup.domains)
+    ref, listed = soup.shared.version.ref, _listed(soup)
     if unknown := [name for name in weights if name not in soup.domains]:
-        raise InvalidInputError(
-            f"{unknown[0]!r} is no domain of {ref}{suggest(unknown[0], soup.domains)}", f"its domains are: {listed}"
-        )
+        near = suggest(unknown[0], soup.domains, most=3)
+        raise InvalidInputError(f"{unknown[0]!r} is no domain of {ref}{near}", f"its domains are: {listed}")
     for name, weight in weights.items():
         if not 0 <= weight < float("inf"):
             raise InvalidInputError(
@@ -169,6 +188,14 @@ def _given(soup: _Soup, weights: Mapping[str, float]) -> dict[str, float]:
             f"give one or more of: {listed}",
         )
     return {name: weights.get(name, 0.0) / whole for name in soup.domains}
+
+
+def _listed(soup: _Soup) -> str:
+    """Return a soup's domains, or the first of many, how many there are, and the command that lists them."""
+    names = list(soup.domains)
+    if len(names) <= _FEW:
+        return ", ".join(names)
+    return f"{few(names)}, {len(names):,} in all; reg show {soup.shared.version.ref} lists them"
 
 
 def _shares_of(

@@ -3,6 +3,7 @@
 Shapes: k domains, T steps, B windows of a step, N windows, M held-out ones, H hidden size.
 """
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -98,7 +99,10 @@ def _read(
         found = random_places(corpus, tokenizer, tokens=(count + HELD_OUT) * size, seq_len=size, seed=settings.seed)
         windows = make_windows([found], size, settings.seed)
     except CalibrationError as error:
-        hint = error.hint if settings.clusters is None else "give fewer --clusters, or more text with --domains"
+        hint = "give fewer --clusters, or more text with --domains"
+        if settings.clusters is None:
+            of_text = f"give it more text: --domains {shlex.quote(f'{name}=FILE')}"
+            hint = of_text if "--data" in error.hint else error.hint
         raise CalibrationError(f"domain {name}: {error.message}", hint) from error
     check_vocabulary(found, checkpoint.architecture.vocab_size, f"domain {name}")
     return windows

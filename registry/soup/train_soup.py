@@ -34,6 +34,7 @@ from registry.soup.soup_trainer import SoupTrainer
 from registry.training.announcement import announce
 from registry.training.expert.train_expert import opened_base
 from registry.training.trained_together import (
+    check_base,
     check_libraries,
     check_names,
     check_one_process,
@@ -97,6 +98,7 @@ def train_soup(
     count = settings.clusters or len(files)
     check_one_process("a soup")
     _check(workspace, name, files, settings)
+    check_base(workspace, base)
     progress, home = workspace.progress, workspace.home
     with ExitStack() as stack:
         checkpoint, holds = stack.enter_context(opened_base(workspace, base))

@@ -15,12 +15,11 @@ from registry.composition.trained.trained_parts import ALL, PROJECTORS, ROUTERS,
 from registry.composition.trained.write_trained import stored_tensors
 from registry.errors import CalibrationError, CheckpointError, InvalidInputError
 from registry.io.dtypes import NAMES, WEIGHT_DTYPES
-from registry.io.model_folder import check_apart, check_output
 from registry.member import Member, copies_of, load_member
-from registry.names.reference import require_list
 from registry.names.resolve import by_digest
 from registry.progress import Progress
 from registry.runtime.gates import GATE, gates
+from registry.training.training_paths import check_paths
 from registry.workspace import PathLike, Workspace
 from store.arrays import ArraySource
 from store.catalog import VersionRecord
@@ -120,13 +119,11 @@ def open_parent(
         CheckpointError: `folder` was not composed by this program, or was changed since.
         NotFoundError: a member is not registered here.
         ConflictError: a member was opted out.
+        CalibrationError: a source of the data is neither a file of text nor a member.
         InvalidInputError: there is no data, or nothing to train.
     """
     workspace.check_owner()
-    check_apart(out, folder, "the parent is never overwritten")
-    check_output(out, replace=replace)
-    if not require_list(data, "data"):
-        raise InvalidInputError("there is nothing to train on", "give --data FILE, or several")
+    check_paths(folder, out, data, replace=replace)
     parent = read_parent(folder, part, workspace.progress)
     manifest = parent.composed.manifest
     refs = manifest.versions

@@ -1,6 +1,7 @@
 """Experts that one training makes together: checks before it, and the registration of each."""
 
 import importlib.util
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from registry.statistics.file import Collected
 from registry.statistics.forward_pass import computed_by
 from registry.statistics.settings import PassSettings
 from registry.training.processes import leading
-from registry.workspace import Workspace
+from registry.workspace import PathLike, Workspace
 from store.catalog.records import Kind
 
 
@@ -38,6 +39,16 @@ def check_one_process(what: str) -> None:
                 f"{what} trains in one process, and a launcher started {processes.count}",
                 "repeat the command without the launcher",
             )
+
+
+def check_base(workspace: Workspace, base: PathLike) -> None:
+    """Check that what a training begins from is no registered expert; a folder or a model of the Hub may be it.
+
+    Raises:
+        InvalidInputError: it is an expert.
+    """
+    if os.fspath(base).partition("@")[0] in workspace.catalog.names():
+        workspace.resolve(os.fspath(base), kind="base")
 
 
 def check_names(workspace: Workspace, name: str, experts: int, kind: str) -> None:

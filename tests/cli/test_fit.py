@@ -112,7 +112,7 @@ def test_usage_errors(zoo: Zoo, tmp_path: Path, words: tuple[str, ...], message:
             "weights multiply task vectors",
             "drop --weights",
         ),
-        ((*DENSE, "--coefficients", "code=inf"), "the coefficient of code is inf", "the default is none"),
+        ((*DENSE, "--coefficients", "code=inf"), "the coefficient of code is inf", "such as --coefficients code=0.5"),
         ((*DENSE, "--fit", "absent.jsonl"), "absent.jsonl is not a file", "name an existing file"),
         ((*DENSE, "--fit", "FILE", "--scale", "2"), "scale multiplies all task vectors", "drop --scale"),
         ((*DENSE, "--fit", "FILE", "--fit-lr", "0"), "lr is 0.0", "the default is 0.05"),

@@ -199,7 +199,8 @@ class RecipeField:
         for member, number in value.items():
             if not _is_number(number, self.limits):
                 words = self.limits.words(FieldKind.NUMBER.value)
-                return f"the {self.called} of {member} is {_short(number)}, it must be {words}", hint
+                fitting = hint if self.unset != "none" else f"such as {self.option} {member}=0.5"
+                return f"the {self.called} of {member} is {_short(number)}, it must be {words}", fitting
         return None
 
     def _holds(self, value: Any) -> bool:

@@ -217,7 +217,7 @@ class _Fit:
         values = ",".join(f"{name}={value!r}" for name, value in zip(self._names, self._good.tolist(), strict=True))
         return InvalidInputError(
             f"{what}, and the fit has stopped; the last coefficients of a finite loss are {values}",
-            f"{smaller}; or take those: --coefficients {values}",
+            f"{smaller}; or take those: reg compose … --coefficients {values}",
         )
 
 

@@ -1,0 +1,35 @@
+"""Paths that a training of a composed folder is given."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from registry.calibration import Corpus
+from registry.errors import InvalidInputError
+from registry.io.model_folder import check_apart, check_output, composed_of
+from registry.names.reference import require_list
+from registry.workspace import PathLike
+
+
+def check_paths(folder: Path, out: Path, data: Sequence[PathLike], *, replace: bool) -> None:
+    """Check the output and the text of a training, without torch, before a file of the folder is read in full.
+
+    Args:
+        folder: the composed folder to train.
+        out: the folder to write.
+        data: files of text, or members whose calibration tokens were kept.
+        replace: `out` may be an earlier composition.
+
+    Raises:
+        OutputError: `out` cannot be written to.
+        InvalidInputError: there is no text.
+        CalibrationError: a source is neither a file of text nor a member.
+    """
+    check_apart(out, folder, "the parent is never overwritten")
+    check_output(out, replace=replace)
+    if not (sources := require_list(data, "data")):
+        raise InvalidInputError("there is nothing to train on", "give --data FILE, or several")
+    members = composed_of(folder)
+    for source in sources:
+        is_other = bool(members) and str(source).partition("@")[0] not in members
+        if Path(source).is_file() or is_other:
+            Corpus([Path(source)], None)
