@@ -12,7 +12,7 @@ from cli.commands.push import print_pushed
 from cli.fit_options import fit_line, fit_options, fitted, take_fit_settings, unfitted
 from cli.option_groups import GroupedCommand
 from cli.options import Integer, file_path
-from cli.output import as_json, count, done, note, print_json, print_table, size
+from cli.output import as_json, done, note, print_json, print_table, size
 from cli.recipe import asked, experts_option, no_part, recipe_options
 from cli.session import Session, pass_session
 from registry import composition

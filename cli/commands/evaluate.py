@@ -153,8 +153,8 @@ def evaluate(
         raise click.UsageError("Missing argument '[FOLDER…]' (or '--experts' and '--methods').")
     if sweep and not experts and recipe_path is None:
         raise click.UsageError(
-            "--sweep composes experts once for each value, and leaves each FOLDER as it is: name them with --experts "
-            "A,B, or with --recipe FILE."
+            "--sweep composes experts once for each value, and changes no FOLDER: name the experts with --experts A,B "
+            "or --recipe FILE."
         )
     if recipe_path is None and bool(experts) != bool(methods or sweep):
         raise click.UsageError("--experts and --methods go together; so do --experts and --sweep.")

@@ -46,7 +46,9 @@ def list_(
 ) -> None:
     """List registered versions, by name and number.
 
-    If there are more versions than shown, a line on stderr gives their number and the command that shows the next ones.
+    Tokens are those of an expert's own calibration text. Base models have none, and experts of a soup or a SIMoE share
+    one text. If there are more versions than shown, a line on stderr gives their number and the command that shows the
+    next ones.
     """
     shown = limit if as_json else limit or SCREENFUL
     with session.registry() as registry:
@@ -71,6 +73,13 @@ def list_(
         note(f"{more:,} more: {shlex.join(words)}")
 
 
+def _tokens(version: "VersionRecord") -> str:
+    """Return the tokens of a version's own calibration text, or a dash."""
+    if {"soup", "simoe"} & (version.content or {}).keys():
+        return "-"
+    return next((f"{one.tokens:,}" for one in version.statistics), "-")
+
+
 def _print(versions: "Sequence[VersionRecord]") -> None:
     print_table(
         ("version", "kind", "digest", "parameters", "tokens", "aliases", "tags", "state"),
@@ -80,7 +89,7 @@ def _print(versions: "Sequence[VersionRecord]") -> None:
                 version.kind,
                 version.digest[:12],
                 f"{version.parameters:,}",
-                next((f"{s.tokens:,}" for s in version.statistics), ""),
+                _tokens(version),
                 ",".join(version.aliases),
                 ",".join(f"{key}={value}" for key, value in version.tags.items()),
                 version.state,

@@ -60,9 +60,7 @@ class Corpus:
                     f"{path} cannot be read: permission denied", f"make it readable: chmod u+r {path}"
                 ) from error
             except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
-                raise CalibrationError(
-                    f"{path} cannot be read: {error}", "give an intact file in UTF-8"
-                ) from error
+                raise CalibrationError(f"{path} cannot be read: {error}", "give an intact file in UTF-8") from error
 
     def _document(self, row: Any, where: str) -> Document:
         if isinstance(row, dict) and isinstance(row.get("text"), str):

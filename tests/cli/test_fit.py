@@ -76,6 +76,24 @@ def test_fitting_composing_and_composing_again(run: Run, filled: Registry, zoo: 
     run("compose", "--recipe", tmp_path / "r.yaml", "--trunk", "mean", "--plan")
 
 
+def test_a_plan_fits_nothing_and_says_what_a_fit_would_read(
+    run: Run, zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cli.commands.compose.fitted", lambda *_, **__: pytest.fail("a plan trains nothing"))
+    words = (*TRIO, *DENSE, "--fit", zoo.test["code"], *SHORT, "--plan")
+    told = run(*words).stdout
+    assert "fit            reads up to 2,048 tokens of code.test.jsonl in 2 steps; coefficients are found when" in told
+    assert "composition    its digest depends on the coefficients" in told
+    assert [line.split()[3] for line in told.splitlines()[1:4]] == ["-"] * 3
+    document = json.loads(run(*words, "--json").stdout)
+    assert (document["digest"], document["recipe"]["coefficients"]) == (None, None)
+    assert "name an existing file" in run(*TRIO, *DENSE, "--fit", "absent.txt", "--plan", code=1).stderr
+    assert "lr is 0.0" in run(*words, "--fit-lr", "0", code=1).stderr
+    refused = run(*words, "--save-recipe", tmp_path / "recipe.yaml", code=2).stderr
+    assert "--plan fits no coefficients, so --save-recipe has none to write" in refused
+    assert not (tmp_path / "recipe.yaml").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

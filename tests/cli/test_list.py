@@ -62,6 +62,18 @@ def test_a_page_counts_only_what_is_asked_for(home: Path) -> None:
     assert listed(home, "--offset", "99") == ([], "")
 
 
+def test_tokens_are_those_of_an_expert_s_own_text(home: Path) -> None:
+    catalog = Catalog(f"sqlite:///{home / 'catalog.sqlite'}", home / "lock")
+    for digest, kind in enumerate(("soup", "simoe"), 7):
+        catalog.add_version(new(f"{kind}-1", str(digest), content={"family": "llama", kind: {"number": 1}}))
+    catalog.close()
+    lines = CliRunner().invoke(main, ["--home", str(home), "list", "--limit", "9"]).stdout.splitlines()[1:]
+    found = {line.split()[0]: line.split()[4] for line in lines}
+    assert found.pop("base@1") == found.pop("soup-1@1") == found.pop("simoe-1@1") == "-"
+    assert set(found) == {"code@1", "code@2", "law@2", "math@1", "math@2"}
+    assert set(found.values()) == {"100"}
+
+
 def test_a_screenful_is_the_default_of_the_table_alone(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cli.commands.list.SCREENFUL", 2)
     assert listed(home) == (["base@1", "code@1"], "4 more: reg list --offset 2\n")

@@ -68,6 +68,9 @@ def test_methods_stand_side_by_side(run: Run, zoo: Zoo) -> None:
     told = run("evaluate", "--experts", "code", "--methods", "nonsense", *text(zoo, "code"), code=1).stderr
     assert "error: method 'nonsense' is not one of base, experts, average, " in told
     assert "--experts and --methods go together" in run("evaluate", "--experts", "a", *text(zoo, "code"), code=2).stderr
+    told = run("evaluate", "moe", *text(zoo, "code"), "--sweep", "lam=0.1,1", code=2).stderr
+    assert "--sweep composes experts once for each value, and changes no FOLDER" in told
+    assert "--methods" not in told
     assert "Missing argument" in run("evaluate", *text(zoo, "code"), code=2).stderr
 
 

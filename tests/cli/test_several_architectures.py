@@ -65,6 +65,7 @@ def test_of_several_architectures_only_projectors_train(home: Path, zoo: Zoo, tm
     ("words", "message"),
     [
         (("--experts", "code,math"), "--to ensemble or --to hetero"),
+        (("--experts", "code,math", "--to", "ensemble", "--routing", "task-vector"), "goes from weight to weight"),
         (("--experts", "code,math", "--lead", "math"), "--lead has no part in what --to moe makes"),
         (("--experts", "code,math", "--to", "hetero", "--trunk", "mean"), "--trunk has no part in what --to hetero"),
         (("--experts", "code,math", "--to", "hetero", "--weights", "code=2"), "--weights has no part"),

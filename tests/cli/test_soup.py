@@ -1,6 +1,7 @@
 """Proves: reg train-soup and reg instantiate do what the library does, and say what was made."""
 
 import json
+import re
 from pathlib import Path
 
 from click.testing import CliRunner, Result
@@ -42,6 +43,11 @@ def test_soup_is_trained_and_instantiated(filled: Registry, zoo: Zoo, tmp_path: 
     assert shown.exit_code == 0, shown.output
     assert "\n  domains: code " in shown.stdout
     assert "\n  coefficients: mine-1 " in shown.stdout
+    short = ("--fit-tokens", 1024, "--fit-steps", 1, "--fit-device", "cpu", "--out", tmp_path / "fit")
+    fitted = run(filled, "instantiate", "mine", "--fit", zoo.test["law"], *short)
+    assert fitted.exit_code == 0, fitted.output
+    assert "\n  loss on held-out text " in fitted.stdout
+    assert " with equal coefficients, " in fitted.stdout
     gone = run(filled, "opt-out", "mine-1", "--yes")
     assert "trained together with mine@1, mine-2@1, same@1, " in gone.stdout
     refused = run(filled, "instantiate", "mine", "--weights", "code=1", "--out", tmp_path / "late")
@@ -64,3 +70,13 @@ def test_wrong_options_are_refused(filled: Registry, zoo: Zoo, tmp_path: Path) -
         result = run(filled, *words)
         assert result.exit_code == 2, result.output
         assert message in result.stderr
+    domains = ("--domains", zoo.train["code"], "--domains", zoo.train["law"])
+    result = run(filled, "train-soup", "mine", "--base", "math", "--experts", 2, *domains)
+    assert result.exit_code == 1
+    assert "error: math is an expert, not a base model\n  next: run: reg list --kind base" in result.stderr
+
+
+def test_help_names_only_options_that_there_are() -> None:
+    told = CliRunner().invoke(main, ["instantiate", "--help"]).stdout
+    assert "--to" not in re.findall(r"--[a-z-]+", told)
+    assert "--trunk" not in told

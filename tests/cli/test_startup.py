@@ -79,6 +79,31 @@ def test_wrong_names_are_reported_without_torch(filled: Registry, words: list[st
     assert message in "\n".join(shown)
 
 
+@pytest.mark.parametrize("command", [("train", "--train", "all"), ("train-router",)], ids=" ".join)
+@pytest.mark.parametrize(
+    ("data", "out", "message"),
+    [
+        ("absent.txt", "new", "absent.txt is not a file"),
+        ("moe/composition.json", "new", "has none of the endings"),
+        ("code", "moe", "contain one another"),
+        ("code", "taken", "taken exists and is not empty"),
+    ],
+)
+def test_paths_of_a_training_are_checked_without_torch(
+    filled: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], data: str, out: str,
+    message: str,
+) -> None:  # fmt: skip
+    (tmp_path / "moe").mkdir()
+    (tmp_path / "moe" / "composition.json").write_text('{"members": [{"name": "code", "digest": "0"}]}')
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "mine.txt").write_text("mine")
+    monkeypatch.chdir(tmp_path)
+    words = [command[0], "moe", *command[1:], "--data", data, "--out", out]
+    *shown, last = loaded(filled.home.path, words, ("torch", "transformers", "zarr"))
+    assert last == "loaded []"
+    assert message in "\n".join(shown)
+
+
 def test_composing_loads_no_more_than_it_needs(filled: Registry, tmp_path: Path) -> None:
     words = ["compose", "--experts", "code,math", "--out", str(tmp_path / "moe")]
     *shown, last = loaded(filled.home.path, words, NOT_FOR_COMPOSING)

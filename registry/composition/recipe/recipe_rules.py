@@ -238,9 +238,10 @@ def _contradiction(values: Mapping[str, Any]) -> Problem | None:
     whole = values["routing"] == PROMPT_PERPLEXITY or to == HETERO
     if tokens < 2 and (tokens == 1 or not whole):
         more = f"as nothing predicts the first token; with routing method {PROMPT_PERPLEXITY!r} also 0, for the whole"
+        more = "or 0 for the whole" if to == HETERO else more
         return Problem(
             ("routing_tokens",),
-            f"routing-tokens is {tokens}, it must be 2 or more, {'or 0 for the whole' if to == HETERO else more} prompt",
+            f"routing-tokens is {tokens}, it must be 2 or more, {more} prompt",
             f"the default is {FIELDS['routing_tokens'].default_text}",
         )
     if to == HETERO and values["lam"] == AUTO:

@@ -4,16 +4,20 @@ And: domains get coefficients of their own, which serve their text better than t
 """
 
 import json
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 
-from registry import FitSettings, Registry
+from registry import FitSettings, Recipe, Registry
 from registry.checkpoint.soup_files import SOUP_FILE, SOUP_ROUTER, unpack_router
-from registry.errors import CalibrationError, ConflictError, InvalidInputError, OutputError, RegError
+from registry.composition.plan import make_plan
+from registry.errors import CalibrationError, ConflictError, IncompatibleError, InvalidInputError, OutputError, RegError
 from registry.member import load_member
 from registry.runtime.loading import load_model, load_tokenizer
 from tests.conftest import Zoo, files_of
@@ -104,8 +108,8 @@ REFUSED: dict[str, tuple[str, dict[str, object], type[RegError], str, str]] = {
     "infinite": ("soup", {"weights": {"code": float("inf")}}, InvalidInputError, "code is inf", "--weights code=1"),
     "zero": ("soup", {"weights": {"code": 0, "math": 0}}, InvalidInputError, "sum to 0", "code, german, math"),
     "no weights": ("soup", {"weights": {}}, InvalidInputError, "sum to 0", "code, german, math"),
-    "nothing": ("soup", {}, InvalidInputError, "one source", "--like FILE"),
-    "two": ("soup", {"weights": {"code": 1}, "like": ["x"]}, InvalidInputError, "one source", "--like FILE"),
+    "nothing": ("soup", {}, InvalidInputError, "nothing says what", "--like FILE"),
+    "two": ("soup", {"weights": {"code": 1}, "like": ["x"]}, InvalidInputError, "--weights and --like", "drop all but"),
     "expert": ("soup-1", {"weights": {"code": 1}}, InvalidInputError, "soup-1@1 is no soup", "reg instantiate soup"),
     "base": ("base", {"weights": {"code": 1}}, InvalidInputError, "base@1 is no soup", "reg train-soup"),
     "absent": ("soup", {"like": ["absent.jsonl"]}, CalibrationError, "absent.jsonl is not a file", "existing"),
@@ -122,6 +126,37 @@ def test_wrong_input_is_refused_before_anything_is_written(soup: Registry, tmp_p
     assert hint in f"{caught.value.message} {caught.value.hint}"
     assert not (tmp_path / "out").exists()
     assert soup.compositions() == []
+
+
+def test_a_domain_that_there_is_not_is_told_in_a_line_whatever_their_number() -> None:
+    module = import_module("registry.soup.instantiate")
+    names = [f"cluster-{number:03}" for number in range(1, 201)]
+    shared = SimpleNamespace(version=SimpleNamespace(ref="mix@1"))
+    with pytest.raises(InvalidInputError) as caught:
+        module._given(module._Soup(shared, names, ()), {"cluster-13": 1.0})
+    assert caught.value.message.startswith("'cluster-13' is no domain of mix@1; did you mean 'cluster-")
+    assert caught.value.message.count("cluster-") == 4
+    assert caught.value.hint == (
+        "its domains are: cluster-001, cluster-002, cluster-003 and 197 more, 200 in all; reg show mix@1 lists them"
+    )
+
+
+def test_task_vectors_are_those_against_the_own_shared_weights(soup: Registry) -> None:
+    shared, base, *experts = (
+        load_member(soup._workspace, soup.resolve(ref)) for ref in ("soup", "base", "soup-1", "soup-2")
+    )
+    content = {**experts[1].content, "soup": {"soup": "0" * 64, "number": 2}}
+    other = replace(experts[1], version=replace(experts[1].version, content=content))
+    for trunk in ("task-arithmetic", "ties"):
+        recipe = Recipe(to="dense", trunk=trunk)
+        make_plan(experts, shared, recipe)
+        make_plan([experts[0], other], base, recipe)  # against what both were trained from
+        with pytest.raises(
+            IncompatibleError, match="soup-2@1 is an expert of the soup 000000000000, and soup@1"
+        ) as caught:
+            make_plan([experts[0], other], shared, recipe)
+        assert "the base model that both soups were trained from" in str(caught.value.hint)
+    make_plan([experts[0], other], None, Recipe(to="dense", trunk="mean"))
 
 
 def test_empty_documents_and_taken_folders_are_refused(soup: Registry, tmp_path: Path) -> None:

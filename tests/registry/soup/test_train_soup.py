@@ -310,7 +310,7 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str] | None, type[RegError], str, 
     "rank above": ({"rank": 33}, None, InvalidInputError, "of shape [320, 32] has at most rank 32", "--rank 32"),
     "one domain": ({}, ["code"], InvalidInputError, "two domains or more, and there is one", "reg train-expert"),
     "no domain": ({}, [], InvalidInputError, "two domains or more, and there is none", "--domains FILE"),
-    "empty domain": ({}, ["code", EMPTY], CalibrationError, "domain empty: ", "text"),
+    "empty domain": ({}, ["code", EMPTY], CalibrationError, "domain empty: ", "--domains empty=FILE"),
     "absent file": ({}, ["code", ABSENT], CalibrationError, "absent.jsonl is not a file", "existing file"),
 }  # fmt: skip
 """Case → changes of the settings, domains, the error, and what its message and its hint say."""

@@ -61,8 +61,9 @@ def add(registry: Registry, zoo: Zoo, tmp_path: Path, tokenizer: Any) -> Any:
     ],
 )
 def test_recipe_that_does_not_fit_is_refused(registry: Registry, recipe: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidInputError, match=message):
+    with pytest.raises(InvalidInputError, match=message) as caught:
         registry.plan(NAMES, HeteroRecipe(**recipe))
+    assert "prompt-perplexity" not in caught.value.message
 
 
 def test_one_member_has_nothing_to_share(registry: Registry) -> None:
