@@ -86,14 +86,14 @@ def unfitted(
     files: Sequence[Path],
     settings: dict[str, Any],
 ) -> tuple[composition.Recipe, str]:
-    """Return a recipe for a plan without the fit, which has equal coefficients, and what the fit would read.
+    """Return a recipe with equal coefficients, for a plan before the fit, and a line on what the fit will read.
 
     Raises:
-        RegError: a file is none, or a setting is out of its range.
+        RegError: a file does not exist or has another ending than text has, or a setting is out of its range.
     """
     from registry import FitSettings
 
-    Corpus(files, None)  # refuses what is no file of text
+    Corpus(files, None)  # refuses what cannot be read as text
     found, names = FitSettings(**settings), [registry.resolve(ref).name for ref in refs]
     equal = dict.fromkeys(names, 1 / max(1, len(names)))
     text = ", ".join(path.name for path in files)

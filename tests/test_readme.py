@@ -1,4 +1,7 @@
-"""Proves: the commands of the README run in order, its figures are measured, and generated pages are up to date."""
+"""Proves: the commands of the README run in order, its figures are measured, and generated pages are up to date.
+
+And: the commands of pages on trainings run on the files of the demo.
+"""
 
 import re
 import shlex
@@ -19,11 +22,19 @@ from registry.io.model_folder import MARKER
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 MEASURED = ("benchmarks/QUALITY.md", "benchmarks/RESULTS.md")
+SHORT = {
+    "add-expert": ["--tokens", "2048"],
+    "train-expert": ["--tokens", "512", "--seq-len", "128", "--batch-size", "2"],
+    "train-soup": ["--tokens", "512", "--seq-len", "128", "--batch-size", "2"],
+    "train-simoe": ["--tokens", "512", "--seq-len", "128", "--batch-size", "2"],
+    "--fit": ["--fit-tokens", "2048", "--fit-steps", "1"],
+}
+"""Command or option → what makes it short enough for a test."""
 
 
-def blocks() -> list[tuple[str, str]]:
-    """Return (language, text) of every code block to run, in order."""
-    fences = re.findall(r"^```(\w+)\n(.*?)^```", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+def blocks(page: Path = README) -> list[tuple[str, str]]:
+    """Return (language, text) of every code block of a page to run, in order."""
+    fences = re.findall(r"^```(\w+)\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     return [(language, text) for language, text in fences if language in ("bash", "python")]
 
 
@@ -54,6 +65,24 @@ def test_code_blocks_run_in_order(small_demo: Path, tmp_path: Path, monkeypatch:
     with Registry() as registry:
         assert [v.ref for v in registry.versions()] == ["code@1"]
         assert registry.verify().problems == ()
+
+
+@pytest.mark.parametrize("name", ["soup", "simoe", "several-architectures"])
+def test_pages_on_trainings_run_on_the_demo(
+    small_demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    shutil.copytree(small_demo, tmp_path / "demo")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("REG_HOME", str(tmp_path / "home"))
+    for language, text in blocks(ROOT / "docs" / "tasks" / f"{name}.md"):
+        if language == "python":
+            exec(compile(text, f"{name}.md", "exec"), {})
+            continue
+        for line in text.splitlines():
+            words = shlex.split(line)
+            run_line(shlex.join([*words, *(more for key, extra in SHORT.items() if key in words for more in extra)]))
+            if "--out" in words:
+                assert (tmp_path / words[words.index("--out") + 1] / MARKER).is_file()
 
 
 @pytest.mark.parametrize("name", PAGES)

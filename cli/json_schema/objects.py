@@ -110,7 +110,9 @@ PUSHED = record(
 COMPOSE = record(
     "The composition that was written, or with --plan would be.",
     **COMPOSED,
-    digest=digest("The composition's digest, over the five fields above."),
+    digest=maybe(
+        digest("The composition's digest, over the five fields above; null with --plan and --fit, before the fit.")
+    ),
     versions=several(REF, "The members' versions."),
     dtype=text("The dtype of the written weights."),
     parameters=whole("Weights, tied ones once."),

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from registry.io.work_dirs import remove
 from registry.maintenance.garbage import delete_cache, delete_summaries, delete_unreferenced, delete_work_of
+from registry.opt_out.shared_training import trained_together
 from registry.workspace import Workspace
 from store.catalog import CompositionRecord, PushRecord, VersionRecord
 from store.ownership import claim
@@ -68,7 +69,7 @@ def withdraw(workspace: Workspace, versions: Sequence[VersionRecord], *, purge: 
     home, catalog, store = workspace.home, workspace.catalog, workspace.arrays
     claim(catalog, store)
     before = catalog.reread(versions)
-    together = _trained_together(workspace, before)  # a purge deletes what tells
+    together = trained_together(before, workspace.versions)  # a purge deletes what tells
     withdrew = tuple(version.ref for version in before if version.state == "active")
     catalog.withdraw(versions)
     # After the withdrawal no command adds files or compositions of these versions.
@@ -106,28 +107,6 @@ def withdraw(workspace: Workspace, versions: Sequence[VersionRecord], *, purge: 
         tuple(remains),
         together,
     )
-
-
-def _trained_together(workspace: Workspace, versions: Sequence[VersionRecord]) -> tuple[str, ...]:
-    """Return the other active versions of the soups and SIMoEs that versions are part of."""
-    shared = {digest for version in versions if (digest := _shared_of(version)) is not None}
-    if not shared:
-        return ()
-    own = {version.id for version in versions}
-    return tuple(one.ref for one in workspace.versions() if _shared_of(one) in shared and one.id not in own)
-
-
-def _shared_of(version: VersionRecord) -> str | None:
-    """Return the digest of the weights that a soup or a SIMoE shares.
-
-    None of a version that is in neither, and of one that was purged.
-    """
-    content = version.content or {}
-    if "simoe" in content:
-        return str(content["simoe"]["delta"])
-    if "soup" not in content:
-        return None
-    return version.digest if version.kind == "base" else str(content["soup"].get("soup"))
 
 
 def pushable(versions: Iterable[VersionRecord], compositions: Iterable[CompositionRecord]) -> set[str]:

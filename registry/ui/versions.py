@@ -1,12 +1,13 @@
 """The pages of experts and base models: the list, one version, and its comparison with others."""
 
 from collections.abc import Mapping
-from typing import cast
+from typing import Any, cast
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from registry.names.resolve import ALL_STATES, resolve, versions_of
+from registry.opt_out.shared_training import trained_together
 from registry.ui.comparing import MOST, compare
 from registry.ui.paging import Paging
 from registry.ui.site import Site, url, whole
@@ -95,6 +96,8 @@ def version(site: Site, request: Request) -> Response:
         "version.html",
         version=record,
         architecture=(record.content or {}).get("architecture", {}),
+        part_of=_part_of(record.content or {}),
+        together=trained_together([record], registry.versions),
         arrays=[(ROLES[role], *sizes[role]) for role in ROLES if role in sizes],
         nbytes=sum(nbytes for _, nbytes in sizes.values()),
         others=others,
@@ -123,6 +126,20 @@ def comparison(site: Site, request: Request) -> Response:
             "trained": [made for made in compositions if "parent" in made.document],
         },
     )
+
+
+def _part_of(content: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return what a version is in the soup or the SIMoE that it was trained in, as labels and texts."""
+    if "simoe" in content:
+        simoe = content["simoe"]
+        router = f"its router reads the first {simoe['prompt_tokens']:,} tokens"
+        return [("SIMoE", f"expert {simoe['number']} of {simoe['experts']}; {router}")]
+    if "soup" not in content:
+        return []
+    soup = content["soup"]
+    if "soup" in soup:
+        return [("Soup", f"expert {soup['number']} of the soup {soup['soup'][:12]}")]
+    return [("Soup", f"shared weights; experts: {soup['experts']}"), ("Domains", ", ".join(soup["domains"]))]
 
 
 def expert_names(composition: CompositionRecord) -> tuple[list[str], list[str]]:

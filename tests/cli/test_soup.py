@@ -76,7 +76,7 @@ def test_wrong_options_are_refused(filled: Registry, zoo: Zoo, tmp_path: Path) -
     assert "error: math is an expert, not a base model\n  next: run: reg list --kind base" in result.stderr
 
 
-def test_help_names_only_options_that_there_are() -> None:
+def test_help_names_only_its_own_options() -> None:
     told = CliRunner().invoke(main, ["instantiate", "--help"]).stdout
     assert "--to" not in re.findall(r"--[a-z-]+", told)
     assert "--trunk" not in told

@@ -79,27 +79,24 @@ def test_wrong_names_are_reported_without_torch(filled: Registry, words: list[st
     assert message in "\n".join(shown)
 
 
-@pytest.mark.parametrize("command", [("train", "--train", "all"), ("train-router",)], ids=" ".join)
 @pytest.mark.parametrize(
-    ("data", "out", "message"),
+    ("words", "message"),
     [
-        ("absent.txt", "new", "absent.txt is not a file"),
-        ("moe/composition.json", "new", "has none of the endings"),
-        ("code", "moe", "contain one another"),
-        ("code", "taken", "taken exists and is not empty"),
+        (("train", "moe", "--train", "all", "--data", "absent.txt", "--out", "new"), "absent.txt is not a file"),
+        (("train", "moe", "--train", "all", "--data", "code", "--out", "taken"), "taken exists and is not empty"),
+        (("train", "moe", "--train", "all", "--data", "code", "--out", "moe"), "contain one another"),
+        (("train-router", "moe", "--data", "moe/composition.json", "--out", "new"), "has none of the endings"),
     ],
 )
 def test_paths_of_a_training_are_checked_without_torch(
-    filled: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], data: str, out: str,
-    message: str,
-) -> None:  # fmt: skip
+    filled: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], message: str
+) -> None:
     (tmp_path / "moe").mkdir()
     (tmp_path / "moe" / "composition.json").write_text('{"members": [{"name": "code", "digest": "0"}]}')
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "mine.txt").write_text("mine")
     monkeypatch.chdir(tmp_path)
-    words = [command[0], "moe", *command[1:], "--data", data, "--out", out]
-    *shown, last = loaded(filled.home.path, words, ("torch", "transformers", "zarr"))
+    *shown, last = loaded(filled.home.path, list(words), ("torch", "transformers", "zarr"))
     assert last == "loaded []"
     assert message in "\n".join(shown)
 

@@ -128,7 +128,7 @@ def test_wrong_input_is_refused_before_anything_is_written(soup: Registry, tmp_p
     assert soup.compositions() == []
 
 
-def test_a_domain_that_there_is_not_is_told_in_a_line_whatever_their_number() -> None:
+def test_an_unknown_domain_among_hundreds_is_refused_in_one_line() -> None:
     module = import_module("registry.soup.instantiate")
     names = [f"cluster-{number:03}" for number in range(1, 201)]
     shared = SimpleNamespace(version=SimpleNamespace(ref="mix@1"))
@@ -141,7 +141,7 @@ def test_a_domain_that_there_is_not_is_told_in_a_line_whatever_their_number() ->
     )
 
 
-def test_task_vectors_are_those_against_the_own_shared_weights(soup: Registry) -> None:
+def test_experts_of_two_soups_go_together_against_their_common_base_model_alone(soup: Registry) -> None:
     shared, base, *experts = (
         load_member(soup._workspace, soup.resolve(ref)) for ref in ("soup", "base", "soup-1", "soup-2")
     )

@@ -1,0 +1,34 @@
+"""Versions whose weights one training made together: those of a soup, and those of a SIMoE."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from store.catalog import VersionRecord
+
+
+def trained_together(
+    versions: Sequence[VersionRecord], active: Callable[[], Iterable[VersionRecord]]
+) -> tuple[str, ...]:
+    """Return the other active versions of the soups and SIMoEs that some versions are part of.
+
+    Args:
+        versions: the versions.
+        active: returns all active versions; not called where no version is part of one.
+    """
+    shared = {digest for version in versions if (digest := _shared_of(version)) is not None}
+    if not shared:
+        return ()
+    own = {version.id for version in versions}
+    return tuple(one.ref for one in active() if _shared_of(one) in shared and one.id not in own)
+
+
+def _shared_of(version: VersionRecord) -> str | None:
+    """Return the digest of the weights that a soup or a SIMoE shares.
+
+    None of a version that is in neither, and of one that was purged.
+    """
+    content = version.content or {}
+    if "simoe" in content:
+        return str(content["simoe"]["delta"])
+    if "soup" not in content:
+        return None
+    return version.digest if version.kind == "base" else str(content["soup"].get("soup"))
