@@ -27,7 +27,7 @@ SHORT = {
     "train-expert": ["--tokens", "512", "--seq-len", "128", "--batch-size", "2"],
     "train-soup": ["--tokens", "512", "--seq-len", "128", "--batch-size", "2"],
     "train-simoe": ["--tokens", "512", "--seq-len", "128", "--batch-size", "2"],
-    "--fit": ["--fit-tokens", "2048", "--fit-steps", "1"],
+    "--fit": ["--fit-tokens", "2560", "--fit-steps", "1"],
 }
 """Command or option → what makes it short enough for a test."""
 
