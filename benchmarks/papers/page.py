@@ -76,7 +76,9 @@ def _size(figures: Mapping[str, Any]) -> str:
         steps = f", {size['batch']} windows a step, learning rate {size['lr']:g}" if "batch" in size else ""
         experts = f"Experts of {size['tokens']:,} tokens each{steps}. "
     if "mixed_lr" in size:
-        experts += f"On text of several domains: {size['mixed_batch']} windows a step, learning rate {size['mixed_lr']:g}. "
+        experts += (
+            f"On text of several domains: {size['mixed_batch']} windows a step, learning rate {size['mixed_lr']:g}. "
+        )
     return f"{experts}{size['windows']} test windows of each domain.\n\n"
 
 

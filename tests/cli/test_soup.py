@@ -43,7 +43,7 @@ def test_soup_is_trained_and_instantiated(filled: Registry, zoo: Zoo, tmp_path: 
     assert shown.exit_code == 0, shown.output
     assert "\n  domains: code " in shown.stdout
     assert "\n  coefficients: mine-1 " in shown.stdout
-    short = ("--fit-tokens", 1024, "--fit-steps", 1, "--fit-device", "cpu", "--out", tmp_path / "fit")
+    short = ("--fit-tokens", 1280, "--fit-steps", 1, "--fit-device", "cpu", "--out", tmp_path / "fit")
     fitted = run(filled, "instantiate", "mine", "--fit", zoo.test["law"], *short)
     assert fitted.exit_code == 0, fitted.output
     assert "\n  loss on held-out text " in fitted.stdout
