@@ -1,10 +1,14 @@
 """Fixtures: tiny checkpoints made once for all workers of a run, registries made fresh for every test."""
 
+import functools
 import gc
 import os
 import pickle
 import shutil
+import sqlite3
+import uuid
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,10 +18,14 @@ import pytest
 import torch
 import tqdm
 from filelock import FileLock
+from sqlalchemy import Engine
 
 from registry import PassSettings, Registry
 from registry.demo import DemoResult, run_demo
 from registry.statistics.collect import collect_to
+from store.catalog import schema
+from store.catalog.engine import file_of, translated
+from store.catalog.tables import VERSION_TABLE
 from tests.models import WORDS, make_model, save_checkpoint, sentences, train_tokenizer, write_jsonl
 from tests.transformers4 import PLACE, Transformers4
 
@@ -86,6 +94,34 @@ def _one_thread() -> None:
     torch.set_num_threads(1)  # tiny models are slower on more
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _quick_catalogs() -> Iterator[None]:
+    """Make new catalogs by the statements that Alembic's migrations came to for the first: they run but once."""
+    migrate, statements = schema.upgrade, list[str]()
+
+    @functools.wraps(migrate)
+    def upgrade(engine: Engine) -> schema.Upgrade:
+        file = file_of(engine)
+        if file is None or schema.current(engine) is not None:
+            return migrate(engine)
+        if not statements:
+            done = migrate(engine)
+            with closing(sqlite3.connect(file)) as connection:
+                made = connection.execute("SELECT sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'")
+                statements.extend(sql for (sql,) in made)
+            return done
+        with translated(engine), engine.execution_options(writing=True).begin() as creating:
+            for statement in statements:
+                creating.exec_driver_sql(statement)
+            creating.exec_driver_sql(f"INSERT INTO {VERSION_TABLE} VALUES (?)", (schema.HEAD,))
+            creating.exec_driver_sql("INSERT INTO registry VALUES (?)", (uuid.uuid4().hex,))
+        return schema.Upgrade(None, schema.HEAD, None)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(schema, "upgrade", upgrade)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("REG_HOME", "REG_DATABASE", "REG_DEBUG"):
@@ -143,7 +179,7 @@ def _filled_home(zoo: Zoo, shared: Shared) -> Path:
 @pytest.fixture
 def filled(_filled_home: Path, tmp_path: Path) -> Iterator[Registry]:
     """A registry of its own with the base model and the five experts."""
-    with Registry(shutil.copytree(_filled_home, tmp_path / "home")) as opened:
+    with Registry(copy_home(_filled_home, tmp_path / "home")) as opened:
         yield opened
 
 
@@ -177,6 +213,36 @@ def _make_demo(root: Path) -> DemoResult:
 def small_demo(demo_result: DemoResult) -> Path:
     """The folder that the demo leaves."""
     return demo_result.folder
+
+
+_stamps: dict[str, tuple[int, int]] = {}
+"""Size and time of change of every array that was linked."""
+
+
+def copy_home(home: Path, to: Path) -> Path:
+    """Copy a closed registry, whose arrays become links, as nothing changes an array: damage one by `overwrite`."""
+    shutil.copytree(home, to, ignore=lambda folder, _: ["arrays"] if Path(folder) == home else [])
+    _link(home / "arrays", to / "arrays")
+    return to
+
+
+def _link(folder: Path, to: Path) -> None:
+    to.mkdir()
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir():
+                _link(Path(entry.path), to / entry.name)
+            else:
+                found = entry.stat()
+                stamp = found.st_size, found.st_mtime_ns
+                assert _stamps.setdefault(entry.path, stamp) == stamp, f"a test wrote to {entry.path}: use overwrite"
+                os.link(entry.path, to / entry.name)
+
+
+def overwrite(path: Path, data: bytes) -> None:
+    """Write a file of a registry, and not those of others that it is a link of."""
+    path.unlink()
+    path.write_bytes(data)
 
 
 def files_of(folder: Path) -> dict[str, bytes]:

@@ -1,7 +1,6 @@
 """Proves: every command does what the library does, prints it for people and as JSON, and keeps stdout for data."""
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from cli.main import main
 from registry import Registry
 from registry.io.model_folder import MARKER
 from store.catalog import schema
-from tests.conftest import EXPERTS, Shared, Zoo, files_of
+from tests.conftest import EXPERTS, Shared, Zoo, copy_home, files_of, overwrite
 
 Run = Callable[..., Result]
 
@@ -54,7 +53,7 @@ def _ready_home(zoo: Zoo, shared: Shared) -> Path:
 @pytest.fixture
 def ready(run: Run, _ready_home: Path, tmp_path: Path) -> Run:
     """A home with base, code and math."""
-    shutil.copytree(_ready_home, tmp_path / "home")
+    copy_home(_ready_home, tmp_path / "home")
     return run
 
 
@@ -346,7 +345,7 @@ def test_verify_and_gc(ready: Run, tmp_path: Path) -> None:
     assert document(ready("verify", "--json"))["problems"] == []
     with Registry(tmp_path / "home") as registry:
         (link, *_) = [x for x in registry.arrays_of(registry.resolve("math")) if x.role == "mlp"]
-        (registry.arrays.path(link.digest) / "c.0.0").write_bytes(b"")
+        overwrite(registry.arrays.path(link.digest) / "c.0.0", b"")
         stray = registry.arrays.root / "ab" / ("ab" + "0" * 62)
         stray.mkdir(parents=True)
     told = ready("verify", code=1).stdout

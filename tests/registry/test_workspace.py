@@ -19,7 +19,7 @@ from registry.progress import Advance
 from store.arrays import ArrayStore
 from store.catalog import Catalog
 from store.ownership import check_owner, claim
-from tests.conftest import Zoo, files_of
+from tests.conftest import Zoo, files_of, overwrite
 
 
 class Meanwhile:
@@ -125,7 +125,7 @@ def test_version_purged_while_all_is_verified(filled: Registry, step: int) -> No
 
 def test_damage_is_found_while_another_is_purged(filled: Registry) -> None:
     link = next(link for link in filled.arrays_of(filled.resolve("law")) if link.role == "mlp")
-    (filled.arrays.path(link.digest) / "c.0.0").write_bytes(b"")
+    overwrite(filled.arrays.path(link.digest) / "c.0.0", b"")
     with disturbed(filled.home.path, "verifying", 0, purge) as registry:
         assert len(registry.verify().problems) == 1
 

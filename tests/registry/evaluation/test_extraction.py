@@ -23,7 +23,7 @@ def test_what_was_learned_by_heart_is_found_and_what_was_not_seen_is_not(
     filled: Registry, zoo: Zoo, seen: Path, tmp_path: Path
 ) -> None:
     by_heart = ExpertTraining(
-        tokens=400 * 4 * 32, batch_size=4, seq_len=32, lr=0.01, trunk="free", device="cpu", dtype="float32", warmup=5
+        tokens=200 * 4 * 32, batch_size=4, seq_len=32, lr=0.01, trunk="free", device="cpu", dtype="float32", warmup=5
     )
     filled.train_expert("control", "base", [seen], by_heart, out=tmp_path / "control")
     unseen = write_jsonl(tmp_path / "unseen.jsonl", sentences("math", 3, seed=6))

@@ -6,7 +6,6 @@ where a case says by how much they may differ, and why.
 """
 
 import json
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from registry.errors import CheckpointError
 from registry.families import FAMILIES
 from registry.hosts.remote_code import REMOTE_CODE
 from registry.runtime.loading import has_our_code, load_model, quiet_transformers
-from tests.conftest import Shared
+from tests.conftest import Shared, copy_home
 from tests.models import make_model, save_checkpoint, sentences, train_tokenizer, write_jsonl
 from tests.transformers4 import Transformers4
 
@@ -196,7 +195,7 @@ def shared_variant(name: str, root: Path, shared: Shared) -> Iterator[Variant]:
             return variant.dense
 
     dense = shared.get(f"variant {name}", make)
-    home = shutil.copytree(dense["base"].with_name("home"), root / "home")
+    home = copy_home(dense["base"].with_name("home"), root / "home")
     with Registry(home) as registry, pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_MODULES_CACHE", str(root / "modules"))
         yield Variant(CASES[name], dense, registry)

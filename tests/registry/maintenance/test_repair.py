@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from registry import Registry
-from tests.conftest import Zoo
+from tests.conftest import Zoo, overwrite
 
 NAMES = {"weights": "model.layers.0.mlp.gate_proj.weight", "statistics": "mlp_input/gram/0"}
 
@@ -18,7 +18,7 @@ def damage(registry: Registry, ref: str, name: str, kind: str) -> None:
     if kind == "changed":
         data = bytearray(chunk.read_bytes())
         data[len(data) // 2] ^= 1
-        chunk.write_bytes(data)
+        overwrite(chunk, bytes(data))
     elif kind == "missing":
         chunk.unlink()
     else:

@@ -1,6 +1,5 @@
 """A SIMoE of three experts, trained once for all tests of a run."""
 
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 import pytest
 
 from registry import Registry, SimoeTraining
-from tests.conftest import Shared, Zoo
+from tests.conftest import Shared, Zoo, copy_home
 
 NAMES = ["mix-1", "mix-2", "mix-3"]
 SETTINGS = SimoeTraining(
@@ -51,5 +50,5 @@ def _simoe_home(zoo: Zoo, shared: Shared) -> Path:
 @pytest.fixture
 def simoe(_simoe_home: Path, tmp_path: Path) -> Iterator[Registry]:
     """A registry of its own with a base model and the experts of a SIMoE."""
-    with Registry(shutil.copytree(_simoe_home, tmp_path / "simoe-home")) as opened:
+    with Registry(copy_home(_simoe_home, tmp_path / "simoe-home")) as opened:
         yield opened

@@ -1,6 +1,5 @@
 """A soup of three domains and two experts, trained once for all tests of a run."""
 
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 from registry import Registry, SoupTraining
 from registry.calibration import Corpus
 from registry.runtime.loading import load_tokenizer
-from tests.conftest import Shared, Zoo
+from tests.conftest import Shared, Zoo, copy_home
 
 DOMAINS = ("code", "german", "math")
 SETTINGS = SoupTraining(
@@ -48,5 +47,5 @@ def _soup_home(zoo: Zoo, shared: Shared) -> Path:
 @pytest.fixture
 def soup(_soup_home: Path, tmp_path: Path) -> Iterator[Registry]:
     """A registry of its own with a base model and a trained soup."""
-    with Registry(shutil.copytree(_soup_home, tmp_path / "soup-home")) as opened:
+    with Registry(copy_home(_soup_home, tmp_path / "soup-home")) as opened:
         yield opened

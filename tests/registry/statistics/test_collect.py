@@ -86,15 +86,20 @@ def test_equals_a_float64_reference_to_the_resolution_and_never_saturates(
         assert ((layer.moment - x.sum(0)).abs() <= 0.5 * len(x) * unit).all()
 
 
+@pytest.fixture(scope="module")
+def whole(expert: tuple[Any, Any]) -> Any:
+    """The statistics of eight windows, passed together."""
+    return taken(expert, windows(8)).sites[MLP_INPUT]
+
+
 @settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 @given(order=st.permutations(range(8)), cut=st.integers(1, 7))
 def test_any_order_and_shards_of_equal_batches_give_equal_statistics(
-    expert: tuple[Any, Any], order: list[int], cut: int
+    expert: tuple[Any, Any], whole: Any, order: list[int], cut: int
 ) -> None:
     calibration = windows(8)
-    whole = taken(expert, calibration).sites[MLP_INPUT]
     shards = [order[:cut], order[cut:]]
     parts = [
         taken(expert, Calibration(calibration.ids[shard], calibration.lengths[shard], "shard")).sites[MLP_INPUT]

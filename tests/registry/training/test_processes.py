@@ -54,7 +54,8 @@ def launch_expert(
 
 
 EVERYTHING = os.environ.get("REG_TEST_STRIDE") == "1"
-"""All cases, which take minutes; else one of each kind."""
+"""All cases, as in `make trust`, which take minutes; else one of copies and one of shards."""
+AT_LENGTH = pytest.mark.skipif(not EVERYTHING, reason="make trust runs it")
 CASES: list[tuple[dict[str, Any], bool]] = [
     ({"trunk": "free", "accumulate": 2}, False),
     ({"coordinate": True, "router_bias": True}, True),
@@ -127,7 +128,8 @@ FAILURES: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("fault", "changes", "message"), FAILURES if EVERYTHING else FAILURES[1:2])
+@AT_LENGTH
+@pytest.mark.parametrize(("fault", "changes", "message"), FAILURES)
 def test_a_failure_of_one_ends_both(
     filled: Registry, zoo: Zoo, tmp_path: Path, fault: str, changes: dict[str, Any], message: str
 ) -> None:
@@ -140,7 +142,8 @@ def test_a_failure_of_one_ends_both(
     assert all(line.startswith(message) for line in errors)
 
 
-@pytest.mark.parametrize(("what", "fsdp"), [("all", True), *([("mlps", False)] if EVERYTHING else [])])
+@AT_LENGTH
+@pytest.mark.parametrize(("what", "fsdp"), [("all", True), ("mlps", False)])
 def test_a_mixture_trains_in_two_processes(filled: Registry, zoo: Zoo, tmp_path: Path, what: str, fsdp: bool) -> None:
     """The balance loss is that of each process's windows, so the same as of one process that accumulates them."""
     filled.compose(["code", "law"], tmp_path / "moe", Recipe(router="random", trunk="mean", top_k=2))

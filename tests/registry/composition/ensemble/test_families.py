@@ -4,7 +4,6 @@ References are computed here from the dense models alone, loaded on their own, w
 """
 
 import math
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from registry import EnsembleRecipe, Registry
 from registry.errors import IncompatibleError
 from registry.runtime.gates import record_routing
 from registry.runtime.loading import has_our_code
-from tests.conftest import Shared, Zoo, files_of
+from tests.conftest import Shared, Zoo, copy_home, files_of
 from tests.models import make_model, save_checkpoint, train_tokenizer
 from tests.registry.composition.hetero.hetero_world import SETTINGS, WIDE, World, config_of, dense, load, make_world
 
@@ -38,7 +37,7 @@ def world(shared: Shared, zoo: Zoo) -> World:
 
 @pytest.fixture
 def registry(world: World, tmp_path: Path) -> Iterator[Registry]:
-    with Registry(shutil.copytree(world.home, tmp_path / "home")) as opened:
+    with Registry(copy_home(world.home, tmp_path / "home")) as opened:
         yield opened
 
 
@@ -50,7 +49,7 @@ def routing(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def model(world: World, routing: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
     root = tmp_path_factory.mktemp("families")
-    with Registry(shutil.copytree(world.home, root / "home")) as registry:
+    with Registry(copy_home(world.home, root / "home")) as registry:
         registry.compose(NAMES, root / "out", EnsembleRecipe(routing=routing, **RECIPES[routing]))
     return load(root / "out")
 

@@ -3,7 +3,6 @@
 References are computed here from the checkpoints alone, loaded on their own, with the formulas written out again.
 """
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from registry.composition import HeteroRecipe
 from registry.runtime.gates import record_routing
 from registry.runtime.loading import has_our_code, load_model
 from registry.runtime.upcast import upcast
-from tests.conftest import Shared, Zoo, files_of
+from tests.conftest import Shared, Zoo, copy_home, files_of
 from tests.models import make_model, save_checkpoint, train_tokenizer
 from tests.registry.composition.hetero.hetero_world import (
     FIRST,
@@ -51,7 +50,7 @@ def model(world: World) -> Any:
 
 @pytest.fixture
 def registry(world: World, tmp_path: Path) -> Iterator[Registry]:
-    with Registry(shutil.copytree(world.home, tmp_path / "home")) as opened:
+    with Registry(copy_home(world.home, tmp_path / "home")) as opened:
         yield opened
 
 

@@ -1,7 +1,6 @@
 """Proves: members of several architectures that cannot share their tables are refused before anything is written."""
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 from registry import Registry
 from registry.composition import HeteroRecipe
 from registry.errors import IncompatibleError, InvalidInputError, RegError
-from tests.conftest import Shared, Zoo
+from tests.conftest import Shared, Zoo, copy_home
 from tests.models import make_model, save_checkpoint, train_tokenizer
 from tests.registry.composition.hetero.hetero_world import NAMES, SETTINGS, WIDE, World, make_world
 
@@ -24,7 +23,7 @@ def world(shared: Shared, zoo: Zoo) -> World:
 
 @pytest.fixture
 def registry(world: World, tmp_path: Path) -> Iterator[Registry]:
-    with Registry(shutil.copytree(world.home, tmp_path / "home")) as opened:
+    with Registry(copy_home(world.home, tmp_path / "home")) as opened:
         yield opened
 
 
