@@ -14,7 +14,7 @@ from tests.conftest import Shared, Zoo, copy_home
 
 DOMAINS = ("code", "german", "math")
 SETTINGS = SoupTraining(
-    experts=2, support=1, tokens=120 * 8 * 32, batch_size=8, seq_len=32, lr=0.01, device="cpu", dtype="float32"
+    experts=2, support=1, tokens=60 * 8 * 32, batch_size=8, seq_len=32, lr=0.01, device="cpu", dtype="float32"
 )
 
 
