@@ -3,12 +3,15 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test trust lint fix reference docs quality papers bench wheel clean
+.PHONY: demo test coverage trust lint fix reference docs quality papers bench wheel clean
 
 demo: .venv/installed
 	$(BIN)/reg demo --force  # deletes only what an earlier demo made
 
 test: .venv/installed .transformers-4.57/installed
+	$(BIN)/pytest
+
+coverage: .venv/installed .transformers-4.57/installed  ## the same tests with coverage, which takes twice as long
 	$(BIN)/pytest --cov --cov-fail-under=95
 
 lint: .venv/installed

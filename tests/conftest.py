@@ -1,8 +1,5 @@
 """Fixtures: tiny checkpoints made once for all workers of a run, registries made fresh for every test."""
 
-from tests.untraced import untraced  # before any library
-
-# isort: split
 import functools
 import gc
 import os
@@ -222,7 +219,6 @@ _stamps: dict[str, tuple[int, int]] = {}
 """Size and time of change of every array that was linked."""
 
 
-@untraced
 def copy_home(home: Path, to: Path) -> Path:
     """Copy a closed registry, whose arrays become links, as nothing changes an array: damage one by `overwrite`."""
     shutil.copytree(home, to, ignore=lambda folder, _: ["arrays"] if Path(folder) == home else [])
@@ -249,7 +245,6 @@ def overwrite(path: Path, data: bytes) -> None:
     path.write_bytes(data)
 
 
-@untraced
 def files_of(folder: Path) -> dict[str, bytes]:
     """Return every file below `folder` by its path there."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}

@@ -11,7 +11,6 @@ from tokenizers import ByteLevelBPETokenizer
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from registry.runtime.loading import quiet_transformers
-from tests.untraced import untraced
 
 WORDS = {
     "code": "def return self import class for in if else none true value list print range len",
@@ -48,7 +47,6 @@ def write_jsonl(path: Path, texts: Sequence[str]) -> Path:
     return path
 
 
-@untraced
 def train_tokenizer(seed: int = 0) -> PreTrainedTokenizerFast:
     """Return a byte-level BPE tokenizer over all domains' words; token 0 begins and ends a text."""
     model = ByteLevelBPETokenizer()
@@ -59,7 +57,6 @@ def train_tokenizer(seed: int = 0) -> PreTrainedTokenizerFast:
     )
 
 
-@untraced
 def make_model(family: str, seed: int, *, distance: float = 0.3, **changes: Any) -> Any:
     """Return a dense model: the base of `seed // 100`, moved by `distance` unless seed % 100 is 0.
 
@@ -79,7 +76,6 @@ def make_model(family: str, seed: int, *, distance: float = 0.3, **changes: Any)
     return model.eval()
 
 
-@untraced
 def save_checkpoint(
     model: Any, folder: Path, tokenizer: Any, *, dtype: torch.dtype = torch.float32, **options: Any
 ) -> Path:
@@ -90,7 +86,6 @@ def save_checkpoint(
     return folder
 
 
-@untraced
 def logits(folder: Path, ids: torch.Tensor, **options: Any) -> torch.Tensor:
     """Return the logits of the model in `folder`, in float32 unless `dtype` says otherwise."""
     with quiet_transformers(), torch.no_grad():

@@ -150,7 +150,6 @@ TRUNK_NUMBERS = [one.name for one in FIELDS.values() if one.group]
 
 def some_recipe(values: dict[str, Any]) -> AnyRecipe:
     """Return the recipe of some fields, less those that have no part in it or contradict others."""
-    values = {name: value for name, value in values.items() if obstacle(FIELDS[name], values) is None}
     for contradicting in (
         (),
         ("refine", "refine_mlp", "refine_trunk"),
@@ -162,6 +161,7 @@ def some_recipe(values: dict[str, Any]) -> AnyRecipe:
         ("coefficients",),
     ):
         values = {name: value for name, value in values.items() if name not in contradicting}
+        values = {name: value for name, value in values.items() if obstacle(FIELDS[name], values) is None}
         with suppress(InvalidInputError):
             return make_recipe(values)
     raise AssertionError(values)
