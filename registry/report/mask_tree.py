@@ -26,9 +26,11 @@ def mask_joins(experts: Sequence[str], overlap: Sequence[tuple[str, str, float]]
         from scipy.cluster.hierarchy import linkage
     except ImportError as error:
         raise RegError("it needs scipy, which is not installed", "run: pip install scipy") from error
-    groups, joins = [(name,) for name in experts], list[MaskJoin]()
+    groups: list[tuple[str, ...]] = [(name,) for name in experts]
+    joins: list[MaskJoin] = []
     for first, second, distance, _ in linkage([1 - share for _, _, share in overlap], method="average").tolist():
-        join = MaskJoin(*sorted((groups[int(first)], groups[int(second)])), max(0.0, 1 - distance))
+        one, other = sorted((groups[int(first)], groups[int(second)]))
+        join = MaskJoin(one, other, max(0.0, 1 - distance))
         joins.append(join)
         groups.append(join.first + join.second)
     return tuple(joins)
@@ -79,7 +81,7 @@ def mask_tree(experts: Sequence[str], joins: Sequence[MaskJoin]) -> Spec:
 
 def _lines(joins: Sequence[MaskJoin], rows: dict[str, float]) -> Iterator[Spec]:
     """Yield the lines of each join: one from either group to the overlap at which they join, and one between them."""
-    begin = {(name,): (1.0, row) for name, row in rows.items()}  # group → where its line begins
+    begin: dict[tuple[str, ...], tuple[float, float]] = {(name,): (1.0, row) for name, row in rows.items()}
     for join in joins:
         what = {"first": ", ".join(join.first), "second": ", ".join(join.second)}
         places = [begin[join.first], begin[join.second]]

@@ -102,7 +102,7 @@ def _read(
         hint = "give fewer --clusters, or more text with --domains"
         if settings.clusters is None:
             of_text = f"give it more text: --domains {shlex.quote(f'{name}=FILE')}"
-            hint = of_text if "--data" in error.hint else error.hint
+            hint = of_text if error.hint is None or "--data" in error.hint else error.hint
         raise CalibrationError(f"domain {name}: {error.message}", hint) from error
     check_vocabulary(found, checkpoint.architecture.vocab_size, f"domain {name}")
     return windows

@@ -52,7 +52,7 @@ def test_joins_are_those_of_average_linkage(seed: int) -> None:
 
 def test_one_mask_has_no_joins_and_equal_masks_join_at_1() -> None:
     assert mask_joins(NAMES[:1], ()) == ()
-    assert mask_joins(NAMES[:2], ((*NAMES[:2], 1.0),)) == (MaskJoin(("mix-1",), ("mix-2",), 1.0),)
+    assert mask_joins(NAMES[:2], ((NAMES[0], NAMES[1], 1.0),)) == (MaskJoin(("mix-1",), ("mix-2",), 1.0),)
 
 
 def test_lines_of_a_tree_do_not_cross_and_stand_at_their_overlaps() -> None:
