@@ -168,7 +168,8 @@ def test_opting_the_base_model_out(filled: Registry, moe: Path, zoo: Zoo, tmp_pa
     assert {(one.recomposed, one.why) for one in receipt.compositions} == {(None, "no member remains")}
     assert {*receipt.folders} == {str(moe), str(tmp_path / "trained")}
     assert filled.verify_receipt(tmp_path / "receipt.json").problems == []
-    for call in (lambda: filled.reproduce(moe), lambda: filled.train(moe, tmp_path / "x", ["law"], TINY)):
+    text = [str(zoo.train["law"])]
+    for call in (lambda: filled.reproduce(moe), lambda: filled.train(moe, tmp_path / "x", text, TINY)):
         with pytest.raises(ConflictError, match="base@1, which was opted out"):
             call()
 
