@@ -161,8 +161,8 @@ FINDINGS = (
         "FlexOlmo, Table 1",
         "FlexOlmo above the unrestricted mixture trained with the same compute",
         _unrestricted,
-        "the unrestricted mixture trains on the text of all domains at once; its row with a frozen trunk, where there is "
-        "one, tells what the trunk adds",
+        "the unrestricted mixture trains on the text of all domains at once; its row with a frozen trunk, where there "
+        "is one, tells what the trunk adds",
     ),
     Finding(
         "FlexOlmo, Table 1, ablations",
