@@ -75,11 +75,21 @@ def _size(figures: Mapping[str, Any]) -> str:
     if "scores" not in figures:  # these are of SHARED's experts
         steps = f", {size['batch']} windows a step, learning rate {size['lr']:g}" if "batch" in size else ""
         experts = f"Experts of {size['tokens']:,} tokens each{steps}. "
-    if "mixed_lr" in size:
-        experts += (
-            f"On text of several domains: {size['mixed_batch']} windows a step, learning rate {size['mixed_lr']:g}. "
-        )
+    if "rows" in figures:
+        experts += _mixed(size)
     return f"{experts}{size['windows']} test windows of each domain.\n\n"
+
+
+def _mixed(size: Mapping[str, Any]) -> str:
+    """Return a sentence on trainings on text of several domains, if a size tells of them."""
+    if "mixed_lr" not in size:
+        return ""
+    return f"On text of several domains: {size['mixed_batch']} windows a step, learning rate {size['mixed_lr']:g}. "
+
+
+def _alike(size: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Tell whether the experts of two parts, and their test text, have one size."""
+    return all(size[key] == other[key] for key in ("tokens", "windows", "batch", "lr") if key in size | other)
 
 
 def _curves(found: Found) -> Iterator[str]:
@@ -139,13 +149,15 @@ def _flexolmo(found: Found) -> Iterator[str]:
     rows = {
         label: found[part]["rows"][name]
         for label, part, name in FLEXOLMO
-        if part in found and name in found[part]["rows"] and found[part]["size"] == found["near-free"]["size"]
+        if part in found and name in found[part]["rows"] and _alike(found[part]["size"], found["near-free"]["size"])
     }
     yield "BTX mixtures, trained in full, read as many tokens as one expert did. The unrestricted mixture begins as"
     yield "five copies of the public model, and all its weights train on all text (sparse upcycling): on as many tokens"
     yield "as the five experts together (1×), or twice as many. *Proxy text* is what `reg proxy` chose for each expert"
     yield "out of public text, in which documents of every domain stand without"
     yield f"labels{_own(found)}. The bias is the best on this test text of the four in the table of five domains."
+    if mixed := _mixed(found.get("mixtures", {}).get("size", {})):
+        yield mixed.rstrip()
     yield ""
     yield from table(rows)
 
