@@ -89,7 +89,7 @@ def _mixed(size: Mapping[str, Any]) -> str:
 
 def _alike(size: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Tell whether the experts of two parts, and their test text, have one size."""
-    return all(size[key] == other[key] for key in ("tokens", "windows", "batch", "lr") if key in size | other)
+    return all(size[key] == other[key] for key in ("tokens", "windows", "batch", "lr") if key in {*size, *other})
 
 
 def _curves(found: Found) -> Iterator[str]:
