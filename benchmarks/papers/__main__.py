@@ -14,27 +14,18 @@ experts' `corpora`, as far_text.py makes them.
 
 import argparse
 import json
+import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.papers import curves, dume, flexolmo, hetero, mergeme, simoe, soups, statistics_curves
-from benchmarks.papers.bench import Bench, Figures
+from benchmarks.papers import curves
+from benchmarks.papers.bench import Bench
 from benchmarks.papers.page import machine, page
+from benchmarks.papers.parts import PARTS, run_parts
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "benchmarks" / "PAPERS.md"
-PARTS: dict[str, Callable[[Bench], Figures]] = {
-    **flexolmo.PARTS,
-    **dume.PARTS,
-    **curves.PARTS,
-    **statistics_curves.PARTS,
-    **mergeme.PARTS,
-    **hetero.PARTS,
-    **soups.PARTS,
-    **simoe.PARTS,
-}
 
 
 def main() -> None:
@@ -53,9 +44,12 @@ def main() -> None:
     )
     parser.add_argument("--windows", type=int, default=16, help="of each test domain; default: %(default)s")
     parser.add_argument(
-        "--steps", type=int, nargs=2, default=[20, 60], help="of a short and a long training of routers"
+        "--steps", type=int, nargs=2, default=[10, 40], help="of a short and a long training of routers"
     )
     parser.add_argument("--work", type=Path, default=Path("build/papers"), help="default: %(default)s")
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count() or 1, help="parts at a time, a thread each; default: %(default)s"
+    )
     parser.add_argument("--only", help=f"parts: {','.join(PARTS)}")
     parser.add_argument("--out", type=Path, default=PAGE, help="default: %(default)s")
     given = parser.parse_args()
@@ -67,36 +61,23 @@ def main() -> None:
         parser.error(f"{', '.join(sorted(strangers))} is no part: {', '.join(PARTS)}")
     results = bench.work / "results"
     results.mkdir(parents=True, exist_ok=True)
-    for name in wanted:
-        file = results / f"{name}.json"
-        if file.exists() or (name.startswith("far-") and bench.far is None):
-            continue
-        print(f"{name} …", flush=True)
-        file.write_text(json.dumps(measured(name, bench), indent=1))
+    missing = [
+        name
+        for name in wanted
+        if not (results / f"{name}.json").exists() and (bench.far is not None or not name.startswith("far-"))
+    ]
+    start = time.perf_counter()
+    run_parts(missing, bench, results, given.jobs)
+    took = time.perf_counter() - start
     found = {name: json.loads(file.read_text()) for name in PARTS if (file := results / f"{name}.json").exists()}
     record: dict[str, Any] = {"machine": machine(), "parts": _recorded(given.out.with_suffix(".json")) | found}
+    if len(missing) == len(PARTS):
+        record["whole"] = {"wall": took, "jobs": given.jobs}
     given.out.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     given.out.write_text(page(record), encoding="utf-8")
     if drawn := curves.figure(record["parts"]):
         given.out.with_name("papers_curves.svg").write_text(drawn, encoding="utf-8")
     print(f"wrote {given.out}")
-
-
-def measured(name: str, bench: Bench) -> Figures:
-    """Run a part, and return its figures with its size and the seconds that it took."""
-    wall, processor = time.perf_counter(), time.process_time()
-    figures = PARTS[name](bench)
-    size = {
-        "tokens": bench.tokens,
-        "batch": bench.batch,
-        "lr": bench.lr,
-        "mixed_batch": bench.mixed_batch,
-        "mixed_lr": bench.mixed_lr,
-        "windows": bench.windows,
-        "steps": list(bench.steps),
-    }
-    seconds = {"wall": time.perf_counter() - wall, "processor": time.process_time() - processor}
-    return {**figures, "size": size, "seconds": seconds}
 
 
 def _recorded(file: Path) -> dict[str, Any]:

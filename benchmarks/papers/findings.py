@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from benchmarks.papers import mergeme
 from benchmarks.papers.tables import Found, mean
 
 Compared = tuple[str, bool]
@@ -98,8 +99,10 @@ def _separate(found: Found) -> Compared:
 
 
 def _interference(found: Found) -> Compared:
-    of = {name: _score(found, "mergeme", f"{name}, prompt-perplexity") for name in ("mean (BTX)", "TIES", "DARE")}
+    of = {name: _score(found, "mergeme", f"{name}, prompt-perplexity") for name in mergeme.MERGING}
     words = ", ".join(f"{name} {value:.2f}" for name, value in of.items())
+    for name in mergeme.SHARED_OUT:
+        words += f", {name} {_score(found, 'mergeme', f'{name}, prompt-perplexity'):.2f}"
     return words, of["mean (BTX)"] < max(of["TIES"], of["DARE"])
 
 

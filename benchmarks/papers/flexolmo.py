@@ -261,8 +261,12 @@ PARTS: dict[str, Callable[[Bench], Figures]] = {
     "rates": rates,
     "tuned": tuned,
     "mixtures": mixtures,
+}
+"""Name of a part → what runs it, in order."""
+
+UNRESTRICTED: dict[str, Callable[[Bench], Figures]] = {
     "unrestricted-1": _unrestricted(1),
     "unrestricted-2": _unrestricted(2),
     "unrestricted-mlps": _unrestricted(1, "mlps"),
 }
-"""Name of a part → what runs it, in order."""
+"""Parts with a registry of their own."""

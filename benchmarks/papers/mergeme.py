@@ -14,6 +14,12 @@ MERGING: dict[str, dict[str, Any]] = {
 }
 """How attention is merged → the fields of a recipe; λ is 1/3 (MergeME §3.1.2)."""
 
+SHARED_OUT: dict[str, dict[str, Any]] = {
+    f"{name}, λ 1/{len(NEAR)}": {**MERGING[name], "trunk_options": {"scale": 1 / len(NEAR)}}
+    for name in ("TIES", "DARE")
+}
+"""The same with λ = 1/E, the sum of all task vectors as long as their mean."""
+
 ROUTINGS = ("prompt-perplexity", "task-vector")
 
 RANDOM: dict[str, Any] = {"router": "random", "top_k": 2, "temperature": 1.0, "normalize": True}
@@ -28,6 +34,8 @@ def rows() -> dict[str, Recipe | EnsembleRecipe]:
         found[f"{name}, ridge token router"] = Recipe(**fields, **RIDGE)
         for routing in ROUTINGS:
             found[f"{name}, {routing}"] = EnsembleRecipe(**fields, routing=routing, top_k=1)
+    for name, fields in SHARED_OUT.items():
+        found[f"{name}, {ROUTINGS[0]}"] = EnsembleRecipe(**fields, routing=ROUTINGS[0], top_k=1)
     for routing in ROUTINGS:
         found[f"separate, {routing}"] = EnsembleRecipe(routing=routing, top_k=1)
     return found

@@ -42,8 +42,9 @@ def page(record: Mapping[str, Any]) -> str:
     """Return the page.
 
     Args:
-        record: the machine, and part → its figures and its size: training tokens of each expert, test windows of each
-            domain, steps of a training of routers. Sections whose parts are absent are left out.
+        record: the machine; `whole`, the seconds of a run of all parts, if it was one run; part → its figures and its
+            size: training tokens of each expert, test windows of each domain, steps of a training of routers. Sections
+            whose parts are absent are left out.
     """
     found: Found = record["parts"]
     text = [_INTRODUCTION.format_map(record)]
@@ -59,7 +60,7 @@ def page(record: Mapping[str, Any]) -> str:
         ("Soup-of-Experts", "soups", soups.section(found)),
         ("SIMoE", "simoe", simoe.section(found)),
         ("Curves", None, _curves(found)),
-        ("How long it took", None, _seconds(found)),
+        ("How long it took", None, _seconds(found, record.get("whole"))),
     ):
         if lines := "\n".join(part):
             text.append(f"## {title}\n\n{_size(found.get(first or '', {}))}{lines}\n")
@@ -104,17 +105,20 @@ def _curves(found: Found) -> Iterator[str]:
     yield from statistics_curves.section(found)
 
 
-def _seconds(found: Found) -> Iterator[str]:
+def _seconds(found: Found, whole: Mapping[str, Any] | None) -> Iterator[str]:
     timed = {name: figures["seconds"] for name, figures in found.items() if "seconds" in figures}
     if not timed:
         return
+    if whole:
+        yield f"All of it, in one run: {whole['wall'] / 60:.0f} minutes by the clock, {whole['jobs']} parts at a time."
+        yield ""
     yield "Minutes of each part, where they were taken."
     yield ""
-    yield "| part | tokens | by the clock | of a processor |"
-    yield "| --- | ---: | ---: | ---: |"
+    yield "| part | tokens | threads | by the clock | of a processor |"
+    yield "| --- | ---: | ---: | ---: | ---: |"
     for name, seconds in timed.items():
-        tokens = found[name]["size"]["tokens"]
-        yield f"| {name} | {tokens:,} | {seconds['wall'] / 60:.1f} | {seconds['processor'] / 60:.1f} |"
+        tokens, threads = found[name]["size"]["tokens"], seconds.get("threads", "all")
+        yield f"| {name} | {tokens:,} | {threads} | {seconds['wall'] / 60:.1f} | {seconds['processor'] / 60:.1f} |"
 
 
 FLEXOLMO: tuple[tuple[str, str, str], ...] = (

@@ -10,6 +10,8 @@ from registry import PassSettings, Recipe, Registry
 
 DUME = Recipe(trunk="mean", router="ridge", normalize=True, top_k=1)
 FIRST_TOKENS = (16, 64, 256)
+TOKENS = 8_192
+"""Calibration tokens of an expert, at most."""
 OTHER_WORKS = {"literature": "history_philosophy"}
 """Domain → text of the same language and kind from other works, where there is any."""
 DOCUMENT_TOKENS, TEXT = "first tokens of a document", "text of the statistics"
@@ -23,9 +25,9 @@ def statistics_curves(bench: Bench) -> Figures:
     """
     own = {domain: [bench.text(domain, "train")] for domain in NEAR}
     related = {domain: [bench.text(OTHER_WORKS.get(domain, domain), "train")] for domain in NEAR}
-    anywhere = PassSettings(sites="router")
+    anywhere = PassSettings(TOKENS, sites="router")
     runs: dict[tuple[str, str], tuple[Mapping[str, Sequence[Path]], PassSettings]] = {
-        (DOCUMENT_TOKENS, str(first)): (own, PassSettings(sites="router", document_tokens=first))
+        (DOCUMENT_TOKENS, str(first)): (own, PassSettings(TOKENS, sites="router", document_tokens=first))
         for first in FIRST_TOKENS
     }
     runs[DOCUMENT_TOKENS, ALL] = (own, anywhere)
