@@ -16,7 +16,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -189,6 +189,22 @@ class Bench:
         is_timed = experts == EXPERTS["small"]
         return self._trained(f"train --train {part}", experts, lambda run: words, is_timed=is_timed)
 
+    def simoe(self, experts: int) -> Point:
+        """Return the point of reg train-simoe."""
+        words = ["--base", "base", "--data", str(self.text), "--experts", str(experts)]
+        return self._together("train-simoe", experts, words)
+
+    def soup(self, experts: int) -> Point:
+        """Return the point of reg train-soup."""
+        domains = [word for name in ("one", "two") for word in ("--domains", f"{name}={self.text}")]
+        return self._together("train-soup", experts, ["--base", "base", *domains, "--experts", str(experts)])
+
+    def _together(self, command: str, experts: int, words: Sequence[str]) -> Point:
+        """Return the point of a training of experts that share weights; each is as large as the model."""
+        is_timed = experts == EXPERTS["small"]
+        point = self._trained(command, 0, lambda run: [f"{command}-{experts}-{run}", *words], is_timed=is_timed)
+        return replace(point, experts=experts)
+
     def proxy(self, experts: int) -> Point:
         """Return the point of reg proxy."""
         names, tokens = ",".join(self.names[:experts]), list[int]()
@@ -252,6 +268,8 @@ def measured(scratch: Path) -> list[Growth]:
     found = [Growth(small.expert(trunk), large.expert(trunk)) for trunk in ("free", "frozen")]
     for part in ("all", "routers"):
         found.append(Growth(small.mixture(part, few), large.mixture(part, few), large.mixture(part, many)))
+    found.append(Growth(small.simoe(few), large.simoe(few), large.simoe(many)))
+    found.append(Growth(small.soup(few), large.soup(few), large.soup(many)))
     found.append(Growth(small.proxy(few), large.proxy(few), large.proxy(many)))
     return [*found, Growth(small.audit(), large.audit())]
 
@@ -291,15 +309,16 @@ torch {torch.__version__}.
   minute.
 - `reg proxy`: {DOCUMENTS[0]} public documents and {DOCUMENTS[1]}.
 - `reg audit-extraction`: {audited}, one document at a time.
-- These two commands compute in {dtype} here.
+- The last two commands compute in {dtype} here.
 
 ## Growth
 
 | {" | ".join(columns)} |
 |{"---|" * len(columns)}
 {"".join(f"{growth.line(reference)}{chr(10)}" for growth in found)}
-- Bytes per weight: of the whole model in memory, from the small model to the large one. A weight that trains takes 16
-  in float32: the weight, its gradient and two moments. Of added experts: on the large model, from
+- Bytes per weight: of the whole model in memory, from the small model to the large one; of `reg train-simoe` and
+  `reg train-soup`, of one expert's model. A weight that trains takes 16 in float32: the weight, its gradient and two
+  moments. Of added experts: on the large model, from
   {EXPERTS["small"]} experts to {EXPERTS["large"]}.
 - Fixed: what is left at no weights, for the program and its libraries.
 - kB per token: of a batch of the large model; of `reg proxy`, of all public text, of which at most 24,576 tokens are in

@@ -1,7 +1,7 @@
 """Parent of a training: the composed folder whose weights are trained, and its registered members."""
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,8 +19,7 @@ from registry.member import Member, copies_of, load_member
 from registry.names.resolve import by_digest
 from registry.progress import Progress
 from registry.runtime.gates import GATE, gates
-from registry.training.training_paths import check_paths
-from registry.workspace import PathLike, Workspace
+from registry.workspace import Workspace
 from store.arrays import ArraySource
 from store.catalog import VersionRecord
 
@@ -99,31 +98,23 @@ def read_parent(folder: Path, part: str, progress: Progress) -> Parent:
     return parent
 
 
-def open_parent(
-    workspace: Workspace, folder: Path, out: Path, data: Sequence[PathLike], part: str, *, replace: bool
-) -> tuple[Parent, list[Member], list[VersionRecord]]:
-    """Check what every training of a composed folder is given; return the folder, its members, and all versions used.
+def open_parent(workspace: Workspace, folder: Path, part: str) -> tuple[Parent, list[Member], list[VersionRecord]]:
+    """Check the folder of a training; return the folder, its members, and all versions used.
 
     The members are in the order of the experts; versions are these and the base model, if it took part.
 
     Args:
         workspace: the registry of the members.
         folder: the composed folder.
-        out: the folder to write.
-        data: what to train on.
         part: what is to be trained, a key of `NAMED`.
-        replace: `out` may be an earlier composition.
 
     Raises:
-        OutputError: `out` cannot be written to.
         CheckpointError: `folder` was not composed by this program, or was changed since.
         NotFoundError: a member is not registered here.
         ConflictError: a member was opted out.
-        CalibrationError: a source of the data is neither a file of text nor a member.
-        InvalidInputError: there is no data, or nothing to train.
+        InvalidInputError: there is nothing to train.
     """
     workspace.check_owner()
-    check_paths(folder, out, data, replace=replace)
     parent = read_parent(folder, part, workspace.progress)
     manifest = parent.composed.manifest
     refs = manifest.versions

@@ -88,7 +88,7 @@ def train_router(
             )
     folder, out = Path(folder).absolute(), Path(out).absolute()
     home, progress = workspace.home, workspace.progress
-    parent, members, used = open_parent(workspace, folder, out, data, ROUTERS, replace=force)
+    parent, members, used = open_parent(workspace, folder, ROUTERS)
     check_copies_differ(workspace, parent)
     settings = replace(settings, seq_len=shortened(settings.seq_len, folder, progress))
     candidates = settings.candidates(int(read_config(folder).get("num_experts_per_tok", 1)), len(members))

@@ -4,10 +4,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from registry.calibration import Corpus
-from registry.errors import InvalidInputError
+from registry.errors import CalibrationError, InvalidInputError
 from registry.io.model_folder import check_apart, check_output, composed_of
 from registry.names.reference import require_list
+from registry.names.suggest import suggest
 from registry.workspace import PathLike
+
+_SHOWN = 8
+"""Members' names in an error, at most."""
 
 
 def check_paths(folder: Path, out: Path, data: Sequence[PathLike], *, replace: bool) -> None:
@@ -30,6 +34,12 @@ def check_paths(folder: Path, out: Path, data: Sequence[PathLike], *, replace: b
         raise InvalidInputError("there is nothing to train on", "give --data FILE, or several")
     members = composed_of(folder)
     for source in sources:
-        is_other = bool(members) and str(source).partition("@")[0] not in members
-        if Path(source).is_file() or is_other:
+        name = str(source).partition("@")[0]
+        if Path(source).is_file():
             Corpus([Path(source)], None)
+        elif members and name not in members:
+            shown = ", ".join([*members][:_SHOWN]) + (", …" if len(members) > _SHOWN else "")
+            raise CalibrationError(
+                f"{source} is not a file, and {folder.name} has no member of that name{suggest(name, members)}",
+                f"name a file of text, or a member whose calibration tokens were kept: {shown}",
+            )

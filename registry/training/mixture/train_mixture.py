@@ -89,7 +89,7 @@ def _train(
     if importlib.util.find_spec("accelerate") is None:
         raise StorageError("training needs accelerate", "run: pip install 'expert-registry[train]'")
     home, progress = workspace.home, workspace.progress
-    parent, members, used = open_parent(workspace, folder, out, data, settings.train, replace=force)
+    parent, members, used = open_parent(workspace, folder, settings.train)
     if settings.train == PROJECTORS:
         check_projectors(parent)
         if processes.count > 1:

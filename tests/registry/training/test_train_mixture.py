@@ -320,7 +320,7 @@ def test_what_cannot_be_trained_is_refused(filled: Registry, moe: Path, zoo: Zoo
             train(filled, moe, out, zoo)
     with pytest.raises(InvalidInputError, match="nothing to train on"):
         filled.train(moe, tmp_path / "out", [], MixtureTraining("all"))
-    with pytest.raises(CalibrationError, match="is not a file"):
+    with pytest.raises(CalibrationError, match="is not a file, and moe has no member of that name"):
         filled.train(moe, tmp_path / "out", ["nothing.txt"], MixtureTraining("all"))
     with pytest.raises(CheckpointError, match=r"has no composition\.json"):
         train(filled, zoo.base, tmp_path / "out", zoo)
