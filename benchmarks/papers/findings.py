@@ -18,13 +18,13 @@ class Finding:
         source: paper and place.
         states: what it finds.
         compare: returns our figures in words and whether they agree; KeyError where a part is not measured.
-        reason: why ours differ, where they do.
+        reason: why ours differ, where they do, in words or from the figures.
     """
 
     source: str
     states: str
     compare: Callable[[Found], Compared]
-    reason: str = ""
+    reason: str | Callable[[Found], str] = ""
 
 
 def _perplexity(found: Found, part: str, row: str) -> float:
@@ -139,10 +139,29 @@ def _overlap(found: Found) -> Compared:
     return ", ".join(f"β {beta:g}: {overlap:.2f}" for beta, overlap in of), overlaps == sorted(overlaps, reverse=True)
 
 
+def _by_chance(found: Found) -> str:
+    """Tell how the overlap of masks compares with that of random ones: their density, one less the sparsity."""
+    masks = found["simoe"]["masks"].values()
+    tau = max((one["tau"] for one in masks), key=[one["tau"] for one in masks].count)
+    of = sorted((one["beta"], one["overlap"], 1 - one["sparsity"]) for one in masks if one["tau"] == tau)
+    words = ", ".join(f"{overlap / density:.1f} times (density {density:.2f})" for _, overlap, density in of)
+    return f"the masks are not equally dense; of the overlap of random masks as dense they have, in turn, {words}"
+
+
 def _sparsity(found: Found) -> Compared:
     masks = found["simoe"]["masks"].values()
     words = ", ".join(f"τ {one['tau']:g}, β {one['beta']:g}: {one['sparsity']:.3f}" for one in masks)
     return words, all(one["sparsity"] >= one["tau"] for one in masks)
+
+
+def _by_sparsity(found: Found) -> str:
+    """Tell how perplexity goes with the final sparsity."""
+    rows, masks = found["simoe"]["rows"], found["simoe"]["masks"]
+    open_rows, open_masks = (found["simoe"]["ablations"][key] for key in ("rows", "masks"))
+    of = {masks[name]["sparsity"]: mean(rows[name]) for name in masks}
+    of |= {open_masks[name]["sparsity"]: mean(open_rows[name]) for name in open_masks}
+    ends = ", ".join(f"{of[sparsity]:.2f} at {sparsity:.2f}" for sparsity in (min(of), max(of)))
+    return f"the more of the weights is masked, the further it is from the dense model: by final sparsity, {ends}"
 
 
 def _upcycled(found: Found) -> Compared:
@@ -184,6 +203,7 @@ FINDINGS = (
         "MergeME, §3.1.2",
         "TIES and DARE merge attention better than averages do",
         _interference,
+        "λ = 1/3 makes the sum of five task vectors longer than their mean; with λ = 1/5 most of the difference goes",
     ),
     Finding(
         "MergeME, Table 4",
@@ -201,12 +221,13 @@ FINDINGS = (
         _support,
     ),
     Finding("Soup-of-Experts, Fig. 7", "few documents suffice for the domain weights", _samples),
-    Finding("SIMoE, orthogonality", "masks overlap less with a larger weight β of the overlap", _overlap),
+    Finding("SIMoE, orthogonality", "masks overlap less with a larger weight β of the overlap", _overlap, _by_chance),
     Finding("SIMoE, sparsity", "the final sparsity is what was asked for, or more", _sparsity),
     Finding(
         "SIMoE, main tables",
         "above full fine-tuning of the same dense model",
         _upcycled,
+        _by_sparsity,
     ),
 )
 """Every comparison, in the order of the page."""
@@ -232,7 +253,8 @@ def lines(found: Found) -> Iterator[str]:
             words, agrees = finding.compare(found)
         except KeyError:
             continue
-        verdict = "yes" if agrees else f"no: {finding.reason}" if finding.reason else "no"
+        reason = finding.reason if isinstance(finding.reason, str) else finding.reason(found)
+        verdict = "yes" if agrees else f"no: {reason}" if reason else "no"
         rows.append(f"| {finding.source} | {finding.states} | {words} | {verdict} |")
     if not rows:
         return
