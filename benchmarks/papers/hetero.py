@@ -8,7 +8,7 @@ from benchmarks.papers.bench import BASE, Bench, Figures, fresh
 from benchmarks.papers.tables import Found, table
 from registry import ExpertTraining, HeteroRecipe, Registry
 
-WIDE, NARROW = "math", "c_headers"
+WIDE, NARROW = "math", "chinese"
 """The domain of an expert of SHARED, and that of a narrower and shallower model trained from random weights."""
 TIMES = 8
 """Tokens of the narrow model, in those of an expert."""
