@@ -70,9 +70,12 @@ def main() -> None:
     run_parts(missing, bench, results, given.jobs)
     took = time.perf_counter() - start
     found = {name: json.loads(file.read_text()) for name in PARTS if (file := results / f"{name}.json").exists()}
-    record: dict[str, Any] = {"machine": machine(), "parts": _recorded(given.out.with_suffix(".json")) | found}
+    earlier = _recorded(given.out.with_suffix(".json"))
+    record: dict[str, Any] = {"machine": machine(), "parts": earlier.get("parts", {}) | found}
     if len(missing) == len(PARTS):
         record["whole"] = {"wall": took, "jobs": given.jobs}
+    elif "whole" in earlier:
+        record["whole"] = earlier["whole"]
     given.out.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     given.out.write_text(page(record), encoding="utf-8")
     if drawn := curves.figure(record["parts"]):
@@ -81,11 +84,12 @@ def main() -> None:
 
 
 def _recorded(file: Path) -> dict[str, Any]:
-    """Return the figures that a file has of each part."""
+    """Return what a file has of an earlier run: its figures of each part, and the time of a run of all parts."""
     if not file.exists():
         return {}
-    recorded = json.loads(file.read_text(encoding="utf-8"))
-    return {name: figures for name, figures in recorded["parts"].items() if name in PARTS}
+    recorded: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    parts = {name: figures for name, figures in recorded["parts"].items() if name in PARTS}
+    return recorded | {"parts": parts}
 
 
 if __name__ == "__main__":
