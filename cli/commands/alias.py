@@ -2,12 +2,13 @@
 
 import click
 
+from cli.option_groups import GroupedCommand
 from cli.output import as_json, done, print_json
 from cli.session import Session, pass_session
 from registry.names.reference import Reference
 
 
-@click.command()
+@click.command(cls=GroupedCommand, examples=("reg alias math@1 stable", "reg alias math stable --delete"))
 @click.argument("ref", metavar="NAME[@V]")
 @click.argument("alias")
 @click.option("--delete", is_flag=True, help="Delete NAME@ALIAS instead.")

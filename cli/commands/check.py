@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from cli.option_groups import STATISTICS, GroupedCommand
 from cli.options import adapter_base, allow_unrelated, calibration, checkpoint, pass_settings, remote_code
 from cli.output import as_json, print_json, print_table
 from cli.session import Session, pass_session
@@ -12,7 +13,11 @@ from cli.version_output import overlap_documents, overlap_lines, relation_docume
 from registry.families.sites import COUNTS
 
 
-@click.command()
+@click.command(
+    cls=GroupedCommand,
+    headings=STATISTICS,
+    examples=("reg check checkpoints/math", "reg check checkpoints/math --data math.jsonl"),
+)
 @checkpoint
 @calibration
 @adapter_base

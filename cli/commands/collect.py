@@ -5,12 +5,17 @@ from typing import Any
 
 import click
 
+from cli.option_groups import STATISTICS, GroupedCommand
 from cli.options import adapter_base, calibration, checkpoint, file_path, pass_settings
 from cli.output import as_json, done, print_json, progress
 from registry.families.sites import TOKEN_COUNTS
 
 
-@click.command()
+@click.command(
+    cls=GroupedCommand,
+    headings=STATISTICS,
+    examples=("reg collect checkpoints/math --data math.jsonl --out checkpoints/math",),
+)
 @checkpoint
 @calibration
 @adapter_base

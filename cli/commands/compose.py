@@ -26,7 +26,14 @@ if TYPE_CHECKING:
 _NOT_SHOWN = ("weights", "coefficients", "fit", "dtype")
 
 
-@click.command(cls=GroupedCommand)
+@click.command(
+    cls=GroupedCommand,
+    examples=(
+        "reg compose --experts code,math --out moe/",
+        "reg compose --experts code,math --plan",
+        "reg compose --recipe moe/composition.json --top-k 2 --out moe2/",
+    ),
+)
 @experts_option
 @click.option("--out", type=file_path, metavar="DIR", help="The folder to write; it appears whole or not at all.")
 @recipe_options()

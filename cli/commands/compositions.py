@@ -4,12 +4,13 @@ from typing import Any
 
 import click
 
+from cli.option_groups import GroupedCommand
 from cli.output import as_json, print_json, print_table
 from cli.session import Session, pass_session
 from cli.version_output import members_and_base
 
 
-@click.command()
+@click.command(cls=GroupedCommand, examples=("reg compositions", "reg compositions math"))
 @click.argument("ref", required=False, metavar="[NAME[@V]|DIGEST]")
 @as_json
 @pass_session

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from registry.evaluation import Continual
 
 
-@click.command(cls=GroupedCommand)
+@click.command(
+    cls=GroupedCommand,
+    examples=("reg continual --schedule code,math --data code=code.jsonl --data math=math.jsonl",),
+)
 @click.option(
     "--schedule",
     multiple=True,

@@ -2,16 +2,17 @@
 
 import click
 
+from cli.option_groups import CommandGroup, GroupedCommand
 from cli.output import as_json, done, print_json
 from cli.session import Session, pass_session
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def db() -> None:
-    """The catalog's schema."""
+    """Show or upgrade the schema of the catalog: reg db current, reg db upgrade."""
 
 
-@db.command()
+@db.command(cls=GroupedCommand, examples=("reg db current",))
 @as_json
 @pass_session
 def current(session: Session, as_json: bool) -> None:
@@ -25,7 +26,7 @@ def current(session: Session, as_json: bool) -> None:
         click.echo(f"{revision or 'no catalog yet'} (this program works with {head})")
 
 
-@db.command()
+@db.command(cls=GroupedCommand, examples=("reg db upgrade",))
 @as_json
 @pass_session
 def upgrade(session: Session, as_json: bool) -> None:

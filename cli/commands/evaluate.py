@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import click
 
+from cli.option_groups import EVALUATION, GroupedCommand
 from cli.options import Integer, file_path, pairs, split
 from cli.output import print_json
 from cli.recipe import asked, check_members
@@ -51,7 +52,15 @@ def _value(name: str, text: str) -> Any:
     return _SWITCHED.get(text.lower(), text) if kind is FieldKind.SWITCH else text
 
 
-@click.command()
+@click.command(
+    cls=GroupedCommand,
+    headings=EVALUATION,
+    examples=(
+        "reg evaluate moe/ --data code=code.test.jsonl --data math=math.test.jsonl",
+        "reg evaluate moe/ --data code=code.test.jsonl --baselines --oracle",
+        "reg evaluate --experts code,math --sweep top_k=1,2 --data code=code.test.jsonl",
+    ),
+)
 @click.argument("folders", metavar="[FOLDER…]", nargs=-1, type=file_path)
 @test_text
 @click.option("--baselines", is_flag=True, help="Add rows for the base model, the experts and their plain average.")

@@ -2,11 +2,12 @@
 
 import click
 
+from cli.option_groups import GroupedCommand
 from cli.output import as_json, count, done, print_json, size
 from cli.session import Session, pass_session
 
 
-@click.command()
+@click.command(cls=GroupedCommand, examples=("reg gc --dry-run", "reg gc"))
 @click.option("--dry-run", is_flag=True, help="Only list what would be deleted.")
 @as_json
 @pass_session

@@ -7,6 +7,7 @@ import click
 
 from cli.commands.compose import plan_document
 from cli.fit_options import fit_line, fit_options, take_fit_settings
+from cli.option_groups import INSTANTIATION, GroupedCommand
 from cli.options import file_path, split, unique_pairs
 from cli.output import as_json, done, print_json
 from cli.session import Session, pass_session
@@ -22,7 +23,15 @@ def _weights(context: click.Context, option: click.Parameter, texts: tuple[str, 
     return weights or None
 
 
-@click.command()
+@click.command(
+    cls=GroupedCommand,
+    headings=INSTANTIATION,
+    examples=(
+        "reg instantiate mix --weights code=3,math=1 --out mostly-code/",
+        "reg instantiate mix --like math.jsonl --out like-math/",
+        "reg instantiate mix --fit math.jsonl --out fitted/",
+    ),
+)
 @click.argument("soup")
 @click.option("--out", required=True, type=file_path, metavar="DIR", help="The folder to write.")
 @click.option(

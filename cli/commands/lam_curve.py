@@ -12,7 +12,7 @@ from cli.session import Session, pass_session
 _DEFAULTS = {"router": "ridge"}
 
 
-@click.command(cls=GroupedCommand)
+@click.command(cls=GroupedCommand, examples=("reg lam-curve --experts code,math",))
 @experts_option
 @recipe_options(*STATISTICS, **_DEFAULTS)
 @click.option("--base", metavar="NAME[@V]", help="The base model, for recipes that need one.")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
+from cli.option_groups import GroupedCommand
 from cli.options import Choice, Integer, unique_pairs
 from cli.output import as_json, note, print_json, print_table
 from cli.session import Session, pass_session
@@ -18,7 +19,11 @@ SCREENFUL = 50
 """Default maximum number of lines."""
 
 
-@click.command("list")
+@click.command(
+    "list",
+    cls=GroupedCommand,
+    examples=("reg list", "reg list --kind expert --tag language=en", "reg list --all --limit 20"),
+)
 @click.option("--kind", type=Choice(["expert", "base"]), metavar="KIND", help="Only one kind: expert or base.")
 @click.option(
     "--tag",

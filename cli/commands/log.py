@@ -5,12 +5,13 @@ from typing import Any
 
 import click
 
+from cli.option_groups import GroupedCommand
 from cli.options import Integer
 from cli.output import as_json, print_json, print_table
 from cli.session import Session, pass_session
 
 
-@click.command()
+@click.command(cls=GroupedCommand, examples=("reg log --limit 5", "reg log math"))
 @click.argument("subject", required=False, metavar="[NAME[@V]|DIGEST]")
 @click.option("--limit", type=Integer(1), metavar="N", default=50, show_default=True, help="Maximum number of lines.")
 @as_json

@@ -16,7 +16,10 @@ _WITHOUT = ("to", "routing", "routing_tokens", "mixing", "lead", "bias", "gating
             "remote_code")  # fmt: skip
 
 
-@click.command(cls=GroupedCommand)
+@click.command(
+    cls=GroupedCommand,
+    examples=("reg preview --experts code,math", "reg preview --experts code,math,law --router ridge"),
+)
 @experts_option
 @recipe_options(*_WITHOUT)
 @click.option("--base", metavar="NAME[@V]", help="The base model, for recipes that need one.")

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from cli.option_groups import GroupedCommand
 from cli.options import Integer, file_path, split
 from cli.output import as_json, done, print_json, print_table
 from cli.session import Session, pass_session
@@ -14,7 +15,7 @@ _SCORE = (
 )
 
 
-@click.command()
+@click.command(cls=GroupedCommand, examples=("reg proxy public.jsonl --experts law,math --base base --out proxy/",))
 @click.argument("files", metavar="FILE…", type=file_path, nargs=-1, required=True)
 @click.option("--experts", multiple=True, required=True, metavar="A,B@2,…", help="The experts, in any order.")
 @click.option("--base", metavar="NAME[@V]", help="The base model. [default: the only one registered]")

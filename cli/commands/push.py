@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cli.option_groups import GroupedCommand
 from cli.options import file_path, hub_target
 from cli.output import as_json, done, print_json, size
 from cli.session import Session, pass_session
@@ -13,7 +14,13 @@ if TYPE_CHECKING:
     from registry.hub.target import Pushed
 
 
-@click.command()
+@click.command(
+    cls=GroupedCommand,
+    examples=(
+        "reg push moe/ ORG/code-math --license apache-2.0",
+        "reg push moe/ ORG/code-math --private --revision v1",
+    ),
+)
 @click.argument("folder", metavar="FOLDER", type=file_path)
 @hub_target
 @click.option(

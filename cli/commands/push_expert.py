@@ -3,12 +3,13 @@
 import click
 
 from cli.commands.push import print_pushed
+from cli.option_groups import GroupedCommand
 from cli.options import hub_target
 from cli.output import as_json, done, print_json
 from cli.session import Session, pass_session
 
 
-@click.command()
+@click.command(cls=GroupedCommand, examples=("reg push-expert math ORG/math-expert",))
 @click.argument("ref", metavar="NAME[@V]")
 @hub_target
 @click.option(

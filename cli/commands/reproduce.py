@@ -4,12 +4,13 @@ from pathlib import Path
 
 import click
 
+from cli.option_groups import GroupedCommand
 from cli.options import file_path
 from cli.output import as_json, done, note, print_json, size
 from cli.session import Session, pass_session
 
 
-@click.command()
+@click.command(cls=GroupedCommand, examples=("reg reproduce moe/", "reg reproduce moe/ --out again/"))
 @click.argument("folder", metavar="FOLDER", type=file_path)
 @click.option("--out", type=file_path, metavar="DIR", help="Keep the new composition in this folder; absent or empty.")
 @as_json

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cli.option_groups import GroupedCommand
 from cli.options import Integer, file_path
 from cli.output import allows_colour, as_json, is_quiet, note, print_json, print_table
 
@@ -19,7 +20,10 @@ _COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red", "bright_cyan", 
 _MARKS = "abcdefghijklmnopqrstuvwxyz"
 
 
-@click.command()
+@click.command(
+    cls=GroupedCommand,
+    examples=('reg route moe/ "def add(a, b): return a + b"', "reg route moe/ - --every-layer < text.txt"),
+)
 @click.argument("folder", metavar="FOLDER", type=file_path)
 @click.argument("text", metavar="TEXT")
 @click.option("--layer", "layers", type=Integer(0), multiple=True, metavar="L", help="Show this layer (repeatable).")

@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from cli.commands.show_composition import show_composition
+from cli.option_groups import GroupedCommand
 from cli.output import as_json, count, print_json, print_table, size
 from cli.session import Session, pass_session
 from cli.version_output import members_and_base, relation_documents, version_document
@@ -13,7 +14,7 @@ from registry.checkpoint.router_rows import ROUTER_FILE
 from registry.families.sites import TOKEN_COUNTS
 
 
-@click.command()
+@click.command(cls=GroupedCommand, examples=("reg show math", "reg show math@1", "reg show 93072823"))
 @click.argument("ref", metavar="NAME[@V]|DIGEST")
 @as_json
 @pass_session

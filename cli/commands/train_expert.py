@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from cli.option_groups import TRAINING, GroupedCommand
 from cli.options import Choice, annotations, file_path
 from cli.output import as_json, done, note, print_json
 from cli.session import Session, pass_session
@@ -15,7 +16,14 @@ from cli.worker import trained_as_worker
 from registry.composition.trained.trained_parts import trained_tokens
 
 
-@click.command()
+@click.command(
+    cls=GroupedCommand,
+    headings=TRAINING,
+    examples=(
+        "reg train-expert law --base base --data law.jsonl",
+        "reg train-expert law --base base --data law.jsonl --mlp lora:8 --out law/",
+    ),
+)
 @click.argument("name")
 @click.option(
     "--base",

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from cli.option_groups import TRAINING, GroupedCommand
 from cli.options import Integer, annotations, file_path
 from cli.output import as_json, done, note, print_json
 from cli.session import Session, pass_session
@@ -15,7 +16,11 @@ from cli.version_output import version_document
 from registry.composition.trained.trained_parts import trained_tokens
 
 
-@click.command()
+@click.command(
+    cls=GroupedCommand,
+    headings=TRAINING,
+    examples=("reg train-simoe found --base base --data code.jsonl --data math.jsonl --experts 4",),
+)
 @click.argument("name")
 @click.option("--base", required=True, metavar="BASE", help="The registered base model to begin from, NAME[@V].")
 @click.option(

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from cli.option_groups import TRAINING, GroupedCommand
 from cli.options import Integer, annotations
 from cli.output import as_json, done, note, print_json
 from cli.session import Session, pass_session
@@ -31,7 +32,14 @@ def _files(_context: click.Context, _option: click.Parameter, texts: Sequence[st
     return files
 
 
-@click.command()
+@click.command(
+    cls=GroupedCommand,
+    headings=TRAINING,
+    examples=(
+        "reg train-soup mix --base base --domains code.jsonl --domains math.jsonl --experts 8",
+        "reg train-soup mix --base base --domains text.jsonl --clusters 16 --experts 8",
+    ),
+)
 @click.argument("name")
 @click.option(
     "--base",

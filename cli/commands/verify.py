@@ -2,11 +2,12 @@
 
 import click
 
+from cli.option_groups import GroupedCommand
 from cli.output import as_json, count, done, note, print_json, size
 from cli.session import Session, pass_session
 
 
-@click.command()
+@click.command(cls=GroupedCommand, examples=("reg verify",))
 @as_json
 @pass_session
 @click.pass_context
