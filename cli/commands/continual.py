@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @click.command(
     cls=GroupedCommand,
-    examples=("reg continual --schedule code,math --data code=code.jsonl --data math=math.jsonl",),
+    examples=("reg continual --schedule code,math --data code=c.jsonl --data math=m.jsonl",),
 )
 @click.option(
     "--schedule",

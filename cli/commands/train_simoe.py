@@ -19,7 +19,7 @@ from registry.composition.trained.trained_parts import trained_tokens
 @click.command(
     cls=GroupedCommand,
     headings=TRAINING,
-    examples=("reg train-simoe found --base base --data code.jsonl --data math.jsonl --experts 4",),
+    examples=("reg train-simoe found --base base --data text.jsonl --experts 4",),
 )
 @click.argument("name")
 @click.option("--base", required=True, metavar="BASE", help="The registered base model to begin from, NAME[@V].")

@@ -36,7 +36,7 @@ def _files(_context: click.Context, _option: click.Parameter, texts: Sequence[st
     cls=GroupedCommand,
     headings=TRAINING,
     examples=(
-        "reg train-soup mix --base base --domains code.jsonl --domains math.jsonl --experts 8",
+        "reg train-soup mix --base base --domains a.jsonl --domains b.jsonl --experts 8",
         "reg train-soup mix --base base --domains text.jsonl --clusters 16 --experts 8",
     ),
 )

@@ -34,7 +34,7 @@ def test_every_command_with_a_recipe_has_its_headings() -> None:
 def test_only_what_every_command_has_is_common(path: str) -> None:
     command, own = GROUPED[path]
     common = dict(grouped(command.get_params(own), command.headings)).get(COMMON, [])
-    assert {str(option.name) for option in common} == {"as_json", "quiet", "help"}
+    assert {option.opts[-1] for option in common} == {"--json", "--quiet", "--help"}
 
 
 @pytest.mark.parametrize("path", GROUPED)
