@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from cli.errors import translate_errors
 from cli.jobs import ALIASES, write_jobs
@@ -166,7 +167,8 @@ def main(ctx: click.Context, home: str | None, database: str | None) -> None:
     Your own:    reg add-expert NAME CKPT; reg compose --experts A,B --out DIR
     More:        reg COMMAND --help, with examples
     """
-    ctx.obj = Session(None if home is None else Path(home), database)
+    typed = [name for name in ("home", "database") if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    ctx.obj = Session(None if home is None else Path(home), database, frozenset(typed))
 
 
 if __name__ == "__main__":

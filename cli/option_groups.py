@@ -1,6 +1,6 @@
 """Help of a command: options grouped by what they belong to where there are many, and examples."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -23,6 +23,9 @@ EXPERTS, OUTPUT, TRUNK, FIT, ROUTER, REFINEMENT, ENSEMBLES, TEXT, HUB, COMMON = 
     "Common",
 )
 """Headings of a command with a recipe, in the order of its help."""
+
+_TYPED = f"{__name__}.typed"
+"""Key of the words after the command."""
 
 OPTIONS = "Options"
 """Heading of a command with few options."""
@@ -101,6 +104,11 @@ class GroupedCommand(click.Command):
         self.examples = tuple(examples)
         self.headings = headings
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the words after the command, and keep them for the line that follows it."""
+        ctx.meta[_TYPED] = tuple(args)
+        return super().parse_args(ctx, args)
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options, under headings where they are many."""
         for heading, options in grouped(self.get_params(ctx), self.headings):
@@ -114,6 +122,34 @@ class GroupedCommand(click.Command):
         if self.examples:
             with formatter.section("Examples"):
                 formatter.write("".join(f"  {line}\n" for line in self.examples))
+
+
+def typed_words(
+    context: click.Context, *, without: Collection[str] = (), renamed: Mapping[str, str] | None = None
+) -> list[str]:
+    """Return the arguments and options of a command as they were typed, for another command that has them too.
+
+    Args:
+        context: the command's.
+        without: names of parameters to leave out.
+        renamed: name of a parameter → another option for its values.
+    """
+    parser = context.command.make_parser(context)
+    values, _, order = parser.parse_args([*context.meta.get(_TYPED, ())])
+    words: list[str] = []
+    for parameter in dict.fromkeys(order):
+        name, value = str(parameter.name), values.get(str(parameter.name))
+        if name in without or value is None or getattr(parameter, "hidden", False):
+            continue
+        several = list(value) if isinstance(value, (list, tuple)) else [value]
+        if not isinstance(parameter, click.Option):
+            words += several
+        elif parameter.is_flag:
+            words.append(parameter.opts[-1] if value else parameter.secondary_opts[-1])
+        else:
+            option = (renamed or {}).get(name, parameter.opts[-1])
+            words += [word for one in several for word in (option, one)]
+    return words
 
 
 class CommandGroup(click.Group):
@@ -134,7 +170,7 @@ def grouped(
 
     Few options have one heading, and so has every option that belongs to none of `headings`.
     """
-    options = [parameter for parameter in parameters if isinstance(parameter, click.Option)]
+    options = [option for option in parameters if isinstance(option, click.Option) and not option.hidden]
     if len(options) <= FEW:
         return [(OPTIONS, [*options])]
     found: dict[str, list[click.Parameter]] = {}

@@ -12,7 +12,6 @@ from dataclasses import asdict, is_dataclass
 from typing import Any, TypeVar
 
 import click
-from click.core import ParameterSource
 
 from cli.tables import layout
 from registry.progress import Advance, Progress, silent
@@ -107,12 +106,11 @@ def next_step(command: str | Sequence[str | os.PathLike[str]]) -> None:
 def reg_line(words: Sequence[str]) -> str:
     """Return a command line of reg, quoted for a shell, with --home and --database as they were given."""
     context = click.get_current_context(silent=True)
-    root = None if context is None else context.find_root()
+    session = None if context is None else context.find_root().obj
     above: list[str] = []
-    for name in ("home", "database") if root is not None else ():
-        assert root is not None
-        if root.get_parameter_source(name) is ParameterSource.COMMANDLINE and root.params.get(name):
-            value = str(root.params[name])
+    for name in ("home", "database"):
+        if session is not None and name in session.typed:
+            value = str(getattr(session, name))
             above += [f"--{name}", _SECRET.sub(r"\1\2***", value) if name == "database" else value]
     return shlex.join(("reg", *above, *words))
 

@@ -3,7 +3,7 @@
 import click
 
 from cli.option_groups import CommandGroup, GroupedCommand
-from cli.output import as_json, done, print_json
+from cli.output import as_json, done, next_step, print_json
 from cli.session import Session, pass_session
 
 
@@ -24,6 +24,8 @@ def current(session: Session, as_json: bool) -> None:
         print_json({"current": revision, "head": head})
     else:
         click.echo(f"{revision or 'no catalog yet'} (this program works with {head})")
+        if revision != head:
+            next_step(["db", "upgrade"])
 
 
 @db.command(cls=GroupedCommand, examples=("reg db upgrade",))
@@ -49,3 +51,4 @@ def upgrade(session: Session, as_json: bool) -> None:
     elif changed and upgraded.before is not None:
         lines.append("  no backup was made: only catalogs in SQLite files are copied")
     done(upgraded.after, *lines)
+    next_step(["verify"])

@@ -5,13 +5,15 @@ from typing import Any, Literal
 
 import click
 
+from cli.next_steps import composing, reporting
 from cli.option_groups import EVALUATION, GroupedCommand
 from cli.options import Integer, file_path, pairs, split
-from cli.output import print_json
+from cli.output import next_step, print_json
 from cli.recipe import asked, check_members
 from cli.score_tables import forms, print_csv, print_tables, ranking_of, tables_of, test_text, wide_table
 from cli.session import Session, pass_session
 from registry.composition.recipe.recipe_fields import AUTO, FIELDS, FieldKind
+from registry.io.model_folder import MARKER
 
 _SWITCHED = {"true": True, "yes": True, "false": False, "no": False}
 
@@ -203,3 +205,8 @@ def evaluate(
         print_tables(
             [*tables_of(rows, list(data)), *(ranking_of(rows) if methods or sweep else [])], as_markdown=as_markdown
         )
+    composed = [folder for folder in folders if (folder / MARKER).is_file()]
+    if composed and not (as_csv or as_markdown):
+        next_step(reporting(composed[0]))
+    elif refs and not (as_csv or as_markdown):
+        next_step(composing(refs, *(["--base", base] if base else [])))

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import click
 
+from cli.next_steps import evaluating
 from cli.option_groups import GroupedCommand
 from cli.options import file_path
-from cli.output import as_json, done, print_json
+from cli.output import as_json, done, next_step, print_json
 from cli.session import Session, pass_session
 
 
@@ -23,3 +24,4 @@ def export(session: Session, ref: str, out: Path, as_json: bool) -> None:
         print_json({"ref": version.ref, "digest": version.digest, "out": out})
     else:
         done(str(out), f"wrote {version.ref} to {out}")
+        next_step(evaluating([out], [version.name] if version.kind == "expert" else []))

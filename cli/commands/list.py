@@ -8,7 +8,7 @@ import click
 
 from cli.option_groups import GroupedCommand
 from cli.options import Choice, Integer, unique_pairs
-from cli.output import as_json, note, print_json, print_table
+from cli.output import as_json, note, print_json, print_table, short
 from cli.session import Session, pass_session
 from cli.version_output import version_document
 
@@ -92,7 +92,7 @@ def _print(versions: "Sequence[VersionRecord]") -> None:
             (
                 version.ref,
                 version.kind,
-                version.digest[:12],
+                short(version.digest),
                 f"{version.parameters:,}",
                 _tokens(version),
                 ",".join(version.aliases),

@@ -5,7 +5,7 @@ import click
 from cli.commands.push import print_pushed
 from cli.option_groups import GroupedCommand
 from cli.options import hub_target
-from cli.output import as_json, done, print_json
+from cli.output import as_json, next_step, print_json
 from cli.session import Session, pass_session
 
 
@@ -45,4 +45,4 @@ def push_expert(
         return
     print_pushed(pushed)
     at = "" if pushed.revision == "main" else f"@{pushed.revision}"
-    done(None, f"  elsewhere: reg add-expert {ref.partition('@')[0]} hf://{pushed.repo_id}{at}")
+    next_step(["add-expert", ref.partition("@")[0], f"hf://{pushed.repo_id}{at}"])
