@@ -45,7 +45,7 @@ def test_what_follows_a_command_parses_and_names_the_registry(filled: Registry, 
     steps: list[tuple[tuple[object, ...], str]] = [
         (("list",), "show base@1"),
         (("show", "base"), "train-expert NAME --base base@1 --data FILE"),
-        (("show", "code"), "add-expert NAME CKPT"),
+        (("show", "code"), "compose --experts biomed,code,german,math --out moe/"),
         (("alias", "math", "good"), "show math@good"),
         (("alias", "math", "good", "--delete"), "show math"),
         (("preview", "--experts", "code,math", "--top-k", 2), "compose --experts code,math --top-k 2 --out moe/"),
@@ -107,7 +107,7 @@ def test_nothing_follows_where_only_the_result_is_asked_for(filled: Registry, op
 
 def test_a_registry_of_the_environment_is_not_repeated(filled: Registry) -> None:
     result = CliRunner().invoke(main, ["show", "math"], env={"REG_HOME": str(filled.home.path)})
-    assert following(result).startswith("reg add-expert")
+    assert following(result).startswith("reg compose --experts ")
 
 
 def test_a_password_is_not_repeated(filled: Registry) -> None:
