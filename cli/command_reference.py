@@ -38,7 +38,8 @@ def reference() -> str:
     parts = [_options("Before any command:", main, click.Context(main, info_name="reg"))]
     for command, own in commands():
         text = inspect.cleandoc(command.help or "")
-        parts.append(f"## {own.command_path}\n\n`{_usage(command, own)}`\n\n{text}\n\n{_options('', command, own)}")
+        options, examples = _options("", command, own), _examples(command)
+        parts.append(f"## {own.command_path}\n\n`{_usage(command, own)}`\n\n{text}\n\n{examples}{options}")
     return "\n".join(part.rstrip() + "\n" for part in parts)
 
 
@@ -131,11 +132,17 @@ def _line(command: click.Command) -> str:
 
 
 def _options(title: str, command: click.Command, context: click.Context) -> str:
-    if isinstance(command, GroupedCommand):
-        table = "".join(f"| **{heading}** | |\n{_rows(own, context)}" for heading, own in grouped(command.params))
+    found = grouped(command.params, command.headings) if isinstance(command, GroupedCommand) else []
+    if len(found) > 1:
+        table = "".join(f"| **{heading}** | |\n{_rows(own, context)}" for heading, own in found)
     else:
         table = _rows(command.params, context)
     return f"{title}\n\n| option | |\n|---|---|\n{table}".lstrip()
+
+
+def _examples(command: click.Command) -> str:
+    lines = command.examples if isinstance(command, GroupedCommand) else ()
+    return "```console\n" + "".join(f"$ {line}\n" for line in lines) + "```\n\n" if lines else ""
 
 
 def _rows(parameters: Iterable[click.Parameter], context: click.Context) -> str:

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from cli.errors import translate_errors
+from cli.jobs import ALIASES, write_jobs
 from cli.output import allows_colour, output_options
 from cli.session import Session
 from cli.summaries import SUMMARIES
@@ -77,16 +79,14 @@ class _Group(click.Group):
         return super().main(*arguments, **options)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(COMMANDS)
+        return sorted([*COMMANDS, *ALIASES])
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands by their summaries, without importing them."""
-        limit = formatter.width - 6 - max(map(len, COMMANDS))
-        brief = {name: click.Command(name, help=SUMMARIES[name]).get_short_help_str(limit) for name in sorted(COMMANDS)}
-        with formatter.section("Commands"):
-            formatter.write_dl(list(brief.items()))
+        """List the commands by job, with their summaries, without importing them."""
+        write_jobs(formatter, SUMMARIES, [*COMMANDS])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        cmd_name = ALIASES.get(cmd_name, cmd_name)
         if cmd_name in COMMANDS and cmd_name not in self.commands:
             function = COMMANDS[cmd_name]
             self.add_command(getattr(importlib.import_module(f"cli.commands.{function.rstrip('_')}"), function))
@@ -99,9 +99,10 @@ class _Group(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         word = args[0]
-        if word not in COMMANDS and not word.startswith("-") and not ctx.resilient_parsing:
-            ctx.fail(f"No such command {word!r}{suggest(word, COMMANDS, 0.5) or '.'}")
-        return super().resolve_command(ctx, args)
+        known = [*COMMANDS, *ALIASES]
+        if word not in known and not word.startswith("-") and not ctx.resilient_parsing:
+            ctx.fail(f"No such command {word!r}{suggest(word, known, 0.5) or '.'}")
+        return super().resolve_command(ctx, [ALIASES.get(word, word), *args[1:]])
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
@@ -159,8 +160,15 @@ def _not_empty(_context: click.Context, _option: click.Parameter, value: str | N
 @click.version_option(package_name="expert-registry", prog_name="reg")
 @click.pass_context
 def main(ctx: click.Context, home: str | None, database: str | None) -> None:
-    """A registry of expert language models: register once, compose any subset into a sparse MoE, opt out exactly."""
-    ctx.obj = Session(None if home is None else Path(home), database)
+    """A registry of expert language models: register once, compose any subset into a sparse MoE, opt out exactly.
+
+    \b
+    Start here:  reg demo trains, composes and opts out tiny experts in a minute
+    Your own:    reg add-expert NAME CKPT; reg compose --experts A,B --out DIR
+    More:        reg COMMAND --help, with examples
+    """
+    typed = [name for name in ("home", "database") if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    ctx.obj = Session(None if home is None else Path(home), database, frozenset(typed))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,14 @@
-"""Help of a command with many options, grouped by what the options belong to."""
+"""Help of a command: options grouped by what they belong to where there are many, and examples."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 import click
 
 from registry.composition.recipe.recipe_fields import DENSE, ENSEMBLE, FIELDS, HETERO, MOE, TRUNK_OPTIONS, RecipeField
+
+FEW = 8
+"""Number of options up to which a command's help has no headings."""
 
 EXPERTS, OUTPUT, TRUNK, FIT, ROUTER, REFINEMENT, ENSEMBLES, TEXT, HUB, COMMON = (
     "Experts",
@@ -18,47 +22,169 @@ EXPERTS, OUTPUT, TRUNK, FIT, ROUTER, REFINEMENT, ENSEMBLES, TEXT, HUB, COMMON = 
     "Hub",
     "Common",
 )
-"""Headings, in the order of the help."""
+"""Headings of a command with a recipe, in the order of its help."""
 
-_BY_NAME = {
+_TYPED = f"{__name__}.typed"
+"""Key of the words after the command."""
+
+OPTIONS = "Options"
+"""Heading of a command with few options."""
+
+Headings = Mapping[str, Sequence[str]]
+"""Heading → names of parameters, in the order of the help."""
+
+_COMPUTATION = ("batch_size", "device", "dtype")
+_VERSION = ("tags", "license_id", "alias")
+
+RECIPE: Headings = {
     EXPERTS: ("experts", "schedule", "recipe_path", "base", "from_base", "public", "like", "weights"),
-    OUTPUT: ("out", "to", "dtype", "host", "remote_code", "save_recipe", "plan_only", "force"),
+    OUTPUT: ("out", "to", "dtype", "host", "remote_code", "save_recipe", "plan_only", "force", "as_markdown", "as_csv"),
+    TRUNK: (),
     FIT: ("fit", "fit_tokens", "fit_steps", "fit_lr", "fit_seed", "fit_device"),
     ROUTER: ("top_k", "temperature"),
     REFINEMENT: ("token_weight", "refine", "refine_mlp", "refine_trunk", "device"),
+    ENSEMBLES: (),
     TEXT: ("data", "windows", "seq_len", "batch_size"),
     HUB: ("repo", "private", "license_id"),
 }
-_HEADINGS = {name: heading for heading, names in _BY_NAME.items() for name in names}
+"""Of the commands that compose; the fields of a recipe are placed by what they are."""
+
+STATISTICS: Headings = {
+    "Checkpoint": ("base", "allow_unrelated", "remote_code"),
+    "Calibration text": ("data", "tokens", "document_tokens", "seq_len", "keep_calibration"),
+    "Statistics": ("sites", "folds", "out"),
+    "Computation": _COMPUTATION,
+    "Version": _VERSION,
+}
+"""Of the commands that collect statistics."""
+
+TRAINING: Headings = {
+    "Model": ("base", "train", "trunk", "mlp", "experts", "rank", "hidden"),
+    "Training text": ("data", "domains", "clusters", "support"),
+    "Training beside a public expert": ("coordinate", "router_bias", "public_data"),
+    "Masks and router": ("sparsity", "overlap", "prompt_tokens", "gate_lr", "dual_lr", "top_k_train", "temperature"),
+    "Amount": ("tokens", "steps", "seq_len", "batch_size", "accumulate"),
+    "Optimiser": ("lr", "warmup", "weight_decay", "balance", "seed"),
+    "Computation": ("device", "dtype", "fsdp"),
+    "Output": ("out", "force", "keep_calibration"),
+    "Version": _VERSION,
+}
+"""Of the commands that train."""
+
+EVALUATION: Headings = {
+    TEXT: ("data", "windows", "seq_len"),
+    "Rows": ("baselines", "oracle", "speed", "active_experts"),
+    "Experts to compose": ("experts", "methods", "sweep", "recipe_path", "base", "seeds"),
+    "Computation": _COMPUTATION,
+    "Output": ("out", "force", "as_markdown", "as_csv"),
+}
+"""Of the commands that score models."""
+
+AUDIT: Headings = {
+    "Text": ("data", "documents", "prefix", "continued"),
+    "Sampling": ("samples", "top_k", "threshold", "seed"),
+    "Computation": ("device",),
+}
+"""Of the audit of what models repeat of their text."""
+
+INSTANTIATION: Headings = {"Output": ("out", "force"), "Mix of domains": ("weights", "like"), FIT: RECIPE[FIT]}
+"""Of the command that makes one model of a soup."""
 
 
 class GroupedCommand(click.Command):
-    """A command whose help lists its options under headings."""
+    """A command whose help lists many options under headings, and ends with examples.
+
+    Args:
+        examples: lines to type, from `reg` on.
+        headings: the headings of a command with many options.
+    """
+
+    def __init__(self, *args: Any, examples: Sequence[str] = (), headings: Headings = RECIPE, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.examples = tuple(examples)
+        self.headings = headings
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the words after the command, and keep them for the line that follows it."""
+        ctx.meta[_TYPED] = tuple(args)
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options under their headings."""
-        for heading, options in grouped(self.get_params(ctx)):
+        """Write the options, under headings where they are many."""
+        for heading, options in grouped(self.get_params(ctx), self.headings):
             records = [record for option in options if (record := option.get_help_record(ctx)) is not None]
             if records:
                 with formatter.section(heading):
                     formatter.write_dl(records)
 
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the examples, each on a line of its own as it is typed."""
+        if self.examples:
+            with formatter.section("Examples"):
+                formatter.write("".join(f"  {line}\n" for line in self.examples))
 
-def grouped(parameters: Iterable[click.Parameter]) -> list[tuple[str, list[click.Parameter]]]:
-    """Return each heading and its options, in the order of the help; headings without an option are left out."""
+
+def typed_words(
+    context: click.Context, *, without: Collection[str] = (), renamed: Mapping[str, str] | None = None
+) -> list[str]:
+    """Return the arguments and options of a command as they were typed, for another command that has them too.
+
+    Args:
+        context: the command's.
+        without: names of parameters to leave out.
+        renamed: name of a parameter → another option for its values.
+    """
+    parser = context.command.make_parser(context)
+    values, _, order = parser.parse_args([*context.meta.get(_TYPED, ())])
+    words: list[str] = []
+    for parameter in dict.fromkeys(order):
+        name, value = str(parameter.name), values.get(str(parameter.name))
+        if name in without or value is None or getattr(parameter, "hidden", False):
+            continue
+        several = list(value) if isinstance(value, (list, tuple)) else [value]
+        if not isinstance(parameter, click.Option):
+            words += several
+        elif parameter.is_flag:
+            words.append(parameter.opts[-1] if value else parameter.secondary_opts[-1])
+        else:
+            option = (renamed or {}).get(name, parameter.opts[-1])
+            words += [word for one in several for word in (option, one)]
+    return words
+
+
+class CommandGroup(click.Group):
+    """A group whose help lists its commands by their first paragraphs, none of them cut."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands."""
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [(name, " ".join((own.help or "").split("\n\n")[0].split())) for name, own in self.commands.items()]
+            )
+
+
+def grouped(
+    parameters: Iterable[click.Parameter], headings: Headings = RECIPE
+) -> list[tuple[str, list[click.Parameter]]]:
+    """Return each heading and its options, in the order of the help; headings without an option are left out.
+
+    Few options have one heading, and so has every option that belongs to none of `headings`.
+    """
+    options = [option for option in parameters if isinstance(option, click.Option) and not option.hidden]
+    if len(options) <= FEW:
+        return [(OPTIONS, [*options])]
     found: dict[str, list[click.Parameter]] = {}
-    for parameter in parameters:
-        if isinstance(parameter, click.Option):
-            found.setdefault(heading_of(str(parameter.name)), []).append(parameter)
-    order = (EXPERTS, OUTPUT, TRUNK, FIT, ROUTER, REFINEMENT, ENSEMBLES, TEXT, HUB, COMMON)
-    return [(heading, found[heading]) for heading in order if heading in found]
+    for option in options:
+        found.setdefault(heading_of(str(option.name), headings), []).append(option)
+    return [(heading, found[heading]) for heading in (*headings, COMMON) if heading in found]
 
 
-def heading_of(name: str) -> str:
+def heading_of(name: str, headings: Headings = RECIPE) -> str:
     """Return the heading of an option, by its parameter's name; that of a recipe's field follows from the field."""
-    if name in _HEADINGS:
-        return _HEADINGS[name]
-    return _heading_of_field(FIELDS[name]) if name in FIELDS else COMMON
+    for heading, names in headings.items():
+        if name in names:
+            return heading
+    return _heading_of_field(FIELDS[name]) if headings is RECIPE and name in FIELDS else COMMON
 
 
 def _heading_of_field(field: RecipeField) -> str:

@@ -1,7 +1,11 @@
 """Output of the commands: results as text or JSON, remarks, progress, and the options that choose between them."""
 
 import os
+import re
+import shlex
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
@@ -9,6 +13,7 @@ from typing import Any, TypeVar
 
 import click
 
+from cli.tables import layout
 from registry.progress import Advance, Progress, silent
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -16,6 +21,8 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 JSON_HELP = "Print JSON; errors too, on stderr."
 _HUB_BARS = "HF_HUB_DISABLE_PROGRESS_BARS"
 """Environment variable of huggingface_hub, which has its own progress bars."""
+_SECRET = re.compile(r"(?<=//)([^:/@]*:)[^@]*(?=@)|(?<=[?&])(\w*(?:pass|secret|token|key)\w*=)[^&]*", re.IGNORECASE)
+"""What a line with the address of a database must not repeat."""
 _QUIET_HELP = "Print only the result: no progress, remarks or hints."
 
 
@@ -81,6 +88,33 @@ def done(brief: str | None, *lines: str) -> None:
         click.echo(line)
 
 
+def next_step(command: str | Sequence[str | os.PathLike[str]]) -> None:
+    """Print on stderr what to type next, as errors do, unless --quiet or --json; each command that succeeds does once.
+
+    Args:
+        command: words of a command of reg, without `reg`, or a line to print as it is. The registry that was named on
+            the command line is named in the line too.
+    """
+    context = click.get_current_context(silent=True)
+    if context is None or is_quiet() or context.meta.get(f"{__name__}.as_json"):
+        return
+    if not isinstance(command, str):
+        command = reg_line([os.fspath(word) for word in command])
+    click.echo(f"  {click.style('next:', bold=True)} {command}", err=True, color=allows_colour())
+
+
+def reg_line(words: Sequence[str]) -> str:
+    """Return a command line of reg, quoted for a shell, with --home and --database as they were given."""
+    context = click.get_current_context(silent=True)
+    session = None if context is None else context.find_root().obj
+    above: list[str] = []
+    for name in ("home", "database"):
+        if session is not None and name in session.typed:
+            value = str(getattr(session, name))
+            above += [f"--{name}", _SECRET.sub(r"\1\2***", value) if name == "database" else value]
+    return shlex.join(("reg", *above, *words))
+
+
 @contextmanager
 def bar(label: str, total: int, unit: str) -> Iterator[Advance]:
     """Show a progress bar on stderr if it is a terminal; without a unit, print the label as a remark."""
@@ -109,13 +143,30 @@ def print_json(value: Any) -> None:
         click.echo(json.dumps(finite, indent=2))
 
 
+def terminal_width() -> int | None:
+    """Return the number of columns of the terminal; None where the output goes to a file or a program, whole."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
 def print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print left-aligned columns on stdout."""
-    table = [list(header), *[list(row) for row in rows]]
-    widths = [max(len(row[column]) for row in table) for column in range(len(header))]
-    for number, row in enumerate(table):
-        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        click.echo(line if number else click.style(line, bold=True))
+    """Print a table on stdout, as wide as the terminal at most; several tables where it has too many columns."""
+    for number, lines in enumerate(layout(header, rows, terminal_width())):
+        if number:
+            click.echo()
+        for index, line in enumerate(lines):
+            click.echo(line if index else click.style(line, bold=True))
+
+
+def print_line(text: str) -> None:
+    """Print a long line on stdout, wrapped where a terminal is narrower."""
+    width = terminal_width()
+    for line in [text] if width is None else textwrap.wrap(text, width, subsequent_indent="  ") or [""]:
+        click.echo(line)
+
+
+def short(digest: str) -> str:
+    """Return the first digits of a digest, by which people and commands name it; JSON has all of them."""
+    return digest[:12]
 
 
 def size(nbytes: float) -> str:

@@ -14,11 +14,12 @@ if TYPE_CHECKING:
 
 
 class Session:
-    """The options before the command."""
+    """The options before the command; `typed` are the names of those that are not from the environment."""
 
-    def __init__(self, home: Path | None, database: str | None) -> None:
+    def __init__(self, home: Path | None, database: str | None, typed: frozenset[str] = frozenset()) -> None:
         self.home = home
         self.database = database
+        self.typed = typed
 
     @contextmanager
     def registry(self, *, create: bool = False) -> Iterator["Registry"]:

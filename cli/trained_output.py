@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cli.output import count, done, note, print_json
+from cli.next_steps import evaluating
+from cli.output import count, done, next_step, note, print_json, short
 from registry.composition.trained.trained_parts import trained_tokens
 
 if TYPE_CHECKING:
@@ -53,9 +54,10 @@ def print_trained(
         return
     done(
         trained.digest,
-        f"trained {what} of {folder} into {out}  {trained.digest}",
+        f"trained {what} of {folder} into {out}  {short(trained.digest)}",
         f"  {amount(training, tokens)}",
         f"  loss on {trained.tokens:,} held-out tokens: {trained.before:.4f} before, {trained.after:.4f} after",
     )
     if trained.after >= trained.before:
         note(f"  the loss did not improve: keep {folder}, or train on more data, longer, or with a smaller --lr")
+    next_step(evaluating([folder, out], [member["name"] for member in trained.document.get("members", ())]))

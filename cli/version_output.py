@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from cli.output import done, print_json
+from cli.next_steps import after_registration
+from cli.output import done, next_step, print_json, short
 from registry.families.sites import TOKEN_COUNTS
 
 if TYPE_CHECKING:
@@ -55,8 +56,9 @@ def print_registration(registration: "Registration", as_json: bool, *, carried: 
         if registration.newest != version.ref:
             lines.append(f"  {version.name} still refers to {registration.newest}: use {version.ref} for this one")
         done(version.ref, *lines)
+        next_step(["show", version.ref])
         return
-    lines = [f"registered {version.ref}  {version.digest}"]
+    lines = [f"registered {version.ref}  {short(version.digest)}"]
     lines += [f"  {line}" for line in relation_lines(registration.relations)]
     lines += [f"  {line}" for line in overlap_lines(registration.overlaps)]
     if registration.self_sampled:
@@ -69,6 +71,8 @@ def print_registration(registration: "Registration", as_json: bool, *, carried: 
         if statistics.saturated:
             lines.append(f"  {statistics.saturated:,} activations of {statistics.site} were clipped at their bound")
     done(version.ref, *lines)
+    is_base = version.kind == "base"
+    next_step(["add-expert", "NAME", "CKPT"] if is_base else after_registration(version.name, registration.relations))
 
 
 def relation_documents(relations: "Sequence[Relation]") -> list[dict[str, Any]]:

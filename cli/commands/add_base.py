@@ -2,13 +2,17 @@
 
 import click
 
+from cli.option_groups import GroupedCommand
 from cli.options import annotations, checkpoint, remote_code
 from cli.output import as_json
 from cli.session import Session, pass_session
 from cli.version_output import print_registration
 
 
-@click.command()
+@click.command(
+    cls=GroupedCommand,
+    examples=("reg add-base base checkpoints/base --license apache-2.0", "reg add-base base hf://ORG/NAME@REVISION"),
+)
 @click.argument("name")
 @checkpoint
 @annotations

@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from cli.option_groups import STATISTICS, GroupedCommand
 from cli.options import (
     adapter_base,
     allow_unrelated,
@@ -19,7 +20,15 @@ from cli.session import Session, pass_session
 from cli.version_output import print_registration
 
 
-@click.command()
+@click.command(
+    cls=GroupedCommand,
+    headings=STATISTICS,
+    examples=(
+        "reg add-expert math checkpoints/math --data math.jsonl",
+        "reg add-expert math hf://ORG/math-expert",
+        "reg add-expert poems adapters/poems --base base --data poems.jsonl",
+    ),
+)
 @click.argument("name")
 @checkpoint
 @calibration

@@ -5,12 +5,17 @@ from typing import Any
 
 import click
 
+from cli.option_groups import AUDIT, GroupedCommand
 from cli.options import Integer, file_path
 from cli.output import as_json, print_json, print_table
 from cli.session import Session, pass_session
 
 
-@click.command()
+@click.command(
+    cls=GroupedCommand,
+    headings=AUDIT,
+    examples=("reg audit-extraction checkpoints/base moe/ --data law.jsonl",),
+)
 @click.argument("folders", metavar="FOLDER…", type=file_path, nargs=-1, required=True)
 @click.option(
     "--data",

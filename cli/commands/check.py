@@ -5,14 +5,19 @@ from typing import Any
 
 import click
 
+from cli.option_groups import STATISTICS, GroupedCommand, typed_words
 from cli.options import adapter_base, allow_unrelated, calibration, checkpoint, pass_settings, remote_code
-from cli.output import as_json, print_json, print_table
+from cli.output import as_json, next_step, print_json, print_table
 from cli.session import Session, pass_session
 from cli.version_output import overlap_documents, overlap_lines, relation_documents, relation_lines
 from registry.families.sites import COUNTS
 
 
-@click.command()
+@click.command(
+    cls=GroupedCommand,
+    headings=STATISTICS,
+    examples=("reg check checkpoints/math", "reg check checkpoints/math --data math.jsonl"),
+)
 @checkpoint
 @calibration
 @adapter_base
@@ -65,3 +70,4 @@ def check(
     print_table(("checkpoint", report.label), rows)
     for line in overlap_lines(report.overlaps or ()):
         click.echo(line)
+    next_step(["add-expert", "NAME", *typed_words(click.get_current_context())])

@@ -5,12 +5,17 @@ from typing import Any
 
 import click
 
+from cli.option_groups import STATISTICS, GroupedCommand
 from cli.options import adapter_base, calibration, checkpoint, file_path, pass_settings
-from cli.output import as_json, done, print_json, progress
+from cli.output import as_json, done, next_step, print_json, progress, reg_line
 from registry.families.sites import TOKEN_COUNTS
 
 
-@click.command()
+@click.command(
+    cls=GroupedCommand,
+    headings=STATISTICS,
+    examples=("reg collect checkpoints/math --data math.jsonl --out checkpoints/math",),
+)
 @checkpoint
 @calibration
 @adapter_base
@@ -55,3 +60,6 @@ def collect(
         )
         return
     done(str(path), f"wrote {path}: {', '.join(tokens)} on {collected.tokens:,} tokens: {collected.calibration_label}")
+    registering = ["add-expert", "NAME", checkpoint, *(["--base", base] if base else [])]
+    in_place = out.resolve() == Path(checkpoint).resolve()
+    next_step(registering if in_place else f"copy {path} into the checkpoint's folder, then {reg_line(registering)}")

@@ -3,12 +3,16 @@
 import click
 
 from cli.main import COMPLETING
+from cli.option_groups import GroupedCommand
 from cli.options import Choice
 from cli.output import as_json, print_json
 from cli.shell_completion import SHELLS, script
 
 
-@click.command()
+@click.command(
+    cls=GroupedCommand,
+    examples=("source <(reg completion bash)", "reg completion fish > ~/.config/fish/completions/reg.fish"),
+)
 @click.argument("shell", type=Choice(SHELLS), metavar="SHELL")
 @as_json
 @click.pass_context

@@ -10,9 +10,10 @@ import click
 
 from cli.commands.push import print_pushed
 from cli.fit_options import fit_line, fit_options, fitted, take_fit_settings, unfitted
+from cli.next_steps import composing_as_typed, evaluating, loading
 from cli.option_groups import GroupedCommand
 from cli.options import Integer, file_path
-from cli.output import as_json, done, note, print_json, print_table, size
+from cli.output import as_json, done, is_quiet, next_step, note, print_json, print_table, short, size
 from cli.recipe import asked, experts_option, no_part, recipe_options
 from cli.session import Session, pass_session
 from registry import composition
@@ -26,7 +27,14 @@ if TYPE_CHECKING:
 _NOT_SHOWN = ("weights", "coefficients", "fit", "dtype")
 
 
-@click.command(cls=GroupedCommand)
+@click.command(
+    cls=GroupedCommand,
+    examples=(
+        "reg compose --experts code,math --out moe/",
+        "reg compose --experts code,math --plan",
+        "reg compose --recipe moe/composition.json --top-k 2 --out moe2/",
+    ),
+)
 @experts_option
 @click.option("--out", type=file_path, metavar="DIR", help="The folder to write; it appears whole or not at all.")
 @recipe_options()
@@ -158,16 +166,22 @@ def compose(
             document |= {"digest": None, "recipe": {**document["recipe"], "coefficients": None}}
         print_json(document)
     elif plan_only:
-        _print_plan(plan, fit_reads)
+        if is_quiet():
+            done(None if fit_reads else plan.digest)
+        else:
+            _print_plan(plan, fit_reads)
+        next_step(composing_as_typed(context, without=("plan_only", "save_recipe")))
     else:
         done(
             plan.digest,
-            f"composed {_members(plan)} into {out}  {plan.digest}",
+            f"composed {_members(plan)} into {out}  {short(plan.digest)}",
             *(f"  note: {note}" for note in plan.notes),
             f"  {plan.model_type}, {plan.parameters:,} parameters, {plan.active_parameters:,} active per token",
         )
         if pushed is not None:
             print_pushed(pushed)
+        names = plan.names if copies is None else []
+        next_step(evaluating([str(out)], names) if pushed is None else loading(pushed.repo_id, pushed.revision))
 
 
 def _check_fit(recipe: composition.AnyRecipe, like: tuple[Path, ...], settings: dict[str, Any]) -> None:
@@ -240,7 +254,7 @@ def _print_plan(plan: composition.AnyPlan, fit_reads: str = "") -> None:
             (
                 str(index),
                 member.ref,
-                member.version.digest[:12],
+                short(member.version.digest),
                 "-" if fit_reads else f"{factors[member.name]:g}",
                 f"{member.tokens:,}",
             )
@@ -254,7 +268,7 @@ def _print_plan(plan: composition.AnyPlan, fit_reads: str = "") -> None:
     if plan.base:
         shown.append(("base", plan.base.version.ref))
     print_table(
-        ("composition", "its digest depends on the coefficients" if fit_reads else plan.digest),
+        ("composition", "its digest depends on the coefficients" if fit_reads else short(plan.digest)),
         [
             ("host", f"{plan.model_type}, {plan.dtype}"),
             *(("note", note) for note in plan.notes),

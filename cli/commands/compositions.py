@@ -4,12 +4,13 @@ from typing import Any
 
 import click
 
-from cli.output import as_json, print_json, print_table
+from cli.option_groups import GroupedCommand
+from cli.output import as_json, next_step, print_json, print_table, short
 from cli.session import Session, pass_session
 from cli.version_output import members_and_base
 
 
-@click.command()
+@click.command(cls=GroupedCommand, examples=("reg compositions", "reg compositions math"))
 @click.argument("ref", required=False, metavar="[NAME[@V]|DIGEST]")
 @as_json
 @pass_session
@@ -27,7 +28,7 @@ def compositions(session: Session, ref: str | None, as_json: bool) -> None:
         ("composition", "made", "members", "base", "trunk", "router", "top-k"),
         [
             (
-                composition.digest[:12],
+                short(composition.digest),
                 composition.created_at[:19],
                 *members_and_base(composition),
                 *_recipe(composition.document),
@@ -35,6 +36,8 @@ def compositions(session: Session, ref: str | None, as_json: bool) -> None:
             for composition in records
         ],
     )
+    if records:
+        next_step(["show", short(records[0].digest)])
 
 
 def _recipe(document: dict[str, Any]) -> tuple[str, str, str]:

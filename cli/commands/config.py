@@ -2,11 +2,12 @@
 
 import click
 
+from cli.option_groups import GroupedCommand
 from cli.output import as_json, print_json, print_table
 from cli.session import Session, pass_session
 
 
-@click.command()
+@click.command(cls=GroupedCommand, examples=("reg config", "reg --home team/registry config"))
 @as_json
 @pass_session
 @click.pass_context

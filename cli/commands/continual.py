@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cli.next_steps import composing_as_typed
 from cli.option_groups import GroupedCommand
-from cli.output import print_json
+from cli.output import next_step, print_json
 from cli.recipe import asked, recipe_options
 from cli.score_tables import Table, figure, forms, print_csv, print_tables, test_text
 from cli.session import Session, pass_session
@@ -16,7 +17,10 @@ if TYPE_CHECKING:
     from registry.evaluation import Continual
 
 
-@click.command(cls=GroupedCommand)
+@click.command(
+    cls=GroupedCommand,
+    examples=("reg continual --schedule code,math --data code=c.jsonl --data math=m.jsonl",),
+)
 @click.option(
     "--schedule",
     multiple=True,
@@ -66,6 +70,9 @@ def continual(
         print_csv(_table(result, lambda value: "" if value is None else str(value)))
     else:
         print_tables([_table(result, figure)], as_markdown=as_markdown)
+    if not (as_csv or as_markdown):
+        without = ("data", "windows", "seq_len", "batch_size", "device", "dtype")
+        next_step(composing_as_typed(context, without=without, renamed={"schedule": "--experts"}))
 
 
 def _table(result: "Continual", cell: Callable[[float | None], str]) -> Table:

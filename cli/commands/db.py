@@ -2,16 +2,17 @@
 
 import click
 
-from cli.output import as_json, done, print_json
+from cli.option_groups import CommandGroup, GroupedCommand
+from cli.output import as_json, done, next_step, print_json
 from cli.session import Session, pass_session
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def db() -> None:
-    """The catalog's schema."""
+    """Show or upgrade the schema of the catalog: reg db current, reg db upgrade."""
 
 
-@db.command()
+@db.command(cls=GroupedCommand, examples=("reg db current",))
 @as_json
 @pass_session
 def current(session: Session, as_json: bool) -> None:
@@ -23,9 +24,11 @@ def current(session: Session, as_json: bool) -> None:
         print_json({"current": revision, "head": head})
     else:
         click.echo(f"{revision or 'no catalog yet'} (this program works with {head})")
+        if revision != head:
+            next_step(["db", "upgrade"])
 
 
-@db.command()
+@db.command(cls=GroupedCommand, examples=("reg db upgrade",))
 @as_json
 @pass_session
 def upgrade(session: Session, as_json: bool) -> None:
@@ -48,3 +51,4 @@ def upgrade(session: Session, as_json: bool) -> None:
     elif changed and upgraded.before is not None:
         lines.append("  no backup was made: only catalogs in SQLite files are copied")
     done(upgraded.after, *lines)
+    next_step(["verify"])

@@ -4,12 +4,13 @@ from pathlib import Path
 
 import click
 
+from cli.option_groups import GroupedCommand
 from cli.options import file_path
 from cli.output import as_json, print_json, print_table, progress
 from cli.score_tables import print_tables, tables_of
 
 
-@click.command()
+@click.command(cls=GroupedCommand, examples=("reg demo", "reg demo --out demo --force"))
 @click.option(
     "--out",
     type=file_path,

@@ -5,12 +5,15 @@ from typing import Any, Literal
 
 import click
 
+from cli.next_steps import composing, reporting
+from cli.option_groups import EVALUATION, GroupedCommand
 from cli.options import Integer, file_path, pairs, split
-from cli.output import print_json
+from cli.output import next_step, print_json
 from cli.recipe import asked, check_members
 from cli.score_tables import forms, print_csv, print_tables, ranking_of, tables_of, test_text, wide_table
 from cli.session import Session, pass_session
 from registry.composition.recipe.recipe_fields import AUTO, FIELDS, FieldKind
+from registry.io.model_folder import MARKER
 
 _SWITCHED = {"true": True, "yes": True, "false": False, "no": False}
 
@@ -51,7 +54,15 @@ def _value(name: str, text: str) -> Any:
     return _SWITCHED.get(text.lower(), text) if kind is FieldKind.SWITCH else text
 
 
-@click.command()
+@click.command(
+    cls=GroupedCommand,
+    headings=EVALUATION,
+    examples=(
+        "reg evaluate moe/ --data code=code.test.jsonl --data math=math.test.jsonl",
+        "reg evaluate moe/ --data code=code.test.jsonl --baselines --oracle",
+        "reg evaluate --experts code,math --sweep top_k=1,2 --data code=code.test.jsonl",
+    ),
+)
 @click.argument("folders", metavar="[FOLDER…]", nargs=-1, type=file_path)
 @test_text
 @click.option("--baselines", is_flag=True, help="Add rows for the base model, the experts and their plain average.")
@@ -194,3 +205,8 @@ def evaluate(
         print_tables(
             [*tables_of(rows, list(data)), *(ranking_of(rows) if methods or sweep else [])], as_markdown=as_markdown
         )
+    composed = [folder for folder in folders if (folder / MARKER).is_file()]
+    if composed and not (as_csv or as_markdown):
+        next_step(reporting(composed[0]))
+    elif refs and not (as_csv or as_markdown):
+        next_step(composing(refs, *(["--base", base] if base else [])))

@@ -2,11 +2,12 @@
 
 import click
 
-from cli.output import as_json, count, done, print_json, size
+from cli.option_groups import GroupedCommand
+from cli.output import as_json, count, done, next_step, print_json, short, size
 from cli.session import Session, pass_session
 
 
-@click.command()
+@click.command(cls=GroupedCommand, examples=("reg gc --dry-run", "reg gc"))
 @click.option("--dry-run", is_flag=True, help="Only list what would be deleted.")
 @as_json
 @pass_session
@@ -37,7 +38,7 @@ def gc(session: Session, dry_run: bool, as_json: bool) -> None:
         return
     verb = "would delete" if dry_run else "deleted"
     lines = [f"{verb} {count(len(garbage.digests), 'array')} ({size(garbage.nbytes)})"]
-    lines += [f"  {digest}" for digest in garbage.digests]
+    lines += [f"  {short(digest)}" for digest in garbage.digests]
     for number, noun, plural, nbytes in (
         (garbage.passes, "running or interrupted pass", "running or interrupted passes", garbage.pass_bytes),
         (garbage.merged, "merged adapter", "merged adapters", garbage.merged_bytes),
@@ -50,5 +51,6 @@ def gc(session: Session, dry_run: bool, as_json: bool) -> None:
     if dry_run:  # the list is the result, which --quiet must not hide
         for line in lines:
             click.echo(line)
+        next_step(["gc"])
     else:
         done(None, *lines)

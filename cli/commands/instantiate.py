@@ -7,8 +7,10 @@ import click
 
 from cli.commands.compose import plan_document
 from cli.fit_options import fit_line, fit_options, take_fit_settings
+from cli.next_steps import evaluating
+from cli.option_groups import INSTANTIATION, GroupedCommand
 from cli.options import file_path, split, unique_pairs
-from cli.output import as_json, done, print_json
+from cli.output import as_json, done, next_step, print_json, short
 from cli.session import Session, pass_session
 
 
@@ -22,7 +24,15 @@ def _weights(context: click.Context, option: click.Parameter, texts: tuple[str, 
     return weights or None
 
 
-@click.command()
+@click.command(
+    cls=GroupedCommand,
+    headings=INSTANTIATION,
+    examples=(
+        "reg instantiate mix --weights code=3,math=1 --out mostly-code/",
+        "reg instantiate mix --like math.jsonl --out like-math/",
+        "reg instantiate mix --fit math.jsonl --out fitted/",
+    ),
+)
 @click.argument("soup")
 @click.option("--out", required=True, type=file_path, metavar="DIR", help="The folder to write.")
 @click.option(
@@ -71,8 +81,9 @@ def instantiate(
     alpha = ", ".join(f"{name} {value:.4g}" for name, value in found.coefficients.items())
     done(
         found.plan.digest,
-        f"instantiated {soup} into {out}  {found.plan.digest}",
+        f"instantiated {soup} into {out}  {short(found.plan.digest)}",
         *([f"  domains: {shares}"] if shares else []),
         f"  coefficients: {alpha}",
         *([f"  {fit_line(found.plan.recipe)}"] if fit else []),
     )
+    next_step(evaluating([out], [name for name, share in found.domain_weights.items() if share]))

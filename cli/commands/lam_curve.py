@@ -4,15 +4,16 @@ from typing import Any
 
 import click
 
-from cli.option_groups import GroupedCommand
-from cli.output import as_json, print_json, print_table
+from cli.next_steps import composing_as_typed
+from cli.option_groups import GroupedCommand, typed_words
+from cli.output import as_json, next_step, print_json, print_table
 from cli.recipe import STATISTICS, asked, experts_option, recipe_options
 from cli.session import Session, pass_session
 
 _DEFAULTS = {"router": "ridge"}
 
 
-@click.command(cls=GroupedCommand)
+@click.command(cls=GroupedCommand, examples=("reg lam-curve --experts code,math",))
 @experts_option
 @recipe_options(*STATISTICS, **_DEFAULTS)
 @click.option("--base", metavar="NAME[@V]", help="The base model, for recipes that need one.")
@@ -48,3 +49,7 @@ def lam_curve(
             for lam, error, accuracy in zip(curve.lams, curve.errors, curve.accuracies, strict=True)
         ],
     )
+    words = typed_words(context)
+    defaults = {"--router": "ridge", "--lam": "auto"}
+    unsaid = [word for option, value in defaults.items() if option not in words for word in (option, value)]
+    next_step(composing_as_typed(context, *unsaid))

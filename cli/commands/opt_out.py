@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cli.option_groups import GroupedCommand
 from cli.options import file_path
 from cli.output import as_json, count, done, is_quiet, print_json, size
 from cli.session import Session, pass_session
@@ -17,7 +18,14 @@ if TYPE_CHECKING:
     from store.catalog import VersionRecord
 
 
-@click.command()
+@click.command(
+    cls=GroupedCommand,
+    examples=(
+        "reg opt-out math",
+        "reg opt-out math@1 --purge --yes",
+        "reg opt-out math --purge --receipt math-receipt.json",
+    ),
+)
 @click.argument("ref", metavar="NAME[@V]")
 @click.option(
     "--purge",

@@ -4,8 +4,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cli.next_steps import composing_as_typed
 from cli.option_groups import GroupedCommand
-from cli.output import as_json, note, print_json, print_table
+from cli.output import as_json, next_step, note, print_json, print_table
 from cli.recipe import asked, experts_option, recipe_options
 from cli.session import Session, pass_session
 
@@ -16,7 +17,10 @@ _WITHOUT = ("to", "routing", "routing_tokens", "mixing", "lead", "bias", "gating
             "remote_code")  # fmt: skip
 
 
-@click.command(cls=GroupedCommand)
+@click.command(
+    cls=GroupedCommand,
+    examples=("reg preview --experts code,math", "reg preview --experts code,math,law --router ridge"),
+)
 @experts_option
 @recipe_options(*_WITHOUT)
 @click.option("--base", metavar="NAME[@V]", help="The base model, for recipes that need one.")
@@ -46,6 +50,7 @@ def preview(
         print_json(prediction.document())
         return
     _print(prediction)
+    next_step(composing_as_typed(context))
 
 
 def _print(prediction: "Preview") -> None:

@@ -4,8 +4,10 @@ from pathlib import Path
 
 import click
 
+from cli.next_steps import fresh
+from cli.option_groups import GroupedCommand
 from cli.options import Integer, file_path, split
-from cli.output import as_json, done, print_json, print_table
+from cli.output import as_json, done, next_step, print_json, print_table
 from cli.session import Session, pass_session
 
 _SCORE = (
@@ -14,7 +16,7 @@ _SCORE = (
 )
 
 
-@click.command()
+@click.command(cls=GroupedCommand, examples=("reg proxy public.jsonl --experts law,math --base base --out proxy/",))
 @click.argument("files", metavar="FILE…", type=file_path, nargs=-1, required=True)
 @click.option("--experts", multiple=True, required=True, metavar="A,B@2,…", help="The experts, in any order.")
 @click.option("--base", metavar="NAME[@V]", help="The base model. [default: the only one registered]")
@@ -51,4 +53,6 @@ def proxy(
         (one.name, f"{one.documents:,} of {one.candidates:,}", f"{one.best:.3g}", f"{one.least:.3g}") for one in chosen
     ]
     print_table(("expert", "documents", "best score", "least score"), rows)
-    done(str(out), *_SCORE, f"written to {out}; next: reg train-router FOLDER --data {chosen[0].path} … --out DIR")
+    done(str(out), *_SCORE, f"written to {out}")
+    data = [word for one in chosen for word in ("--data", str(one.path))]
+    next_step(["train-router", "FOLDER", *data, "--out", fresh("trained/")])

@@ -5,15 +5,23 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cli.next_steps import loading
+from cli.option_groups import GroupedCommand
 from cli.options import file_path, hub_target
-from cli.output import as_json, done, print_json, size
+from cli.output import as_json, done, next_step, print_json, short, size
 from cli.session import Session, pass_session
 
 if TYPE_CHECKING:
     from registry.hub.target import Pushed
 
 
-@click.command()
+@click.command(
+    cls=GroupedCommand,
+    examples=(
+        "reg push moe/ ORG/code-math --license apache-2.0",
+        "reg push moe/ ORG/code-math --private --revision v1",
+    ),
+)
 @click.argument("folder", metavar="FOLDER", type=file_path)
 @hub_target
 @click.option(
@@ -45,11 +53,15 @@ def push(
     target = Target.parse(repo, revision=revision, private=private, create_pr=create_pr, force=force)
     with session.registry() as registry:
         pushed = registry.push(folder, target, license=license_id)
-    print_json(pushed) if as_json else print_pushed(pushed)
+    if as_json:
+        print_json(pushed)
+        return
+    print_pushed(pushed)
+    next_step(loading(pushed.repo_id, pushed.revision))
 
 
 def print_pushed(pushed: "Pushed") -> None:
     """Print the result of a push; with --quiet only the commit."""
     action = "pushed to" if pushed.added else "already up to date:"
-    end = f"{pushed.revision}, commit {pushed.commit[:12]}, {size(pushed.nbytes)} verified"
+    end = f"{pushed.revision}, commit {short(pushed.commit)}, {size(pushed.nbytes)} verified"
     done(pushed.commit, f"{action} {pushed.url}  {end}")

@@ -1,14 +1,17 @@
 """reg push-expert."""
 
+import shlex
+
 import click
 
 from cli.commands.push import print_pushed
+from cli.option_groups import GroupedCommand
 from cli.options import hub_target
-from cli.output import as_json, done, print_json
+from cli.output import as_json, next_step, print_json
 from cli.session import Session, pass_session
 
 
-@click.command()
+@click.command(cls=GroupedCommand, examples=("reg push-expert math ORG/math-expert",))
 @click.argument("ref", metavar="NAME[@V]")
 @hub_target
 @click.option(
@@ -44,4 +47,5 @@ def push_expert(
         return
     print_pushed(pushed)
     at = "" if pushed.revision == "main" else f"@{pushed.revision}"
-    done(None, f"  elsewhere: reg add-expert {ref.partition('@')[0]} hf://{pushed.repo_id}{at}")
+    registering = shlex.join(["reg", "add-expert", ref.partition("@")[0], f"hf://{pushed.repo_id}{at}"])
+    next_step(f"elsewhere: {registering}")

@@ -4,17 +4,21 @@ from pathlib import Path
 
 import click
 
+from cli.option_groups import CommandGroup, GroupedCommand
 from cli.options import file_path
 from cli.output import as_json, count, done, note, print_json
 from cli.session import Session, pass_session
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def receipt() -> None:
-    """Receipts of opt-outs."""
+    """Check the receipt of an opt-out: reg receipt verify FILE."""
 
 
-@receipt.command()
+@receipt.command(
+    cls=GroupedCommand,
+    examples=("reg receipt verify math-receipt.json", "reg receipt verify math-receipt.json --folder moe/"),
+)
 @click.argument("file", metavar="FILE", type=file_path)
 @click.option(
     "--folder",

@@ -5,13 +5,18 @@ from typing import Any
 
 import click
 
+from cli.option_groups import EVALUATION, GroupedCommand
 from cli.options import file_path
-from cli.output import as_json, done, print_json
+from cli.output import as_json, done, next_step, print_json
 from cli.score_tables import maybe_test_text
 from cli.session import Session, pass_session
 
 
-@click.command()
+@click.command(
+    cls=GroupedCommand,
+    headings=EVALUATION,
+    examples=("reg report moe/ --out report.html", "reg report moe/ --data code=code.test.jsonl --out report.html"),
+)
 @click.argument("composition", metavar="FOLDER|DIGEST")
 @maybe_test_text
 @click.option("--out", type=file_path, metavar="FILE", help="The page to write; optional with --json.")
@@ -54,3 +59,4 @@ def report(
         print_json(figures.document())
         return
     done(str(out), f"wrote {out}", *(f"  {text}" for text in figures.notes))
+    next_step(["push", composition, "ORG/NAME"] if Path(composition).is_dir() else ["show", composition])

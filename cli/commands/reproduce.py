@@ -4,12 +4,14 @@ from pathlib import Path
 
 import click
 
+from cli.next_steps import evaluating
+from cli.option_groups import GroupedCommand
 from cli.options import file_path
-from cli.output import as_json, done, note, print_json, size
+from cli.output import as_json, done, next_step, note, print_json, short, size
 from cli.session import Session, pass_session
 
 
-@click.command()
+@click.command(cls=GroupedCommand, examples=("reg reproduce moe/", "reg reproduce moe/ --out again/"))
 @click.argument("folder", metavar="FOLDER", type=file_path)
 @click.option("--out", type=file_path, metavar="DIR", help="Keep the new composition in this folder; absent or empty.")
 @as_json
@@ -48,10 +50,11 @@ def reproduce(context: click.Context, session: Session, folder: Path, out: Path 
             if wrong
             else f"reproduced: {number} {files} equal"
         )
-        done(None, f"{verdict} the composition of {', '.join(refs)} ({size(result.nbytes)})  {result.digest}")
+        done(None, f"{verdict} the composition of {', '.join(refs)} ({size(result.nbytes)})  {short(result.digest)}")
     if not result.is_same:
         note(
             f"next: reg reproduce {folder} --out DIR keeps the new composition; "
             f"if {folder} was changed or copied in part, copy it again"
         )
         context.exit(1)
+    next_step(evaluating([folder], [version.name for version in result.versions]))

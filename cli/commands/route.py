@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cli.next_steps import reporting
+from cli.option_groups import GroupedCommand
 from cli.options import Integer, file_path
-from cli.output import allows_colour, as_json, is_quiet, note, print_json, print_table
+from cli.output import allows_colour, as_json, is_quiet, next_step, note, print_json, print_table
 
 if TYPE_CHECKING:
     from registry.composition.trace import Routed
@@ -19,7 +21,10 @@ _COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red", "bright_cyan", 
 _MARKS = "abcdefghijklmnopqrstuvwxyz"
 
 
-@click.command()
+@click.command(
+    cls=GroupedCommand,
+    examples=('reg route moe/ "def add(a, b): return a + b"', "reg route moe/ - --every-layer < text.txt"),
+)
 @click.argument("folder", metavar="FOLDER", type=file_path)
 @click.argument("text", metavar="TEXT")
 @click.option("--layer", "layers", type=Integer(0), multiple=True, metavar="L", help="Show this layer (repeatable).")
@@ -76,6 +81,7 @@ def route(
             click.echo("  ".join(_legend(routed, layer, coloured)), color=coloured)
     if routed.is_alike:
         note(f"all {routed.layers} layers send each token to the same expert")
+    next_step(reporting(folder))
 
 
 def _lines(routed: "Routed", layer: int | None, coloured: bool) -> Iterator[str]:

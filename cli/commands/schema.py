@@ -5,6 +5,7 @@ from typing import Any
 import click
 
 from cli.json_schema.commands import ERROR, SCHEMAS, schema_of
+from cli.option_groups import GroupedCommand
 from cli.output import as_json, print_json
 from registry.composition import recipe as recipes
 from registry.errors import NotFoundError
@@ -14,7 +15,7 @@ RECIPE = "recipe"
 """Printed as a schema though it is not a command."""
 
 
-@click.command()
+@click.command(cls=GroupedCommand, examples=("reg schema list", "reg schema receipt verify", "reg schema recipe"))
 @click.argument("words", metavar="[COMMAND]", nargs=-1)
 @as_json
 def schema(words: tuple[str, ...], as_json: bool) -> None:

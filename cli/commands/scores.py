@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cli.option_groups import GroupedCommand
 from cli.options import pairs
 from cli.output import print_json
 from cli.score_tables import Table, figure, forms, print_csv, print_tables
@@ -26,7 +27,10 @@ def _lists(form: str) -> Callable[[click.Context, click.Parameter, tuple[str, ..
     return read
 
 
-@click.command()
+@click.command(
+    cls=GroupedCommand,
+    examples=("reg scores --task math=gsm8k --accuracy math=math.json --accuracy moe=moe.json",),
+)
 @click.option(
     "--accuracy",
     "files",

@@ -6,14 +6,16 @@ from typing import Any
 import click
 
 from cli.commands.show_composition import show_composition
-from cli.output import as_json, count, print_json, print_table, size
+from cli.next_steps import after_registration
+from cli.option_groups import GroupedCommand
+from cli.output import as_json, count, next_step, print_json, print_table, short, size
 from cli.session import Session, pass_session
 from cli.version_output import members_and_base, relation_documents, version_document
 from registry.checkpoint.router_rows import ROUTER_FILE
 from registry.families.sites import TOKEN_COUNTS
 
 
-@click.command()
+@click.command(cls=GroupedCommand, examples=("reg show math", "reg show math@1", "reg show 93072823"))
 @click.argument("ref", metavar="NAME[@V]|DIGEST")
 @as_json
 @pass_session
@@ -46,7 +48,7 @@ def show(session: Session, ref: str, as_json: bool) -> None:
             }
         )
         return
-    rows = [("digest", version.digest), ("state", version.state), ("registered", version.created_at)]
+    rows = [("digest", short(version.digest)), ("state", version.state), ("registered", version.created_at)]
     rows += [("withdrawn", version.withdrawn_at)] if version.withdrawn_at else []
     rows += [("purged", version.purged_at)] if version.purged_at else []
     if version.content is not None:
@@ -64,7 +66,7 @@ def show(session: Session, ref: str, as_json: bool) -> None:
     for s in version.statistics:
         saturated = "" if s.site == TOKEN_COUNTS else f", {s.saturated} saturated"
         rows += [("statistics", f"{s.site}: {s.tokens:,} tokens{saturated}")]
-    calibrations = {f"{s.calibration_label}  {s.calibration_digest[:12]}" for s in version.statistics}
+    calibrations = {f"{s.calibration_label}  {short(s.calibration_digest)}" for s in version.statistics}
     rows += [("calibration", label) for label in sorted(calibrations)]
     if training is not None:
         rows += [("trained", f"{count(training.steps, 'step')}, {training.tokens:,} tokens")]
@@ -79,8 +81,14 @@ def show(session: Session, ref: str, as_json: bool) -> None:
     ]
     for composition in compositions:
         members, base = members_and_base(composition)
-        rows += [("composition", f"{composition.digest[:12]}  {members}" + (f"  base {base}" if base else ""))]
+        rows += [("composition", f"{short(composition.digest)}  {members}" + (f"  base {base}" if base else ""))]
     print_table((version.kind, version.ref), rows)
+    if compositions:
+        next_step(["show", short(compositions[0].digest)])
+    elif version.state == "active":
+        is_base = version.kind == "base"
+        following = ["train-expert", "NAME", "--base", version.ref, "--data", "FILE"]
+        next_step(following if is_base else after_registration(version.name, relations))
 
 
 def _soup_line(soup: Mapping[str, Any]) -> str:

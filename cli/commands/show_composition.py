@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli.output import count, note, print_json, print_table
+from cli.next_steps import reporting
+from cli.output import count, next_step, note, print_json, print_table, short
 from cli.score_tables import Table, figure, print_tables
 from cli.version_output import members_and_base
 from registry.composition.recipe.recipe_fields import ENSEMBLE, FROM_ROWS, HETERO, SIMOE
@@ -75,7 +76,7 @@ def show_composition(registry: "Registry", composition: "CompositionRecord", as_
     rows += [(f"bias of {source.ref}", text) for source in sources if (text := _bias(source, composition.document))]
     rows += _training(composition.document)
     rows += [("folder", folder) for folder in composition.folders]
-    print_table(("composition", composition.digest), rows)
+    print_table(("composition", short(composition.digest)), rows)
     for evaluation in evaluations:
         click.echo()
         of_members = recipe["to"] in (ENSEMBLE, HETERO, SIMOE)
@@ -86,6 +87,7 @@ def show_composition(registry: "Registry", composition: "CompositionRecord", as_
             ("extraction audit", "extracted", "rate", "mean similarity", "largest", "prefix", "continued", "date"),
             [(*_audit_row(audit.document), audit.evaluated_at[:10]) for audit in audits],
         )
+    next_step(reporting(short(composition.digest)))
 
 
 def _source(registry: "Registry", document: Mapping[str, Any], ref: str) -> Source:

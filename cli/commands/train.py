@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from cli.option_groups import TRAINING, GroupedCommand
 from cli.options import Choice, file_path
 from cli.output import as_json
 from cli.session import Session, pass_session
@@ -13,7 +14,14 @@ from cli.training_options import mixture_text, training_options, weight_products
 from cli.worker import trained_as_worker
 
 
-@click.command()
+@click.command(
+    cls=GroupedCommand,
+    headings=TRAINING,
+    examples=(
+        "reg train moe/ --train all --data code --data math --out trained/",
+        "reg train moe/ --train routers --data text.jsonl --out trained/",
+    ),
+)
 @click.argument("folder", metavar="FOLDER", type=file_path)
 @click.option(
     "--train",

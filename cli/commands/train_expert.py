@@ -5,8 +5,10 @@ from typing import Any
 
 import click
 
+from cli.next_steps import after_registration
+from cli.option_groups import TRAINING, GroupedCommand
 from cli.options import Choice, annotations, file_path
-from cli.output import as_json, done, note, print_json
+from cli.output import as_json, done, next_step, note, print_json, short
 from cli.session import Session, pass_session
 from cli.trained_output import amount
 from cli.training_options import training_options, weight_products
@@ -15,7 +17,14 @@ from cli.worker import trained_as_worker
 from registry.composition.trained.trained_parts import trained_tokens
 
 
-@click.command()
+@click.command(
+    cls=GroupedCommand,
+    headings=TRAINING,
+    examples=(
+        "reg train-expert law --base base --data law.jsonl",
+        "reg train-expert law --base base --data law.jsonl --mlp lora:8 --out law/",
+    ),
+)
 @click.argument("name")
 @click.option(
     "--base",
@@ -130,8 +139,13 @@ def train_expert(
     else:
         version = registered.version
         verb = "registered" if registered.added else "already registered as"
-        done(version.ref, f"trained {name} in {used}; {verb} {version.ref}  {version.digest}", loss)
-    if losses.after >= losses.before:
+        done(version.ref, f"trained {name} in {used}; {verb} {version.ref}  {short(version.digest)}", loss)
+    spoiled = losses.after >= losses.before
+    if spoiled:
         note("  the loss did not improve: train on more data, longer, or with a smaller --lr")
-        if registered is not None:
-            note(f"  to withdraw it: reg opt-out {registered.version.ref}")
+    if registered is None:
+        next_step(["add-expert", name, str(trained.out)])
+    elif spoiled:
+        next_step(["opt-out", registered.version.ref])
+    else:
+        next_step(after_registration(registered.version.name, registered.relations))

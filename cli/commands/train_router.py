@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from cli.option_groups import TRAINING, GroupedCommand
 from cli.options import DTYPES, Integer, file_path
 from cli.output import as_json
 from cli.session import Session, pass_session
@@ -12,7 +13,11 @@ from cli.trained_output import print_trained
 from cli.training_options import mixture_text, training_options
 
 
-@click.command()
+@click.command(
+    cls=GroupedCommand,
+    headings=TRAINING,
+    examples=("reg train-router moe/ --data code --data math --out trained/",),
+)
 @click.argument("folder", metavar="FOLDER", type=file_path)
 @mixture_text
 @training_options(

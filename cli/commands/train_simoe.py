@@ -6,8 +6,10 @@ from typing import Any
 
 import click
 
+from cli.next_steps import composing
+from cli.option_groups import TRAINING, GroupedCommand
 from cli.options import Integer, annotations, file_path
-from cli.output import as_json, done, note, print_json
+from cli.output import as_json, done, next_step, note, print_json
 from cli.session import Session, pass_session
 from cli.trained_output import amount
 from cli.training_options import training_options, weight_products
@@ -15,7 +17,11 @@ from cli.version_output import version_document
 from registry.composition.trained.trained_parts import trained_tokens
 
 
-@click.command()
+@click.command(
+    cls=GroupedCommand,
+    headings=TRAINING,
+    examples=("reg train-simoe found --base base --data text.jsonl --experts 4",),
+)
 @click.argument("name")
 @click.option("--base", required=True, metavar="BASE", help="The registered base model to begin from, NAME[@V].")
 @click.option(
@@ -122,7 +128,7 @@ def train_simoe(
         f"  masks: {masks['sparsity']:.1%} zeros{closed}; mean overlap {overlap:.2f}",
         f"  loss on {trained.tokens:,} held-out tokens after the prompt: {losses.before:.4f} before, "
         f"{losses.after:.4f} after",
-        f"  together: reg compose --experts {','.join(refs)} --to simoe --out DIR",
     )
     if losses.after >= losses.before:
         note("  the loss did not improve: train on more data, longer, or with a smaller --lr")
+    next_step(composing(refs, "--to", "simoe"))

@@ -6,8 +6,10 @@ from typing import Any
 
 import click
 
+from cli.next_steps import fresh
+from cli.option_groups import TRAINING, GroupedCommand
 from cli.options import Integer, annotations
-from cli.output import as_json, done, note, print_json
+from cli.output import as_json, done, next_step, note, print_json, short
 from cli.session import Session, pass_session
 from cli.trained_output import amount
 from cli.training_options import training_options, weight_products
@@ -31,7 +33,14 @@ def _files(_context: click.Context, _option: click.Parameter, texts: Sequence[st
     return files
 
 
-@click.command()
+@click.command(
+    cls=GroupedCommand,
+    headings=TRAINING,
+    examples=(
+        "reg train-soup mix --base base --domains a.jsonl --domains b.jsonl --experts 8",
+        "reg train-soup mix --base base --domains text.jsonl --clusters 16 --experts 8",
+    ),
+)
 @click.argument("name")
 @click.option(
     "--base",
@@ -117,10 +126,11 @@ def train_soup(
     listed = refs[0] if len(refs) == 1 else f"{refs[0]} to {refs[-1]}"
     done(
         shared.ref,
-        f"trained {name} in {amount(training, settings['tokens'])}; registered {shared.ref}  {shared.digest}",
+        f"trained {name} in {amount(training, settings['tokens'])}; registered {shared.ref}  {short(shared.digest)}",
         f"  experts {listed}; domains {few(training['domains'])}",
         f"  loss on {trained.tokens:,} held-out tokens, each domain's own model: {losses.before:.4f} before, "
         f"{losses.after:.4f} after",
     )
     if losses.after >= losses.before:
         note("  the loss did not improve: train on more data, longer, or with a smaller --lr")
+    next_step(["instantiate", name, "--weights", f"{training['domains'][0]}=1", "--out", fresh("model/")])

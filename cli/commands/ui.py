@@ -5,6 +5,7 @@ from contextlib import suppress
 
 import click
 
+from cli.option_groups import GroupedCommand
 from cli.output import as_json, done, print_json
 from cli.session import Session, pass_session
 from registry.errors import StorageError
@@ -13,7 +14,7 @@ _NEEDED = ("starlette", "uvicorn", "jinja2", "vl_convert")
 DEFAULT_PORT = 8321
 
 
-@click.command()
+@click.command(cls=GroupedCommand, examples=("reg ui --open", "reg ui --port 0"))
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),

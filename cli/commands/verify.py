@@ -2,11 +2,12 @@
 
 import click
 
-from cli.output import as_json, count, done, note, print_json, size
+from cli.option_groups import GroupedCommand
+from cli.output import as_json, count, done, next_step, note, print_json, size
 from cli.session import Session, pass_session
 
 
-@click.command()
+@click.command(cls=GroupedCommand, examples=("reg verify",))
 @as_json
 @pass_session
 @click.pass_context
@@ -26,6 +27,8 @@ def verify(context: click.Context, session: Session, as_json: bool) -> None:
             belong = "belongs" if result.orphans == 1 else "belong"
             why = f"{belong} to no version (left by an interrupted command, harmless)"
             done(None, f"{count(result.orphans, 'array')} {why}: reg gc deletes leftovers")
+            if not result.problems:
+                next_step(["gc", "--dry-run"])
     if result.problems:
         note(
             "next: to repair an array, add its expert again from the checkpoint: reg add-expert NAME CKPT; "

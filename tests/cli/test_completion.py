@@ -40,6 +40,9 @@ def completed(home: Path, line: str, shell: str = "bash") -> list[str]:
 
 WORDS = {
     "com": ["compose", "compositions", "completion"],
+    "l": ["list", "log", "ls", "lam-curve"],
+    "ls --off": ["--offset"],
+    "rm mathe": ["mathematics"],
     "show ": ["base", "code", "gone", "math", "mathematics"],
     "show mathe": ["mathematics"],
     "show math@": ["math@1", "math@stable"],

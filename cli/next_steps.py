@@ -1,0 +1,79 @@
+"""Commands that follow other commands: what `cli.output.next_step` prints after a success."""
+
+import json
+import shlex
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import count as count_from
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from cli.option_groups import typed_words
+
+if TYPE_CHECKING:
+    from registry.registration.lineage import Relation
+
+_MOST = 4
+"""Maximum number of experts or domains in a line."""
+_OUTPUT_FORMS = ("as_json", "as_csv", "as_markdown")
+
+
+def fresh(name: str) -> str:
+    """Return a path that does not exist yet: `moe/`, or `moe-2/` where there is one."""
+    stem, dot, ending = name.rstrip("/").partition(".")
+    slash = "/" if name.endswith("/") else ""
+    return next(
+        path + slash
+        for number in count_from(1)
+        if not Path(path := stem + ("" if number == 1 else f"-{number}") + dot + ending).exists()
+    )
+
+
+def composing(experts: Iterable[str], *options: str) -> list[str]:
+    """Return the words that compose experts."""
+    return ["compose", "--experts", ",".join(experts), *options, "--out", fresh("moe/")]
+
+
+def composing_as_typed(
+    context: click.Context,
+    *options: str,
+    without: Collection[str] = (),
+    renamed: Mapping[str, str] | None = None,
+) -> list[str]:
+    """Return the words that compose what a command with a recipe was about, with the options that it was given.
+
+    Args:
+        context: the command's.
+        options: more options.
+        without: parameters of the command that composing does not have.
+        renamed: parameter → its option when composing.
+    """
+    words = typed_words(context, without=(*_OUTPUT_FORMS, *without, "out"), renamed=renamed or {})
+    out = context.params.get("out")
+    return ["compose", *words, *options, "--out", fresh("moe/") if out is None else str(out)]
+
+
+def after_registration(name: str, relations: "Sequence[Relation]") -> list[str]:
+    """Return the words that compose a new expert with registered ones of its base model, or that register another."""
+    near = [one.ref for one in relations if one.kind == "expert" and one.verdict in ("same base", "same weights")]
+    others = [other for other in dict.fromkeys(ref.partition("@")[0] for ref in near) if other != name]
+    return composing(sorted([*others[: _MOST - 1], name])) if others else ["add-expert", "NAME", "CKPT"]
+
+
+def evaluating(folders: Iterable[Path | str], domains: Iterable[str]) -> list[str]:
+    """Return the words that score folders on text of each domain."""
+    data = [word for domain in [*dict.fromkeys(domains)][:_MOST] for word in ("--data", f"{domain}=FILE")]
+    return ["evaluate", *map(str, folders), *(data or ["--data", "DOMAIN=FILE"])]
+
+
+def reporting(composition: Path | str) -> list[str]:
+    """Return the words that write a page about a composition."""
+    return ["report", str(composition), "--out", fresh("report.html")]
+
+
+def loading(repo: str, revision: str) -> str:
+    """Return the line that loads a pushed model."""
+    words = [json.dumps(repo), *([] if revision == "main" else [f"revision={json.dumps(revision)}"])]
+    load = f"AutoModelForCausalLM.from_pretrained({', '.join(words)})"
+    return shlex.join(["python", "-c", f"from transformers import AutoModelForCausalLM; {load}"])

@@ -1,0 +1,122 @@
+"""Layout of tables as lines of text, of any width or at most that of a terminal."""
+
+import re
+import textwrap
+from collections.abc import Iterable, Sequence
+
+GAP = "  "
+"""What stands between two columns."""
+ELLIPSIS = "…"
+LEAST = 12
+"""Characters that a column of text keeps before columns are moved to a table of their own."""
+
+_NUMBER = re.compile(r"[-+]?[\d,]+(\.\d+)?(e[-+]?\d+)?( ± [\d.]+)?( ?%| [kMGT]?B)?")
+_BLANK = ("", "-")
+"""Cells that stand for a missing number."""
+
+
+def layout(header: Sequence[str], rows: Iterable[Sequence[str]], width: int | None = None) -> list[list[str]]:
+    """Return the lines of a table; those of several tables, each with the first column, where one would be too wide.
+
+    Columns of numbers are aligned at the right. Where the width is limited, the text of the last of two columns is
+    wrapped, and that of more columns is shortened in the middle.
+
+    Args:
+        header: a title for each column.
+        rows: cells of text, as many in each row.
+        width: the largest length of a line; None for any.
+    """
+    table = [list(header), *[[_on_one_line(cell) for cell in row] for row in rows]]
+    at_right = [_has_numbers(table[1:], column) for column in range(len(header))]
+    if width is None or _length(_widths(table)) <= width:
+        return [_lines(table, at_right, _widths(table))]
+    width = max(width, 3 * LEAST)
+    if len(header) == 2 and not at_right[1]:
+        return [_wrapped(table, width)]
+    return [
+        _lines(part, [at_right[column] for column in columns], _fitting(part, width))
+        for columns in _parts(table, width)
+        for part in [[[row[column] for column in columns] for row in table]]
+    ]
+
+
+def shorten(text: str, width: int) -> str:
+    """Return a text of at most `width` characters; what is left out in the middle is an ellipsis."""
+    if len(text) <= width:
+        return text
+    end = (width - 1) // 2
+    return text[: width - 1 - end] + ELLIPSIS + (text[-end:] if end else "")
+
+
+def _on_one_line(cell: str) -> str:
+    return " ".join(cell.splitlines()) if "\n" in cell else cell
+
+
+def _has_numbers(rows: Sequence[Sequence[str]], column: int) -> bool:
+    cells = [row[column] for row in rows if row[column] not in _BLANK]
+    return bool(cells) and all(_NUMBER.fullmatch(cell) for cell in cells)
+
+
+def _widths(table: Sequence[Sequence[str]]) -> list[int]:
+    return [max(map(len, cells)) for cells in zip(*table, strict=True)]
+
+
+def _length(widths: Sequence[int]) -> int:
+    return sum(widths) + len(GAP) * (len(widths) - 1)
+
+
+def _lines(table: Sequence[Sequence[str]], at_right: Sequence[bool], widths: Sequence[int]) -> list[str]:
+    lines = []
+    for row in table:
+        cells = [shorten(cell, width) for cell, width in zip(row, widths, strict=True)]
+        placed = [
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(cells, widths, at_right, strict=True)
+        ]
+        lines.append(GAP.join(placed).rstrip())
+    return lines
+
+
+def _wrapped(table: Sequence[Sequence[str]], width: int) -> list[str]:
+    """Return the lines of a table of names and values, the values wrapped."""
+    first = min(_widths(table)[0], width // 3)
+    lines = []
+    for name, value in table:
+        parts = textwrap.wrap(value, width - first - len(GAP)) or [""]
+        names = [shorten(name, first), *[""] * (len(parts) - 1)]
+        lines += [f"{own:<{first}}{GAP}{part}".rstrip() for own, part in zip(names, parts, strict=True)]
+    return lines
+
+
+def _parts(table: Sequence[Sequence[str]], width: int) -> list[list[int]]:
+    """Return the columns of each table: as many as fit beside the first one, each with `LEAST` characters or more."""
+    first, *others = [min(own, max(LEAST, width // 3)) for own in _widths(table)]
+    first = min(first, LEAST)
+    parts: list[list[int]] = []
+    left = 0
+    for column, own in enumerate(others, 1):
+        needed = len(GAP) + min(own, _kept(table, column))
+        if not parts or needed > left:
+            parts.append([0])
+            left = width - first
+        parts[-1].append(column)
+        left -= needed
+    return parts or [[0]]
+
+
+def _kept(table: Sequence[Sequence[str]], column: int) -> int:
+    """Return how many characters of a column are kept at least: all of a number or a time."""
+    rigid = max((len(row[column]) for row in table[1:] if re.fullmatch(r"[\d\W]+", row[column])), default=0)
+    return max(LEAST, rigid)
+
+
+def _fitting(table: Sequence[Sequence[str]], width: int) -> list[int]:
+    """Return widths of columns that fit; the widest are made equally narrow, and none narrower than it must be."""
+    widths = _widths(table)
+    kept = [min(own, _kept(table, column)) for column, own in enumerate(widths)]
+    while _length(widths) > width:
+        column = max(range(len(widths)), key=lambda one: (widths[one] > kept[one], widths[one]))
+        if widths[column] <= kept[column]:  # a table of one cell that is wider than the terminal
+            column = max(range(len(widths)), key=widths.__getitem__)
+        widths[column] -= 1
+    return widths

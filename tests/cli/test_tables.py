@@ -1,0 +1,71 @@
+"""Proves: a table is no wider than the terminal, numbers end at the same place, and a file gets every character."""
+
+import click
+import pytest
+
+from cli.output import print_table
+from cli.tables import layout, shorten
+
+LONG = "n" * 47 + "MIDDLE" + "z" * 47
+WIDTHS = (60, 80, 120)
+VERSIONS = (
+    ("version", "kind", "digest", "parameters", "tokens", "aliases", "tags", "state"),
+    [(f"{LONG}@{one}", "expert", "0123456789ab", "1,195,824", "16,384", "", f"{LONG}=x", "active") for one in "123"],
+)
+SCORES = (
+    ("normalised score", *(f"{LONG}-{one}" for one in range(12)), "average"),
+    [(LONG, *["100.00 ± 0.25"] * 12, "99.10"), ("moe", *["7.00"] * 12, "")],
+)
+PAIRS = (("expert", LONG), [("digest", "a" * 64), ("note", "word " * 60), (LONG, "x")])
+LOG = (("at", "what"), [("2026-01-01 10:00", f"{LONG}@1 was registered")])
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("table", [VERSIONS, SCORES, PAIRS, LOG], ids=["versions", "scores", "pairs", "log"])
+def test_no_line_is_wider_than_the_terminal(table: tuple[tuple[str, ...], list[tuple[str, ...]]], width: int) -> None:
+    parts = layout(*table, width)
+    assert max(len(line) for lines in parts for line in lines) <= width
+    assert all(len(lines) > len(table[1]) for lines in parts)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_every_column_of_a_folded_table_stands_in_one_part(width: int) -> None:
+    header = ("score", *(f"domain{one}" for one in range(40)))
+    parts = layout(header, [("moe", *(f"{one}.25" for one in range(40)))], width)
+    assert len(parts) > 1
+    assert all(lines[0].startswith("score") and lines[1].startswith("moe") for lines in parts)
+    assert [word for lines in parts for word in lines[0].split()[1:]] == list(header[1:])
+    assert [word for lines in parts for word in lines[1].split()[1:]] == [f"{one}.25" for one in range(40)]
+
+
+def test_numbers_and_times_are_never_shortened() -> None:
+    rows = [(LONG, "123,456,789,012,345", "2026-01-01T10:00:00", LONG)]
+    text = "\n".join(line for lines in layout(("a", "b", "c", "d"), rows, 60) for line in lines)
+    assert "123,456,789,012,345" in text
+    assert "2026-01-01T10:00:00" in text
+
+
+def test_numbers_end_at_the_same_place() -> None:
+    (lines,) = layout(("model", "score", "note"), [("a", "7.00", "x"), ("bc", "100.00", "y"), ("d", "", "z")])
+    assert lines == ["model   score  note", "a        7.00  x", "bc     100.00  y", "d              z"]
+
+
+def test_what_is_left_out_is_the_middle() -> None:
+    assert shorten("abcdefghij", 7) == "abc…hij"
+    assert shorten("abcdefghij", 10) == "abcdefghij"
+    assert [shorten("abcdefghij", one) for one in (1, 2, 3)] == ["…", "a…", "a…j"]
+
+
+def test_a_line_break_in_a_cell_does_not_break_the_table() -> None:
+    assert layout(("a", "b", "c"), [("x\ny", "1", "z")]) == [["a    b  c", "x y  1  z"]]
+
+
+def test_a_file_gets_every_character(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    print_table(*VERSIONS)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4
+    assert lines[1].startswith(f"{LONG}@1  expert  0123456789ab")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    print_table(*VERSIONS)
+    assert max(map(len, click.unstyle(capsys.readouterr().out).splitlines())) == 60
