@@ -6,15 +6,15 @@ import importlib
 import os
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import click
 
-from cli.errors import translate_errors
+from cli.errors import CliError, translate_errors
 from cli.output import allows_colour, output_options
-from cli.session import Session
+from cli.session import Session, accept_place, place_options
 from cli.summaries import SUMMARIES
+from cli.synonyms import SYNONYMS
 from registry.names.suggest import suggest
 
 COMMANDS = {
@@ -89,7 +89,9 @@ class _Group(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in COMMANDS and cmd_name not in self.commands:
             function = COMMANDS[cmd_name]
-            self.add_command(getattr(importlib.import_module(f"cli.commands.{function.rstrip('_')}"), function))
+            added = getattr(importlib.import_module(f"cli.commands.{function.rstrip('_')}"), function)
+            accept_place(added)
+            self.add_command(added, cmd_name)
         command = super().get_command(ctx, cmd_name)
         if command is not None and ctx.resilient_parsing:  # a shell completes
             importlib.import_module("cli.shell_completion").complete_names(command)
@@ -100,7 +102,7 @@ class _Group(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         word = args[0]
         if word not in COMMANDS and not word.startswith("-") and not ctx.resilient_parsing:
-            ctx.fail(f"No such command {word!r}{suggest(word, COMMANDS, 0.5) or '.'}")
+            raise _unknown(word)
         return super().resolve_command(ctx, args)
 
     def make_context(
@@ -114,7 +116,7 @@ class _Group(click.Group):
         return context
 
     def invoke(self, ctx: click.Context) -> Any:
-        with translate_errors(as_json=ctx.meta[_AS_JSON]):
+        with translate_errors(ctx, as_json=ctx.meta[_AS_JSON]):
             return super().invoke(ctx)
 
 
@@ -134,33 +136,22 @@ def _asks_for_json(words: Sequence[str]) -> bool:
     return "--json" in (words[: words.index("--")] if "--" in words else words)
 
 
-def _not_empty(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
-    if value == "":
-        raise click.BadParameter("it is empty")  # an unset shell variable must not select another registry
-    return value
+def _unknown(word: str) -> CliError:
+    """Return the error of a word that is no command, with what was meant."""
+    meant = SYNONYMS.get(word.lower(), ())
+    guess = f"; did you mean {' or '.join(map(repr, meant))}?" if meant else suggest(word, COMMANDS)
+    following = f"reg {meant[0]} --help" if meant else "reg --help"
+    return CliError(f"there is no command {word!r}{guess}", following, "UsageError", 2)
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
-    "--home",
-    callback=_not_empty,
-    envvar="REG_HOME",
-    metavar="DIR",
-    help="The registry's folder (REG_HOME).",
-)
-@click.option(
-    "--database",
-    callback=_not_empty,
-    envvar="REG_DATABASE",
-    metavar="URL",
-    help="SQLAlchemy URL of the catalog (REG_DATABASE).",
-)
+@place_options
 @output_options
 @click.version_option(package_name="expert-registry", prog_name="reg")
 @click.pass_context
-def main(ctx: click.Context, home: str | None, database: str | None) -> None:
+def main(ctx: click.Context) -> None:
     """A registry of expert language models: register once, compose any subset into a sparse MoE, opt out exactly."""
-    ctx.obj = Session(None if home is None else Path(home), database)
+    ctx.obj = Session(ctx.meta)
 
 
 if __name__ == "__main__":

@@ -100,7 +100,7 @@ def compose(
 ) -> None:
     """Compose registered experts into one model that transformers loads: a sparse mixture, unless --to says more."""
     if out is None and not plan_only:
-        raise click.UsageError("Missing option '--out' (or '--plan').")
+        raise click.UsageError("--out is missing, or --plan")
     if repo is None and (private or license_id):
         raise click.UsageError("--private and --license are for --push.")
     if save_recipe is not None:

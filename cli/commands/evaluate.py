@@ -150,7 +150,7 @@ def evaluate(
     if recipe_path is not None and not sweep:
         raise click.UsageError("--recipe is of --sweep; a folder composed by it: reg compose --recipe FILE --out DIR")
     if not folders and not experts and recipe_path is None:
-        raise click.UsageError("Missing argument '[FOLDER…]' (or '--experts' and '--methods').")
+        raise click.UsageError("FOLDER is missing, or --experts and --methods")
     if sweep and not experts and recipe_path is None:
         raise click.UsageError(
             "--sweep composes experts once for each value, and changes no FOLDER: name the experts with --experts A,B "
