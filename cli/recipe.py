@@ -167,6 +167,8 @@ def asked(
     if not (experts or refs):
         raise click.UsageError("--experts is missing, or a --recipe that names them")
     check_members(session, refs)
+    if base is not None:
+        check_members(session, [base], kind="base")
     if file is None:
         return Asked(refs, recipes.make_recipe({**(defaults or {}), **given}), base)
     asked_for = set(given)

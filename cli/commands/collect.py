@@ -7,7 +7,10 @@ import click
 
 from cli.options import adapter_base, calibration, checkpoint, file_path, pass_settings
 from cli.output import as_json, done, print_json, progress
+from registry.calibration.corpus import check_files
+from registry.checkpoint.model_files import check_checkpoint
 from registry.families.sites import TOKEN_COUNTS
+from registry.io.model_folder import check_place
 
 
 @click.command()
@@ -31,6 +34,9 @@ def collect(
     No registry is needed. With the resulting file, CKPT registers elsewhere without data or a forward pass. With
     --data and --sites counts no model runs here either.
     """
+    check_checkpoint(checkpoint)
+    check_files(data)
+    check_place(out)
     from registry.statistics.collect import collect_to
 
     path, collected = collect_to(

@@ -11,6 +11,7 @@ from cli.recipe import asked, check_members
 from cli.score_tables import forms, print_csv, print_tables, ranking_of, tables_of, test_text, wide_table
 from cli.session import Session, pass_session
 from registry.composition.recipe.recipe_fields import AUTO, FIELDS, FieldKind
+from registry.evaluation.methods import named_methods
 
 _SWITCHED = {"true": True, "yes": True, "false": False, "no": False}
 
@@ -162,6 +163,7 @@ def evaluate(
         raise click.UsageError("--active-experts is of FOLDER….")
     if seeds is not None and not methods:
         raise click.UsageError("--seeds is of --methods.")
+    named_methods(split(methods))
     refs, recipe = split(experts), None
     if recipe_path is not None:
         wanted = asked(context, session, experts, base, {"recipe_path": recipe_path, "to": None})
