@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 from click.core import ParameterSource
@@ -51,10 +51,15 @@ class Session:
 
     @contextmanager
     def registry(self, *, create: bool = False) -> Iterator["Registry"]:
-        """Open the registry with progress bars, and close it; with `create`, create it if it does not exist."""
+        """Open the registry with progress bars, and close it.
+
+        Args:
+            create: the registry need not exist: the first write creates it, and a command that fails leaves nothing.
+        """
         from registry import Registry
 
-        with Registry(self.home, database=self.database, progress=progress(), create=create) as registry:
+        made: Literal["when written to", False] = "when written to" if create else False
+        with Registry(self.home, database=self.database, progress=progress(), create=made) as registry:
             yield registry
 
 

@@ -48,7 +48,8 @@ class Registry:
         home: the registry's folder; default REG_HOME, else the platform's user-data folder.
         database: SQLAlchemy URL of the catalog; default REG_DATABASE, else SQLite in the home.
         progress: receives the progress of long steps; default none.
-        create: create the registry if it does not exist; otherwise a `home` without one is a NotFoundError.
+        create: create the registry if it does not exist, at once or `"when written to"`; otherwise a `home` without one
+            is a NotFoundError.
 
     Every method raises subclasses of `registry.errors.RegError`, and a wrong request raises before anything is written.
     """
@@ -59,7 +60,7 @@ class Registry:
         *,
         database: str | None = None,
         progress: Progress = silent,
-        create: bool = True,
+        create: bool | Literal["when written to"] = True,
     ) -> None:
         self._workspace = Workspace.open(home, database, progress, create=create)
 
