@@ -1,4 +1,7 @@
-"""Translation of errors into messages: the failure and the next command, as text or, with --json, as JSON."""
+"""Translation of errors into messages: the failure and the next command, as text or, with --json, as JSON.
+
+Click's own errors are put into the same words by what they carry (parameter, option, context), not by their texts.
+"""
 
 import errno
 import json
@@ -15,6 +18,13 @@ from cli.output import allows_colour
 from registry.errors import RegError
 
 DEBUG_VARIABLE = "REG_DEBUG"
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it: 128 and the number of the signal."""
+RESUMING = frozenset(
+    {"add-expert", "check", "collect", "push", "push-expert", "train", "train-expert", "train-router", "train-simoe",
+     "train-soup"}
+)  # fmt: skip
+"""Commands that go on where they were interrupted."""
 _RIGHTS = "repeat as a user who may write there, or choose another path"
 _SPACE = "free some space there, then repeat the command"
 _SYSTEM_HINTS = {
@@ -29,66 +39,127 @@ _SYSTEM_HINTS = {
 
 
 class CliError(click.ClickException):
-    """An error for the user: a message, and the next command."""
+    """An error for the user: a message, and the next command.
 
-    exit_code = 1
+    Args:
+        message: what failed.
+        hint: what to type next.
+        kind: the name of the error in JSON.
+        exit_code: the exit code: 2 for wrong usage.
+    """
 
-    def __init__(self, message: str, hint: str | None, kind: str) -> None:
+    def __init__(self, message: str, hint: str | None, kind: str, exit_code: int = 1) -> None:
         super().__init__(message)
         self.hint = hint
         self.kind = kind
+        self.exit_code = exit_code
+        self.as_json = False
 
     def show(self, file: IO[Any] | None = None) -> None:
         """Print the error."""
+        file = file or sys.stderr
+        if self.as_json:
+            document = {"kind": self.kind, "message": self.message, "next": self.hint, "exit_code": self.exit_code}
+            click.echo(json.dumps({"error": document}), file=file)
+            return
         color = allows_colour()
         error, following = click.style("error:", fg="red", bold=True), click.style("next:", bold=True)
-        click.echo(f"{error} {self.message}", file=file or sys.stderr, color=color)
+        click.echo(f"{error} {self.message}", file=file, color=color)
         if self.hint:
-            click.echo(f"  {following} {self.hint}", file=file or sys.stderr, color=color)
-
-
-class _JsonError(CliError):
-    """An error printed as one line of JSON on stderr."""
-
-    def show(self, file: IO[Any] | None = None) -> None:
-        document = {"kind": self.kind, "message": self.message, "next": self.hint, "exit_code": self.exit_code}
-        click.echo(json.dumps({"error": document}), file=file or sys.stderr)
-
-
-class _JsonUsageError(_JsonError):
-    exit_code = 2
+            click.echo(f"  {following} {self.hint}", file=file, color=color)
 
 
 @contextmanager
-def translate_errors(*, as_json: bool) -> Iterator[None]:
-    """Turn exceptions of the library and the system into messages; REG_DEBUG shows the traceback instead."""
+def translate_errors(context: click.Context | None = None, *, as_json: bool) -> Iterator[None]:
+    """Turn exceptions of the library and the system into messages; REG_DEBUG shows the traceback instead.
+
+    Args:
+        context: the group's, once it is known.
+        as_json: print errors as JSON.
+    """
     try:
         yield
-    except (click.exceptions.Exit, KeyboardInterrupt):
+    except click.exceptions.Exit:
         raise
-    except (click.ClickException, click.Abort) as error:
-        if not as_json:
+    except (Exception, KeyboardInterrupt) as error:
+        message = _translated(error, context, as_json=as_json)
+        if message is None:
             raise
-        raise _as_json(error) from error
-    except Exception as error:
-        closed = isinstance(error, OSError) and error.errno == errno.EPIPE  # the reader of the output has closed it
-        if closed or os.environ.get(DEBUG_VARIABLE):
-            raise
-        message = _message(error)
-        raise (_as_json(message) if as_json else message) from error
+        message.as_json = as_json
+        raise message from error
 
 
-def _as_json(error: click.ClickException | click.Abort) -> _JsonError:
+def _translated(error: BaseException, context: click.Context | None, *, as_json: bool) -> CliError | None:
+    """Return the message of an error, or None if it is to be raised as it is."""
+    if isinstance(error, CliError):
+        return error
+    if _is_interrupt(error):
+        command = context.invoked_subcommand if context else None
+        again = "run it again; it goes on where it stopped" if command in RESUMING else "run it again"
+        return CliError("interrupted", again, "Interrupted", INTERRUPTED)
     if isinstance(error, click.Abort):
-        return _JsonError("aborted: the question was not confirmed", None, "Abort")
-    hint = getattr(error, "hint", None)
-    if isinstance(error, click.UsageError) and error.ctx is not None:
-        hint = f"{error.ctx.command_path} --help"
-    kind = _JsonUsageError if isinstance(error, click.UsageError) else _JsonError
-    return kind(error.format_message(), hint, getattr(error, "kind", type(error).__name__))
+        return CliError("not confirmed: nothing was done", "run it again, and answer y", "Abort")
+    if isinstance(error, click.ClickException):
+        return _of_click(error, context, as_json=as_json)
+    closed = isinstance(error, OSError) and error.errno == errno.EPIPE  # the reader of the output has closed it
+    return None if closed or os.environ.get(DEBUG_VARIABLE) else _message(error)
 
 
-def _message(error: Exception) -> CliError:
+def _is_interrupt(error: BaseException) -> bool:
+    """Tell whether Ctrl-C was typed; at a question, Click makes another error of it."""
+    return isinstance(error, KeyboardInterrupt) or (
+        isinstance(error, click.Abort) and isinstance(error.__context__, KeyboardInterrupt)
+    )
+
+
+def _of_click(error: click.ClickException, group: click.Context | None, *, as_json: bool) -> CliError | None:
+    """Return a message of an error that Click found, or that a command raised as Click's."""
+    hint, kind, code = None, type(error).__name__, error.exit_code
+    if isinstance(error, click.UsageError):
+        command = (group.invoked_subcommand if group else None) or ""  # some errors of Click's have no context
+        hint = f"{_path(error.ctx) if error.ctx else f'reg {command}'.rstrip()} --help"
+    if type(error).__name__ == "NoArgsIsHelpError":  # newer versions of Click: its message is the help
+        return CliError("a command is missing", hint, kind, code) if as_json else None
+    return CliError(_words(error), hint, kind, code)
+
+
+def _words(error: click.ClickException) -> str:
+    """Return what an error of Click says, in this program's words."""
+    text = error.message.removesuffix(".")
+    text = text[:1].lower() + text[1:] if text[1:2].islower() else text  # `Got unexpected …`, not `FILE …`
+    if isinstance(error, click.exceptions.NoSuchOption):
+        meant = f"; did you mean {error.possibilities[0]}?" if error.possibilities else ""
+        return f"there is no option {error.option_name}{meant}"
+    if not isinstance(error, click.BadParameter):
+        return text
+    hint = error.param_hint
+    named = hint if isinstance(hint, str) else " / ".join(hint) if hint else _name_of(error.param)
+    named = named.replace("'", "")
+    if not isinstance(error, click.MissingParameter):
+        return f"{named}: {text}" if named else text
+    choices = getattr(getattr(error.param, "type", None), "choices", ())
+    return f"{named or 'a parameter'} is missing" + (f": choose from {', '.join(map(str, choices))}" if choices else "")
+
+
+def _name_of(parameter: click.Parameter | None) -> str:
+    """Return how a parameter is named on the command line: --out, FOLDER."""
+    if isinstance(parameter, click.Option):
+        return max(parameter.opts, key=len)
+    text = "" if parameter is None else parameter.metavar or parameter.human_readable_name.upper()
+    optional = text.startswith("[") and text.endswith("]")
+    return (text[1:-1] if optional else text).rstrip("…")
+
+
+def _path(context: click.Context) -> str:
+    """Return the words of a command, as they are typed."""
+    names = []
+    while context.parent is not None:
+        names.append(context.info_name or "")
+        context = context.parent
+    return " ".join(["reg", *reversed(names)])
+
+
+def _message(error: BaseException) -> CliError:
     kind = type(error).__name__
     if isinstance(error, RegError):
         return CliError(error.message, error.hint, kind)

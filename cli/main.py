@@ -6,17 +6,16 @@ import importlib
 import os
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
-from cli.errors import translate_errors
+from cli.errors import CliError, translate_errors
 from cli.jobs import ALIASES, write_jobs
 from cli.output import allows_colour, output_options
-from cli.session import Session
+from cli.session import Session, accept_place, place_options
 from cli.summaries import SUMMARIES
+from cli.synonyms import SYNONYMS
 from registry.names.suggest import suggest
 
 COMMANDS = {
@@ -89,7 +88,9 @@ class _Group(click.Group):
         cmd_name = ALIASES.get(cmd_name, cmd_name)
         if cmd_name in COMMANDS and cmd_name not in self.commands:
             function = COMMANDS[cmd_name]
-            self.add_command(getattr(importlib.import_module(f"cli.commands.{function.rstrip('_')}"), function))
+            added = getattr(importlib.import_module(f"cli.commands.{function.rstrip('_')}"), function)
+            accept_place(added)
+            self.add_command(added, cmd_name)
         command = super().get_command(ctx, cmd_name)
         if command is not None and ctx.resilient_parsing:  # a shell completes
             importlib.import_module("cli.shell_completion").complete_names(command)
@@ -99,9 +100,8 @@ class _Group(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         word = args[0]
-        known = [*COMMANDS, *ALIASES]
-        if word not in known and not word.startswith("-") and not ctx.resilient_parsing:
-            ctx.fail(f"No such command {word!r}{suggest(word, known, 0.5) or '.'}")
+        if word not in {*COMMANDS, *ALIASES} and not word.startswith("-") and not ctx.resilient_parsing:
+            raise _unknown(word)
         return super().resolve_command(ctx, [ALIASES.get(word, word), *args[1:]])
 
     def make_context(
@@ -115,7 +115,7 @@ class _Group(click.Group):
         return context
 
     def invoke(self, ctx: click.Context) -> Any:
-        with translate_errors(as_json=ctx.meta[_AS_JSON]):
+        with translate_errors(ctx, as_json=ctx.meta[_AS_JSON]):
             return super().invoke(ctx)
 
 
@@ -135,31 +135,20 @@ def _asks_for_json(words: Sequence[str]) -> bool:
     return "--json" in (words[: words.index("--")] if "--" in words else words)
 
 
-def _not_empty(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
-    if value == "":
-        raise click.BadParameter("it is empty")  # an unset shell variable must not select another registry
-    return value
+def _unknown(word: str) -> CliError:
+    """Return the error of a word that is no command, with what was meant."""
+    meant = SYNONYMS.get(word.lower(), ())
+    guess = f"; did you mean {' or '.join(map(repr, meant))}?" if meant else suggest(word, COMMANDS)
+    following = f"reg {meant[0]} --help" if meant else "reg --help"
+    return CliError(f"there is no command {word!r}{guess}", following, "UsageError", 2)
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
-    "--home",
-    callback=_not_empty,
-    envvar="REG_HOME",
-    metavar="DIR",
-    help="The registry's folder (REG_HOME).",
-)
-@click.option(
-    "--database",
-    callback=_not_empty,
-    envvar="REG_DATABASE",
-    metavar="URL",
-    help="SQLAlchemy URL of the catalog (REG_DATABASE).",
-)
+@place_options
 @output_options
 @click.version_option(package_name="expert-registry", prog_name="reg")
 @click.pass_context
-def main(ctx: click.Context, home: str | None, database: str | None) -> None:
+def main(ctx: click.Context) -> None:
     """A registry of expert language models: register once, compose any subset into a sparse MoE, opt out exactly.
 
     \b
@@ -167,8 +156,7 @@ def main(ctx: click.Context, home: str | None, database: str | None) -> None:
     Your own:    reg add-expert NAME CKPT; reg compose --experts A,B --out DIR
     More:        reg COMMAND --help, with examples
     """
-    typed = [name for name in ("home", "database") if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE]
-    ctx.obj = Session(None if home is None else Path(home), database, frozenset(typed))
+    ctx.obj = Session(ctx.meta)
 
 
 if __name__ == "__main__":

@@ -165,8 +165,10 @@ def asked(
                 file = file.resolved(registry.catalog)
     refs = split(experts) if experts else list(file.experts if file else ())
     if not (experts or refs):
-        raise click.UsageError("Missing option '--experts' (or a '--recipe' that names them).")
+        raise click.UsageError("--experts is missing, or a --recipe that names them")
     check_members(session, refs)
+    if base is not None:
+        check_members(session, [base], kind="base")
     if file is None:
         return Asked(refs, recipes.make_recipe({**(defaults or {}), **given}), base)
     asked_for = set(given)

@@ -1,33 +1,124 @@
-"""The options before a command, and the registry that they name."""
+"""The registry that a command line names, by --home and --database anywhere on it, and how it is opened."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from cli.output import progress
 
 if TYPE_CHECKING:
     from registry import Registry
 
+    _Text = click.ParamType[str]
+else:
+    _Text = click.ParamType  # older versions are not generic
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+PLACES = ("home", "database")
+"""The options, in the order of the help."""
+
 
 class Session:
-    """The options before the command; `typed` are the names of those that are not from the environment."""
+    """What the options of a command line name, before or after the command.
 
-    def __init__(self, home: Path | None, database: str | None, typed: frozenset[str] = frozenset()) -> None:
-        self.home = home
-        self.database = database
-        self.typed = typed
+    Args:
+        meta: what all contexts of the command line share, where the options leave their values.
+    """
+
+    def __init__(self, meta: MutableMapping[str, Any]) -> None:
+        self._meta = meta
+
+    @property
+    def home(self) -> Path | None:
+        """The registry's folder, if one is named."""
+        home = place(self._meta, "home")
+        return None if home is None else Path(home)
+
+    @property
+    def database(self) -> str | None:
+        """The URL of the catalog, if one is named."""
+        return place(self._meta, "database")
+
+    @property
+    def typed(self) -> frozenset[str]:
+        """Names of the options that are on the command line, not in the environment."""
+        return frozenset(name for name in PLACES if _key(name, typed=True) in self._meta)
 
     @contextmanager
     def registry(self, *, create: bool = False) -> Iterator["Registry"]:
-        """Open the registry with progress bars, and close it; with `create`, create it if it does not exist."""
+        """Open the registry with progress bars, and close it.
+
+        Args:
+            create: the registry need not exist: the first write creates it, and a command that fails leaves nothing.
+        """
         from registry import Registry
 
-        with Registry(self.home, database=self.database, progress=progress(), create=create) as registry:
+        made: Literal["when written to", False] = "when written to" if create else False
+        with Registry(self.home, database=self.database, progress=progress(), create=made) as registry:
             yield registry
 
 
 pass_session = click.make_pass_decorator(Session)
+
+
+def place(meta: MutableMapping[str, Any], name: str) -> str | None:
+    """Return the value of --home or --database: that of the command line, else that of the environment."""
+    found: str | None = meta.get(_key(name, typed=True), meta.get(_key(name, typed=False)))
+    return found
+
+
+class _Whole(_Text):
+    """A text that an environment variable holds whole, with its spaces."""
+
+    name = "text"
+
+    def split_envvar_value(self, rv: str) -> list[str]:
+        return [rv]
+
+
+def _key(name: str, *, typed: bool) -> str:
+    return f"{__name__}.{name}.{'typed' if typed else 'environment'}"
+
+
+def _keep(context: click.Context, option: click.Parameter, values: tuple[str, ...]) -> None:
+    """Keep the value of an option for the whole command line.
+
+    Raises:
+        click.UsageError: the value is empty, or is another one than before.
+    """
+    name = str(option.name)
+    key = _key(name, typed=context.get_parameter_source(name) is ParameterSource.COMMANDLINE)
+    for value in values:
+        if not value:  # an unset shell variable must not select another registry
+            raise click.UsageError(f"--{name} is empty", context)
+        if (other := context.meta.setdefault(key, value)) != value:
+            raise click.UsageError(f"--{name} is given twice, as {other!r} and as {value!r}", context)
+
+
+_SETTINGS: dict[str, dict[str, Any]] = {
+    "home": {"metavar": "DIR", "help": "The registry's folder (REG_HOME), before or after the command."},
+    "database": {
+        "metavar": "URL",
+        "help": "SQLAlchemy URL of the catalog (REG_DATABASE), before or after the command.",
+    },
+}
+_SHARED: dict[str, Any] = {"multiple": True, "expose_value": False, "callback": _keep, "type": _Whole()}
+
+
+def place_options(group: Command) -> Command:
+    """Add --home and --database to the group."""
+    for name in reversed(PLACES):
+        group = click.option(f"--{name}", envvar=f"REG_{name.upper()}", **_SETTINGS[name], **_SHARED)(group)
+    return group
+
+
+def accept_place(command: click.Command) -> None:
+    """Let --home and --database stand after a command too, or a command of its own; its help does not repeat them."""
+    command.params += [click.Option([f"--{name}"], hidden=True, **_SETTINGS[name], **_SHARED) for name in PLACES]
+    for subcommand in command.commands.values() if isinstance(command, click.Group) else ():
+        accept_place(subcommand)

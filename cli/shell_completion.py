@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 from click.shell_completion import BashComplete, CompletionItem, add_completion_class, get_completion_class
 
+from cli.session import place
+
 SHELLS = ("bash", "zsh", "fish")
 
 _BASH = """\
@@ -115,9 +117,9 @@ class Registered(_Text):
         return [CompletionItem(before + comma + ref) for ref in refs if ref.startswith(last)]
 
     def _references(self, ctx: click.Context, last: str, taken: Collection[str]) -> list[str]:
-        options = ctx.find_root().params
+        home, database = place(ctx.meta, "home"), place(ctx.meta, "database")
         with suppress(Exception):
-            refs = references(options.get("home"), options.get("database"), last, self.kind, everything=self.everything)
+            refs = references(home, database, last, self.kind, everything=self.everything)
             return [ref for ref in refs if ref not in taken]
         return []
 

@@ -17,15 +17,16 @@ from registry import opt_out as opt_out_
 from registry import report as report_
 from registry import simoe as simoe_
 from registry import soup as soup_
+from registry.calibration.corpus import check_files
 from registry.checkpoint import TrainingRecord, readable_training
 from registry.checkpoint.annotations import Annotations
 from registry.home import Home
-from registry.io.model_folder import require_composed
+from registry.io.model_folder import check_output, require_composed
 from registry.names.reference import check_alias, require_list
 from registry.names.resolve import check_has_alias, composition_of, logged_as, versions_matching
 from registry.progress import Progress, silent
 from registry.statistics.settings import PassSettings
-from registry.training.training_paths import check_paths
+from registry.training.training_paths import base_version, check_paths
 from registry.workspace import PathLike, Workspace
 from store.arrays import ArrayStore
 from store.catalog import (
@@ -47,7 +48,8 @@ class Registry:
         home: the registry's folder; default REG_HOME, else the platform's user-data folder.
         database: SQLAlchemy URL of the catalog; default REG_DATABASE, else SQLite in the home.
         progress: receives the progress of long steps; default none.
-        create: create the registry if it does not exist; otherwise a `home` without one is a NotFoundError.
+        create: create the registry if it does not exist, at once or `"when written to"`; otherwise a `home` without one
+            is a NotFoundError.
 
     Every method raises subclasses of `registry.errors.RegError`, and a wrong request raises before anything is written.
     """
@@ -58,7 +60,7 @@ class Registry:
         *,
         database: str | None = None,
         progress: Progress = silent,
-        create: bool = True,
+        create: bool | Literal["when written to"] = True,
     ) -> None:
         self._workspace = Workspace.open(home, database, progress, create=create)
 
@@ -215,6 +217,8 @@ class Registry:
             ConflictError: `name` is a base model's.
             StorageError: a library for training is not installed, or the disk is full.
         """
+        check_files([*data, *public_data])
+        base_version(self.catalog, base)
         return training.train_expert(
             self._workspace,
             name,
@@ -266,7 +270,9 @@ class Registry:
             ConflictError: a name is registered as the other kind.
             StorageError: a library for training is not installed, or the disk is full.
         """
+        check_files(domains, "domains")
         annotations = Annotations(dict(tags or {}), license, alias)
+        base_version(self.catalog, base)
         return soup_.train_soup(self._workspace, name, base, domains, settings, annotations=annotations)
 
     def train_simoe(
@@ -306,7 +312,9 @@ class Registry:
             ConflictError: a name is a base model's.
             StorageError: a library for training is not installed, or the disk is full.
         """
+        check_files(data)
         settings, annotations = settings or simoe_.SimoeTraining(), Annotations(dict(tags or {}), license, alias)
+        self.resolve(base, kind="base")
         return simoe_.train_simoe(self._workspace, name, base, data, settings, annotations=annotations)
 
     def check(
@@ -491,6 +499,7 @@ class Registry:
             base: the base model, which embeds them; default the only one that is registered.
             device: a torch device; default the GPU if there is one.
         """
+        check_files(files, "files")
         return composition_.document_shares(self._workspace, experts, files, base=base, device=device)
 
     def fit(
@@ -517,6 +526,7 @@ class Registry:
             CalibrationError: a file cannot be read, or there is too little text.
             InvalidInputError: the recipe makes no dense model of task vectors, or a loss is NaN or infinite.
         """
+        check_files(files, "files")
         return training.fit_coefficients(self._workspace, experts, files, recipe, settings, base=base)
 
     def instantiate(
@@ -552,6 +562,8 @@ class Registry:
             CalibrationError: a file cannot be read, or holds no text.
             OutputError: `out` holds something else.
         """
+        check_files([*require_list(like, "like"), *require_list(fit, "fit")])
+        soup_.check_soup(self.resolve(soup))
         return soup_.instantiate(
             self._workspace, soup, out, weights=weights, like=like, fit=fit, settings=settings, force=force
         )
@@ -600,6 +612,8 @@ class Registry:
             IncompatibleError: an expert has no statistics of its MLP inputs, or there is no base model.
             OutputError: `out` holds something.
         """
+        check_files(files, "files")
+        training.check_proxy(self._workspace, experts, out, base=base)
         return training.proxy_text(self._workspace, experts, files, out, base=base, documents=documents, device=device)
 
     def train_router(
@@ -685,6 +699,7 @@ class Registry:
             OutputError: `out` is not empty.
         """
         self.resolve(ref)
+        check_output(Path(out), replace=None)
         return composition_.export(self._workspace, ref, out)
 
     # -- measuring ---------------------------------------------------------------------------------------------------
@@ -727,7 +742,7 @@ class Registry:
             recipe: what `sweep` changes one field of; default the default recipe.
             sweep: one field of it and its values, as in {"lam": [0.01, 0.1]}: a row for each.
         """
-        active = evaluation.check_model_folders(self._workspace, folders, active_experts)
+        active = evaluation.check_model_folders(self._workspace, folders, active_experts, text=data)
         wanted = evaluation.Wanted(baselines, oracle, speed, tuple(require_list(methods, "methods")), seeds, active)
         return evaluation.evaluate_registered(
             self._workspace,
@@ -761,6 +776,8 @@ class Registry:
             InvalidInputError: a model takes fewer tokens.
             StorageError: rapidfuzz is not installed.
         """
+        example = "reg audit-extraction moe/ --data FILE"
+        evaluation.check_model_folders(self._workspace, folders, text={"text": data}, example=example)
         return evaluation.audit_registered(self._workspace, folders, data, settings)
 
     def continual(
@@ -781,6 +798,7 @@ class Registry:
             recipe: how those so far are composed; top_k is at most their number, and weights are those of who is there.
             base: as `plan`.
         """
+        check_files(data)
         return evaluation.continual_registered(self._workspace, schedule, data, settings, recipe, base=base)
 
     def report(
@@ -799,6 +817,8 @@ class Registry:
             data: domain → test files, for a folder; adds rows for base model, experts, their average and the oracle.
             settings: settings of the scoring.
         """
+        report_.check_source(self.catalog, composition)
+        check_files(data or {})
         return report_.build_report(self._workspace, composition, data, settings)
 
     # -- the Hub -----------------------------------------------------------------------------------------------------
@@ -875,6 +895,8 @@ class Registry:
             NotFoundError: no version matches.
             OutputError: `receipt` cannot be written.
         """
+        if receipt is not None:
+            opt_out_.check_new_receipt(Path(receipt))
         return opt_out_.opt_out(self._workspace, ref, purge=purge, receipt=receipt)
 
     def verify_receipt(self, file: PathLike, folders: Sequence[PathLike] = ()) -> opt_out_.ReceiptCheck:
@@ -890,6 +912,7 @@ class Registry:
         Raises:
             ConflictError: it is of another registry.
         """
+        opt_out_.check_receipt(Path(file))
         return opt_out_.verify_receipt(self._workspace, file, folders)
 
     def affected_by_opt_out(self, ref: str) -> list[VersionRecord]:

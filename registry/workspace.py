@@ -2,10 +2,11 @@
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 from registry.errors import ConflictError, DamagedError, NotFoundError, StorageError
 from registry.home import Home
@@ -29,15 +30,24 @@ class Workspace:
         catalog: versions, compositions and the log.
         arrays: their weights and statistics.
         progress: receives the progress of long steps.
+        made: folders that were made for the home, the innermost first.
     """
 
     home: Home
     catalog: Catalog
     arrays: ArrayStore
     progress: Progress
+    made: tuple[Path, ...] = ()
 
     @classmethod
-    def open(cls, home: PathLike | None, database: str | None, progress: Progress, *, create: bool) -> "Workspace":
+    def open(
+        cls,
+        home: PathLike | None,
+        database: str | None,
+        progress: Progress,
+        *,
+        create: bool | Literal["when written to"],
+    ) -> "Workspace":
         """Open the registry of a home (arguments as `Registry`).
 
         Raises:
@@ -45,7 +55,8 @@ class Workspace:
             StorageError: the home cannot be created.
         """
         located = Home.locate(home, database)
-        located.check(create=create)
+        located.check(create=bool(create))
+        made = tuple(path for path in (located.path, *located.path.parents) if not path.exists())
         try:
             located.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -54,11 +65,17 @@ class Workspace:
                 "name another one with --home",
             ) from error
         arrays = ArrayStore(located.arrays)
-        return cls(located, Catalog(located.database, located.lock, partial(check_unowned, arrays)), arrays, progress)
+        unowned, at_once = partial(check_unowned, arrays), create != "when written to"
+        catalog = Catalog(located.database, located.lock, unowned, at_once=at_once)
+        return cls(located, catalog, arrays, progress, made)
 
     def close(self) -> None:
-        """Release the database's connections."""
+        """Release the database's connections; leave no empty folder of a registry that was not created."""
         self.catalog.close()
+        if not self.catalog.exists:
+            for folder in (self.home.merged, self.home.partial, self.home.work, *self.made):
+                with suppress(OSError):  # absent, or not empty: another process may use it
+                    folder.rmdir()
 
     def check_owner(self) -> None:
         """Raise ConflictError if the arrays belong to another catalog."""

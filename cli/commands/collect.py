@@ -8,7 +8,10 @@ import click
 from cli.option_groups import STATISTICS, GroupedCommand
 from cli.options import adapter_base, calibration, checkpoint, file_path, pass_settings
 from cli.output import as_json, done, next_step, print_json, progress, reg_line
+from registry.calibration.corpus import check_files
+from registry.checkpoint.model_files import check_checkpoint
 from registry.families.sites import TOKEN_COUNTS
+from registry.io.model_folder import check_place
 
 
 @click.command(
@@ -36,6 +39,9 @@ def collect(
     No registry is needed. With the resulting file, CKPT registers elsewhere without data or a forward pass. With
     --data and --sites counts no model runs here either.
     """
+    check_checkpoint(checkpoint)
+    check_files(data)
+    check_place(out)
     from registry.statistics.collect import collect_to
 
     path, collected = collect_to(

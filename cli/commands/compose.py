@@ -17,6 +17,7 @@ from cli.output import as_json, done, is_quiet, next_step, note, print_json, pri
 from cli.recipe import asked, experts_option, no_part, recipe_options
 from cli.session import Session, pass_session
 from registry import composition
+from registry.calibration.corpus import check_files
 from registry.composition import recipe as recipes
 from registry.composition.recipe.recipe_fields import FROM_ROWS, LEAST_COPIES, MOE, MOST_COPIES
 from registry.io.model_folder import check_output
@@ -108,7 +109,7 @@ def compose(
 ) -> None:
     """Compose registered experts into one model that transformers loads: a sparse mixture, unless --to says more."""
     if out is None and not plan_only:
-        raise click.UsageError("Missing option '--out' (or '--plan').")
+        raise click.UsageError("--out is missing, or --plan")
     if repo is None and (private or license_id):
         raise click.UsageError("--private and --license are for --push.")
     if save_recipe is not None:
@@ -116,6 +117,7 @@ def compose(
     if out is not None and not plan_only:
         check_output(out, replace=force)
     fit_settings = take_fit_settings(context, settings, fit)
+    check_files([*like, *fit])
     wanted = asked(context, session, experts, base or public, settings)
     refs, recipe, base, copies = wanted.experts, wanted.recipe, wanted.base, wanted.from_base
     if public is not None:

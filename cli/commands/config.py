@@ -10,8 +10,7 @@ from cli.session import Session, pass_session
 @click.command(cls=GroupedCommand, examples=("reg config", "reg --home team/registry config"))
 @as_json
 @pass_session
-@click.pass_context
-def config(context: click.Context, session: Session, as_json: bool) -> None:
+def config(session: Session, as_json: bool) -> None:
     """Print all settings (home, database, Hub, device) with their sources, and the versions of packages.
 
     A source is an option, an environment variable, a file or the default. Passwords and tokens are not shown, only that
@@ -19,10 +18,7 @@ def config(context: click.Context, session: Session, as_json: bool) -> None:
     """
     from registry.maintenance.environment import configuration, versions
 
-    above = context.find_root()
-    typed = click.core.ParameterSource.COMMANDLINE
-    given = frozenset(name for name in ("home", "database") if above.get_parameter_source(name) is typed)
-    settings, installed = configuration(session.home, session.database, given=given), versions()
+    settings, installed = configuration(session.home, session.database, given=session.typed), versions()
     if as_json:
         shown = {each.name.lower().replace(" ", "_"): {"value": each.value, "source": each.source} for each in settings}
         print_json({"settings": shown, "versions": installed})

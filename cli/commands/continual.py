@@ -12,6 +12,7 @@ from cli.output import next_step, print_json
 from cli.recipe import asked, recipe_options
 from cli.score_tables import Table, figure, forms, print_csv, print_tables, test_text
 from cli.session import Session, pass_session
+from registry.calibration.corpus import check_files
 
 if TYPE_CHECKING:
     from registry.evaluation import Continual
@@ -58,9 +59,10 @@ def continual(
     the earlier domains (Chaudhry et al. 2018). Backward transfer: a domain's last score minus its score when it joined
     (Lopez-Paz & Ranzato 2017).
     """
+    check_files(data)
+    wanted = asked(context, session, schedule, base, settings)
     from registry import TestSettings
 
-    wanted = asked(context, session, schedule, base, settings)
     tested = TestSettings(windows, seq_len, batch_size, device, dtype)
     with session.registry() as registry:
         result = registry.continual(wanted.experts, data, tested, wanted.mixture, base=wanted.base)

@@ -8,6 +8,7 @@ from cli.option_groups import GroupedCommand
 from cli.options import file_path
 from cli.output import as_json, print_json, print_table, progress
 from cli.score_tables import print_tables, tables_of
+from registry.demo.demo_folder import check_demo_folder
 
 
 @click.command(cls=GroupedCommand, examples=("reg demo", "reg demo --out demo --force"))
@@ -27,6 +28,7 @@ from cli.score_tables import print_tables, tables_of
 @as_json
 def demo(out: Path, force: bool, as_json: bool) -> None:
     """Train a tiny base and three experts, compose and evaluate them, check the guarantees. Takes about a minute."""
+    check_demo_folder(out)
     from registry.demo import run_demo
 
     result = run_demo(out, progress(), force=force)

@@ -13,6 +13,7 @@ from cli.recipe import asked, check_members
 from cli.score_tables import forms, print_csv, print_tables, ranking_of, tables_of, test_text, wide_table
 from cli.session import Session, pass_session
 from registry.composition.recipe.recipe_fields import AUTO, FIELDS, FieldKind
+from registry.evaluation.methods import named_methods
 from registry.io.model_folder import MARKER
 
 _SWITCHED = {"true": True, "yes": True, "false": False, "no": False}
@@ -161,7 +162,7 @@ def evaluate(
     if recipe_path is not None and not sweep:
         raise click.UsageError("--recipe is of --sweep; a folder composed by it: reg compose --recipe FILE --out DIR")
     if not folders and not experts and recipe_path is None:
-        raise click.UsageError("Missing argument '[FOLDER…]' (or '--experts' and '--methods').")
+        raise click.UsageError("FOLDER is missing, or --experts and --methods")
     if sweep and not experts and recipe_path is None:
         raise click.UsageError(
             "--sweep composes experts once for each value, and changes no FOLDER: name the experts with --experts A,B "
@@ -173,6 +174,7 @@ def evaluate(
         raise click.UsageError("--active-experts is of FOLDER….")
     if seeds is not None and not methods:
         raise click.UsageError("--seeds is of --methods.")
+    named_methods(split(methods))
     refs, recipe = split(experts), None
     if recipe_path is not None:
         wanted = asked(context, session, experts, base, {"recipe_path": recipe_path, "to": None})

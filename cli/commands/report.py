@@ -40,7 +40,7 @@ def report(
     without one, routing is predicted from statistics.
     """
     if out is None and not as_json:
-        raise click.UsageError("Missing option '--out'.")
+        raise click.UsageError("--out is missing, or --json")
 
     from registry import TestSettings
 

@@ -12,6 +12,7 @@ from cli.next_steps import reporting
 from cli.option_groups import GroupedCommand
 from cli.options import Integer, file_path
 from cli.output import allows_colour, as_json, is_quiet, next_step, note, print_json, print_table
+from registry.composition.routed_folder import check_routed
 
 if TYPE_CHECKING:
     from registry.composition.trace import Routed
@@ -49,12 +50,13 @@ def route(
     every layer's experts and weights. Where all layers agree on every token, as they do with --router context, this is
     noted, and --every-layer shows one of them.
     """
+    if every_layer and layers:
+        raise click.UsageError("--layer and --every-layer exclude one another.")
+    check_routed(folder)
     from registry.composition.trace import MOST_CHARACTERS, route
     from registry.errors import InvalidInputError
     from registry.io.display import printable
 
-    if every_layer and layers:
-        raise click.UsageError("--layer and --every-layer exclude one another.")
     if text == "-":
         text = sys.stdin.read(MOST_CHARACTERS + 1)
     routed = route(folder, text, device)

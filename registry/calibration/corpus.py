@@ -1,8 +1,9 @@
 """Documents in files: `.txt` (one document), `.jsonl`, `.jsonl.gz`, `.parquet` (one document a row)."""
 
 import gzip
+import os
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,9 @@ from registry.errors import CalibrationError, first_line
 from registry.io.files import own_file
 from registry.io.limits import EXPANSION, EXPANSION_FREE, FOOTER_BYTES, ROW_BYTES, TEXT_BYTES
 from registry.io.strict_json import parse_json
+from registry.names.reference import require_list
+
+PathLike = str | os.PathLike[str]
 
 SUFFIXES = (".txt", ".jsonl", ".jsonl.gz", ".parquet")
 
@@ -76,6 +80,21 @@ class Corpus:
         raise CalibrationError(
             f"{where} has neither a string 'text' nor a list 'messages'", "give each row one of them"
         )
+
+
+def check_files(files: Sequence[PathLike] | Mapping[str, Sequence[PathLike]], noun: str = "data") -> None:
+    """Check that files of text exist and have an ending that is read, without torch.
+
+    Args:
+        files: the files, or those of each domain.
+        noun: what they are called in an error.
+
+    Raises:
+        InvalidInputError: one path stands in place of a list.
+        CalibrationError: a file does not exist or has another ending than `SUFFIXES`.
+    """
+    for own in files.values() if isinstance(files, Mapping) else (files,):
+        Corpus([Path(file) for file in require_list(own, noun)], None)
 
 
 def find_calibration(folder: Path) -> Path | None:

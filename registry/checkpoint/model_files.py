@@ -1,5 +1,6 @@
 """Small files of a checkpoint, read as untrusted input."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +32,30 @@ OWN_FILES = (EXPERT_TRAINING, ROUTER_FILE, SOUP_FILE, SOUP_ROUTER, SIMOE_FILE)
 """Files of a version that no composition, and no expert that begins from it, takes over."""
 
 
+def check_checkpoint(checkpoint: str | os.PathLike[str]) -> None:
+    """Check that a checkpoint is a folder, or a repository of the Hub, which alone is looked up there.
+
+    Raises:
+        CheckpointError: it is neither.
+    """
+    if not os.fspath(checkpoint).startswith("hf://"):
+        _check_folder(Path(checkpoint))
+
+
+def _check_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"{folder} is not a folder", "name a local Hugging Face checkpoint folder, or hf://ORG/NAME[@REVISION]"
+        )
+
+
 def read_config(folder: Path) -> dict[str, Any]:
     """Return the config.json of a checkpoint folder.
 
     Raises:
         CheckpointError: the folder or the file does not exist, or it is not a JSON object.
     """
-    if not folder.is_dir():
-        raise CheckpointError(
-            f"{folder} is not a folder", "name a local Hugging Face checkpoint folder, or hf://ORG/NAME[@REVISION]"
-        )
+    _check_folder(folder)
     path = own_file(folder, "config.json")
     if path is None:
         raise CheckpointError(

@@ -11,6 +11,7 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
+from registry.demo.demo_folder import MARKER, check_demo_folder
 from registry.demo.domains import DOMAINS, domain_files, write_domains
 from registry.demo.train import new_model, read_texts, save, train_tokenizer
 from registry.errors import OutputError, StorageError
@@ -26,7 +27,6 @@ BASE_STEPS, BASE_RATE = 300, 3e-3
 EXPERT_STEPS, EXPERT_RATE = 100, 5e-4
 BATCH, SEQ_LEN = 8, 128
 TOKENS = 16_384
-_MARKER = "demo.json"
 
 
 @dataclass(frozen=True)
@@ -124,15 +124,12 @@ def folder_digest(folder: Path) -> str:
 @contextmanager
 def _prepared(out: Path, *, force: bool) -> Iterator[None]:
     """Prepare `out` for a demo and lock it, so that one demo runs at a time in a folder."""
-    if out.exists() and not out.is_dir():
-        raise OutputError(f"{out} exists and is not a folder", "choose another --out")
-    if out.exists() and any(out.iterdir()) and not (out / _MARKER).is_file():
-        raise OutputError(f"{out} is not empty and was not made by the demo", "choose another --out")
+    check_demo_folder(out)
     out.mkdir(parents=True, exist_ok=True)
-    with (out / _MARKER).open("a+", encoding="utf-8") as marker:
+    with (out / MARKER).open("a+", encoding="utf-8") as marker:
         if not try_lock(marker.fileno()):
             raise OutputError(f"another demo is running in {out}", "choose another --out, or wait until it has ended")
-        if any(path.name != _MARKER for path in out.iterdir()):
+        if any(path.name != MARKER for path in out.iterdir()):
             if not force:
                 raise OutputError(f"{out} holds an earlier demo", "choose another --out, or replace it with --force")
             _delete_demo(out)

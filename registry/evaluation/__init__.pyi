@@ -3,7 +3,7 @@ from .accuracy_scores import accuracy_scores as accuracy_scores
 from .audit import audit_registered as audit_registered
 from .continual import Continual as Continual
 from .extraction import Extraction as Extraction
-from .extraction import ExtractionSettings as ExtractionSettings
+from .extraction_settings import ExtractionSettings as ExtractionSettings
 from .methods import METHODS as METHODS
 from .methods import Method as Method
 from .model_folders import check_model_folders as check_model_folders

@@ -10,8 +10,8 @@ from typing import Any
 from registry.calibration import Corpus, random_places
 from registry.checkpoint import Checkpoint
 from registry.errors import RegError
-from registry.evaluation.extraction import Extraction, ExtractionSettings, audit_extraction
-from registry.evaluation.model_folders import check_model_folders
+from registry.evaluation.extraction import Extraction, audit_extraction
+from registry.evaluation.extraction_settings import ExtractionSettings
 from registry.evaluation.record import store_figures
 from registry.io.model_folder import composed_of
 from registry.names.reference import require_list
@@ -32,7 +32,6 @@ def audit_registered(
     settings: ExtractionSettings | None = None,
 ) -> list[Extraction]:
     """Audit models, and store the figures of compositions (arguments and errors as `Registry.audit_extraction`)."""
-    check_model_folders(workspace, folders, example="reg audit-extraction moe/ --data FILE")
     paths, files = [Path(folder) for folder in folders], [Path(file) for file in require_list(data, "data")]
     settings = settings or ExtractionSettings()
     found = audit_extraction(paths, files, settings, workspace.progress)

@@ -1,11 +1,12 @@
 """Checks of the folders of an evaluation, without torch, so that wrong input is reported at once."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 from typing import Literal
 
+from registry.calibration.corpus import check_files
 from registry.checkpoint.model_files import read_config
 from registry.composition.recipe.recipe_fields import PROMPT_PERPLEXITY, SEQUENCE
 from registry.errors import CheckpointError, InvalidInputError, RegError
@@ -22,6 +23,7 @@ def check_model_folders(
     folders: Sequence[str | PathLike[str]],
     active_experts: Sequence[int] | Literal["all"] = (),
     *,
+    text: Mapping[str, Sequence[str | PathLike[str]]] | None = None,
     example: str = "reg evaluate moe/ --data code=FILE",
 ) -> tuple[int, ...] | Literal["all"]:
     """Check that folders hold models with so many experts, and return `active_experts`.
@@ -30,9 +32,11 @@ def check_model_folders(
         workspace: the registry, for hints.
         folders: the folders.
         active_experts: the numbers of experts per token that each must have.
+        text: files of text to measure them on, of each domain.
         example: the command that checks them, for hints.
 
     Raises:
+        CalibrationError: a file of text does not exist, or is of another form.
         CheckpointError: a folder holds no model; for the name of a registered version, the hint is to export it.
         InvalidInputError: `active_experts` are more than a folder has, or there is no folder.
     """
@@ -57,6 +61,7 @@ def check_model_folders(
         counts = tuple(require_list(active_experts, "active_experts"))
     for path in folders:
         active_experts_of(Path(path), counts)
+    check_files(text or {})
     return counts
 
 

@@ -5,6 +5,7 @@ aside first and deleted last. A crash leaves hidden folders, which the next comm
 removes. The hidden folder is locked while it is written, so that two processes never write one folder at once.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -64,7 +65,10 @@ def fresh_folder(out: Path, *, replace: bool | None, nbytes: int) -> Iterator[Pa
     except OSError as error:
         if isinstance(error, StorageError):
             raise
-        raise StorageError(f"{out} cannot be written: {error.strerror or error}", hint) from error
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise StorageError(
+            f"{out} cannot be written: {error.strerror or error}", hint if full else "choose another --out"
+        ) from error
 
 
 def check_output(out: Path, *, replace: bool | None) -> None:
@@ -81,9 +85,10 @@ def check_output(out: Path, *, replace: bool | None) -> None:
     try:
         names = {path.name for path in out.iterdir()}  # read once: another process may be replacing it
     except FileNotFoundError:
+        check_place(out)
         return
     except NotADirectoryError:
-        raise OutputError(f"{out} exists and is not a folder", "choose another --out") from None
+        raise OutputError(f"{out} is a file, or below one", "choose another --out") from None
     if not names:
         return
     if not replace:
@@ -94,6 +99,19 @@ def check_output(out: Path, *, replace: bool | None) -> None:
             f"{out} is not empty and has no {MARKER}, so it was not composed by this program and is not deleted",
             "choose another --out",
         )
+
+
+def check_place(out: Path) -> None:
+    """Check that a folder that does not exist can be made.
+
+    Raises:
+        OutputError: the nearest folder above it cannot be written to.
+    """
+    above = next(folder for folder in out.absolute().parents if folder.exists())
+    if not above.is_dir():
+        raise OutputError(f"{above} is a file", "choose another --out")
+    if not out.exists() and not os.access(above, os.W_OK | os.X_OK):
+        raise OutputError(f"{out} cannot be made: {above} cannot be written to", "choose another --out")
 
 
 def check_apart(out: Path, folder: Path, why: str) -> None:

@@ -1,5 +1,6 @@
 """Errors for references that match nothing: what was probably meant, and the next command."""
 
+import re
 import shlex
 from pathlib import Path
 
@@ -8,6 +9,8 @@ from registry.names.suggest import suggest
 from store.catalog import Catalog, CompositionRecord
 from store.catalog.records import Kind
 
+_SHORT = re.compile(r"(?=.*[0-9])[0-9a-f]{3,5}")
+"""What looks like the beginning of a digest that is too short: with a digit, unlike `face`."""
 _DIGITS = 12
 """Digits of a composition's digest in a message."""
 
@@ -38,6 +41,11 @@ def unknown_name(catalog: Catalog, name: str, kind: Kind | None) -> NotFoundErro
                 f"there is no expert {name!r}: a folder of that name has composition {digest}",
                 f"run: reg show {digest}; or reg compositions, which lists all",
             )
+    if _SHORT.fullmatch(name):
+        return NotFoundError(
+            f"there is no expert {name!r}, and a digest is named by its first 6 digits or more",
+            "give more digits: reg compositions shows them; those of experts: reg list",
+        )
     return NotFoundError(f"there is no expert {name!r}{suggest(name, catalog.names())}", "run: reg list")
 
 

@@ -16,13 +16,14 @@ from registry.composition.hetero.hetero_recipe import HeteroRecipe
 from registry.composition.interpolated.simoe_recipe import SimoeRecipe
 from registry.composition.manifest import CompositionManifest, VersionRef
 from registry.composition.recipe import Recipe
-from registry.errors import CheckpointError, InvalidInputError, NotFoundError, OutputError, RegError, StorageError
+from registry.errors import CheckpointError, InvalidInputError, OutputError, RegError, StorageError
 from registry.io.atomic import atomic_file
 from registry.io.file_lock import try_lock
 from registry.io.files import read_json
 from registry.io.schema import DIGEST, LIST, OBJECT, TEXT, WHOLE, fields, list_of, maybe
 from registry.names.reference import Reference
 from registry.names.resolve import by_digest
+from registry.opt_out.receipt_paths import check_new_receipt, check_receipt
 from registry.opt_out.withdraw import OptOut
 from registry.workspace import Workspace
 from store.catalog import CompositionRecord, PushRecord, VersionRecord
@@ -244,8 +245,7 @@ def read_receipt(path: Path) -> Receipt:
         CheckpointError: the file is not a receipt.
         InvalidInputError: a reference in it is malformed.
     """
-    if not path.is_file():
-        raise NotFoundError(f"{path} is not a file", "name the file that reg opt-out --receipt wrote")
+    check_receipt(path)
     return Receipt.from_document(read_json(path), str(path))
 
 
@@ -258,10 +258,7 @@ def receipt_file(path: Path, ref: str) -> Iterator[Callable[[Receipt], None]]:
         StorageError: the file cannot be written.
     """
     path = path.absolute()
-    if path.exists() or path.is_symlink():
-        raise OutputError(f"{path} exists, and receipts are never overwritten", "choose another --receipt")
-    if not path.parent.is_dir():
-        raise OutputError(f"{path.parent} is not a folder", "create it, or choose another --receipt")
+    check_new_receipt(path)
     fresh = path.with_name(f".{path.name}.partial")
     try:
         descriptor = os.open(fresh, os.O_RDWR | os.O_CREAT, 0o666)

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from registry.calibration.corpus import check_files
 from registry.checkpoint import Checkpoint
 from registry.checkpoint.annotations import Annotations
 from registry.checkpoint.expert_manifest import ExpertManifest, annotations_with, read_manifest
 from registry.checkpoint.open import open_checkpoint
 from registry.checkpoint.stored_weights import StoredWeights
 from registry.errors import InvalidInputError, NotFoundError
-from registry.names.reference import require_list
 from registry.names.resolve import check_name_is_free
 from registry.registration.lineage import Relation, WeightSamples, weights_of_checkpoint
 from registry.registration.lineage_index import LineageIndex
@@ -80,7 +80,8 @@ def open_candidate(workspace: Workspace, request: RegistrationRequest) -> Iterat
     if request.name is not None:
         workspace.check_owner()
         check_name_is_free(workspace.catalog, request.name, request.kind)
-    files = tuple(Path(file) for file in require_list(request.data, "data"))
+    check_files(request.data)
+    files = tuple(Path(file) for file in request.data)
     with open_checkpoint(
         request.checkpoint,
         workspace.home.merged,

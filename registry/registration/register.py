@@ -200,6 +200,7 @@ def _register(
     kept = collected is not None and collected.calibration is not None
     computed = None if collected is None else collected.computed
     content = content_of(hashed, kind, annotations.license, kept=kept, computed=computed)
+    catalog.create()
     with exclusive(workspace.home.lock, f"registering {name}"):
         claim(catalog, workspace.arrays)
         arrays = write_arrays(workspace.arrays, hashed, collected, workspace.progress)

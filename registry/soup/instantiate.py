@@ -33,6 +33,7 @@ from registry.names.reference import copy_name, require_list
 from registry.names.suggest import suggest
 from registry.runtime.loading import load_tokenizer
 from registry.runtime.upcast import load_for_pass
+from registry.soup.soup_version import check_soup
 from registry.training.coefficients import FitSettings, fit_coefficients
 from registry.workspace import PathLike, Workspace
 from store.catalog import VersionRecord
@@ -135,14 +136,8 @@ def _open(workspace: Workspace, ref: str) -> _Soup:
         ConflictError: one of its experts was opted out.
     """
     version = workspace.resolve(ref)
-    document = (version.content or {}).get("soup")
-    if version.kind != "base" or document is None:
-        name = version.name.rpartition("-")[0]
-        is_expert = document is not None and f"name the soup: reg instantiate {name} --out DIR"
-        raise InvalidInputError(
-            f"{version.ref} is no soup: it was not registered by reg train-soup as the shared weights of one",
-            is_expert or "train one: reg train-soup NAME --base B --domains FILE …",
-        )
+    check_soup(version)
+    document = (version.content or {})["soup"]
     experts, count = [], document["experts"]
     for number in range(1, count + 1):
         name = copy_name(version.name, number, count)

@@ -7,6 +7,7 @@ from .expert import TrainingText as TrainingText
 from .expert import train_expert as train_expert
 from .mixture import MixtureTraining as MixtureTraining
 from .mixture import train_mixture as train_mixture
+from .proxy_names import check_proxy as check_proxy
 from .proxy_text import ProxyText as ProxyText
 from .proxy_text import proxy_text as proxy_text
 from .run_worker import run_worker as run_worker

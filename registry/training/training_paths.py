@@ -1,14 +1,17 @@
 """Paths that a training of a composed folder is given."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from registry.calibration import Corpus
-from registry.errors import CalibrationError, InvalidInputError
+from registry.calibration.corpus import Corpus
+from registry.errors import CalibrationError, InvalidInputError, NotFoundError
 from registry.io.model_folder import check_apart, check_output, composed_of
 from registry.names.reference import require_list
+from registry.names.resolve import resolve
 from registry.names.suggest import suggest
 from registry.workspace import PathLike
+from store.catalog import Catalog, VersionRecord
 
 _SHOWN = 8
 """Members' names in an error, at most."""
@@ -43,3 +46,23 @@ def check_paths(folder: Path, out: Path, data: Sequence[PathLike], *, replace: b
                 f"{source} is not a file, and {folder.name} has no member of that name{suggest(name, members)}",
                 f"name a file of text, or a member whose calibration tokens were kept: {shown}",
             )
+
+
+def base_version(catalog: Catalog, base: PathLike) -> VersionRecord | None:
+    """Return the registered version to begin a training from; None for a folder or a Hub repository.
+
+    Raises:
+        NotFoundError: it is none of these.
+    """
+    text = os.fspath(base)
+    try:
+        return resolve(catalog, text)
+    except (NotFoundError, InvalidInputError) as error:
+        if Path(base).is_dir() or text.startswith("hf://"):
+            return None
+        if text.partition("@")[0] in catalog.names():
+            raise
+        raise NotFoundError(
+            f"there is no base model {text!r}: no version of that name is registered, and no such folder exists",
+            "register one: reg add-base NAME CKPT; or give --base a folder, or hf://ORG/NAME",
+        ) from error

@@ -24,6 +24,7 @@ from store.catalog.records import (
     VersionRecord,
 )
 from store.catalog.search import Searching, conditions
+from store.catalog.stand_in import empty_catalog
 from store.catalog.tables import (
     Alias,
     Expert,
@@ -47,29 +48,54 @@ class Catalog(Compositions, ArrayLinks, Events, Searching, Checks):
     line of the log in the same transaction.
     """
 
-    def __init__(self, url: str, lock: Path, before_creating: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(
+        self, url: str, lock: Path, before_creating: Callable[[str], None] = lambda _: None, *, at_once: bool = True
+    ) -> None:
         """Open the catalog at `url` (any SQLAlchemy URL), creating it where the database is empty.
 
         Args:
             url: the database.
             lock: the registry's lock.
             before_creating: called with the URL before a catalog is created; raises an error to prevent it.
+            at_once: create it now, and not before the first write. A writer that holds the lock calls `create` before.
 
         Raises:
             SchemaError: the catalog's schema is older or newer than this program.
             InvalidInputError: `url` is not a valid database URL.
         """
-        self.engine = make_engine(url)
-        if not schema.check(self.engine):
-            with exclusive(lock, "creating the catalog"):
-                if not schema.check(self.engine):  # another process may have created it, and stored arrays
-                    before_creating(self.place)
-                    schema.upgrade(self.engine)
+        self.engine = self._database = make_engine(url)
+        self._lock, self._before_creating = lock, before_creating
+        if schema.check(self._database):
+            return
+        if at_once:
+            self._create()
+        else:
+            before_creating(self.place)
+            self.engine = empty_catalog()
+
+    @property
+    def exists(self) -> bool:
+        """False until the catalog is created."""
+        return self.engine is self._database
+
+    def create(self) -> None:
+        """Create the catalog if it does not exist yet."""
+        if not self.exists:
+            self._create()
+            self.engine.dispose()
+            self.engine = self._database
+            self.__dict__.pop("id", None)  # that of the stand-in
+
+    def _create(self) -> None:
+        with exclusive(self._lock, "creating the catalog"):
+            if not schema.check(self._database):  # another process may have created it, and stored arrays
+                self._before_creating(self.place)
+                schema.upgrade(self._database)
 
     @property
     def place(self) -> str:
         """The database's URL, with any password hidden."""
-        return place_of(self.engine)
+        return place_of(self._database)
 
     @cached_property
     def id(self) -> str:
@@ -80,6 +106,7 @@ class Catalog(Compositions, ArrayLinks, Events, Searching, Checks):
     def close(self) -> None:
         """Close the database's connections."""
         self.engine.dispose()
+        self._database.dispose()
 
     # -- experts and versions ----------------------------------------------------------------------------------------
 

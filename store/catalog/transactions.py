@@ -58,6 +58,9 @@ class Transactions:
 
     engine: Engine
 
+    def create(self) -> None:
+        """Create the catalog if it does not exist yet."""
+
     @contextmanager
     def _reading(self) -> Iterator[Session]:
         with translated(self.engine), Session(self.engine) as session:
@@ -66,6 +69,7 @@ class Transactions:
     @contextmanager
     def _writing(self) -> Iterator[Session]:
         """Open a session for one writing transaction; other writers wait until it has ended."""
+        self.create()
         with (
             translated(self.engine),
             Session(self.engine.execution_options(writing=True)) as session,

@@ -78,7 +78,7 @@ def test_home_that_is_a_file_is_told_as_one(tmp_path: Path) -> None:
 
 
 MEANT = {
-    "command": (["comit"], 2, "No such command 'comit'; did you mean 'com"),
+    "command": (["compsoe"], 2, "there is no command 'compsoe'; did you mean 'compose'?"),
     "option": (["compose", "--expert", "a"], 2, "--experts"),
     "choice": (["compose", "--experts", "a", "--trunk", "regmeen", "--out", "x"], 2, "did you mean 'regmean'?"),
     "expert": (["show", "mth"], 1, "there is no expert 'mth'; did you mean 'math'?"),

@@ -50,5 +50,5 @@ def test_refusals(filled: Registry) -> None:
         "domain-embedding has no router that can be predicted from the experts' statistics"
         in run(filled, "--experts", "code,math", "--router", "domain-embedding", code=1).stderr
     )
-    assert "No such option" in run(filled, "--experts", "code", "--to", "dense", code=2).stderr
+    assert "there is no option --to" in run(filled, "--experts", "code", "--to", "dense", code=2).stderr
     assert "there is no expert 'cod'; did you mean 'code'?" in run(filled, "--experts", "cod", code=1).stderr

@@ -71,7 +71,7 @@ def test_methods_stand_side_by_side(run: Run, zoo: Zoo) -> None:
     told = run("evaluate", "moe", *text(zoo, "code"), "--sweep", "lam=0.1,1", code=2).stderr
     assert "--sweep composes experts once for each value, and changes no FOLDER" in told
     assert "--methods" not in told
-    assert "Missing argument" in run("evaluate", *text(zoo, "code"), code=2).stderr
+    assert "FOLDER is missing" in run("evaluate", *text(zoo, "code"), code=2).stderr
 
 
 def test_active_experts_are_rows_and_shown_with_the_composition(run: Run, zoo: Zoo, tmp_path: Path) -> None:

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from cli.main import COMMANDS
 from registry import Registry
+from tests.conftest import Zoo
 
 HEAVY = ("torch", "transformers", "zarr", "numpy", "safetensors", "huggingface_hub", "alembic")
 DATABASE = ("sqlalchemy", "filelock", "asyncio", "registry.registry")
@@ -23,7 +25,7 @@ NOT_FOR_COMPOSING = (
     "httpx",
 )
 """Libraries that take a tenth of a second or more each, or lead to one that does."""
-COMMANDS = ("cli.commands.compose", "cli.recipe", "cli.options")
+OWN = ("cli.commands.compose", "cli.recipe", "cli.options")
 
 
 @pytest.mark.parametrize(
@@ -43,7 +45,7 @@ COMMANDS = ("cli.commands.compose", "cli.recipe", "cli.options")
 )
 def test_light_commands_stay_light(tmp_path: Path, words: list[str]) -> None:
     Registry(tmp_path / "home").close()
-    unwanted = HEAVY + (DATABASE if "--help" in words else ()) + (COMMANDS if words == ["--help"] else ())
+    unwanted = HEAVY + (DATABASE if "--help" in words else ()) + (OWN if words == ["--help"] else ())
     assert loaded(tmp_path / "home", words, unwanted)[-1] == "loaded []"
 
 
@@ -54,29 +56,122 @@ def test_a_version_is_shown_without_torch(filled: Registry) -> None:
     assert any(line.endswith("same base as base@1") for line in shown)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["compose", "--experts", "nosuch", "--out", "x"], "no expert 'nosuch'"),
-        (["compose", "--experts", "code,math", "--out", "/"], "/ exists and is not empty"),
-        (["preview", "--experts", "code,nosuch"], "no expert 'nosuch'"),
-        (["add-expert", "x", "nosuch"], "nosuch is not a folder"),
-        (["add-expert", "X!", "nosuch"], "name 'X!' is not of the form"),
-        (["evaluate", "nosuch", "--data", "code=nosuch.txt"], "nosuch is not a folder"),
-        (["evaluate", "code", "--data", "code=nosuch.txt"], "reg export code@1"),
-        (["reproduce", "nosuch"], "nosuch is not a folder"),
-        (["train", "nosuch", "--train", "all", "--data", "nosuch.txt", "--out", "x"], "nosuch is not a folder"),
-        (["train-router", "nosuch", "--data", "nosuch.txt", "--out", "x"], "nosuch is not a folder"),
-        (["push", "nosuch", "org/name"], "nosuch is not a folder"),
-        (["push-expert", "nosuch", "org/name"], "no expert 'nosuch'"),
-        (["export", "nosuch", "--out", "x"], "no expert 'nosuch'"),
+WRONG: dict[str, list[tuple[str, str]]] = {
+    "add-expert": [
+        ("x nosuch", "nosuch is not a folder"),
+        ("X! nosuch", "name 'X!' is not of the form"),
+        ("x . --data nosuch.txt", "nosuch.txt is not a file"),
     ],
-    ids=lambda words: " ".join(words) if isinstance(words, list) else "",
+    "add-base": [("x nosuch", "nosuch is not a folder"), ("code nosuch", "code is registered as an expert")],
+    "check": [("nosuch", "nosuch is not a folder"), (". --data nosuch.txt", "nosuch.txt is not a file")],
+    "collect": [
+        ("nosuch --out x", "nosuch is not a folder"),
+        (". --data nosuch.txt --out x", "nosuch.txt is not a file"),
+        (". --out text.txt/x", "text.txt is a file"),
+    ],
+    "compose": [
+        ("--experts nosuch --out x", "no expert 'nosuch'"),
+        ("--experts code,math --out /", "/ exists and is not empty"),
+        ("--experts code,math --trunk ties --base nosuch --out x", "there is no base model 'nosuch'"),
+        ("--experts code --to dense --trunk mean --like nosuch.txt --out x", "nosuch.txt is not a file"),
+        ("--experts code --to dense --trunk task-arithmetic --fit nosuch.txt --out x", "nosuch.txt is not a file"),
+        ("--recipe nosuch.yaml --out x", "nosuch.yaml is not a file"),
+    ],
+    "instantiate": [
+        ("nosuch --weights a=1 --out x", "no expert 'nosuch'"),
+        ("code --weights a=1 --out x", "code@1 is no soup"),
+        ("base --like nosuch.txt --out x", "nosuch.txt is not a file"),
+    ],
+    "preview": [("--experts code,nosuch", "no expert 'nosuch'")],
+    "lam-curve": [("--experts nosuch", "no expert 'nosuch'")],
+    "train-expert": [
+        ("x --base nosuch --data text.txt", "there is no base model 'nosuch'"),
+        ("x --base base --data nosuch.txt", "nosuch.txt is not a file"),
+    ],
+    "train-soup": [
+        ("x --base nosuch --domains a=text.txt --domains b=text.txt --experts 2", "there is no base model 'nosuch'"),
+        ("x --base base --domains a=nosuch.txt --domains b=text.txt --experts 2", "nosuch.txt is not a file"),
+    ],
+    "train-simoe": [
+        ("x --base nosuch --data text.txt", "there is no base model 'nosuch'"),
+        ("x --base code --data text.txt", "code is an expert, not a base model"),
+        ("x --base base --data nosuch.txt", "nosuch.txt is not a file"),
+    ],
+    "proxy": [
+        ("nosuch.txt --experts code --out x", "nosuch.txt is not a file"),
+        ("text.txt --experts nosuch --out x", "no expert 'nosuch'"),
+        ("text.txt --experts code --out text.txt", "text.txt is a file"),
+    ],
+    "train": [("nosuch --train all --data text.txt --out x", "nosuch is not a folder")],
+    "train-router": [("nosuch --data text.txt --out x", "nosuch is not a folder")],
+    "evaluate": [
+        ("nosuch --data code=text.txt", "nosuch is not a folder"),
+        ("code --data code=nosuch.txt", "reg export code@1"),
+        ("model --data code=nosuch.txt", "nosuch.txt is not a file"),
+        ("--experts nosuch --methods all --data code=text.txt", "no expert 'nosuch'"),
+        ("--experts code --methods nosuch --data code=text.txt", "method 'nosuch' is not one of"),
+    ],
+    "scores": [("--accuracy a=nosuch.json --task a=b", "nosuch.json is not a regular file")],
+    "report": [
+        ("nosuch --out x.html", "nosuch is not a folder"),
+        ("abcdef --out x.html", "there is no composition and no expert 'abcdef'"),
+        ("model --out x.html", "model has no composition.json"),
+    ],
+    "route": [("nosuch hi", "nosuch is not a folder"), ("model hi", "model holds a dense model, of type llama")],
+    "audit-extraction": [
+        ("nosuch --data text.txt", "nosuch is not a folder"),
+        ("model --data nosuch.txt", "nosuch.txt is not a file"),
+    ],
+    "continual": [
+        ("--schedule nosuch,code --data code=text.txt", "no expert 'nosuch'"),
+        ("--schedule code,math --data code=text.txt --data math=nosuch.txt", "nosuch.txt is not a file"),
+    ],
+    "opt-out": [
+        ("nosuch", "no expert 'nosuch'"),
+        ("code --yes --receipt nosuch/x.json", "nosuch is not a folder"),
+        ("code --yes --receipt text.txt", "text.txt exists"),
+    ],
+    "receipt": [("verify nosuch.json", "nosuch.json is not a file")],
+    "show": [("nosuch", "no expert 'nosuch'"), ("b487a", "first 6 digits or more")],
+    "compositions": [("nosuch", "no expert 'nosuch'")],
+    "log": [("nosuch", "no expert 'nosuch'")],
+    "alias": [("nosuch x", "no expert 'nosuch'")],
+    "export": [("nosuch --out x", "no expert 'nosuch'"), ("code --out text.txt", "text.txt is a file")],
+    "push": [("nosuch org/name", "nosuch is not a folder"), ("model org/name", "model has no composition.json")],
+    "push-expert": [("nosuch org/name", "no expert 'nosuch'")],
+    "reproduce": [("nosuch", "nosuch is not a folder")],
+    "completion": [("nosuch", "'nosuch' is not one of 'bash', 'zsh', 'fish'")],
+    "schema": [("nosuch", "there is no command 'nosuch'")],
+    "demo": [("--out text.txt", "text.txt exists and is not a folder")],
+}
+"""Command → words after it that name something wrong, and what is said."""
+
+WITHOUT_NAMES = {"list", "gc", "verify", "ui", "db", "config"}
+"""Commands that take neither a name nor a path: the registry's is asked for below, of `list`."""
+
+
+def test_every_command_has_a_case() -> None:
+    assert not WRONG.keys() & WITHOUT_NAMES
+    assert WRONG.keys() | WITHOUT_NAMES == COMMANDS.keys()
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "message"),
+    [(command, *case) for command, cases in WRONG.items() for case in cases],
+    ids=lambda value: value.replace("/", "_"),
 )
-def test_wrong_names_are_reported_without_torch(filled: Registry, words: list[str], message: str) -> None:
-    *shown, last = loaded(filled.home.path, words, ("torch", "transformers", "zarr"))
+def test_wrong_names_are_reported_without_torch(
+    filled: Registry, zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, words: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text("text")
+    Path("model").symlink_to(zoo.base)
+    before = sorted(tmp_path.iterdir())
+    *shown, last = loaded(filled.home.path, [command, *words.split()], ("torch", "transformers", "zarr"))
     assert last == "loaded []"
     assert message in "\n".join(shown)
+    assert any(line.startswith("  next: ") for line in shown)
+    assert sorted(tmp_path.iterdir()) == before
 
 
 @pytest.mark.parametrize(

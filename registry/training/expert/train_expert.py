@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ from registry.checkpoint.open import open_checkpoint
 from registry.checkpoint.router_rows import ROUTER_FILE, pack_rows
 from registry.checkpoint.stored_weights import StoredWeights
 from registry.composition.dense import write_dense
-from registry.errors import InvalidInputError, NotFoundError, StorageError
+from registry.errors import InvalidInputError, StorageError
 from registry.io.dtypes import AUTO
 from registry.io.model_folder import check_output, fresh_folder, write_files, write_weights
 from registry.io.work_dirs import resumable, temporary
@@ -244,17 +243,8 @@ def opened_base(workspace: Workspace, base: PathLike) -> Iterator[tuple[Checkpoi
         NotFoundError: there is no such base model.
         CheckpointError: it is not a checkpoint of a known family.
     """
-    try:
-        version = workspace.resolve(os.fspath(base))
-    except (NotFoundError, InvalidInputError) as error:
-        text = os.fspath(base)
-        if not Path(base).is_dir() and not text.startswith("hf://"):
-            if text.partition("@")[0] in workspace.catalog.names():
-                raise
-            raise NotFoundError(
-                f"there is no base model {text!r}: no version of that name is registered, and no such folder exists",
-                "register one: reg add-base NAME CKPT; or give --base a folder, or hf://ORG/NAME",
-            ) from error
+    version = base_version(workspace.catalog, base)
+    if version is None:
         with open_checkpoint(base, workspace.home.merged, progress=workspace.progress) as checkpoint:
             yield checkpoint, ()
         return

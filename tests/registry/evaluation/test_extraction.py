@@ -6,7 +6,8 @@ import pytest
 
 from registry import ExpertTraining, Registry
 from registry.errors import CalibrationError, InvalidInputError, StorageError
-from registry.evaluation.extraction import Extraction, ExtractionSettings, audit_extraction
+from registry.evaluation.extraction import Extraction, audit_extraction
+from registry.evaluation.extraction_settings import ExtractionSettings
 from registry.progress import silent
 from tests.conftest import Zoo
 from tests.models import sentences, write_jsonl

@@ -1,0 +1,95 @@
+"""Proves: what Click finds wrong is said in the program's own words, with the next command, as text and as JSON.
+
+Common words of other programs are answered with the command that does it here, and Ctrl-C with what to do next.
+"""
+
+import json
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from cli.main import COMMANDS, main
+from cli.synonyms import SYNONYMS
+
+VOICE: dict[str, tuple[list[str], str, str]] = {
+    "argument": (["export", "--out", "x"], "NAME[@V] is missing", "reg export --help"),
+    "folder": (["reproduce"], "FOLDER is missing", "reg reproduce --help"),
+    "option": (["export", "code"], "--out is missing", "reg export --help"),
+    "choice": (
+        ["train", "moe", "--data", "x", "--out", "y"],
+        "--train is missing: choose from routers, mlps, all, projectors",
+        "reg train --help",
+    ),
+    "no option": (["list", "--limt", "3"], "there is no option --limt; did you mean --limit?", "reg list --help"),
+    "value": (["list", "--limit", "x"], "--limit: 'x' is not a valid integer", "reg list --help"),
+    "range": (["list", "--limit", "0"], "--limit: 0 is not in the range x>=1", "reg list --help"),
+    "without value": (["list", "--limit"], "option '--limit' requires an argument", "reg list --help"),
+    "too many": (["list", "a", "b"], "got unexpected extra arguments (a b)", "reg list --help"),
+    "no command": (["lsit"], "there is no command 'lsit'; did you mean 'list'?", "reg --help"),
+    "no subcommand": (["db", "foo"], "no such command 'foo'", "reg db --help"),
+    "of the group": (["--limit", "3", "list"], "there is no option --limit", "reg --help"),
+    "of a group's command": (["receipt", "verify"], "FILE is missing", "reg receipt verify --help"),
+}
+
+
+@pytest.mark.parametrize("case", VOICE)
+def test_clicks_errors_have_the_programs_form(case: str) -> None:
+    words, message, following = VOICE[case]
+    result = CliRunner().invoke(main, words)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == f"error: {message}\n  next: {following}\n"
+    result = CliRunner().invoke(main, [*words, "--json"] if case != "without value" else ["--json", *words])
+    assert (result.exit_code, result.stdout) == (2, "")
+    found = json.loads(result.stderr)["error"]
+    assert (found["message"], found["next"], found["exit_code"]) == (message, following, 2)
+
+
+MEANT = {
+    "delete": "opt-out",
+    "remove": "opt-out",
+    "rm": "opt-out",
+    "add": "add-expert",
+    "register": "add-expert",
+    "merge": "compose",
+    "ls": "list",
+    "info": "show",
+    "upload": "push",
+    "publish": "push",
+    "download": "add-expert",
+    "serve": "ui",
+    "init": "add-base",
+}
+
+
+@pytest.mark.parametrize("word", sorted(set(MEANT) - set(COMMANDS)))
+def test_words_of_other_programs_are_answered_with_ours(word: str) -> None:
+    result = CliRunner().invoke(main, [word, "x"])
+    assert result.exit_code == 2
+    assert f"error: there is no command {word!r}; did you mean {MEANT[word]!r}" in result.stderr
+    assert f"next: reg {MEANT[word]} --help" in result.stderr
+
+
+def test_synonyms_name_commands_that_there_are() -> None:
+    assert {command for commands in SYNONYMS.values() for command in commands} <= set(COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("command", "following"),
+    [("list", "run it again"), ("push", "run it again; it goes on where it stopped")],
+)
+def test_interrupt_says_what_to_do_next(monkeypatch: pytest.MonkeyPatch, command: str, following: str) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    known = main.get_command(click.Context(main), command)
+    assert known is not None
+    monkeypatch.setattr(known, "callback", interrupted)
+    words = [command, *(["moe", "org/moe"] if command == "push" else [])]
+    result = CliRunner().invoke(main, words)
+    assert (result.exit_code, result.stdout) == (130, "")
+    assert result.stderr == f"error: interrupted\n  next: {following}\n"
+    result = CliRunner().invoke(main, [*words, "--json"])
+    assert json.loads(result.stderr)["error"] == {
+        "kind": "Interrupted", "message": "interrupted", "next": following, "exit_code": 130,
+    }  # fmt: skip
