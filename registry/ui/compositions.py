@@ -16,7 +16,7 @@ from registry.report.page import page as report_page
 from registry.ui.choices import Choices
 from registry.ui.paging import Paging
 from registry.ui.site import Site, url, whole
-from registry.ui.versions import expert_names
+from registry.ui.describing import expert_names
 from store.catalog import CompositionRecord, EvaluationRecord
 
 PAGE = 25

@@ -1,6 +1,6 @@
 """Formatting of numbers, times and values on pages."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -114,24 +114,8 @@ def _shortened(value: Any) -> str:
     return short(text) if len(text) == 64 and text.isalnum() else text
 
 
-FILTERS = {
-    name: function
-    for name, function in globals().items()
-    if name
-    in (
-        "number",
-        "compact",
-        "size",
-        "percent",
-        "figure",
-        "when",
-        "ago",
-        "counted",
-        "day",
-        "score",
-        "short",
-        "level",
-        "plain",
-    )
+FILTERS: dict[str, Callable[..., Any]] = {
+    function.__name__: function
+    for function in (number, compact, size, percent, figure, when, ago, counted, day, score, short, level, plain)
 }
 """Name in templates → function."""
