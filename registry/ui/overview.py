@@ -116,7 +116,7 @@ def overview(site: Site, request: Request) -> Response:
     return site.render(
         request,
         "overview.html",
-        names={version.name for version in versions},
+        names={version.name for version in versions if version.kind == "expert"},
         groups=_groups(versions),
         counts={each: registry.count_versions(kind=each) for each in ("expert", "base")},
         paging=paging,

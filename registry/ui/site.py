@@ -92,6 +92,8 @@ class Site:
         def colour(expert: str) -> str:
             """Return the class that gives an element the colour of an expert, named by its name or a reference."""
             name = expert.partition("@")[0]
+            if name not in colours and name not in known:  # a base model
+                return "neutral"
             return f"e{colours[name] if name in colours else expert_colours([name], known)[name]}"
 
         template_ = self._templates.get_template(template)

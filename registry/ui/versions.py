@@ -52,7 +52,7 @@ def version(site: Site, request: Request) -> Response:
     return site.render(
         request,
         "version.html",
-        names={record.name, *(ref.partition("@")[0] for made in uses for ref in made.record.members)},
+        names={ref.partition("@")[0] for made in uses for ref in made.experts},
         version=record,
         architecture=(record.content or {}).get("architecture", {}),
         part_of=_part_of(record.content or {}),
@@ -100,7 +100,7 @@ def comparison(site: Site, request: Request) -> Response:
     return site.render(
         request,
         "comparison.html",
-        names={record.name, *(one.ref.partition("@")[0] for one in compared.overlaps)},
+        names={one.ref.partition("@")[0] for one in compared.overlaps},
         version=record,
         comparison=compared,
         which=which,
