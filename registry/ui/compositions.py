@@ -84,20 +84,20 @@ class Scores:
         )
 
     @property
-    def warnings(self) -> list[str]:
-        """What to doubt about the figures: few tokens, and experts that hardly any token reaches."""
-        found = []
-        if self.score.tokens < FEW_TOKENS:
-            found.append(
-                f"{self.score.sample} are few: differences of a point between compositions can be chance. "
-                "More windows: reg evaluate --windows"
-            )
-        fair = 1 / max(1, len(self.load))
-        for expert, share in self.load.items():
-            own_text = any(row["domain"] == expert for row in self.rows)
-            if share < COLLAPSED * fair and (own_text or not any(row["domain"] in self.load for row in self.rows)):
-                found.append(f"{expert} gets {percent(share)} of all tokens, where an even share is {percent(fair)}")
-        return found
+    def is_small(self) -> bool:
+        """True if scores are of so few tokens that small differences can be chance."""
+        return self.score.tokens < FEW_TOKENS
+
+    @property
+    def unused(self) -> list[tuple[str, str, str]]:
+        """Experts that hardly any token reaches, though their text was scored: each with its share and an even one."""
+        even = 1 / max(1, len(self.load))
+        domains = {row["domain"] for row in self.rows}
+        return [
+            (expert, percent(share), percent(even))
+            for expert, share in self.load.items()
+            if share < COLLAPSED * even and (expert in domains or not domains & self.load.keys())
+        ]
 
 
 def compositions(site: Site, request: Request) -> Response:
@@ -158,6 +158,7 @@ def composition(site: Site, request: Request) -> Response:
         scores=scores,
         latest=scores[0] if scores else None,
         audits=registry.audits(record),
+        data=[word for row in scores[0].rows for word in ("--data", f"{row['domain']}=FILE")] if scores else [],
         again=None if choices is None else url("compose", e=experts, **choices.query),
         events=registry.log(record.digest, limit=PAGE),
     )

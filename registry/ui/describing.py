@@ -56,6 +56,15 @@ ROUTING_WORDS = {
 }
 """Routing method of an ensemble → words."""
 
+MADE = {
+    MOE: "a sparse mixture",
+    DENSE: "one dense model",
+    ENSEMBLE: "an ensemble",
+    HETERO: "one model of several architectures",
+    SIMOE: "a SIMoE",
+}
+"""Output → words."""
+
 MOST_CHANGES = 3
 """Number of differences up to which a composition is described by another one."""
 
@@ -228,20 +237,18 @@ def difference(record: CompositionRecord, earlier: Sequence[CompositionRecord]) 
     best: tuple[int, int, Difference] | None = None
     own = stated(record.document)
     for at, other in enumerate(earlier):
-        if other.digest == record.digest or not set(names(record)) & set(names(other)):
+        if other.digest == record.digest or (members := _members_changed(record, other)) is None:
             continue
-        words = _members_changed(record, other) + _fields_changed(own, stated(other.document))
+        changes, words = members
+        fields = _fields_changed(own, stated(other.document))
         if record.document.get("parent") == other.digest:
-            words = ["trained further"]
-        key = (len(words), -at)
-        if 0 < len(words) <= MOST_CHANGES and (best is None or key < best[:2]):
+            changes, words, fields = 1, ["trained further"], []
+        changes += sum(MOST_CHANGES if name == "to" else 1 for name, _ in fields)
+        key = (changes, -at)
+        if 0 < changes <= MOST_CHANGES and (best is None or key < best[:2]):
+            words = [*words, *(text for _, text in fields)]
             best = (*key, Difference(other, title(other), tuple(words)))
     return None if best is None else best[2]
-
-
-def names(record: CompositionRecord) -> list[str]:
-    """Return the names of the versions that a composition was made from."""
-    return [ref.partition("@")[0] for ref in record.members]
 
 
 def describe(
@@ -262,26 +269,41 @@ def describe(
     )
 
 
-def _members_changed(record: CompositionRecord, other: CompositionRecord) -> list[str]:
-    own, old = (
-        dict(zip(names(record), record.members, strict=True)),
-        dict(zip(names(other), other.members, strict=True)),
-    )
-    words = [f"without {old[name]}" for name in old if name not in own]
-    words += [f"plus {own[name]}" for name in own if name not in old]
-    words += [f"{own[name]} in place of {old[name]}" for name in own if name in old and own[name] != old[name]]
-    copies = [one.document.get("from_base") for one in (record, other)]
-    return words + ([f"{copies[0] or 'no'} copies instead of {copies[1] or 'none'}"] if copies[0] != copies[1] else [])
+def _members_changed(record: CompositionRecord, other: CompositionRecord) -> tuple[int, list[str]] | None:
+    """Return the number of differences between the experts of two compositions, and words; None if they share few."""
+    own, old = ({ref.partition("@")[0]: ref for ref in expert_names(one)[0]} for one in (record, other))
+    copies, earlier_copies = (one.document.get("from_base") for one in (record, other))
+    if copies or earlier_copies:
+        if not (copies and earlier_copies and record.members == other.members):
+            return None
+        return (0, []) if copies == earlier_copies else (1, [f"{copies} copies instead of {earlier_copies}"])
+    added = [own[name] for name in own if name not in old]
+    removed = [old[name] for name in old if name not in own]
+    replaced = [(own[name], old[name]) for name in own if name in old and own[name] != old[name]]
+    shared = len(set(own) & set(old))
+    if not shared or (added and removed and shared < len(added) + len(removed)):
+        return None
+    words = [f"without {_and(removed)}"] if removed else []
+    words += [f"with {_and(added)} added"] if added else []
+    words += [f"{new} in place of {before}" for new, before in replaced]
+    return len(added) + len(removed) + len(replaced), words
 
 
-def _fields_changed(own: Mapping[str, str], old: Mapping[str, str]) -> list[str]:
+def _fields_changed(own: Mapping[str, str], old: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return the fields of two recipes that differ, each with words."""
     words = []
     for name in [*own, *(key for key in old if key not in own)]:
         if own.get(name) == old.get(name):
             continue
-        label = "made as" if name == "to" else name.replace("_", " ")
-        if name not in own:
-            words.append(f"{label} by default instead of {old[name]}")
+        label = name.replace("_", " ")
+        if name == "to":
+            words.append((name, MADE.get(own[name], own[name])))
+        elif name not in own:
+            words.append((name, f"{label} by default instead of {old[name]}"))
         else:
-            words.append(f"{label} {own[name]}" + (f" instead of {old[name]}" if name in old else ""))
+            words.append((name, f"{label} {own[name]}" + (f" instead of {old[name]}" if name in old else "")))
     return words
+
+
+def _and(refs: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(refs[:-1]), refs[-1])))
