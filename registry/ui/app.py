@@ -16,11 +16,12 @@ from registry.ui.composer import composer, preview
 from registry.ui.compositions import composition, compositions, report
 from registry.ui.guard import Guard
 from registry.ui.log import log
+from registry.ui.overview import overview
 from registry.ui.site import Page, Site
-from registry.ui.versions import comparison, version, versions
+from registry.ui.versions import comparison, version
 
 PAGES: dict[str, Page] = {
-    "/": versions,
+    "/": overview,
     "/versions/{ref}": version,
     "/versions/{ref}/comparison": comparison,
     "/compositions": compositions,
