@@ -1,5 +1,6 @@
 """The theme of all charts: Vega-Lite's configuration and colours, with the page's font and CSS variables."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,3 +34,31 @@ def colour_scale(names: Sequence[str], experts: Sequence[str]) -> Spec:
     order = {name: number for number, name in enumerate(experts)}
     colours = [f"var(--e{order[name]})" if name in order else "var(--accent)" for name in names]
     return {"domain": list(names), "range": colours}
+
+
+def ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
+    """Return three to seven round numbers in equal steps, from `low` or less to `high` or more.
+
+    Args:
+        low: the smallest value of an axis.
+        high: the largest one.
+        whole: steps are whole numbers; there may then be two.
+    """
+    span = (high - low) or abs(high) / 10 or 1.0
+    power = 10.0 ** math.floor(math.log10(span / 5))
+    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= span / 5 * (1 - 1e-9))
+    step = max(1.0, math.ceil(step)) if whole else step
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    if first == last:
+        first, last = first - 1, last + 1
+    return [round(number * step, 12) for number in range(first, last + 1)]
+
+
+def linear_axis(field: str, title: str, values: Sequence[float], **axis: object) -> Spec:
+    """Return a quantitative encoding that spans exactly these ticks."""
+    return {
+        "field": field,
+        "type": "quantitative",
+        "scale": {"domain": [values[0], values[-1]], "nice": False, "zero": False},
+        "axis": {"title": title, "values": list(values), "format": "~g", **axis},
+    }
