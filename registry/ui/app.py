@@ -43,7 +43,7 @@ def make_app(registry: Registry, command: Sequence[str] = ("reg",)) -> Starlette
             return site.error(request, 404, "this page does not exist", "the links above lead to all pages")
         return site.error(request, error.status_code, error.detail, None)
 
-    static = StaticFiles(directory=Path(__file__).with_name("static"))
+    static = StaticFiles(directory=Path(__file__).with_name("static"), packages=[("registry.design", "static")])
     return Starlette(
         routes=[*(Route(path, site.page(make)) for path, make in PAGES.items()), Mount("/static", static)],
         middleware=[Middleware(Guard)],

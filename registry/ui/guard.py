@@ -3,7 +3,7 @@
 A page of another site can make a browser send requests to this machine. With DNS rebinding, where the site points its
 own name at 127.0.0.1, it could even read the answer; so the Host header must be one of this machine's own names. Under
 these names another site cannot read answers, and only following a link is allowed. A content security policy limits
-pages to this server's own scripts and stylesheet: nothing inline, nothing from elsewhere.
+pages to this server's own scripts and stylesheets: nothing inline, nothing from elsewhere.
 """
 
 import re
