@@ -1,3 +1,4 @@
 from .build import build_report as build_report
 from .data import ReportData as ReportData
+from .frame import Frame as Frame
 from .page import page as page

@@ -4,7 +4,16 @@ from collections.abc import Iterator, Mapping
 
 from registry.composition.ensemble.recipe import POSTERIOR
 from registry.report.data import MemberFigures, ReportData, RoutingData, Warned
-from registry.report.verdict import PLACE, command, compose_command, evaluation_command, is_small, listed, sample
+from registry.report.verdict import (
+    PLACE,
+    command,
+    compose_command,
+    evaluation_command,
+    is_small,
+    listed,
+    percent,
+    sample,
+)
 
 CONTEXT = "context"
 """The router that reads the text so far, which separates domains best."""
@@ -72,7 +81,7 @@ def _worse_than_average(figures: ReportData) -> Iterator[Warned]:
     own, average = figures.score_of("composition"), figures.score_of("average")
     if own is None or average is None or own >= average or figures.to == "dense":
         return
-    text = f"Plain averaging is better: {average:.1f} % against {own:.1f} %."
+    text = f"Plain averaging is better: {percent(average)} against {percent(own)}."
     simple = compose_command(figures, "--to", "dense", "--trunk", "mean", plain=True)
     yield Warned(text, "The average is one dense model, and smaller: compose it.", simple)
 
@@ -87,7 +96,8 @@ def _drowned(figures: ReportData, warned: _Pairs) -> Iterator[Warned]:
             if share >= DROWNED or len(figures.members) < 2:
                 continue
             taker, taken = _taker(routing, name)
-            text = f"{name} is drowned out: only {share:.1%} of its own domain's tokens go to it; {taker} gets {taken:.1%}."
+            only = f"only {percent(100 * share)} of its own domain's tokens go to it"
+            text = f"{name} is drowned out: {only}; {taker} gets {percent(100 * taken)}."
             yield Warned(text, *_separation(figures, name, taker))
             warned.add(frozenset((name, taker)))
         elif member.drowned:
@@ -106,7 +116,7 @@ def _confused(figures: ReportData, warned: _Pairs) -> Iterator[Warned]:
         pair = frozenset((domain, expert))
         if share >= CONFUSED and domain in figures.experts and pair not in warned:
             goes = "goes" if routing and routing.measured else "is predicted to go"
-            text = f"{share:.1%} of {domain}'s text {goes} to {expert}."
+            text = f"{percent(100 * share)} of {domain}'s text {goes} to {expert}."
             yield Warned(text, *_separation(figures, domain, expert))
             warned.add(pair)
 
@@ -120,7 +130,7 @@ def _overlapping(figures: ReportData, warned: _Pairs) -> Iterator[Warned]:
         separated = all(measured.get(name, 0.0) >= 1 - CONFUSED for name in pair)
         if share < figures.indistinct or pair in warned or separated:
             continue
-        text = f"{first} and {second} overlap: {share:.0%} of their text cannot be told apart."
+        text = f"{first} and {second} overlap: {percent(100 * share, 0)} of their text cannot be told apart."
         yield Warned(text, *_separation(figures, first, second))
         warned.add(pair)
 
@@ -134,7 +144,8 @@ def _uneven(figures: ReportData, warned: bool) -> Iterator[Warned]:
     expected = _expected(figures, load)
     for expert in expected:
         if (share := load[expert]) - expected[expert] >= UNEVEN:
-            text = f"Load collapses onto {expert}: it gets {share:.1%} of all tokens, and {expected[expert]:.1%} would be even."
+            even = percent(100 * expected[expert])
+            text = f"Load collapses onto {expert}: it gets {percent(100 * share)} of all tokens, where {even} is even."
             if figures.from_base is not None or figures.recipe.get("router") == "random":
                 mend = "Train it: the loss of reg train keeps the load even."
                 yield Warned(text, mend, command("train", figures.folder or PLACE, "--data", "FILE", "--out", PLACE))
@@ -146,7 +157,7 @@ def _costly_routing(figures: ReportData, warned: bool) -> Iterator[Warned]:
     own, oracle = figures.score_of("composition"), figures.score_of("oracle")
     if own is None or oracle is None or oracle - own < COST or warned or figures.recipe.get("router") == CONTEXT:
         return
-    text = f"Routing costs {oracle - own:.1f} points: perfect routing would reach {oracle:.1f} %."
+    text = f"Routing costs {oracle - own:.1f} points: perfect routing would reach {percent(oracle)}."
     yield Warned(text, "Route by the text so far.", compose_command(figures, "--router", CONTEXT))
 
 

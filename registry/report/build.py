@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from registry.composition.context_routing.predicted_routing import INDISTINCT_COUNTS
 from registry.composition.integrity import ComposedFolder
 from registry.composition.manifest import CompositionManifest, VersionRef
 from registry.composition.preview import Preview
 from registry.composition.recipe import Recipe
+from registry.design import expert_colours
 from registry.errors import CheckpointError
 from registry.evaluation import Row, TestSettings
 from registry.evaluation.service import evaluate_registered
@@ -96,6 +96,7 @@ def build_report(
         notes=tuple(gathering.notes),
         to=manifest.recipe.to,
         folder=folders[-1] if folders else None,
+        colours=expert_colours(names, workspace.catalog.names(kind="expert")),
         indistinct=INDISTINCT_COUNTS if preview is not None and preview.by_tokens else INDISTINCT,
     )
     return replace(figures, verdict=verdict(figures), warnings=advice(figures))

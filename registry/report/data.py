@@ -269,6 +269,7 @@ class ReportData:
         indistinct: the share of an overlap from which on routing hardly separates two experts.
         verdict: what the report says first.
         warnings: what is wrong with the composition or its evaluation, and what mends it.
+        colours: expert → number of its colour on every page (`expert_colours`).
     """
 
     name: str
@@ -299,6 +300,7 @@ class ReportData:
     indistinct: float = 1.0
     verdict: Verdict | None = None
     warnings: tuple[Warned, ...] = ()
+    colours: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def weighs_members(self) -> bool:
@@ -326,5 +328,7 @@ class ReportData:
         return None if row is None else row.average
 
     def document(self) -> dict[str, Any]:
-        """Return the JSON document of the report."""
-        return asdict(self)
+        """Return the JSON document of the report: everything but colours."""
+        document = asdict(self)
+        del document["colours"]
+        return document

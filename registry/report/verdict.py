@@ -31,11 +31,11 @@ def verdict(figures: ReportData) -> Verdict:
     whose = "its experts" if set(scored) <= set(figures.experts) else "the domains' own experts"
     if len(scored) == 1:
         whose = f"its expert {scored[0]}" if scored[0] in figures.experts else f"expert {scored[0]}"
-    parts = [f"The {figures.kind} reaches {_percent(mean)} of {whose} on {on}"]
+    parts = [f"The {figures.kind} reaches {percent(mean)} of {whose} on {on}"]
     if own.average is not None:
         average, oracle = figures.score_of("average"), figures.score_of("oracle")
-        parts += [f"plain averaging reaches {_percent(average)}"] if average is not None else []
-        parts += [f"perfect routing would reach {_percent(oracle)}"] if oracle is not None else []
+        parts += [f"plain averaging reaches {percent(average)}"] if average is not None else []
+        parts += [f"perfect routing would reach {percent(oracle)}"] if oracle is not None else []
     left = [domain for domain in own.perplexity if domain not in own.score]
     return Verdict("; ".join(parts) + "." + (f" {_unscored(left)}" if left else ""))
 
@@ -95,7 +95,7 @@ def _predicted(figures: ReportData) -> str:
     if routing is None or routing.measured or not routing.accuracy:
         return ""
     share = sum(routing.accuracy.values()) / len(routing.accuracy)
-    return f" From statistics alone, {_percent(100 * share)} of its experts' text is predicted to reach its own expert."
+    return f" From statistics alone, {percent(100 * share)} of its experts' text is predicted to reach its own expert."
 
 
 def _perplexities(figures: ReportData, own: ScoreRow) -> str:
@@ -112,5 +112,6 @@ def _unscored(domains: Sequence[str]) -> str:
     return f"There are no scores for {listed(domains)}: no experts of these names are registered here."
 
 
-def _percent(score: float) -> str:
-    return f"{score:.1f} %"
+def percent(score: float, digits: int = 1) -> str:
+    """Return a share of 100 as sentences have it."""
+    return f"{score:.{digits}f} %"
