@@ -205,6 +205,7 @@ EVALUATION = record(
     figures=ROW,
     oracle=maybe(document("The same fields, with every token sent to its domain's own expert.")),
     active_experts=optional(several(ROW, "With other numbers of experts per token, ascending; with --active-experts.")),
+    plain_average=optional(ROW),
 )
 AUDIT = record(
     "An audit of extraction.",

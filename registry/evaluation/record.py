@@ -79,4 +79,5 @@ def _document(benchmark: Benchmark, rows: FolderRows) -> dict[str, Any]:
         "figures": rows.row.document(),
         "oracle": None if rows.oracle is None else rows.oracle.document(),
         **({"active_experts": active} if active else {}),
+        **({"plain_average": rows.average.document()} if rows.average else {}),
     }

@@ -52,11 +52,13 @@ class FolderRows:
         row: as it is.
         oracle: every token of a domain sent to the domain's expert; None if that was not asked for or cannot be.
         active_experts: with other numbers of experts per token, ascending.
+        average: the members' plain average; None if it was not scored, or is that of other experts.
     """
 
     row: Row
     oracle: Row | None = None
     active_experts: tuple[Row, ...] = ()
+    average: Row | None = None
 
 
 @dataclass(frozen=True)
@@ -143,6 +145,7 @@ class _Table:
         self._keep = keep
         self._progress = benchmark.progress
         self._own: dict[str, float] = {}
+        self._average: Row | None = None
 
     def dense_rows(self) -> list[Row]:
         """Return the selected rows for base models, experts and their average, and measure the experts."""
@@ -178,7 +181,9 @@ class _Table:
                 remark(self._progress, "no row for the average: the experts' architectures differ")
             else:
                 measure("average", "average", members)
-        return [replace(row, score=self._score(row.perplexity)) for row in rows]  # all own perplexities are known now
+        rows = [replace(row, score=self._score(row.perplexity)) for row in rows]  # all own perplexities are known now
+        self._average = next((row for row in rows if row.name == "average"), None)
+        return rows
 
     def folder_rows(self, name: str, folder: Path, active: Sequence[int] = (), *, oracle: bool = False) -> list[Row]:
         """Return the row of a folder, the oracle's row if it is selected, and one for each number of active experts.
@@ -192,7 +197,9 @@ class _Table:
         row = self._routed_row(model, experts, composed_of(folder))
         upper = self._oracle_row(f"{name} oracle", model, experts) if self._wanted.oracle else None
         curve = tuple(self._active_row(f"{name} top-{count}", model, row, count) for count in active)
-        self._keep(name, folder, self._benchmark, FolderRows(row, upper, curve))
+        scored = {domain: member.version.digest for domain, member in self._benchmark.experts.items()}
+        average = self._average if composed_of(folder) == scored else None
+        self._keep(name, folder, self._benchmark, FolderRows(row, upper, curve, average))
         return [row, *([upper] if upper else []), *curve]
 
     def method_rows(self, name: str, compose: Compose) -> list[Row]:

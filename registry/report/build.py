@@ -1,60 +1,27 @@
 """Collection of a report's figures from a composition, the catalog, statistics and evaluations."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
-from typing import Any
 
-from registry.checkpoint.training_record import TrainingRecord, training_of, training_record
-from registry.composition.compose import plan_composition, preview_composition
-from registry.composition.ensemble.recipe import EnsembleRecipe
-from registry.composition.integrity import COMPOSE_AGAIN, ComposedFolder
-from registry.composition.interpolated.mask_overlap import mask_overlaps
-from registry.composition.interpolated.simoe_recipe import SimoeRecipe
-from registry.composition.manifest import CompositionManifest
-from registry.composition.plan import Plan
+from registry.composition.context_routing.predicted_routing import INDISTINCT_COUNTS
+from registry.composition.integrity import ComposedFolder
+from registry.composition.manifest import CompositionManifest, VersionRef
 from registry.composition.preview import Preview
 from registry.composition.recipe import Recipe
-from registry.composition.tensor_source import StoredSource
-from registry.composition.trained.trained_parts import NAMED, trained_part
-from registry.errors import CheckpointError, RegError
+from registry.design import expert_colours
+from registry.errors import CheckpointError
 from registry.evaluation import Row, TestSettings
 from registry.evaluation.service import evaluate_registered
 from registry.evaluation.table import Wanted
-from registry.member import load_member
-from registry.names.resolve import by_digest, composition_of
-from registry.registration.expert_overlap import compared_layers
-from registry.registration.lineage_index import LineageIndex
-from registry.report.data import (
-    POINTS,
-    ActiveExperts,
-    Audit,
-    Curve,
-    Evaluated,
-    MaskJoin,
-    MemberFigures,
-    Node,
-    ReportData,
-    RoutingData,
-    ScoreRow,
-    Training,
-)
-from registry.report.mask_tree import mask_joins
+from registry.names.resolve import composition_of
+from registry.registration.expert_overlap import INDISTINCT
+from registry.report.advice import advice
+from registry.report.data import Audit, Evaluated, MemberFigures, ReportData, RoutingData
+from registry.report.gathering import Gathering, scores_of
+from registry.report.verdict import verdict
 from registry.workspace import PathLike, Workspace
-from store.catalog import CompositionRecord, EvaluationRecord, VersionRecord
-
-MaskOverlap = tuple[str, str, float]
-
-_BASES = 8
-"""Maximum number of base models that members are compared with for the lineage."""
-
-_CHILDREN = 8
-"""Maximum number of trained compositions in a lineage."""
-
-_DIGITS = 8
-"""Digits of a composition's digest in a lineage: as many as fit side by side on a phone."""
+from store.catalog import EvaluationRecord, VersionRecord
 
 
 def build_report(
@@ -81,7 +48,7 @@ def build_report(
         manifest = CompositionManifest.from_document(recorded.document, f"composition {recorded.digest[:12]}")
     digest, names = str(document["digest"]), [member.name for member in manifest.members]
     records = {record.digest: record for record in workspace.catalog.compositions()}
-    gathering = _Gathering(workspace)
+    gathering = Gathering(workspace)
     versions = gathering.versions(manifest)
     evaluated: Evaluated | None
     if data:
@@ -90,30 +57,26 @@ def build_report(
                 "there is no folder to evaluate", "name the composed folder: reg report moe/ --data …"
             )
         rows = evaluate_registered(workspace, [folder], data, settings, Wanted(baselines=True, oracle=True))
-        scores, evaluated = _scores(rows, folder.name), _evaluated(rows, data)
+        scores, evaluated = scores_of(rows, folder.name), _evaluated(rows, data)
     else:
         rows, scores, evaluated = gathering.stored(digest)
     plan, preview = gathering.predicted(manifest, versions)
     measured = next((row for row in rows if row.routing), None)
     routing = _measured(measured) if measured else _predicted(preview, names)
-    if measured is None and not isinstance(manifest.recipe, Recipe):
-        what = "an ensemble" if isinstance(manifest.recipe, EnsembleRecipe) else "a SIMoE"
-        gathering.notes.append(f"the weights of {what} are measured alone: no evaluation that has them is stored")
-    elif measured is None:
-        gathering.notes.append("routing is predicted from statistics: no evaluation with text is stored")
-        if preview is not None and preview.by_tokens:
-            gathering.notes += preview.notes
+    if measured is None:
+        gathering.notes += _unmeasured(manifest, evaluated, preview)
     drowned = {} if preview is None else dict(zip(names, (each.drowned for each in preview.members), strict=True))
     record = records.get(digest)
+    folders = [str(composition)] if folder else [at for at in (record.folders if record else ()) if Path(at).is_dir()]
     mask_overlap = gathering.masks(manifest, versions)
     first = rows[-1] if rows else None
-    return ReportData(
-        name=folder.name if folder else ", ".join(names),
+    figures = ReportData(
+        name=folder.name if folder else Path(folders[-1]).name if folders else ", ".join(names),
         digest=digest,
         host=manifest.host,
         made=record.created_at if record else None,
         recipe=_recipe(document["recipe"]),
-        members=tuple(_member(each.name, each.digest, versions.get(each.name), drowned) for each in manifest.members),
+        members=tuple(_member(gathering, each, versions.get(each.name), drowned) for each in manifest.members),
         parameters=first.parameters if first else plan.parameters if plan else None,
         active_parameters=first.active_parameters if first else plan.active_parameters if plan else None,
         top_k=manifest.recipe.experts_per_token(len(names)) if isinstance(manifest.recipe, Recipe) else None,
@@ -131,197 +94,34 @@ def build_report(
         mask_overlap=mask_overlap,
         mask_joins=gathering.mask_joins(names, mask_overlap),
         notes=tuple(gathering.notes),
+        to=manifest.recipe.to,
+        folder=folders[-1] if folders else None,
+        colours=expert_colours(names, workspace.catalog.names(kind="expert")),
+        indistinct=INDISTINCT_COUNTS if preview is not None and preview.by_tokens else INDISTINCT,
     )
+    return replace(figures, verdict=verdict(figures), warnings=advice(figures))
 
 
-class _Gathering:
-    """Queries to the registry for a report; what is unavailable becomes a note."""
-
-    def __init__(self, workspace: Workspace) -> None:
-        self._workspace = workspace
-        self.notes: list[str] = []
-
-    @contextmanager
-    def _noted(self, problem: str) -> Iterator[None]:
-        try:
-            yield
-        except RegError as error:
-            self.notes.append(f"{problem}: {error.message}")
-
-    def versions(self, manifest: CompositionManifest) -> dict[str, VersionRecord]:
-        """Return name → active version for the members that are registered here."""
-        versions = {}
-        for member in manifest.members if manifest.from_base is None else manifest.versions:
-            with self._noted(f"{member.name} is not available"):
-                versions[member.name] = by_digest(self._workspace.catalog, member.name, member.digest, "it")
-        if manifest.from_base is not None:  # copies of one version
-            return {member.name: version for member in manifest.members for version in versions.values()}
-        return versions
-
-    def stored(self, digest: str) -> tuple[list[Row], tuple[ScoreRow, ...], Evaluated | None]:
-        """Return the stored evaluation with the most domains; the latest of several."""
-        evaluations = self._workspace.catalog.evaluations(digest)
-        if not evaluations:
-            self.notes.append("there are no scores: no evaluation of it is stored here")
-            return [], (), None
-        chosen = max(evaluations, key=lambda record: (len(record.document["data"]), record.evaluated_at))
-        document = chosen.document
-        rows = [_row(document[key]) for key in ("figures", "oracle") if document[key]]
-        data = document["data"]
-        evaluated = Evaluated(
-            chosen.evaluated_at,
-            {domain: text["tokens"] for domain, text in data.items()},
-            {domain: text["label"] for domain, text in data.items()},
-        )
-        return rows[:1], _scores(rows, rows[0].name), evaluated
-
-    def active_experts(self, digest: str) -> tuple[ActiveExperts, ...]:
-        """Return the figures by experts per token of the latest evaluation that has them."""
-        documents = (record.document for record in self._workspace.catalog.evaluations(digest))
-        rows: list[dict[str, Any]] = next(
-            (each["active_experts"] for each in documents if "active_experts" in each), []
-        )
-        keys = ("experts_per_token", "active_parameters", "score", "perplexity", "average")
-        return tuple(ActiveExperts(**{key: row[key] for key in keys}) for row in rows)
-
-    def trainings(self, versions: Mapping[str, VersionRecord]) -> tuple[Training, ...]:
-        """Return the trainings of the members that say how they were trained."""
-        trainings = []
-        for name, version in versions.items():
-            with self._noted(f"the training of {name} is not shown"):
-                if (record := training_record(self._workspace, version)) is not None:
-                    trainings.append(_training(name, record))
-        return tuple(trainings)
-
-    def training(self, document: Mapping[str, Any]) -> Training | None:
-        """Return the training of the composition; None where it has none, or no losses are stored."""
-        training = document.get("training", {})
-        if "loss" not in training:
-            return None
-        with self._noted("the training of this composition is not shown"):
-            where = f"composition {str(document['digest'])[:12]}"
-            curve = {key: training[key] for key in ("held_out", "every", "loss") if key in training}
-            record = training_of({"format": 1, "training": training, **curve}, where, COMPOSE_AGAIN)
-            return _training(NAMED.get(trained_part(training), ("its weights",))[0], record)
-        return None
-
-    def predicted(
-        self, manifest: CompositionManifest, versions: Mapping[str, VersionRecord]
-    ) -> tuple[Plan | None, Preview | None]:
-        """Return the plan and its preview, without forward passes; None if a member is not registered here."""
-        recipe = manifest.recipe
-        if not isinstance(recipe, Recipe) or recipe.to != "moe":
-            return None, None
-        if len(versions) < len(manifest.members):
-            return None, None
-        plan = preview = None
-        with self._noted("its routing is not predicted"):
-            base = manifest.base and by_digest(self._workspace.catalog, manifest.base.name, manifest.base.digest, "it")
-            refs = [version.ref for version in versions.values()] if manifest.from_base is None else []
-            plan = plan_composition(
-                self._workspace, refs, recipe, base=base.ref if base else None, from_base=manifest.from_base
-            )
-            if not refs:
-                told = "copies of one base model have no statistics, so their routing is not predicted"
-                self.notes.append(told if manifest.parent else f"{told}; before training it is random")
-                return plan, None
-            preview = preview_composition(self._workspace, refs, recipe, base=base.ref if base else None)
-            if manifest.parent:
-                self.notes.append("predictions from statistics concern the composition before its training")
-        return plan, preview
-
-    def masks(self, manifest: CompositionManifest, versions: Mapping[str, VersionRecord]) -> tuple[MaskOverlap, ...]:
-        """Return the overlaps of the masks of a SIMoE's members; none where a member is not registered here."""
-        if not isinstance(manifest.recipe, SimoeRecipe) or len(versions) < len(manifest.members):
-            return ()
-        with self._noted("the overlap of masks is not available"):
-            return mask_overlaps([load_member(self._workspace, version) for version in versions.values()])
-        return ()
-
-    def mask_joins(self, names: Sequence[str], overlap: Sequence[MaskOverlap]) -> tuple[MaskJoin, ...]:
-        """Return the joins of a SIMoE's members by the overlap of their masks; none without overlaps."""
-        with self._noted("the tree of masks is not available"):
-            return mask_joins(names, overlap)
-        return ()
-
-    def curves(self, plan: Plan | None) -> tuple[Curve, ...]:
-        """Return held-out errors over the ridge strength, from the experts' own statistics."""
-        if plan is None or plan.recipe.router != "ridge" or len(plan.members) < 2:
-            return ()
-        stored = replace(plan.recipe, refine=0, refine_mlp=False, refine_trunk=False)
-        routers = StoredSource(replace(plan, recipe=stored)).routers
-        layers, curves = compared_layers(plan.lead.architecture.num_hidden_layers), []
-        with (
-            self._noted("the curve of lam is not available"),
-            self._workspace.progress("solving", len(layers), "layer") as step,
-        ):
-            for layer in layers:
-                curve = routers.lam_curve(layer)
-                curves.append(Curve(layer, curve.lams, curve.errors, curve.accuracies, routers.lam(layer)))
-                step(1)
-        return tuple(curves)
-
-    def lineage(
-        self,
-        digest: str,
-        manifest: CompositionManifest,
-        versions: Mapping[str, VersionRecord],
-        records: Sequence[CompositionRecord],
-    ) -> tuple[Node, ...]:
-        """Return base models, members, the composition, the one it was trained from and those trained from it."""
-        bases = self._workspace.versions(kind="base")[:_BASES]
-        nodes, ancestors_of = list[Node](), dict[str, tuple[str, ...]]()
-        for name, known in ((name, one) for name, one in versions.items() if one.kind == "expert"):
-            with self._noted(f"the base model of {name} is not known"):
-                ancestors_of[name] = self._ancestors(known, bases)
-        used = {manifest.base.digest} if manifest.base else set()
-        used |= {version.digest for version in versions.values() if version.kind == "base"}
-        used |= {base for ancestors in ancestors_of.values() for base in ancestors}
-        nodes += [Node(base.digest, base.ref, "base", (), _caption(base)) for base in bases if base.digest in used]
-        for member in manifest.members:
-            version = versions.get(member.name)
-            if member.digest in used:  # a base model
-                continue
-            label, caption = (version.ref, _caption(version)) if version else (member.name, member.digest[:12])
-            nodes.append(Node(member.digest, label, "expert", ancestors_of.get(member.name, ()), caption))
-        sources = list(dict.fromkeys(one.digest for one in manifest.versions))
-        parent = manifest.parent
-        if parent:
-            nodes.append(Node(parent, parent[:_DIGITS], "composition", tuple(sources), "before training"))
-            nodes.append(Node(digest, digest[:_DIGITS], "trained", (parent,), "this composition, after training"))
-        else:
-            nodes.append(Node(digest, digest[:_DIGITS], "composition", tuple(sources), "this composition"))
-        children = [record for record in records if record.document.get("parent") == digest]
-        nodes += [
-            Node(child.digest, child.digest[:_DIGITS], "trained", (digest,), f"trained, {child.created_at[:10]}")
-            for child in children[:_CHILDREN]
-        ]
-        return tuple(nodes)
-
-    def _ancestors(self, version: VersionRecord, bases: Sequence[VersionRecord]) -> tuple[str, ...]:
-        """Return the nearest base model that is related to the version, or an empty tuple."""
-        digests = {base.ref: base.digest for base in bases}
-        index = LineageIndex(self._workspace)
-        related = index.relations(index.weights(version), bases)
-        return tuple(digests[relation.ref] for relation in related if relation.verdict != "unrelated")[:1]
+def _unmeasured(manifest: CompositionManifest, evaluated: Evaluated | None, preview: Preview | None) -> tuple[str, ...]:
+    """Return why routing was not measured; nothing of a model that routes nothing."""
+    to = manifest.recipe.to
+    stored = "no evaluation is stored" if evaluated is None else "the stored evaluation has none: evaluate again"
+    if isinstance(manifest.recipe, Recipe):
+        reason = f"routing is predicted from statistics: {stored}"
+        return () if preview is None else (reason, *(preview.notes if preview.by_tokens else ()))
+    what = {"hetero": "a mixture of architectures", "simoe": "a SIMoE"}.get(to, "an ensemble")
+    return (f"the weights of {what} are measured on text, never predicted: {stored}",)
 
 
-def _member(name: str, digest: str, version: VersionRecord | None, drowned: Mapping[str, str | None]) -> MemberFigures:
+def _member(
+    gathering: Gathering, member: VersionRef, version: VersionRecord | None, drowned: Mapping[str, str | None]
+) -> MemberFigures:
+    name, digest = member.name, member.digest
     if version is None:
-        return MemberFigures(name, None, digest, None, None)
+        return MemberFigures(name, None, digest, None, None, opted_out=gathering.opted_out.get(name))
     tokens = max((record.tokens for record in version.statistics), default=0)
     license_id = (version.content or {}).get("license")
     return MemberFigures(name, version.ref, digest, tokens, license_id, drowned.get(name))
-
-
-def _training(name: str, record: TrainingRecord) -> Training:
-    """Return a training with at most `POINTS` losses, each the mean of as many."""
-    size = -(-len(record.loss) // POINTS)
-    starts = range(0, len(record.loss), size)
-    every = record.at
-    at = tuple(fmean(every[start : start + size]) for start in starts)
-    loss = tuple(fmean(record.loss[start : start + size]) for start in starts)
-    return Training(name, record.steps, record.tokens, record.before, record.after, at, loss)
 
 
 def _audit(record: EvaluationRecord) -> Audit:
@@ -329,25 +129,6 @@ def _audit(record: EvaluationRecord) -> Audit:
     figures = {key: found[key] for key in ("extracted", "rate", "similarity", "most")}
     sizes = {key: settings[key] for key in ("prefix", "continued")}
     return Audit(text=data["label"], documents=data["documents"], **figures, **sizes, at=record.evaluated_at)
-
-
-def _row(document: Mapping[str, Any]) -> Row:
-    keys = ("name", "perplexity", "score", "tokens", "accuracy", "load", "parameters", "active_parameters")
-    return Row(
-        **{key: document[key] for key in keys}, routing=document.get("routing", {}), weights=document.get("weights", {})
-    )
-
-
-def _scores(rows: Sequence[Row], folder: str) -> tuple[ScoreRow, ...]:
-    kinds = {"average": "average", f"{folder} oracle": "oracle", folder: "composition"}
-    scored = []
-    for row in rows:
-        kind = kinds.get(row.name, "composition")
-        for prefix in ("base", "expert"):
-            kind = prefix if row.name.startswith(f"{prefix} ") else kind
-        scored.append(ScoreRow(row.name, kind, row.score, row.perplexity, row.average))
-    order = ("composition", "oracle", "average", "base", "expert")
-    return tuple(sorted(scored, key=lambda row: order.index(row.kind)))
 
 
 def _evaluated(rows: Sequence[Row], data: Mapping[str, Sequence[PathLike]]) -> Evaluated:
@@ -390,7 +171,3 @@ def _text(value: object) -> str:
 
 def _name(ref: str) -> str:
     return ref.partition("@")[0]
-
-
-def _caption(version: VersionRecord) -> str:
-    return f"{version.digest[:12]}, registered {version.created_at[:10]}"

@@ -19,6 +19,7 @@ class MemberFigures:
         tokens: calibration tokens; None if it is not registered here.
         license: its license, if it has one.
         drowned: the reason why it is predicted to be drowned out, if it is.
+        opted_out: the version that was opted out since, if it was.
     """
 
     name: str
@@ -27,6 +28,35 @@ class MemberFigures:
     tokens: int | None
     license: str | None
     drowned: str | None = None
+    opted_out: str | None = None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the report says first.
+
+    Attributes:
+        text: one or two sentences.
+        command: the command that says more, if there is one; it begins with `reg`.
+    """
+
+    text: str
+    command: str | None = None
+
+
+@dataclass(frozen=True)
+class Warned:
+    """A warning of a report.
+
+    Attributes:
+        text: what is the matter, in a sentence.
+        mend: what mends it, in a sentence.
+        command: the command that mends it, if there is one; it begins with `reg`.
+    """
+
+    text: str
+    mend: str
+    command: str | None = None
 
 
 @dataclass(frozen=True)
@@ -197,7 +227,7 @@ class MaskJoin:
 
 @dataclass(frozen=True)
 class Node:
-    """A node of the lineage: base, expert, composition or trained; `of` are its sources, `told` its caption."""
+    """A node of the lineage: base, expert, composition or trained; `of` are its sources, `told` is its caption."""
 
     id: str
     label: str
@@ -234,6 +264,12 @@ class ReportData:
         from_base: the number of members, where they are copies of a base model, which have no domain.
         mask_overlap: (expert, expert, overlap of their masks, from 0 to 1), of a SIMoE.
         mask_joins: the joins of these experts by average linkage, the most alike first; the last one has all.
+        to: the output of its recipe: moe, dense, ensemble, hetero or simoe.
+        folder: a folder that it is in, for commands; None if none is known.
+        indistinct: the share of an overlap from which on routing hardly separates two experts.
+        verdict: what the report says first.
+        warnings: what is wrong with the composition or its evaluation, and what mends it.
+        colours: expert → number of its colour on every page (`expert_colours`).
     """
 
     name: str
@@ -259,6 +295,12 @@ class ReportData:
     from_base: int | None = None
     mask_overlap: tuple[tuple[str, str, float], ...] = ()
     mask_joins: tuple[MaskJoin, ...] = ()
+    to: str = "moe"
+    folder: str | None = None
+    indistinct: float = 1.0
+    verdict: Verdict | None = None
+    warnings: tuple[Warned, ...] = ()
+    colours: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def weighs_members(self) -> bool:
@@ -270,10 +312,23 @@ class ReportData:
         """The members' names."""
         return tuple(member.name for member in self.members)
 
+    @property
+    def kind(self) -> str:
+        """What it is, as sentences call it."""
+        return {"moe": "mixture", "dense": "merged model", "simoe": "SIMoE", "hetero": "mixture"}.get(self.to, self.to)
+
+    def row(self, kind: str) -> ScoreRow | None:
+        """Return the row of the composition, the oracle, or the plain average of exactly its members."""
+        row = next((row for row in self.scores if row.kind == kind), None)
+        return None if row and kind == "average" and set(row.score) != set(self.experts) else row
+
     def score_of(self, kind: str) -> float | None:
-        """Return the average score of the first row of a kind."""
-        return next((row.average for row in self.scores if row.kind == kind), None)
+        """Return the average score of `row`."""
+        row = self.row(kind)
+        return None if row is None else row.average
 
     def document(self) -> dict[str, Any]:
-        """Return the JSON document of the report."""
-        return asdict(self)
+        """Return the JSON document of the report: everything but colours."""
+        document = asdict(self)
+        del document["colours"]
+        return document

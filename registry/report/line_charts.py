@@ -1,9 +1,9 @@
 """Line charts as Vega-Lite specifications: ridge strengths, active experts, losses of trainings."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from registry.report.data import ReportData, Training
-from registry.report.theme import Spec, colour_scale
+from registry.report.theme import Spec, colour_scale, linear_axis, ticks
 
 _LEGEND = {"title": None, "orient": "bottom", "columns": 3, "symbolType": "circle", "symbolStrokeWidth": 0}
 
@@ -22,12 +22,7 @@ def ridge_curves(figures: ReportData) -> Spec:
         "scale": {"type": "log"},
         "axis": {"title": "ridge strength lam", "format": "~e", "tickCount": 6, "grid": False},
     }
-    y = {
-        "field": "error",
-        "type": "quantitative",
-        "scale": {"zero": True},
-        "axis": {"title": "held-out error", "tickCount": 5},
-    }
+    y = linear_axis("error", "held-out error", ticks(0, max(row["error"] for row in rows)))
     strength = {
         "field": "layer",
         "type": "quantitative",
@@ -84,6 +79,12 @@ def active_experts_curve(figures: ReportData) -> Spec:
         if row.average is not None
     ]
     domains = list(dict.fromkeys(str(point["domain"]) for point in points))
+    references = [
+        {"value": value, "name": name}
+        for kind, name in (("average", "plain averaging"), ("oracle", "perfect routing"))
+        if scored and (value := figures.score_of(kind)) is not None
+    ]
+    drawn = [float(row["value"]) for row in (*points, *means, *references)] + ([100.0] if scored else [])
     x = {
         "field": "count",
         "type": "quantitative",
@@ -95,16 +96,11 @@ def active_experts_curve(figures: ReportData) -> Spec:
             "grid": False,
         },
     }
-    y = {
-        "field": "value",
-        "type": "quantitative",
-        "scale": {"zero": False},
-        "axis": {"title": title, "tickCount": 5},
-    }
+    y = linear_axis("value", title, ticks(min(drawn), max(drawn)))
     colour = {
         "field": "domain",
         "type": "nominal",
-        "scale": colour_scale(domains, figures.experts),
+        "scale": colour_scale(domains, figures.colours),
         "legend": _LEGEND,
     }
     tooltip = [
@@ -132,15 +128,26 @@ def active_experts_curve(figures: ReportData) -> Spec:
         "mark": {"type": "circle", "size": 60, "color": "var(--text)", "opacity": 1},
         "encoding": {"x": x, "y": y, "tooltip": [*tooltip[:2], {**tooltip[2], "title": "average score"}]},
     }
-    return {"data": {"values": points}, "layer": [lines, dots, mean, mean_dots], "height": 260}
+    rules = {
+        "data": {"values": references},
+        "mark": {"type": "rule", "stroke": "var(--soft)", "strokeWidth": 1, "strokeDash": [1, 3]},
+        "encoding": {"y": y, "tooltip": [{"field": "name"}, {"field": "value", "format": ".2f"}]},
+    }
+    names = {
+        "data": {"values": references},
+        "mark": {"type": "text", "align": "left", "dy": -6, "fontSize": 11, "color": "var(--soft)"},
+        "encoding": {"x": {"value": 4}, "y": y, "text": {"field": "name"}},
+    }
+    layers = [lines, dots, mean, mean_dots, *([rules, names] if references else [])]
+    return {"data": {"values": points}, "layer": layers, "height": 260}
 
 
-def loss_curves(trainings: Sequence[Training], experts: Sequence[str], what: str = "expert") -> Spec:
+def loss_curves(trainings: Sequence[Training], colours: Mapping[str, int], what: str = "expert") -> Spec:
     """Return losses of trainings over their steps, one line each, and those on held-out text at both ends.
 
     Args:
         trainings: of experts, or that of the composition.
-        experts: the members' names.
+        colours: the members' colours.
         what: what the trainings are of.
     """
     points = [
@@ -153,20 +160,12 @@ def loss_curves(trainings: Sequence[Training], experts: Sequence[str], what: str
         for training in trainings
         for step, loss, when in ((0, training.before, "before"), (training.steps, training.after, "after"))
     ]
-    x = {
-        "field": "step",
-        "type": "quantitative",
-        "scale": {"nice": False, "zero": True},
-        "axis": {"title": "step", "tickCount": 6, "format": ",d", "grid": False},
-    }
-    y = {
-        "field": "loss",
-        "type": "quantitative",
-        "scale": {"zero": False},
-        "axis": {"title": "loss, nats per token", "tickCount": 5},
-    }
+    losses = [float(row["loss"]) for row in (*points, *ends)]
+    steps = ticks(0, max(training.steps for training in trainings), whole=True)
+    x = linear_axis("step", "step", steps, format=",d", grid=False)
+    y = linear_axis("loss", "loss, nats per token", ticks(min(losses), max(losses)))
     names = [training.name for training in trainings]
-    colour = {"field": "expert", "type": "nominal", "scale": colour_scale(names, experts), "legend": _LEGEND}
+    colour = {"field": "expert", "type": "nominal", "scale": colour_scale(names, colours), "legend": _LEGEND}
     tooltip = [
         {"field": "expert", "title": what},
         {"field": "step", "title": "step", "format": ",.0f"},

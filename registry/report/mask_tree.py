@@ -1,10 +1,10 @@
 """Tree of the masks of a SIMoE's experts: which of them join at which overlap."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from registry.errors import RegError
 from registry.report.data import MaskJoin
-from registry.report.theme import Spec
+from registry.report.theme import Spec, expert_colour
 
 ROW = 34
 """Height of an expert's row, in pixels."""
@@ -36,13 +36,12 @@ def mask_joins(experts: Sequence[str], overlap: Sequence[tuple[str, str, float]]
     return tuple(joins)
 
 
-def mask_tree(experts: Sequence[str], joins: Sequence[MaskJoin]) -> Spec:
+def mask_tree(colours: Mapping[str, int], joins: Sequence[MaskJoin]) -> Spec:
     """Return the tree: experts at the left, where a mask overlaps with itself, and a line where two groups join."""
     order = joins[-1].first + joins[-1].second
-    numbers = {name: number for number, name in enumerate(experts)}
     rows = {name: float(number) for number, name in enumerate(order)}
     leaves = [
-        {"expert": name, "overlap": 1, "row": row, "colour": f"var(--e{numbers[name]})"} for name, row in rows.items()
+        {"expert": name, "overlap": 1, "row": row, "colour": expert_colour(name, colours)} for name, row in rows.items()
     ]
     x = {
         "field": "overlap",
@@ -72,7 +71,12 @@ def mask_tree(experts: Sequence[str], joins: Sequence[MaskJoin]) -> Spec:
     }
     text = {"type": "text", "align": "left", "dx": 6, "dy": -8, "fontSize": 12}
     marks = (
-        {**text, "color": "var(--panel)", "stroke": "var(--panel)", "strokeWidth": 4},  # so that no line crosses a name
+        {
+            **text,
+            "color": "var(--surface)",
+            "stroke": "var(--surface)",
+            "strokeWidth": 4,
+        },  # so that no line crosses a name
         {**text, "color": "var(--text)"},
     )
     names = [{"mark": mark, "encoding": {"x": x, "y": y, "text": {"field": "expert"}}} for mark in marks]

@@ -1,9 +1,10 @@
 "use strict";
 (() => {
   const specs = JSON.parse(document.getElementById("charts").textContent);
-  for (const place of document.querySelectorAll("[data-chart]")) {
+  function draw(place) {
     const spec = specs[place.dataset.chart];
-    if (!spec) continue;
+    if (!spec || place.dataset.drawn) return;
+    place.dataset.drawn = "yes";
     window
       .vegaEmbed(place, spec, { actions: false, renderer: "svg", ast: true, tooltip: { theme: "own" } })
       .catch((error) => {
@@ -11,19 +12,37 @@
         console.error(error);
       });
   }
+  for (const place of document.querySelectorAll("[data-chart]")) {
+    const fold = place.closest("details");
+    if (!fold || fold.open) draw(place);
+    else fold.addEventListener("toggle", () => draw(place)); // a hidden chart has no width
+  }
+
+  for (const button of document.querySelectorAll("[data-copy]")) {
+    const word = button.firstElementChild;
+    button.hidden = false;
+    button.addEventListener("click", async () => {
+      try {
+        await navigator.clipboard.writeText(button.dataset.copy);
+        word.textContent = "Copied";
+      } catch {
+        getSelection().selectAllChildren(button.previousElementSibling);
+        word.textContent = document.execCommand("copy") ? "Copied" : "Selected";
+      }
+      setTimeout(() => { word.textContent = "Copy"; }, 2000);
+    });
+  }
+
   const root = document.documentElement;
   const button = document.getElementById("theme");
-  const dark = () =>
-    root.dataset.theme ? root.dataset.theme === "dark" : window.matchMedia("(prefers-color-scheme: dark)").matches;
-  const name = () => {
-    button.textContent = dark() ? "Light" : "Dark";
-    button.setAttribute("aria-label", dark() ? "Switch to the light page" : "Switch to the dark page");
-  };
+  const system = window.matchMedia("(prefers-color-scheme: dark)");
+  const dark = () => (root.dataset.theme ? root.dataset.theme === "dark" : system.matches);
+  const tell = () => button.setAttribute("aria-pressed", String(dark()));
   button.hidden = false;
   button.addEventListener("click", () => {
     root.dataset.theme = dark() ? "light" : "dark";
-    name();
+    tell();
   });
-  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", name);
-  name();
+  system.addEventListener("change", tell);
+  tell();
 })();

@@ -3,24 +3,25 @@
 import base64
 import hashlib
 import json
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from registry.design import stylesheet
 from registry.errors import RegError
 from registry.report.charts import charts
 from registry.report.data import ReportData
+from registry.report.frame import Frame
+from registry.report.verdict import is_small, sample
 
 _FOLDER = Path(__file__).parent
+_SHARE = re.compile(r"(\b[0-9]+(?:\.[0-9]+)?) %")
 _EXTRA = "run: pip install 'expert-registry[report]'"
 
-LIGHT = ("#2160b8", "#a8480a", "#17734a", "#a32f7c", "#6a4cc4", "#0b6f7d", "#b8323a", "#696404")
-DARK = ("#86b6ff", "#f2a765", "#63d39b", "#f593cd", "#bda9ff", "#60cfdb", "#ff9292", "#d3cc5f")
-"""Colours of the first experts on a light and a dark page; their contrast to the page is at least 4.5."""
 
-
-def page(figures: ReportData) -> str:
-    """Return the report as HTML.
+def page(figures: ReportData, frame: Frame | None = None) -> str:
+    """Return the report as HTML: a file of its own, or with a frame a page among the local ones.
 
     Raises:
         RegError: Jinja2 or vl-convert-python is not installed.
@@ -29,22 +30,33 @@ def page(figures: ReportData) -> str:
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
     except ImportError as error:
         raise RegError("reports need Jinja2, which is not installed", _EXTRA) from error
+    frame = frame or Frame()
     environment = Environment(
-        loader=FileSystemLoader(_FOLDER),
+        loader=FileSystemLoader(_FOLDER / "templates"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"percent": _percent, "number": _number, "short": _short}
+    environment.filters |= {
+        "percent": _percent,
+        "number": _number,
+        "short": _short,
+        "sentence": _sentence,
+        "emphasised": _emphasised,
+        "typed": lambda command: frame.program + command.removeprefix("reg"),
+    }
     specs = charts(figures)
     scripts = {"library": library(), "own": (_FOLDER / "page.js").read_text(encoding="utf-8")}
+    own_style = (_FOLDER / "page.css").read_text(encoding="utf-8")
+    evaluated = figures.evaluated
     return environment.get_template("page.html").render(
         figures=figures,
+        frame=frame,
+        sample=sample(evaluated) if evaluated else "",
+        small=evaluated is not None and is_small(evaluated),
         places=set(specs),
-        light=colours(LIGHT, len(figures.members), 0.45),
-        dark=colours(DARK, len(figures.members), 0.8),
-        style=_trusted((_FOLDER / "page.css").read_text(encoding="utf-8")),
+        style=_trusted("\n".join((stylesheet("tokens"), stylesheet("base"), own_style))),
         data=_trusted(as_data(specs)),
         scripts={name: _trusted(text) for name, text in scripts.items()},
         policy=" ".join(f"'sha256-{_hash(text)}'" for text in scripts.values()),
@@ -74,12 +86,6 @@ def as_data(value: Any) -> str:
     return text
 
 
-def colours(first: tuple[str, ...], count: int, lightness: float) -> list[str]:
-    """Return `count` colours: those in `first`, then hues a golden angle apart."""
-    more = [f"oklch({lightness} 0.13 {number * 137.5 % 360:.1f})" for number in range(len(first), count)]
-    return [*first[:count], *more]
-
-
 def _trusted(text: str) -> Any:
     """Mark trusted or escaped text as HTML, so that it is not escaped again."""
     from markupsafe import Markup
@@ -89,6 +95,18 @@ def _trusted(text: str) -> Any:
 
 def _hash(text: str) -> str:
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _sentence(text: str) -> str:
+    """Return a note with a capital and a full stop."""
+    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
+
+
+def _emphasised(text: str) -> Any:
+    """Return escaped text with its percentages in bold."""
+    from markupsafe import Markup, escape
+
+    return Markup(_SHARE.sub("<strong>\\1\u00a0%</strong>", str(escape(text))))
 
 
 def _percent(value: float | int | None, digits: int = 1) -> str:

@@ -1,11 +1,15 @@
-"""The theme of all charts: Vega-Lite's configuration and colours, with the page's font and CSS variables."""
+"""The theme of all charts: Vega-Lite's configuration, axes and colours, with the font and the tokens of the design."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 Spec = dict[str, Any]
 
-FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
+FONT = (
+    "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'Noto Sans', 'Liberation Sans', Arial, sans-serif"
+)
+"""The design's `--sans`: text is measured before it is drawn, where no CSS variable counts."""
 
 CONFIG: Spec = {
     "background": "transparent",
@@ -15,21 +19,52 @@ CONFIG: Spec = {
     "view": {"stroke": None},
     "axis": {
         "labelColor": "var(--text)",
-        "titleColor": "var(--muted)",
+        "titleColor": "var(--soft)",
         "gridColor": "var(--line)",
-        "domainColor": "var(--line)",
+        "domainColor": "var(--edge)",
         "tickColor": "var(--line)",
         "labelFontSize": 12,
         "titleFontSize": 12,
         "titleFontWeight": "normal",
         "labelLimit": 120,
     },
-    "legend": {"labelColor": "var(--text)", "titleColor": "var(--muted)", "labelFontSize": 12, "titleFontSize": 12},
+    "legend": {"labelColor": "var(--text)", "titleColor": "var(--soft)", "labelFontSize": 12, "titleFontSize": 12},
 }
 
 
-def colour_scale(names: Sequence[str], experts: Sequence[str]) -> Spec:
+def expert_colour(name: str, colours: Mapping[str, int]) -> str:
+    """Return the colour of an expert, as CSS; of another name the accent colour."""
+    return f"var(--e{colours[name]})" if name in colours else "var(--accent)"
+
+
+def colour_scale(names: Sequence[str], colours: Mapping[str, int]) -> Spec:
     """Return a colour scale: each expert has its own colour, other names have the accent colour."""
-    order = {name: number for number, name in enumerate(experts)}
-    colours = [f"var(--e{order[name]})" if name in order else "var(--accent)" for name in names]
-    return {"domain": list(names), "range": colours}
+    return {"domain": list(names), "range": [expert_colour(name, colours) for name in names]}
+
+
+def ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
+    """Return three to seven round numbers in equal steps, from `low` or less to `high` or more.
+
+    Args:
+        low: the smallest value of an axis.
+        high: the largest one.
+        whole: steps are whole numbers; there may then be two.
+    """
+    span = (high - low) or abs(high) / 10 or 1.0
+    power = 10.0 ** math.floor(math.log10(span / 5))
+    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= span / 5 * (1 - 1e-9))
+    step = max(1.0, math.ceil(step)) if whole else step
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    if first == last:
+        first, last = first - 1, last + 1
+    return [round(number * step, 12) for number in range(first, last + 1)]
+
+
+def linear_axis(field: str, title: str, values: Sequence[float], **axis: object) -> Spec:
+    """Return a quantitative encoding that spans exactly these ticks."""
+    return {
+        "field": field,
+        "type": "quantitative",
+        "scale": {"domain": [values[0], values[-1]], "nice": False, "zero": False},
+        "axis": {"title": title, "values": list(values), "format": ",~f", **axis},
+    }

@@ -1,0 +1,200 @@
+"""The warnings of a report: what is wrong with a composition or its evaluation, each with what mends it."""
+
+from collections.abc import Iterator, Mapping
+
+from registry.composition.ensemble.recipe import POSTERIOR
+from registry.report.data import MemberFigures, ReportData, RoutingData, Warned
+from registry.report.verdict import (
+    PLACE,
+    command,
+    compose_command,
+    evaluation_command,
+    is_small,
+    listed,
+    percent,
+    sample,
+)
+
+CONTEXT = "context"
+"""The router that reads the text so far, which separates domains best."""
+
+DROWNED = 0.5
+"""An expert that gets less than this share of its own domain's tokens is drowned out by the others."""
+
+CONFUSED = 0.25
+"""Share of a domain's tokens from which on another expert that gets them is worth a warning."""
+
+UNEVEN = 0.25
+"""How far an expert's share of all tokens may exceed the share of its domain's text; a quarter of all tokens."""
+
+COST = 3.0
+"""Points between perfect routing and the composition from which on routing is worth mending."""
+
+_ROUTED = ("moe", "hetero", "ensemble")
+
+_Pairs = set[frozenset[str]]
+
+
+def advice(figures: ReportData) -> tuple[Warned, ...]:
+    """Return what is wrong with the composition, the gravest first; nothing twice."""
+    warned: _Pairs = set()
+    found = [*_opted_out(figures), *_sample(figures), *_worse_than_average(figures)]
+    if figures.to in _ROUTED and figures.from_base is None:
+        found += [*_drowned(figures, warned), *_confused(figures, warned), *_overlapping(figures, warned)]
+    return (*found, *_uneven(figures, bool(warned)), *_costly_routing(figures, bool(warned)))
+
+
+def _opted_out(figures: ReportData) -> Iterator[Warned]:
+    gone = [member for member in figures.members if member.opted_out]
+    if not gone:
+        return
+    refs, left = list(dict.fromkeys(str(member.opted_out) for member in gone)), _others(figures, gone)
+    text = f"{listed(refs)} {'were' if len(refs) > 1 else 'was'} opted out after this was composed."
+    if not left or figures.from_base is not None:
+        yield Warned(text, "Delete this composition.")
+        return
+    yield Warned(text, "Compose the others without it, and delete this one.", compose_command(figures, experts=left))
+
+
+def _sample(figures: ReportData) -> Iterator[Warned]:
+    evaluated = figures.evaluated
+    if evaluated is None or figures.row("composition") is None:
+        return
+    missing = [name for name in figures.experts if name not in evaluated.tokens]
+    missing = missing if figures.from_base is None else []
+    if is_small(evaluated):
+        least = min(evaluated.tokens.values())
+        text = f"Small sample: {sample(evaluated)}" + (
+            f", the smallest of {least:,} tokens" if len(evaluated.tokens) > 1 else ""
+        )
+        yield Warned(f"{text}. Its scores are uncertain.", "Evaluate on more text.", evaluation_command(figures))
+    if missing:
+        text = f"{len(missing)} of {len(figures.experts)} members are not evaluated on their own domains: "
+        text = (
+            text if len(missing) > 1 else f"One of {len(figures.experts)} members is not evaluated on its own domain: "
+        )
+        mend = "Evaluate on text of every member's domain."
+        yield Warned(f"{text}{listed(missing)}.", mend, evaluation_command(figures))
+
+
+def _worse_than_average(figures: ReportData) -> Iterator[Warned]:
+    own, average = figures.score_of("composition"), figures.score_of("average")
+    if own is None or average is None or own >= average or figures.to == "dense":
+        return
+    text = f"Plain averaging is better: {percent(average)} against {percent(own)}."
+    simple = compose_command(figures, "--to", "dense", "--trunk", "mean", plain=True)
+    yield Warned(text, "The average is one dense model, and smaller: compose it.", simple)
+
+
+def _drowned(figures: ReportData, warned: _Pairs) -> Iterator[Warned]:
+    """Yield members that get less than half of their own text: as measured, or else as predicted."""
+    routing = figures.routing
+    for member in figures.members:
+        name = member.name
+        if routing is not None and routing.measured and name in routing.accuracy:
+            share = routing.accuracy[name]
+            if share >= DROWNED or len(figures.members) < 2:
+                continue
+            taker, taken = _taker(routing, name)
+            only = f"only {percent(100 * share)} of its own domain's tokens go to it"
+            text = f"{name} is drowned out: {only}; {taker} gets {percent(100 * taken)}."
+            yield Warned(text, *_separation(figures, name, taker))
+            warned.add(frozenset((name, taker)))
+        elif member.drowned:
+            taker = _taker(routing, name)[0] if routing else ""
+            text = f"{name} is predicted to be drowned out: {member.drowned.partition(': try ')[0]}."
+            if "--balance" in member.drowned:
+                yield Warned(text, "Balance the members' statistics.", compose_command(figures, "--balance", "tokens"))
+            else:
+                yield Warned(text, *_separation(figures, name, taker))
+            warned.add(frozenset((name, taker)))
+
+
+def _confused(figures: ReportData, warned: _Pairs) -> Iterator[Warned]:
+    routing = figures.routing
+    for domain, expert, share in routing.confused if routing else ():
+        pair = frozenset((domain, expert))
+        if share >= CONFUSED and domain in figures.experts and pair not in warned:
+            goes = "goes" if routing and routing.measured else "is predicted to go"
+            text = f"{percent(100 * share)} of {domain}'s text {goes} to {expert}."
+            yield Warned(text, *_separation(figures, domain, expert))
+            warned.add(pair)
+
+
+def _overlapping(figures: ReportData, warned: _Pairs) -> Iterator[Warned]:
+    """Yield pairs whose text is too alike, unless a measurement found that routing separates them all the same."""
+    routing = figures.routing
+    measured = routing.accuracy if routing and routing.measured else {}
+    for first, second, share in sorted(figures.overlap, key=lambda pair: -pair[2]):
+        pair = frozenset((first, second))
+        separated = all(measured.get(name, 0.0) >= 1 - CONFUSED for name in pair)
+        if share < figures.indistinct or pair in warned or separated:
+            continue
+        text = f"{first} and {second} overlap: {percent(100 * share, 0)} of their text cannot be told apart."
+        yield Warned(text, *_separation(figures, first, second))
+        warned.add(pair)
+
+
+def _uneven(figures: ReportData, warned: bool) -> Iterator[Warned]:
+    """Yield the expert that gets far more tokens than there is text of its domain, and those that get hardly any."""
+    routing = figures.routing
+    if routing is None or len(routing.load) < 2 or warned or figures.to not in _ROUTED:
+        return
+    load = {expert: sum(layers) / len(layers) for expert, layers in routing.load.items() if layers}
+    expected = _expected(figures, load)
+    for expert in expected:
+        if (share := load[expert]) - expected[expert] >= UNEVEN:
+            even = percent(100 * expected[expert])
+            text = f"Load collapses onto {expert}: it gets {percent(100 * share)} of all tokens, where {even} is even."
+            if figures.from_base is not None or figures.recipe.get("router") == "random":
+                mend = "Train it: the loss of reg train keeps the load even."
+                yield Warned(text, mend, command("train", figures.folder or PLACE, "--data", "FILE", "--out", PLACE))
+            else:
+                yield Warned(text, *_separation(figures, expert, expert))
+
+
+def _costly_routing(figures: ReportData, warned: bool) -> Iterator[Warned]:
+    own, oracle = figures.score_of("composition"), figures.score_of("oracle")
+    if own is None or oracle is None or oracle - own < COST or warned or figures.recipe.get("router") == CONTEXT:
+        return
+    text = f"Routing costs {oracle - own:.1f} points: perfect routing would reach {percent(oracle)}."
+    yield Warned(text, "Route by the text so far.", compose_command(figures, "--router", CONTEXT))
+
+
+def _separation(figures: ReportData, first: str, second: str) -> tuple[str, str | None]:
+    """Return what helps where routing does not separate two members, and its command."""
+    if figures.to == "ensemble" and figures.recipe.get("routing") != POSTERIOR:
+        return "Weigh members by the text so far.", compose_command(figures, "--routing", POSTERIOR)
+    if figures.to == "moe" and figures.recipe.get("router") not in (CONTEXT, None):
+        return "Route by the text so far.", compose_command(figures, "--router", CONTEXT)
+    if figures.to == "moe" and figures.top_k == 1 and len(figures.members) > 2:
+        return "Let two experts work on each token.", compose_command(figures, "--top-k", "2")
+    left = [name for name in figures.experts if name != (second if first == second else first)]
+    if len(left) < 2:
+        return "Compose them only if both are needed.", None
+    return "Leave one of the two out.", compose_command(figures, experts=left)
+
+
+def _expected(figures: ReportData, load: Mapping[str, float]) -> dict[str, float]:
+    """Return expert → its share of all tokens if each text went to its own expert; empty if texts are of others."""
+    routing, evaluated = figures.routing, figures.evaluated
+    if figures.from_base is not None or routing is None or not routing.measured or evaluated is None:
+        return dict.fromkeys(load, 1 / len(load))
+    if not set(evaluated.tokens) <= set(load):
+        return {}
+    total = sum(evaluated.tokens.values())
+    return {expert: evaluated.tokens.get(expert, 0) / total for expert in load}
+
+
+def _taker(routing: RoutingData, domain: str) -> tuple[str, float]:
+    """Return the other expert that gets most of a domain's tokens, and its share."""
+    return max(
+        ((expert, routing.mean(domain, expert)) for expert in routing.shares.get(domain, {}) if expert != domain),
+        key=lambda pair: pair[1],
+        default=("", 0.0),
+    )
+
+
+def _others(figures: ReportData, gone: list[MemberFigures]) -> list[str]:
+    names = {member.name for member in gone}
+    return [name for name in figures.experts if name not in names]

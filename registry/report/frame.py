@@ -1,0 +1,20 @@
+"""What stands around a report that the local pages show; a file has none of it."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The surroundings of a report.
+
+    Attributes:
+        links: name and address of each page in the navigation; none in a file.
+        back: name and address of the page that the report belongs to.
+        theme: light or dark, where the reader chose one; None for the system's.
+        program: the beginning of commands: `reg`, or `reg --home DIR`.
+    """
+
+    links: tuple[tuple[str, str], ...] = ()
+    back: tuple[str, str] | None = None
+    theme: str | None = None
+    program: str = "reg"

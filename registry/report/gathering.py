@@ -1,0 +1,260 @@
+"""Queries to the registry for a report: versions, stored evaluations, predictions, trainings, lineage."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from statistics import fmean
+from typing import Any
+
+from registry.checkpoint.training_record import TrainingRecord, training_of, training_record
+from registry.composition.compose import plan_composition, preview_composition
+from registry.composition.integrity import COMPOSE_AGAIN
+from registry.composition.interpolated.mask_overlap import mask_overlaps
+from registry.composition.interpolated.simoe_recipe import SimoeRecipe
+from registry.composition.manifest import CompositionManifest
+from registry.composition.plan import Plan
+from registry.composition.preview import Preview
+from registry.composition.recipe import Recipe
+from registry.composition.tensor_source import StoredSource
+from registry.composition.trained.trained_parts import NAMED, trained_part
+from registry.errors import RegError
+from registry.evaluation import Row
+from registry.member import load_member
+from registry.names.resolve import by_digest
+from registry.registration.expert_overlap import compared_layers
+from registry.registration.lineage_index import LineageIndex
+from registry.report.data import (
+    POINTS,
+    ActiveExperts,
+    Curve,
+    Evaluated,
+    MaskJoin,
+    Node,
+    ScoreRow,
+    Training,
+)
+from registry.report.mask_tree import mask_joins
+from registry.workspace import Workspace
+from store.catalog import CompositionRecord, VersionRecord
+
+MaskOverlap = tuple[str, str, float]
+
+_BASES = 8
+"""Maximum number of base models that members are compared with for the lineage."""
+
+_CHILDREN = 8
+"""Maximum number of trained compositions in a lineage."""
+
+_DIGITS = 8
+"""Digits of a composition's digest in a lineage: as many as fit side by side on a phone."""
+
+
+class Gathering:
+    """Queries to the registry for a report; what is unavailable becomes a note."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
+        self.notes: list[str] = []
+        self.opted_out: dict[str, str] = {}
+
+    @contextmanager
+    def _noted(self, problem: str) -> Iterator[None]:
+        try:
+            yield
+        except RegError as error:
+            self.notes.append(f"{problem}: {error.message}")
+
+    def versions(self, manifest: CompositionManifest) -> dict[str, VersionRecord]:
+        """Return name → active version for the members that are registered here; `opted_out` names those that were."""
+        versions, catalog = {}, self._workspace.catalog
+        for member in manifest.members if manifest.from_base is None else manifest.versions:
+            same = [version for version in catalog.versions(member.name) if version.digest == member.digest]
+            if same and all(version.state != "active" for version in same):
+                self.opted_out[member.name] = same[-1].ref
+                continue
+            with self._noted(f"{member.name} is not available"):
+                versions[member.name] = by_digest(catalog, member.name, member.digest, "it")
+        if manifest.from_base is not None:  # copies of one version
+            return {member.name: version for member in manifest.members for version in versions.values()}
+        return versions
+
+    def stored(self, digest: str) -> tuple[list[Row], tuple[ScoreRow, ...], Evaluated | None]:
+        """Return the stored evaluation with the most domains; the latest of several."""
+        evaluations = self._workspace.catalog.evaluations(digest)
+        if not evaluations:
+            self.notes.append("there are no scores: no evaluation of this composition is stored here")
+            return [], (), None
+        chosen = max(evaluations, key=lambda record: (len(record.document["data"]), record.evaluated_at))
+        document = chosen.document
+        rows = [_row(document[key]) for key in ("figures", "oracle", "plain_average") if document.get(key)]
+        data = document["data"]
+        evaluated = Evaluated(
+            chosen.evaluated_at,
+            {domain: text["tokens"] for domain, text in data.items()},
+            {domain: text["label"] for domain, text in data.items()},
+        )
+        return rows[:1], scores_of(rows, rows[0].name), evaluated
+
+    def active_experts(self, digest: str) -> tuple[ActiveExperts, ...]:
+        """Return the figures by experts per token of the latest evaluation that has them."""
+        documents = (record.document for record in self._workspace.catalog.evaluations(digest))
+        rows: list[dict[str, Any]] = next(
+            (each["active_experts"] for each in documents if "active_experts" in each), []
+        )
+        keys = ("experts_per_token", "active_parameters", "score", "perplexity", "average")
+        return tuple(ActiveExperts(**{key: row[key] for key in keys}) for row in rows)
+
+    def trainings(self, versions: Mapping[str, VersionRecord]) -> tuple[Training, ...]:
+        """Return the trainings of the members that say how they were trained."""
+        trainings = []
+        for name, version in versions.items():
+            with self._noted(f"the training of {name} is not shown"):
+                if (record := training_record(self._workspace, version)) is not None:
+                    trainings.append(training_figures(name, record))
+        return tuple(trainings)
+
+    def training(self, document: Mapping[str, Any]) -> Training | None:
+        """Return the training of the composition; None where it has none, or no losses are stored."""
+        training = document.get("training", {})
+        if "loss" not in training:
+            return None
+        with self._noted("the training of this composition is not shown"):
+            where = f"composition {str(document['digest'])[:12]}"
+            curve = {key: training[key] for key in ("held_out", "every", "loss") if key in training}
+            record = training_of({"format": 1, "training": training, **curve}, where, COMPOSE_AGAIN)
+            return training_figures(NAMED.get(trained_part(training), ("its weights",))[0], record)
+        return None
+
+    def predicted(
+        self, manifest: CompositionManifest, versions: Mapping[str, VersionRecord]
+    ) -> tuple[Plan | None, Preview | None]:
+        """Return the plan and its preview, without forward passes; None if a member is not registered here."""
+        recipe = manifest.recipe
+        if not isinstance(recipe, Recipe) or recipe.to != "moe":
+            return None, None
+        if len(versions) < len(manifest.members):
+            return None, None
+        plan = preview = None
+        with self._noted("its routing is not predicted"):
+            base = manifest.base and by_digest(self._workspace.catalog, manifest.base.name, manifest.base.digest, "it")
+            refs = [version.ref for version in versions.values()] if manifest.from_base is None else []
+            plan = plan_composition(
+                self._workspace, refs, recipe, base=base.ref if base else None, from_base=manifest.from_base
+            )
+            if not refs:
+                reason = "copies of one base model have no statistics, so their routing is not predicted"
+                self.notes.append(reason if manifest.parent else f"{reason}; before training it is random")
+                return plan, None
+            preview = preview_composition(self._workspace, refs, recipe, base=base.ref if base else None)
+            if manifest.parent:
+                self.notes.append("predictions from statistics concern the composition before its training")
+        return plan, preview
+
+    def masks(self, manifest: CompositionManifest, versions: Mapping[str, VersionRecord]) -> tuple[MaskOverlap, ...]:
+        """Return the overlaps of the masks of a SIMoE's members; none where a member is not registered here."""
+        if not isinstance(manifest.recipe, SimoeRecipe) or len(versions) < len(manifest.members):
+            return ()
+        with self._noted("the overlap of masks is not available"):
+            return mask_overlaps([load_member(self._workspace, version) for version in versions.values()])
+        return ()
+
+    def mask_joins(self, names: Sequence[str], overlap: Sequence[MaskOverlap]) -> tuple[MaskJoin, ...]:
+        """Return the joins of a SIMoE's members by the overlap of their masks; none without overlaps."""
+        with self._noted("the tree of masks is not available"):
+            return mask_joins(names, overlap)
+        return ()
+
+    def curves(self, plan: Plan | None) -> tuple[Curve, ...]:
+        """Return held-out errors over the ridge strength, from the experts' own statistics."""
+        if plan is None or plan.recipe.router != "ridge" or len(plan.members) < 2:
+            return ()
+        stored = replace(plan.recipe, refine=0, refine_mlp=False, refine_trunk=False)
+        routers = StoredSource(replace(plan, recipe=stored)).routers
+        layers, curves = compared_layers(plan.lead.architecture.num_hidden_layers), []
+        with (
+            self._noted("the curve of lam is not available"),
+            self._workspace.progress("solving", len(layers), "layer") as step,
+        ):
+            for layer in layers:
+                curve = routers.lam_curve(layer)
+                curves.append(Curve(layer, curve.lams, curve.errors, curve.accuracies, routers.lam(layer)))
+                step(1)
+        return tuple(curves)
+
+    def lineage(
+        self,
+        digest: str,
+        manifest: CompositionManifest,
+        versions: Mapping[str, VersionRecord],
+        records: Sequence[CompositionRecord],
+    ) -> tuple[Node, ...]:
+        """Return base models, members, the composition, the one it was trained from and those trained from it."""
+        bases = self._workspace.versions(kind="base")[:_BASES]
+        nodes, ancestors_of = list[Node](), dict[str, tuple[str, ...]]()
+        for name, known in ((name, one) for name, one in versions.items() if one.kind == "expert"):
+            with self._noted(f"the base model of {name} is not known"):
+                ancestors_of[name] = self._ancestors(known, bases)
+        used = {manifest.base.digest} if manifest.base else set()
+        used |= {version.digest for version in versions.values() if version.kind == "base"}
+        used |= {base for ancestors in ancestors_of.values() for base in ancestors}
+        nodes += [Node(base.digest, base.ref, "base", (), _caption(base)) for base in bases if base.digest in used]
+        for member in manifest.members:
+            version = versions.get(member.name)
+            if member.digest in used:  # a base model
+                continue
+            label, caption = (version.ref, _caption(version)) if version else (member.name, member.digest[:12])
+            nodes.append(Node(member.digest, label, "expert", ancestors_of.get(member.name, ()), caption))
+        sources = list(dict.fromkeys(one.digest for one in manifest.versions))
+        parent = manifest.parent
+        if parent:
+            nodes.append(Node(parent, parent[:_DIGITS], "composition", tuple(sources), "before training"))
+            nodes.append(Node(digest, digest[:_DIGITS], "trained", (parent,), "this composition, after training"))
+        else:
+            nodes.append(Node(digest, digest[:_DIGITS], "composition", tuple(sources), "this composition"))
+        children = [record for record in records if record.document.get("parent") == digest]
+        nodes += [
+            Node(child.digest, child.digest[:_DIGITS], "trained", (digest,), f"trained, {child.created_at[:10]}")
+            for child in children[:_CHILDREN]
+        ]
+        return tuple(nodes)
+
+    def _ancestors(self, version: VersionRecord, bases: Sequence[VersionRecord]) -> tuple[str, ...]:
+        """Return the nearest base model that is related to the version, or an empty tuple."""
+        digests = {base.ref: base.digest for base in bases}
+        index = LineageIndex(self._workspace)
+        related = index.relations(index.weights(version), bases)
+        return tuple(digests[relation.ref] for relation in related if relation.verdict != "unrelated")[:1]
+
+
+def scores_of(rows: Sequence[Row], folder: str) -> tuple[ScoreRow, ...]:
+    """Return the scores of rows, the composition's first."""
+    kinds = {"average": "average", f"{folder} oracle": "oracle", folder: "composition"}
+    scored = []
+    for row in rows:
+        kind = kinds.get(row.name, "composition")
+        for prefix in ("base", "expert"):
+            kind = prefix if row.name.startswith(f"{prefix} ") else kind
+        scored.append(ScoreRow(row.name, kind, row.score, row.perplexity, row.average))
+    order = ("composition", "oracle", "average", "base", "expert")
+    return tuple(sorted(scored, key=lambda row: order.index(row.kind)))
+
+
+def training_figures(name: str, record: TrainingRecord) -> Training:
+    """Return a training with at most `POINTS` losses, each the mean of as many."""
+    size = -(-len(record.loss) // POINTS)
+    starts = range(0, len(record.loss), size)
+    every = record.at
+    at = tuple(fmean(every[start : start + size]) for start in starts)
+    loss = tuple(fmean(record.loss[start : start + size]) for start in starts)
+    return Training(name, record.steps, record.tokens, record.before, record.after, at, loss)
+
+
+def _row(document: Mapping[str, Any]) -> Row:
+    keys = ("name", "perplexity", "score", "tokens", "accuracy", "load", "parameters", "active_parameters")
+    return Row(
+        **{key: document[key] for key in keys}, routing=document.get("routing", {}), weights=document.get("weights", {})
+    )
+
+
+def _caption(version: VersionRecord) -> str:
+    return f"{version.digest[:12]}, registered {version.created_at[:10]}"

@@ -1,0 +1,77 @@
+"""Chart of scores by domain: the composition between plain averaging and perfect routing, and 100."""
+
+from typing import Any
+
+from registry.report.data import ReportData, ScoreRow
+from registry.report.theme import Spec, expert_colour, linear_axis, ticks
+
+ROW = 38
+"""Height of a domain's row, in pixels."""
+
+MEAN = "all domains"
+"""The row of the averages."""
+
+
+def score_chart(figures: ReportData, own: ScoreRow) -> Spec:
+    """Return a dot for each domain's score, with the average and the oracle as marks beside it where they are known."""
+    references = [(kind, row) for kind in ("average", "oracle") if (row := figures.row(kind))]
+    domains = [*([MEAN] if len(own.score) > 1 and own.average is not None else []), *own.score]
+    rows: list[dict[str, Any]] = []
+    for domain in domains:
+        values = {kind: _score(row, domain) for kind, row in [("own", own), *references]}
+        known = [value for value in values.values() if value is not None]
+        colour = "var(--text)" if domain == MEAN else expert_colour(domain, figures.colours)
+        rows.append({"domain": domain, "colour": colour, "low": min(known), "high": max(known), **values})
+    shown = [value for row in rows for value in (row["low"], row["high"])]
+    axis = ticks(min(*shown, 100.0), max(*shown, 100.0))
+    x = linear_axis("own", "score", axis, tickSize=4)
+    y = {
+        "field": "domain",
+        "type": "nominal",
+        "sort": domains,
+        "axis": {"title": None, "ticks": False, "domain": False, "labelPadding": 8},
+    }
+    names = (("own", figures.kind), ("average", "plain averaging"), ("oracle", "perfect routing"))
+    tooltip = [{"field": "domain", "title": "domain"}] + [
+        {"field": kind, "title": name, "format": ".2f"}
+        for kind, name in names
+        if kind == "own" or kind in dict(references)
+    ]
+
+    def at(kind: str, mark: Spec) -> Spec:
+        return {
+            "transform": [{"filter": f"isValid(datum.{kind})"}],
+            "mark": mark,
+            "encoding": {"x": {**x, "field": kind}, "y": y, "tooltip": tooltip},
+        }
+
+    hundred = {
+        "data": {"values": [{"own": 100}]},
+        "mark": {"type": "rule", "stroke": "var(--text)", "strokeWidth": 1, "strokeDash": [2, 3]},
+        "encoding": {"x": x},
+    }
+    span = {
+        "mark": {"type": "rule", "stroke": "var(--edge)", "strokeWidth": 2, "strokeCap": "round"},
+        "encoding": {"x": {**x, "field": "low"}, "x2": {"field": "high"}, "y": y},
+    }
+    shape = {"filled": False, "fill": "var(--surface)", "stroke": "var(--soft)", "strokeWidth": 2, "opacity": 1}
+    dots = at("own", {"type": "circle", "size": 190, "opacity": 1, "stroke": "var(--surface)", "strokeWidth": 2})
+    dots["encoding"]["color"] = {"field": "colour", "type": "nominal", "scale": None}
+    label = at("own", {"type": "text", "dy": -15, "fontSize": 11, "fontWeight": 600, "color": "var(--text)"})
+    label["encoding"]["text"] = {"field": "own", "type": "quantitative", "format": ".1f"}
+    return {
+        "data": {"values": rows},
+        "layer": [
+            hundred,
+            span,
+            at("average", {"type": "point", "shape": "circle", "size": 70, **shape}),
+            at("oracle", {"type": "point", "shape": "diamond", "size": 80, **shape}),
+            dots,
+            label,
+        ],
+        "height": ROW * len(domains),
+    }
+
+
+def _score(row: ScoreRow, domain: str) -> float | None:
+    return row.average if domain == MEAN else row.score.get(domain)

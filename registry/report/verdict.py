@@ -1,0 +1,117 @@
+"""The verdict of a report: how good the composition is, in a sentence or two, and on how much text."""
+
+import shlex
+from collections.abc import Sequence
+
+from registry.report.data import Evaluated, ReportData, ScoreRow, Verdict
+
+SMALL_SAMPLE = 2000
+"""Predicted tokens of a domain below which its score is called a small sample."""
+
+PLACE = "DIR"
+"""What commands name where a folder is to be chosen, or none is known."""
+
+_DEFAULTS = {"to": "moe", "trunk": "regmean", "router": "context"}
+
+MOST_NAMED = 3
+"""Names up to which a sentence lists them all."""
+
+
+def verdict(figures: ReportData) -> Verdict:
+    """Return how much of its experts the composition reaches, or how to find out."""
+    own = figures.row("composition")
+    if own is None or figures.evaluated is None:
+        text = f"Not evaluated yet: reg evaluate shows how good this {figures.kind} is."
+        return Verdict(f"{text}{_predicted(figures)}", evaluation_command(figures))
+    on = sample(figures.evaluated)
+    if not own.score:
+        return Verdict(f"{_perplexities(figures, own)} on {on}. {_unscored(list(own.perplexity))}")
+    scored = list(own.score)
+    mean = sum(own.score.values()) / len(scored)
+    whose = "its experts" if set(scored) <= set(figures.experts) else "the domains' own experts"
+    if len(scored) == 1:
+        whose = f"its expert {scored[0]}" if scored[0] in figures.experts else f"expert {scored[0]}"
+    parts = [f"The {figures.kind} reaches {percent(mean)} of {whose} on {on}"]
+    if own.average is not None:
+        average, oracle = figures.score_of("average"), figures.score_of("oracle")
+        parts += [f"plain averaging reaches {percent(average)}"] if average is not None else []
+        parts += [f"perfect routing would reach {percent(oracle)}"] if oracle is not None else []
+    left = [domain for domain in own.perplexity if domain not in own.score]
+    return Verdict("; ".join(parts) + "." + (f" {_unscored(left)}" if left else ""))
+
+
+def sample(evaluated: Evaluated) -> str:
+    """Return on how much text figures were measured: `12,288 tokens of 5 domains`."""
+    tokens = f"{sum(evaluated.tokens.values()):,} tokens"
+    if len(evaluated.tokens) == 1:
+        return f"{tokens} of one domain, {next(iter(evaluated.tokens))}"
+    return f"{tokens} of {len(evaluated.tokens)} domains"
+
+
+def is_small(evaluated: Evaluated) -> bool:
+    """Tell whether some domain has so few tokens that its score is uncertain."""
+    return min(evaluated.tokens.values(), default=SMALL_SAMPLE) < SMALL_SAMPLE
+
+
+def evaluation_command(figures: ReportData) -> str:
+    """Return the command that evaluates the composition on text of all its domains."""
+    domains = figures.experts if figures.from_base is None else ("DOMAIN",)
+    baselines = ["--baselines"] if figures.from_base is None else []
+    oracle = ["--oracle"] if figures.to == "moe" and figures.from_base is None else []
+    data = [word for domain in domains for word in ("--data", f"{domain}=FILE")]
+    return command("evaluate", figures.folder or PLACE, *data, *baselines, *oracle)
+
+
+def compose_command(figures: ReportData, *options: str, experts: Sequence[str] = (), plain: bool = False) -> str:
+    """Return the command that composes the members in another way.
+
+    Args:
+        figures: of the composition.
+        options: what is different.
+        experts: the members; by default all.
+        plain: leave out how this composition was made.
+    """
+    made = {} if plain else {"to": figures.to, **{key: figures.recipe.get(key) for key in ("trunk", "router")}}
+    kept = [(f"--{key}", value) for key, value in made.items() if value and value != _DEFAULTS[key]]
+    same = [word for option, value in kept if option not in options for word in (option, value)]
+    return command("compose", "--experts", ",".join(experts or figures.experts), *same, *options, "--out", PLACE)
+
+
+def command(*words: str) -> str:
+    """Return a command as it is typed."""
+    return shlex.join(["reg", *words])
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return names as a sentence has them: `code`, `code and math`, `code, math and 3 more`."""
+    shown = [*names[:MOST_NAMED]]
+    if len(names) > MOST_NAMED:
+        shown = [*names[: MOST_NAMED - 1], f"{len(names) - MOST_NAMED + 1} more"]
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def _predicted(figures: ReportData) -> str:
+    routing = figures.routing
+    if routing is None or routing.measured or not routing.accuracy:
+        return ""
+    share = sum(routing.accuracy.values()) / len(routing.accuracy)
+    return f" From statistics alone, {percent(100 * share)} of its experts' text is predicted to reach its own expert."
+
+
+def _perplexities(figures: ReportData, own: ScoreRow) -> str:
+    values = sorted((value, domain) for domain, value in own.perplexity.items())
+    if len(values) == 1:
+        return f"The {figures.kind} has a perplexity of {values[0][0]:.2f}"
+    (least, first), (most, last) = values[0], values[-1]
+    return f"The {figures.kind} has perplexities from {least:.2f} ({first}) to {most:.2f} ({last})"
+
+
+def _unscored(domains: Sequence[str]) -> str:
+    if len(domains) == 1:
+        return f"There is no score for {domains[0]}: no expert of this name is registered here."
+    return f"There are no scores for {listed(domains)}: no experts of these names are registered here."
+
+
+def percent(score: float, digits: int = 1) -> str:
+    """Return a share of 100 as sentences have it."""
+    return f"{score:.{digits}f} %"
