@@ -16,6 +16,8 @@ from starlette.responses import HTMLResponse, Response
 
 from registry.errors import ConflictError, InvalidInputError, NotFoundError, RegError, first_line
 from registry.registry import Registry
+from registry.ui.guard import MAY_WRITE, RefusedError, WriteAccess
+from registry.ui.jobs import Jobs
 from registry.ui.page_cache import PageCache
 from registry.ui.wording import FILTERS, details
 
@@ -26,7 +28,7 @@ PART = "part"
 REPORTS = 8
 """Number of reports kept in memory, of some MB each."""
 
-_STATUSES = ((NotFoundError, 404), (ConflictError, 409), (InvalidInputError, 400))
+_STATUSES = ((NotFoundError, 404), (ConflictError, 409), (InvalidInputError, 400), (RefusedError, 403))
 _FAULT = "this is a bug in the program; started with REG_DEBUG=1, reg ui prints the traceback for a bug report"
 
 
@@ -36,11 +38,20 @@ class Site:
     Args:
         registry: the registry, which is only read.
         command: the beginning of the commands that pages show: `reg`, or `reg --home DIR`.
+        access: who may start work; None if nobody may.
+        jobs: the work that was started; None if none can be.
     """
 
-    def __init__(self, registry: Registry, command: Sequence[str] = ("reg",)) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        command: Sequence[str] = ("reg",),
+        access: WriteAccess | None = None,
+        jobs: Jobs | None = None,
+    ) -> None:
         self.registry = registry
         self.command = tuple(command)
+        self.access, self.jobs = access, jobs
         self.cache = PageCache(self._state)
         self.reports = PageCache(self._state, REPORTS)
         self._templates = Environment(
@@ -78,8 +89,14 @@ class Site:
     def render(self, request: Request, template: str, status: int = 200, **values: Any) -> HTMLResponse:
         """Return a page, or only the part that the script requests."""
         part = request.query_params.get(PART) is not None
-        text = self._templates.get_template(template).render(part=part, path=request.url.path, **values)
+        values |= {"part": part, "path": request.url.path, "may_write": self.may_write(request)}
+        values["form_token"] = self.access.form_token if self.access and values["may_write"] else ""
+        text = self._templates.get_template(template).render(**values)
         return HTMLResponse(text, status)
+
+    def may_write(self, request: Request) -> bool:
+        """Return whether the browser of a request may start work."""
+        return bool(request.scope.get(MAY_WRITE, False))
 
     def error(self, request: Request, status: int, message: str, hint: str | None) -> HTMLResponse:
         """Return the page of an error, with its message and hint."""
