@@ -49,7 +49,7 @@ def ui(session: Session, port: int, open_browser: bool, may_write: bool, as_json
     """
     if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
         raise StorageError(f"the pages need {', '.join(missing)}", "run: pip install 'expert-registry[ui]'")
-    from registry.ui import Jobs, WriteAccess, listen, make_app, server
+    from registry.ui import WriteAccess, listen, make_app, server
 
     command = ["reg"]
     command += ["--home", str(session.home)] if session.home is not None else []

@@ -62,7 +62,7 @@ def make_app(
             return site.error(request, 404, "this page does not exist", "the links above lead to all pages")
         return site.error(request, error.status_code, error.detail, None)
 
-    static = StaticFiles(directory=Path(__file__).with_name("static"))
+    static = StaticFiles(directory=Path(__file__).with_name("static"), packages=[("registry.design", "static")])
     return Starlette(
         routes=[*routes, Mount("/static", static)],
         middleware=[Middleware(Guard, access=access)],

@@ -69,7 +69,7 @@ class Composing:
 
 
 def suggested_folder(names: Sequence[str], output: str, taken: Iterable[str] = ()) -> str:
-    """Return a folder that does not exist yet, named after the members: `code-math/`, `code-law-and-4/`, `code-math-2/`.
+    """Return a folder that does not exist yet, named after the members: `code-math/`, `code-math-2/`.
 
     Args:
         names: the members' names.

@@ -4,7 +4,7 @@ import os
 import shlex
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
+from registry.design import expert_colours
 from registry.errors import ConflictError, InvalidInputError, NotFoundError, RegError, first_line
 from registry.registry import Registry
 from registry.ui.guard import MAY_WRITE, RefusedError, WriteAccess
@@ -54,6 +55,7 @@ class Site:
         self.access, self.jobs = access, jobs
         self.cache = PageCache(self._state)
         self.reports = PageCache(self._state, REPORTS)
+        self._names = PageCache(self._state, 1)
         self._templates = Environment(
             loader=FileSystemLoader(TEMPLATES),
             autoescape=True,
@@ -86,13 +88,22 @@ class Site:
 
         return endpoint
 
-    def render(self, request: Request, template: str, status: int = 200, **values: Any) -> HTMLResponse:
-        """Return a page, or only the part that the script requests."""
+    def render(
+        self, request: Request, template: str, status: int = 200, *, names: Iterable[str] = (), **values: Any
+    ) -> HTMLResponse:
+        """Return a page, or only the part that the script requests; `names` are the experts whose colours it shows."""
         part = request.query_params.get(PART) is not None
-        values |= {"part": part, "path": request.url.path, "may_write": self.may_write(request)}
+        known = self._names.get("", lambda: self.registry.catalog.names(kind="expert"))
+        colours = expert_colours(names, known)
+
+        def colour(expert: str) -> str:
+            """Return the class that gives an element the colour of an expert, named by its name or a reference."""
+            name = expert.partition("@")[0]
+            return f"e{colours[name] if name in colours else expert_colours([name], known)[name]}"
+
+        values |= {"part": part, "path": request.url.path, "colour": colour, "may_write": self.may_write(request)}
         values["form_token"] = self.access.form_token if self.access and values["may_write"] else ""
-        text = self._templates.get_template(template).render(**values)
-        return HTMLResponse(text, status)
+        return HTMLResponse(self._templates.get_template(template).render(**values), status)
 
     def may_write(self, request: Request) -> bool:
         """Return whether the browser of a request may start work."""

@@ -1,0 +1,33 @@
+"""Colours of experts: one number per name, the same on every page."""
+
+import hashlib
+from collections.abc import Iterable
+
+COLOURS = 12
+"""Number of colours in tokens.css: `--e0` to `--e11`."""
+
+
+def expert_colours(names: Iterable[str], known: Iterable[str] = ()) -> dict[str, int]:
+    """Return name → number of its colour, which depends on the names alone, in any order.
+
+    A name's colour comes from its hash. Of two names with one colour, the one with the larger digest takes the next
+    free colour; of more than `COLOURS` names, some share one.
+
+    Args:
+        names: the experts of a page.
+        known: other experts. If there are no more than `COLOURS` in all, pages with the same `known` agree.
+    """
+    own = set(names)
+    everybody = own.union(known)
+    if len(everybody) > COLOURS:
+        everybody = own
+    numbers: dict[str, int] = {}
+    free: list[int] = []
+    for digest, name in sorted(
+        (hashlib.sha256(name.encode(errors="surrogatepass")).digest(), name) for name in everybody
+    ):
+        free = free or list(range(COLOURS))
+        first = digest[0] % COLOURS
+        numbers[name] = min(free, key=lambda number, first=first: (number - first) % COLOURS)
+        free.remove(numbers[name])
+    return {name: number for name, number in numbers.items() if name in own}

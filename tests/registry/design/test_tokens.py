@@ -1,0 +1,78 @@
+"""Proves: every text colour can be read on every ground, light and dark; stylesheets use no unknown value."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from registry import ui
+from registry.design import COLOURS, expert_colours, stylesheet
+from registry.design.stylesheets import STATIC
+
+PAIRS = {
+    name: colours
+    for name, *colours in re.findall(r"(--[\w-]+): light-dark\((#\w{6}), (#\w{6})\);", stylesheet("tokens"))
+}
+"""Token → its colours on a light and a dark page."""
+
+GROUNDS = ("--ground", "--surface", "--raised")
+TEXTS = ("--text", "--soft", "--accent", "--good", "--warn", "--bad", *(f"--e{n}" for n in range(COLOURS)))
+
+
+def luminance(colour: str) -> float:
+    """Return the relative luminance of WCAG 2."""
+    shares = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, other: str) -> float:
+    dark, light = sorted((luminance(one), luminance(other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
+def test_text_can_be_read_on_every_ground(theme: int) -> None:
+    pairs = [(text, ground) for text in TEXTS for ground in GROUNDS]
+    pairs += [(f"--{name}", f"--{name}-soft") for name in ("accent", "good", "warn", "bad")]
+    pairs += [("--text", f"--{name}-soft") for name in ("accent", "good", "warn", "bad")]
+    pairs += [("--on-heat", "--heat")]
+    measured = {pair: contrast(PAIRS[pair[0]][theme], PAIRS[pair[1]][theme]) for pair in pairs}
+    assert {pair: ratio for pair, ratio in measured.items() if ratio < 4.5} == {}
+    assert contrast("#ffffff", PAIRS["--accent-ground"][theme]) >= 4.5
+    assert contrast(PAIRS["--edge"][theme], PAIRS["--surface"][theme]) >= 3  # the edges of fields
+
+
+def test_every_value_that_a_stylesheet_uses_is_a_token() -> None:
+    folder = Path(ui.__file__).with_name("static")
+    defined = set(re.findall(r"(--[\w-]+):", stylesheet("tokens")))
+    for file in (*STATIC.glob("*.css"), *folder.glob("*.css")):
+        text = file.read_text(encoding="utf-8")
+        assert set(re.findall(r"var\((--[\w-]+)", text)) <= defined, file
+        if file.name != "tokens.css":
+            assert not re.findall(r"#[0-9a-f]{3,8}\b", text), file
+
+
+def test_a_name_has_one_colour_whatever_the_order() -> None:
+    names = ["code", "math", "law", "biomed", "german"]
+    found = expert_colours(names)
+    assert found == expert_colours(reversed(names))
+    assert len(set(found.values())) == len(names)
+
+
+def test_pages_of_some_experts_agree_with_the_page_of_all() -> None:
+    known = [f"expert-{number}" for number in range(COLOURS)]
+    everybody = expert_colours(known)
+    assert sorted(everybody.values()) == list(range(COLOURS))
+    for name in known:
+        assert expert_colours([name], known) == {name: everybody[name]}
+
+
+def test_of_many_experts_each_has_a_colour_and_a_page_of_few_has_none_twice() -> None:
+    known = [f"expert-{number}" for number in range(1000)]
+    everybody = expert_colours(known)
+    assert set(everybody) == set(known)
+    assert set(everybody.values()) == set(range(COLOURS))
+    few = expert_colours(known[:COLOURS], known)
+    assert len(set(few.values())) == COLOURS
+    assert expert_colours(["\ud800", ""]) == expert_colours(["", "\ud800"])
