@@ -67,6 +67,7 @@ def composer(site: Site, request: Request) -> Response:
     return site.render(
         request,
         "composer.html",
+        names=[one.name for one in (*ticked, *offered)],
         which=part,
         ticked=ticked,
         offered=offered,
