@@ -108,10 +108,11 @@ class Pages:
         """Return the answer to a form of a page, as the browser with the secret sends it; `headers` replace its own."""
         assert self.access is not None
         own = self.cookie | {"Origin": self.address, "Content-Type": "application/x-www-form-urlencoded"}
+        own |= {"Sec-Fetch-Site": "same-origin"}
         values = {"form_token": self.access.form_token} | form
         body = urlencode(values, doseq=True).encode()
         return self.ask(
-            path, method="POST", headers=own | {"Sec-Fetch-Site": "same-origin"} | (headers or {}), body=body
+            path, method="POST", headers=own | (headers or {}), body=body
         )
 
     @property

@@ -29,6 +29,15 @@ BASE = RecipeField(
 CHOICES = (*(one for one in FIELDS.values() if one.label), BASE)
 """The fields of the form, in its order."""
 
+WORDS = {
+    "moe": "sparse mixture (moe)",
+    "dense": "one dense model",
+    "ensemble": "ensemble of whole models",
+    "hetero": "several architectures (hetero)",
+    "simoe": "experts of a SIMoE",
+}
+"""Output → its words in the form."""
+
 _BASICS = ("to", "routing", "trunk", "router", "top_k")
 _ADVANCED = {
     "Trunk": ("combine", "balance", "base"),

@@ -14,7 +14,7 @@ from registry import composition
 from registry.composition import Preview, Recipe
 from registry.composition.recipe.recipe_fields import FieldKind
 from registry.errors import InvalidInputError, RegError
-from registry.ui.choices import BASICS, GROUPS, default_text, select_values
+from registry.ui.choices import BASICS, GROUPS, WORDS, default_text, select_values
 from registry.ui.composing import Composing, suggested_folder
 from registry.ui.remedies import Remedy, for_error, for_preview
 from registry.ui.site import PART, Site, url
@@ -81,6 +81,7 @@ def composer(site: Site, request: Request) -> Response:
         default_text=default_text,
         select_values=select_values,
         switch=FieldKind.SWITCH,
+        words=WORDS,
         folder=Path.cwd(),
         result=None if part == "experts" or not composing.refs else _result(site, composing),
     )
@@ -97,7 +98,13 @@ def preview(site: Site, request: Request) -> Response:
     remedies = for_preview(composing, found, lambda changed: _predicted(site, changed))
     tokens = {member.version.ref: brings_tokens(member.version) for member in plan.members}
     return site.render(
-        request, "preview.html", preview=found, back=composing.address, remedies=remedies, brings_tokens=tokens
+        request,
+        "preview.html",
+        names=plan.names,
+        preview=found,
+        back=composing.address,
+        remedies=remedies,
+        brings_tokens=tokens,
     )
 
 

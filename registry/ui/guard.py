@@ -160,6 +160,7 @@ def _exchange(access: WriteAccess, scope: Scope) -> Response | None:
     target = escape(path + (f"?{rest}" if rest else ""))
     page = (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="0; url={target}">'
+        '<link rel="icon" href="/static/icon.svg" type="image/svg+xml">'
         f'<title>reg</title><p><a href="{target}">Go on</a></p></html>'
     )
     answer = HTMLResponse(page)
