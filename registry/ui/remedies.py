@@ -45,14 +45,13 @@ def for_error(site: Site, composing: Composing) -> list[Remedy]:
     if len(composing.refs) > MOST_TRIED_MEMBERS:
         return []
     found: list[Remedy] = []
-    tried = set[object]()
+    tried = set[str]()
     for label, changed in _for_error(site, composing):
-        key = changed.refs, tuple(changed.query.items())
         if len(found) == MOST:
             break
-        if key in tried or not changed.refs:
+        if label in tried or not changed.refs:
             continue
-        tried.add(key)
+        tried.add(label)
         try:
             changed.plan(site)
         except RegError:
