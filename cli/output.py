@@ -6,6 +6,8 @@ import shlex
 import shutil
 import sys
 import textwrap
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
@@ -23,6 +25,9 @@ _HUB_BARS = "HF_HUB_DISABLE_PROGRESS_BARS"
 """Environment variable of huggingface_hub, which has its own progress bars."""
 _SECRET = re.compile(r"(?<=//)([^:/@]*:)[^@]*(?=@)|(?<=[?&])(\w*(?:pass|secret|token|key)\w*=)[^&]*", re.IGNORECASE)
 """What a line with the address of a database must not repeat."""
+_PROGRESS = "REG_PROGRESS"
+"""Environment variable: with `lines`, progress is printed for a program to read, on a terminal or not."""
+_SECONDS_BETWEEN_LINES = 0.25
 _QUIET_HELP = "Print only the result: no progress, remarks or hints."
 
 
@@ -67,8 +72,10 @@ def allows_colour() -> bool | None:
 
 
 def progress() -> Progress:
-    """Return the progress reporter of long steps: a bar, or nothing with --quiet."""
-    return silent if is_quiet() else bar
+    """Return the progress reporter of long steps: a bar, lines for a program, or nothing with --quiet."""
+    if is_quiet():
+        return silent
+    return lines if os.environ.get(_PROGRESS) == "lines" else bar
 
 
 def note(text: str) -> None:
@@ -130,6 +137,32 @@ def bar(label: str, total: int, unit: str) -> Iterator[Advance]:
         total=total, desc=label, unit=unit, unit_scale=scale, unit_divisor=1024, leave=False, disable=None
     ) as meter:
         yield lambda amount: (meter.update(amount), None)[1]
+
+
+@contextmanager
+def lines(label: str, total: int, unit: str) -> Iterator[Advance]:
+    """Print progress on stderr as lines `progress: LABEL DONE/TOTAL UNIT`; without a unit, the label as a remark."""
+    if not unit:
+        click.echo(label, err=True)
+        yield lambda amount: None
+        return
+    finished, printed, lock = 0, 0.0, threading.Lock()
+
+    def tell() -> None:
+        nonlocal printed
+        printed = time.monotonic()
+        click.echo(f"progress: {label} {finished}/{total} {unit}", err=True)
+
+    def advance(amount: int) -> None:
+        nonlocal finished
+        with lock:  # files are written by several threads
+            finished += amount
+            if time.monotonic() - printed >= _SECONDS_BETWEEN_LINES:
+                tell()
+
+    tell()
+    yield advance
+    tell()
 
 
 def print_json(value: Any) -> None:

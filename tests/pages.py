@@ -1,16 +1,17 @@
 """The pages of a registry, served on this machine for as long as a test wants."""
 
 import http.client
+import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from urllib.parse import urlencode
 
 from registry import Registry
-from registry.ui import listen, make_app, server
+from registry.ui import Jobs, WriteAccess, listen, make_app, server
 
 VOID = {"meta", "link", "input", "br", "rect", "circle", "path"}
 """Elements without an end."""
@@ -76,13 +77,17 @@ class Pages:
 
     port: int
     asked: list[str] = field(default_factory=list)
+    access: WriteAccess | None = None
+    jobs: Jobs | None = None
 
     @property
     def address(self) -> str:
         """Where they begin."""
         return f"http://127.0.0.1:{self.port}"
 
-    def ask(self, path: str, *, method: str = "GET", headers: dict[str, str] | None = None) -> Answer:
+    def ask(
+        self, path: str, *, method: str = "GET", headers: dict[str, str] | None = None, body: bytes = b""
+    ) -> Answer:
         """Return the answer to one request; a `Host` in `headers` takes the place of the right one."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
         try:
@@ -90,12 +95,31 @@ class Pages:
             for name, value in (headers or {}).items():
                 if value:
                     connection.putheader(name, value)
-            connection.endheaders()
+            if body:
+                connection.putheader("Content-Length", str(len(body)))
+            connection.endheaders(body or None)
             answer = connection.getresponse()
             text = answer.read().decode()
             return Answer(answer.status, {name.lower(): value for name, value in answer.getheaders()}, text)
         finally:
             connection.close()
+
+    def send(self, path: str, headers: dict[str, str] | None = None, **form: object) -> Answer:
+        """Return the answer to a form of a page, as the browser with the secret sends it; `headers` replace its own."""
+        assert self.access is not None
+        own = self.cookie | {"Origin": self.address, "Content-Type": "application/x-www-form-urlencoded"}
+        own |= {"Sec-Fetch-Site": "same-origin"}
+        values = {"form_token": self.access.form_token} | form
+        body = urlencode(values, doseq=True).encode()
+        return self.ask(
+            path, method="POST", headers=own | (headers or {}), body=body
+        )
+
+    @property
+    def cookie(self) -> dict[str, str]:
+        """The header of the browser with the secret."""
+        assert self.access is not None
+        return {"Cookie": f"{self.access.cookie}={self.access.token}"}
 
     def read(self, *path: str, status: int = 200, **query: object) -> Page:
         """Return a page that answers with `status` and is well formed."""
@@ -107,17 +131,32 @@ class Pages:
         return Page(answer.text)
 
 
+PROGRAM = (sys.executable, "-P", "-m", "cli.job")
+"""What runs the commands of jobs, before the registry's options."""
+
+
 @contextmanager
-def served(registry: Registry, command: tuple[str, ...] = ("reg",)) -> Iterator[Pages]:
-    """Serve the pages of `registry` on any port that is free."""
-    with listen(0) as listening:
-        running = server(make_app(registry, command))
+def served(
+    registry: Registry,
+    command: tuple[str, ...] = ("reg",),
+    *,
+    may_write: bool = False,
+    program: Sequence[str] = PROGRAM,
+) -> Iterator[Pages]:
+    """Serve the pages of `registry` on any port that is free; with `may_write`, jobs can be started from them."""
+    with ExitStack() as stack:
+        listening = stack.enter_context(listen(0))
+        access = jobs = None
+        if may_write:
+            access = WriteAccess(str(registry.home.path))
+            jobs = stack.enter_context(Jobs([*program, "--home", str(registry.home.path)]))
+        running = server(make_app(registry, command, access=access, jobs=jobs))
         thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]})
         thread.start()
         try:
             while not running.started and thread.is_alive():
                 time.sleep(0.01)
-            yield Pages(listening.getsockname()[1])
+            yield Pages(listening.getsockname()[1], access=access, jobs=jobs)
         finally:
             running.should_exit = True
             thread.join()

@@ -1,7 +1,12 @@
 """reg ui."""
 
 import importlib.util
-from contextlib import suppress
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 import click
 
@@ -9,6 +14,10 @@ from cli.option_groups import GroupedCommand
 from cli.output import as_json, done, print_json
 from cli.session import Session, pass_session
 from registry.errors import StorageError
+
+if TYPE_CHECKING:
+    from registry import Registry
+    from registry.ui import Jobs
 
 _NEEDED = ("starlette", "uvicorn", "jinja2", "vl_convert")
 DEFAULT_PORT = 8321
@@ -24,30 +33,63 @@ DEFAULT_PORT = 8321
     help="The port; 0 for any free one.",
 )
 @click.option("--open", "open_browser", is_flag=True, help="Open the pages in the browser.")
+@click.option(
+    "--write",
+    "may_write",
+    is_flag=True,
+    help="Let the browser that opens the printed address start work, with its secret: compose.",
+)
 @as_json
 @pass_session
-def ui(session: Session, port: int, open_browser: bool, as_json: bool) -> None:
+def ui(session: Session, port: int, open_browser: bool, may_write: bool, as_json: bool) -> None:
     """Serve web pages of the registry to browsers on this machine, until interrupted.
 
     The pages show versions with search and tags, their statistics, overlaps and lineage; compositions with scores and
     reports; and a composer, which plans a composition of chosen experts and shows the command for it. They are
-    read-only. Requests from other machines are rejected.
+    read-only, unless --write lets the composer run its command. Requests from other machines are rejected.
     """
     if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
         raise StorageError(f"the pages need {', '.join(missing)}", "run: pip install 'expert-registry[ui]'")
-    from registry.ui import listen, make_app, server
+    from registry.ui import WriteAccess, listen, make_app, server
 
     command = ["reg"]
     command += ["--home", str(session.home)] if session.home is not None else []
-    with listen(port) as listening, session.registry() as registry:
+    with ExitStack() as stack:
+        listening = stack.enter_context(listen(port))
+        registry = stack.enter_context(session.registry())
         if session.database is not None:
             command += ["--database", registry.catalog.place]
         url = f"http://127.0.0.1:{listening.getsockname()[1]}/"
+        access = jobs = None
+        if may_write:
+            access = WriteAccess(str(registry.home.path))
+            jobs = stack.enter_context(_jobs(session, registry))
+            url += f"?token={access.token}"
         if as_json:
             print_json({"url": url, "home": str(registry.home.path)})
         else:
             done(url, f"serving {registry.home.path} at {url}  (Ctrl-C to stop)")
         if open_browser:
-            click.launch(url)
+            stack.enter_context(_opened(url, secret=may_write))
         with suppress(KeyboardInterrupt):
-            server(make_app(registry, command)).run(sockets=[listening])
+            server(make_app(registry, command, access=access, jobs=jobs)).run(sockets=[listening])
+
+
+def _jobs(session: Session, registry: "Registry") -> "Jobs":
+    """Return the queue of work on this registry, by this program whatever the working directory holds."""
+    from registry.ui import Jobs
+
+    program = [sys.executable, "-P", "-m", "cli.job", "--home", str(registry.home.path)]
+    return Jobs(program, {} if session.database is None else {"REG_DATABASE": session.database})
+
+
+@contextmanager
+def _opened(url: str, *, secret: bool) -> Iterator[None]:
+    """Open the pages in the browser; a secret goes by a file of this user, as others see the words of commands."""
+    with TemporaryDirectory(prefix="reg-ui-") as folder:  # which only this user can read
+        if secret:
+            page = Path(folder) / "open.html"
+            page.write_text(f'<meta http-equiv="refresh" content="0; url={url}">', encoding="utf-8")
+            url = page.as_uri()
+        click.launch(url)
+        yield

@@ -14,7 +14,9 @@ from starlette.staticfiles import StaticFiles
 from registry.registry import Registry
 from registry.ui.composer import composer, preview
 from registry.ui.compositions import composition, compositions, report
-from registry.ui.guard import Guard
+from registry.ui.guard import Guard, WriteAccess
+from registry.ui.job_pages import FORMS, JOB_PAGES, form_endpoint
+from registry.ui.jobs import Jobs
 from registry.ui.log import log
 from registry.ui.overview import overview
 from registry.ui.site import Page, Site
@@ -34,9 +36,26 @@ PAGES: dict[str, Page] = {
 """Path → page. All pages are read with GET and change nothing."""
 
 
-def make_app(registry: Registry, command: Sequence[str] = ("reg",)) -> Starlette:
-    """Return the application for `registry`; commands on the pages begin with `command`, such as `reg --home DIR`."""
-    site = Site(registry, command)
+def make_app(
+    registry: Registry,
+    command: Sequence[str] = ("reg",),
+    *,
+    access: WriteAccess | None = None,
+    jobs: Jobs | None = None,
+) -> Starlette:
+    """Return the application for `registry`.
+
+    Args:
+        registry: the registry, which the pages only read.
+        command: the beginning of the commands that pages show, such as `reg --home DIR`.
+        access: with `jobs`, the browsers that may start work; without, the pages are read-only.
+        jobs: runs the work.
+    """
+    site = Site(registry, command, access, jobs)
+    routes = [Route(path, site.page(make)) for path, make in PAGES.items()]
+    if access is not None and jobs is not None:
+        routes += [Route(path, site.page(make)) for path, make in JOB_PAGES.items()]
+        routes += [Route(path, form_endpoint(site, take), methods=["POST"]) for path, take in FORMS.items()]
 
     def failed(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -46,7 +65,7 @@ def make_app(registry: Registry, command: Sequence[str] = ("reg",)) -> Starlette
 
     static = StaticFiles(directory=Path(__file__).with_name("static"), packages=[("registry.design", "static")])
     return Starlette(
-        routes=[*(Route(path, site.page(make)) for path, make in PAGES.items()), Mount("/static", static)],
-        middleware=[Middleware(Guard)],
+        routes=[*routes, Mount("/static", static)],
+        middleware=[Middleware(Guard, access=access)],
         exception_handlers={HTTPException: failed},
     )

@@ -29,6 +29,31 @@ BASE = RecipeField(
 CHOICES = (*(one for one in FIELDS.values() if one.label), BASE)
 """The fields of the form, in its order."""
 
+WORDS = {
+    "moe": "sparse mixture (moe)",
+    "dense": "one dense model",
+    "ensemble": "ensemble of whole models",
+    "hetero": "several architectures (hetero)",
+    "simoe": "experts of a SIMoE",
+}
+"""Output → its words in the form."""
+
+_BASICS = ("to", "routing", "trunk", "router", "top_k")
+_ADVANCED = {
+    "Trunk": ("combine", "balance", "base"),
+    "Router": ("context_window", "vocabulary", "lam", "normalize", "gating", "temperature", "mixing"),
+    "Refinement": ("refine", "refine_mlp", "refine_trunk"),
+    "Output": ("lead", "dtype", "remote_code"),
+}
+
+BASICS = tuple(one for one in CHOICES if one.name in _BASICS)
+"""The fields that the form always shows."""
+
+GROUPS = {
+    group: tuple(one for name in names for one in CHOICES if one.name == name) for group, names in _ADVANCED.items()
+}
+"""Group of the form → its fields; groups are folded until one of their fields is changed."""
+
 _LONGEST = 100
 
 

@@ -1,30 +1,28 @@
-"""The composer: a page that plans a composition as experts are ticked, and shows the command that makes it."""
+"""The composer: a page that plans a composition as experts are ticked, shows its command, and may start it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from registry import composition
-from registry.composition import Recipe
-from registry.composition.recipe.recipe_fields import MOE, FieldKind
+from registry.composition import Preview, Recipe
+from registry.composition.recipe.recipe_fields import FieldKind
 from registry.errors import InvalidInputError, RegError
-from registry.ui.choices import CHOICES, Choices, default_text, select_values
+from registry.ui.choices import BASICS, GROUPS, WORDS, default_text, select_values
+from registry.ui.composing import Composing, suggested_folder
+from registry.ui.remedies import Remedy, for_error, for_preview
 from registry.ui.site import PART, Site, url
 from store.catalog import VersionRecord
 from store.catalog.records import Kind
 
 OFFERED = 40
 """Experts that are offered beside those ticked; a search finds others."""
-
-MOST = 256
-"""Experts that can be ticked."""
-
-OUT = "moe/"
 
 
 @dataclass(frozen=True)
@@ -33,67 +31,97 @@ class Result:
 
     Attributes:
         plan: its plan.
-        members: version, tokens and weight of each member.
+        members: version and weight of each member.
+        out: the folder that would be written.
         command: the command that makes it.
         made: it was composed before.
+        preview: the address of the predicted routing, where there is one.
         error: why there is no plan.
+        remedies: changes with which there is one.
     """
 
     plan: composition.AnyPlan | None = None
     members: Sequence[Mapping[str, Any]] = ()
+    out: str = ""
     command: str = ""
     made: bool = False
+    preview: str = ""
     error: RegError | None = None
+    remedies: Sequence[Remedy] = ()
 
 
 def composer(site: Site, request: Request) -> Response:
     """Return the composer; the script asks for its parts `experts` and `result`."""
     asked, registry = request.query_params, site.registry
-    refs = list(dict.fromkeys(asked.getlist("e")))[:MOST]
+    composing = Composing.of(asked)
     search = asked.get("q", "").strip()[:200]
-    choices = Choices.of_query(asked)
     part = asked.get(PART)
-    ticked = [] if part == "result" else _resolved(site, refs)
+    ticked = [] if part == "result" else _resolved(site, composing.refs)
     offered: list[VersionRecord] = []
     total = 0
     if part != "result":
-        kind: Kind | None = None if choices.with_base else "expert"
+        kind: Kind | None = None if composing.choices.with_base else "expert"
         total = registry.count_versions(kind=kind, search=search)
         found = registry.versions(kind=kind, search=search, limit=OFFERED)
         offered = [one for one in found if one.id not in {other.id for other in ticked}]
     return site.render(
         request,
         "composer.html",
+        names=[one.name for one in (*ticked, *offered)],
         which=part,
         ticked=ticked,
         offered=offered,
         hidden=total - len(found) if part != "result" else 0,
         total=total,
         search=search,
-        choices=choices,
-        fields=CHOICES,
+        composing=composing,
+        choices=composing.choices,
+        basics=BASICS,
+        groups=GROUPS,
         default_text=default_text,
         select_values=select_values,
         switch=FieldKind.SWITCH,
-        result=None if part == "experts" or not refs else _result(site, refs, choices),
-        preview=url("compose", "preview", e=refs, **choices.query),
-        chosen=len(refs),
+        words=WORDS,
+        folder=Path.cwd(),
+        result=None if part == "experts" or not composing.refs else _result(site, composing),
     )
 
 
 def preview(site: Site, request: Request) -> Response:
     """Return where the routers of a composition will send tokens: a part of the composer, or a page."""
-    refs = list(dict.fromkeys(request.query_params.getlist("e")))[:MOST]
-    choices = Choices.of_query(request.query_params)
-    recipe = choices.recipe()
-    plan = site.registry.plan(refs, recipe, base=choices.base)
-    back = url("compose", e=refs, **choices.query)
-    if not isinstance(recipe, Recipe):
+    composing = Composing.of(request.query_params)
+    plan = composing.plan(site)
+    if not isinstance(plan.recipe, Recipe):
         raise InvalidInputError("only mixtures have routers to predict from statistics", "choose another output")
-    members = tuple(member.version.ref for member in plan.members)
-    key = "preview", plan.digest, members
-    found = site.cache.get(key, lambda: site.registry.preview(members, recipe, base=choices.base))
-    return site.render(request, "preview.html", preview=found, back=back)
+    composing = replace(composing, refs=tuple(member.version.ref for member in plan.members))
+    found = _predicted(site, composing)
+    remedies = for_preview(composing, found, lambda changed: _predicted(site, changed))
+    tokens = {member.version.ref: brings_tokens(member.version) for member in plan.members}
+    return site.render(
+        request,
+        "preview.html",
+        names=plan.names,
+        preview=found,
+        back=composing.address,
+        remedies=remedies,
+        brings_tokens=tokens,
+    )
+
+
+def brings_tokens(version: VersionRecord) -> bool:
+    """Return whether a version has calibration tokens of its own; experts of a soup and of a SIMoE have not."""
+    content = version.content or {}
+    return bool(version.statistics) and "soup" not in content and "simoe" not in content
+
+
+def _predicted(site: Site, composing: Composing) -> Preview:
+    plan = composing.plan(site)
+    recipe = plan.recipe
+    assert isinstance(recipe, Recipe)
+    refs = tuple(member.version.ref for member in plan.members)
+    return site.cache.get(
+        ("preview", plan.digest, refs), lambda: site.registry.preview(refs, recipe, base=composing.choices.base)
+    )
 
 
 def _resolved(site: Site, refs: Sequence[str]) -> list[VersionRecord]:
@@ -107,19 +135,25 @@ def _resolved(site: Site, refs: Sequence[str]) -> list[VersionRecord]:
     return list(found.values())
 
 
-def _result(site: Site, refs: Sequence[str], choices: Choices) -> Result:
+def _result(site: Site, composing: Composing) -> Result:
     """Return the plan and the command, or the error that prevents them."""
     try:
-        recipe = choices.recipe()
-        plan = site.registry.plan(refs, recipe, base=choices.base)
+        plan = composing.plan(site)
     except RegError as error:
-        return Result(error=error)
+        return Result(error=error, remedies=for_error(site, composing))
     weights = plan.recipe.document(plan.names).get("weights") or {}
     members = [
         {"version": member.version, "tokens": member.tokens, "weight": weights.get(member.name, 1.0)}
         for member in plan.members
     ]
-    versions = ",".join(member.version.ref for member in plan.members)
-    out = OUT if choices.to == MOE else f"{choices.to}/"
-    command = site.command_line("compose", "--experts", versions, *choices.words(), "--out", out)
-    return Result(plan, members, command, site.registry.catalog.has_composition(plan.digest))
+    out = composing.out or suggested(site, composing, plan)
+    command = site.command_line(*composing.words(plan, out))
+    has_preview = isinstance(plan.recipe, Recipe) and plan.recipe.to == "moe" and len(plan.members) > 1
+    address = url("compose", "preview", e=composing.refs, **composing.query) if has_preview else ""
+    return Result(plan, members, out, command, site.registry.catalog.has_composition(plan.digest), address)
+
+
+def suggested(site: Site, composing: Composing, plan: composition.AnyPlan) -> str:
+    """Return the folder that is written where none was typed."""
+    taken = [job.out for job in site.jobs.all() if job.goes_on] if site.jobs is not None else []
+    return suggested_folder(plan.names, composing.choices.to, taken)

@@ -18,6 +18,8 @@ from registry.design import expert_colours
 from registry.errors import ConflictError, InvalidInputError, NotFoundError, RegError, first_line
 from registry.registry import Registry
 from registry.ui.describing import title
+from registry.ui.guard import MAY_WRITE, RefusedError, WriteAccess
+from registry.ui.jobs import Jobs
 from registry.ui.page_cache import PageCache
 from registry.ui.wording import FILTERS, details
 
@@ -28,7 +30,7 @@ PART = "part"
 REPORTS = 8
 """Number of reports kept in memory, of some MB each."""
 
-_STATUSES = ((NotFoundError, 404), (ConflictError, 409), (InvalidInputError, 400))
+_STATUSES = ((NotFoundError, 404), (ConflictError, 409), (InvalidInputError, 400), (RefusedError, 403))
 _FAULT = "this is a bug in the program; started with REG_DEBUG=1, reg ui prints the traceback for a bug report"
 
 
@@ -38,11 +40,20 @@ class Site:
     Args:
         registry: the registry, which is only read.
         command: the beginning of the commands that pages show: `reg`, or `reg --home DIR`.
+        access: who may start work; None if nobody may.
+        jobs: the work that was started; None if none can be.
     """
 
-    def __init__(self, registry: Registry, command: Sequence[str] = ("reg",)) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        command: Sequence[str] = ("reg",),
+        access: WriteAccess | None = None,
+        jobs: Jobs | None = None,
+    ) -> None:
         self.registry = registry
         self.command = tuple(command)
+        self.access, self.jobs = access, jobs
         self.cache = PageCache(self._state)
         self.reports = PageCache(self._state, REPORTS)
         self.index = PageCache(self._state)  # of what is quick, so that no page waits for what is slow
@@ -96,8 +107,13 @@ class Site:
                 return "neutral"
             return f"e{colours[name] if name in colours else expert_colours([name], known)[name]}"
 
-        template_ = self._templates.get_template(template)
-        return HTMLResponse(template_.render(part=part, path=request.url.path, colour=colour, **values), status)
+        values |= {"part": part, "path": request.url.path, "colour": colour, "may_write": self.may_write(request)}
+        values["form_token"] = self.access.form_token if self.access and values["may_write"] else ""
+        return HTMLResponse(self._templates.get_template(template).render(**values), status)
+
+    def may_write(self, request: Request) -> bool:
+        """Return whether the browser of a request may start work."""
+        return bool(request.scope.get(MAY_WRITE, False))
 
     def error(self, request: Request, status: int, message: str, hint: str | None) -> HTMLResponse:
         """Return the page of an error, with its message and hint."""

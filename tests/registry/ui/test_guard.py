@@ -1,4 +1,7 @@
-"""Proves: only this machine's own browser is answered, only GET, and every answer forbids what pages do not need."""
+"""Proves: only this machine's own browser is answered, only GET, and every answer forbids what pages do not need.
+
+With write access, forms are taken from pages of this server in the browser with the secret, and from nowhere else.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +16,12 @@ from tests.pages import Pages, served
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pages]:
     with Registry(tmp_path_factory.mktemp("guard") / "home") as registry, served(registry) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def writable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pages]:
+    with Registry(tmp_path_factory.mktemp("guard") / "home") as registry, served(registry, may_write=True) as found:
         yield found
 
 
@@ -90,3 +99,105 @@ def test_static_files_name_nothing_elsewhere() -> None:
         assert "http:" not in text, file
         assert "https:" not in text, file
         assert "style=" not in text, file  # which the policy would not let work
+
+
+def test_the_secret_in_the_address_becomes_a_cookie(writable: Pages) -> None:
+    assert writable.access is not None
+    answer = writable.ask(f"/compositions?of=%3Cb%3E&token={writable.access.token}")
+    assert answer.status == 200
+    assert answer.headers["set-cookie"] == (
+        f"{writable.access.cookie}={writable.access.token}; HttpOnly; Path=/; SameSite=strict"
+    )
+    assert "url=/compositions?of=%3Cb%3E&quot;" not in answer.text
+    assert '<a href="/compositions?of=%3Cb%3E">' in answer.text  # without the secret
+    assert "Jobs" not in writable.ask("/").text
+    assert "Jobs" in writable.ask("/", headers=writable.cookie).text
+
+
+def test_an_address_with_the_secret_leads_nowhere_else(writable: Pages) -> None:
+    assert writable.access is not None
+    assert 'href="/evil.example/"' in writable.ask(f"//evil.example/?token={writable.access.token}").text
+
+
+@pytest.mark.parametrize("query", ["token=", "token=x", "token=é", "token={}&token={}", "token={}x", "token=%00"])
+def test_another_secret_is_refused(writable: Pages, query: str) -> None:
+    assert writable.access is not None
+    query = query.replace("{}", writable.access.token).replace("é", "%C3%A9")
+    answer = writable.ask(f"/?{query}")
+    assert answer.status == 403
+    assert "set-cookie" not in answer.headers
+    assert "another start of reg ui" in answer.text
+
+
+def test_without_write_access_there_is_neither_secret_nor_job(pages: Pages) -> None:
+    assert "set-cookie" not in pages.ask("/?token=x").headers
+    assert pages.ask("/jobs").status == 404
+    assert pages.ask("/jobs", method="POST").status in (404, 405)
+    assert "form_token" not in pages.ask("/compose").text
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Cookie": ""},
+        {"Cookie": "reg-x=y"},
+        {"Origin": ""},
+        {"Origin": "null"},
+        {"Origin": "https://evil.example"},
+        {"Origin": "http://127.0.0.1:1"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+        {"Sec-Fetch-Site": "none"},
+        {"Host": "evil.example"},
+    ],
+    ids=str,
+)
+def test_forms_of_others_are_refused(writable: Pages, headers: dict[str, str]) -> None:
+    answer = writable.send("/jobs", headers, e="code")
+    assert answer.status in (403, 421)
+    assert "there is no version" not in answer.text
+    assert writable.jobs is not None
+    assert writable.jobs.all() == []
+
+
+@pytest.mark.parametrize("token", ["", "x", "é", "0" * 64])
+def test_a_form_without_its_token_is_refused(writable: Pages, token: str) -> None:
+    answer = writable.send("/jobs", e="code", form_token=token)
+    assert answer.status == 403
+    assert "the form is not from this start of reg ui" in answer.text
+
+
+def test_a_browser_without_the_secret_reads_and_no_more(writable: Pages) -> None:
+    assert writable.ask("/compose").status == 200
+    for path in ("/jobs", "/jobs/123"):
+        answer = writable.ask(path)
+        assert answer.status == 403
+        assert "open the address that reg ui printed" in answer.text
+
+
+@pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH"])
+@pytest.mark.parametrize("path", ["/", "/compose", "/jobs"])
+def test_nothing_else_can_be_sent_with_write_access(writable: Pages, method: str, path: str) -> None:
+    headers = writable.cookie | {"Origin": writable.address}
+    assert writable.ask(path, method=method, headers=headers).status == 405
+    assert writable.send("/compose").status == 405
+
+
+def test_a_body_that_is_no_form_is_refused(writable: Pages) -> None:
+    assert writable.send("/jobs", {"Content-Type": "multipart/form-data; boundary=x"}).status == 400
+    assert writable.send("/jobs", e=["code"] * 700).status == 400
+    assert writable.send("/jobs", e="x" * 70_000).status == 413
+    assert writable.send("/jobs", {"Content-Type": "text/plain"}).status == 400  # which needs no consent elsewhere
+
+
+def test_two_servers_do_not_share_a_secret(tmp_path: Path, writable: Pages) -> None:
+    assert writable.access is not None
+    with Registry(tmp_path / "home") as registry, served(registry, may_write=True) as other:
+        assert other.access is not None
+        assert other.access.cookie != writable.access.cookie
+        assert other.access.token != writable.access.token
+        assert other.ask("/jobs", headers=writable.cookie).status == 403
+        assert (
+            other.ask("/jobs", headers={"Cookie": f"{writable.cookie['Cookie']}; {other.cookie['Cookie']}"}).status
+            == 200
+        )

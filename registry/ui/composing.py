@@ -1,0 +1,91 @@
+"""What the Compose page asks for: experts, a recipe and an output folder; and the command that makes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from starlette.datastructures import QueryParams
+
+from registry import composition
+from registry.composition.recipe.recipe_fields import MOE
+from registry.ui.choices import CHOICES, Choices
+from registry.ui.site import Site, url
+
+MOST = 256
+"""Experts that can be ticked."""
+
+_LONGEST_PATH = 1000
+_LONGEST_FOLDER = 60
+
+
+@dataclass(frozen=True)
+class Composing:
+    """The experts, the recipe and the output folder of a query or a form.
+
+    Attributes:
+        refs: references to the experts, each once.
+        choices: the recipe's fields.
+        out: the output folder as it was typed; empty for the suggested one.
+    """
+
+    refs: tuple[str, ...]
+    choices: Choices
+    out: str = ""
+
+    @classmethod
+    def of(cls, query: QueryParams) -> Composing:
+        """Return what a query asks for."""
+        refs = tuple(dict.fromkeys(query.getlist("e")))[:MOST]
+        return cls(refs, Choices.of_query(query), query.get("out", "").strip()[: _LONGEST_PATH + 1])
+
+    @property
+    def address(self) -> str:
+        """The address of the page with these choices."""
+        return url("compose", e=self.refs, **self.choices.query, out=self.out)
+
+    @property
+    def query(self) -> Mapping[str, str]:
+        """The fields beside the experts that are not at their defaults."""
+        return self.choices.query | ({"out": self.out} if self.out else {})
+
+    def plan(self, site: Site) -> composition.AnyPlan:
+        """Return the plan (errors as in `Registry.plan`)."""
+        return site.registry.plan(self.refs, self.choices.recipe(), base=self.choices.base)
+
+    def words(self, plan: composition.AnyPlan, out: str) -> list[str]:
+        """Return the words of the command after `reg`."""
+        versions = ",".join(member.version.ref for member in plan.members)
+        return ["compose", "--experts", versions, *self.choices.words(), "--out", out]
+
+    def without(self, ref: str) -> Composing:
+        """Return the same without one of the experts."""
+        return replace(self, refs=tuple(one for one in self.refs if one != ref))
+
+    def having(self, **texts: str) -> Composing:
+        """Return the same with other texts of some fields."""
+        return replace(self, choices=Choices({one.name: (self.choices.texts | texts)[one.name] for one in CHOICES}))
+
+
+def suggested_folder(names: Sequence[str], output: str, taken: Iterable[str] = ()) -> str:
+    """Return a folder that does not exist yet, named after the members: `code-math/`, `code-math-2/`.
+
+    Args:
+        names: the members' names.
+        output: what is made; it is part of the name unless that is a mixture.
+        taken: folders that other jobs are going to write.
+    """
+    shown = list(names)
+    while len(shown) > 1 and (len(shown) > 4 or len("-".join(shown)) > _LONGEST_FOLDER):
+        shown.pop()
+    left = len(names) - len(shown)
+    stem = "-".join([*shown, *(["and", str(left)] if left else []), *([] if output == MOE else [output])])
+    reserved = {Path(one).absolute() for one in taken}
+    number = 1
+    while True:
+        folder = stem if number == 1 else f"{stem}-{number}"
+        path = Path(folder).absolute()
+        if path not in reserved and not path.exists() and not path.is_symlink():
+            return f"{folder}/"
+        number += 1

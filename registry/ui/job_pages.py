@@ -1,0 +1,120 @@
+"""The pages of jobs, and the forms that start and cancel them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from urllib.parse import parse_qsl
+
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import QueryParams
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from registry.errors import InvalidInputError
+from registry.io.model_folder import check_output
+from registry.ui.composer import suggested
+from registry.ui.composing import Composing
+from registry.ui.guard import RefusedError
+from registry.ui.jobs import Job, Jobs
+from registry.ui.site import Page, Site, url
+
+MOST_FORM_BYTES, MOST_FORM_FIELDS = 1 << 16, 600
+
+MOST_PATH = 1000
+"""Characters of an output folder's path."""
+
+TakeForm = Callable[[Site, Request, QueryParams], Response]
+"""Does what a checked form asks for."""
+
+
+def jobs(site: Site, request: Request) -> Response:
+    """Return all jobs of this start of the server."""
+    return site.render(request, "jobs.html", jobs=_jobs(site, request).all())
+
+
+def job(site: Site, request: Request) -> Response:
+    """Return one job: a page that follows it, or the part that the script asks for."""
+    found = _jobs(site, request).get(request.path_params["job"])
+    return site.render(request, "job.html", job=found, ahead=_jobs(site, request).ahead_of(found), folder=Path.cwd())
+
+
+def start(site: Site, request: Request, form: QueryParams) -> Response:
+    """Start the composition of a form, and go to its job."""
+    composing = Composing.of(form)
+    planned = composing.plan(site)
+    out = check_new_folder(composing.out or suggested(site, composing, planned))
+    words = composing.words(planned, out)
+    title = f"Compose {', '.join(member.version.ref for member in planned.members)}"
+    added = _jobs(site, request).add(title, words, back=composing.address, out=out)
+    return _see(added)
+
+
+def cancel(site: Site, request: Request, form: QueryParams) -> Response:
+    """Cancel a job, and go to its page."""
+    return _see(_jobs(site, request).cancel(request.path_params["job"]))
+
+
+def check_new_folder(text: str) -> str:
+    """Return the path of an output folder that a page may write: one that is not there yet, or is empty.
+
+    Raises:
+        InvalidInputError: it is not a path, or there is something.
+    """
+    if not text or len(text) > MOST_PATH or not text.isprintable():
+        raise InvalidInputError(
+            f"an output folder's path has 1 to {MOST_PATH} printable characters", "correct it in the form"
+        )
+    if text.startswith(("-", "~")):
+        raise InvalidInputError(f"the output folder {text} begins with {text[0]}", f"write it as ./{text}")
+    check_output(Path(text), replace=None)
+    return text
+
+
+JOB_PAGES: dict[str, Page] = {"/jobs": jobs, "/jobs/{job}": job}
+"""Path → page, with write access."""
+
+FORMS: dict[str, TakeForm] = {"/jobs": start, "/jobs/{job}/cancel": cancel}
+"""Path → what a form that is sent there does."""
+
+
+def form_endpoint(site: Site, take: TakeForm) -> Callable[[Request], Awaitable[Response]]:
+    """Return an endpoint that reads a form, checks where it comes from, and does what it asks for."""
+
+    async def endpoint(request: Request) -> Response:
+        body = b""
+        async for part in request.stream():
+            body += part
+            if len(body) > MOST_FORM_BYTES:
+                return site.error(request, 413, "the form is too long", "choose fewer experts, or use the command")
+
+        def make(site: Site, request: Request) -> Response:
+            form = _form(request, body)
+            assert site.access is not None
+            site.access.check_form(site.may_write(request), form.get("form_token", ""))
+            return take(site, request, form)
+
+        return await run_in_threadpool(site.page(make), request)
+
+    return endpoint
+
+
+def _form(request: Request, body: bytes) -> QueryParams:
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/x-www-form-urlencoded":
+        raise InvalidInputError("this is not a form", "use the form of the page")
+    try:
+        pairs = parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=MOST_FORM_FIELDS)
+    except ValueError:
+        raise InvalidInputError("the form cannot be read", "use the form of the page") from None
+    return QueryParams(pairs)
+
+
+def _jobs(site: Site, request: Request) -> Jobs:
+    """Return the jobs, of which only browsers with the secret read."""
+    if site.jobs is None or not site.may_write(request):
+        raise RefusedError("jobs are shown to the browser that may start them", "open the address that reg ui printed")
+    return site.jobs
+
+
+def _see(job: Job) -> Response:
+    return RedirectResponse(url("jobs", job.id), status_code=303)
