@@ -37,6 +37,7 @@ COMMANDS = {
     "report": "report",
     "route": "route",
     "audit-extraction": "audit_extraction",
+    "doctor": "doctor",
     "continual": "continual",
     "opt-out": "opt_out",
     "receipt": "receipt",

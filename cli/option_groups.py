@@ -22,7 +22,7 @@ EXPERTS, OUTPUT, TRUNK, FIT, ROUTER, REFINEMENT, ENSEMBLES, TEXT, HUB, COMMON = 
 
 _BY_NAME = {
     EXPERTS: ("experts", "schedule", "recipe_path", "base", "from_base", "public", "like", "weights"),
-    OUTPUT: ("out", "to", "dtype", "host", "remote_code", "save_recipe", "plan_only", "force"),
+    OUTPUT: ("out", "to", "dtype", "host", "remote_code", "save_recipe", "plan_only", "check", "force"),
     FIT: ("fit", "fit_tokens", "fit_steps", "fit_lr", "fit_seed", "fit_device"),
     ROUTER: ("top_k", "temperature"),
     REFINEMENT: ("token_weight", "refine", "refine_mlp", "refine_trunk", "device"),

@@ -9,8 +9,6 @@ from registry.io.display import few
 from registry.io.model_folder import MARKER
 from registry.names.resolve import find_by_digest
 
-_ADDED = "is not a file of the composition"
-
 
 def check_members(folder: ExaminedFolder) -> Iterator[Finding]:
     """Look for members that were opted out since, and compare their positions with the folder's."""
@@ -52,10 +50,8 @@ def check_integrity(folder: ExaminedFolder) -> Iterator[Finding]:
     if folder.composed is None:
         yield error(f"its {MARKER} cannot be read", "copy that file again, or compose the folder again")
         return
-    for problem in folder.composed.problems(folder.progress):
-        said = problem.replace(f"{folder.path}/", "", 1)
-        # Another error says what is wrong with the files; and a file more breaks nothing.
-        if folder.has_errors or problem.endswith(_ADDED):
-            yield warning(said, folder.again)
-        else:
-            yield error(said.replace("since it was written", "since it was composed"), folder.again)
+    judge = warning if folder.has_errors else error  # another error says already what is wrong with the files
+    if folder.changes:
+        first = folder.changes[0].replace("since it was written", "since it was composed")
+        more = f", and {len(folder.changes) - 1} more files" if len(folder.changes) > 1 else ""
+        yield judge(f"{first}{more}", folder.again)

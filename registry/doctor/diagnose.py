@@ -1,4 +1,4 @@
-"""Diagnosis of a folder: all checks in order, the cheap ones first, without those that an earlier error makes useless."""
+"""Diagnosis of a folder: all checks in order, the cheap ones first; those that an error makes useless are skipped."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -63,9 +63,7 @@ _RUNS = ("loads",)
 CHECKS = (
     Check("files", HEADERS, "config.json and all weight files are there and whole", _of_folder(check_files)),
     Check("dtypes", HEADERS, "all tensors have the dtype that config.json says", _of_folder(check_dtypes), _FILES),
-    Check(
-        "vocabulary", HEADERS, "embedding, config.json and tokenizer agree", _of_folder(check_vocabulary), _FILES
-    ),
+    Check("vocabulary", HEADERS, "embedding, config.json and tokenizer agree", _of_folder(check_vocabulary), _FILES),
     Check(
         "special-tokens",
         HEADERS,

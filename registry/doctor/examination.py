@@ -38,6 +38,14 @@ class Examination:
         return self.folder.embedding_rows or int(self.model.loaded.config.vocab_size)
 
     @property
+    def look_closer(self) -> str:
+        """What to do about bad predictions that nothing else explains."""
+        if self.folder.composed is None:
+            return f"try text of its own domain: reg doctor {self.folder.quoted} --data DOMAIN=FILE"
+        data = " ".join(f"--data {name}=FILE" for name in list(self.folder.members)[:2]) or "--data DOMAIN=FILE"
+        return f"see which member or method is at fault: reg evaluate {self.folder.quoted} {data} --baselines"
+
+    @property
     def is_decided_by_prompt(self) -> bool:
         """True if the whole prompt weighs the members, so that no token before its end has a probability."""
         config = self.folder.config

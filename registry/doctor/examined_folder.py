@@ -22,6 +22,9 @@ from registry.progress import Progress
 from registry.runtime.loading import has_our_code, load_tokenizer
 from registry.workspace import Workspace
 
+ADDED = "is not a file of the composition"
+"""End of the line on a file that was put into the folder later, which breaks nothing."""
+
 FLOATS = ("F64", "F32", "F16", "BF16")
 """dtypes, in the spelling of safetensors, whose values are weights as they are."""
 
@@ -55,8 +58,8 @@ class ExaminedFolder:
 
     @property
     def again(self) -> str | None:
-        """The command that composes the folder again, if it was composed."""
-        if self.composed is None:
+        """The command that composes the folder again, if its files are not those that were composed."""
+        if self.composed is None or not self.changes:
             return None
         marker, out = self.path / MARKER, self.path.with_name(f"{self.path.name}-again")
         return f"reg compose --recipe {shlex.quote(str(marker))} --out {shlex.quote(str(out))}"
@@ -116,6 +119,12 @@ class ExaminedFolder:
             return ComposedFolder.read(self.path) if (self.path / MARKER).is_file() else None
         except RegError:
             return None
+
+    @cached_property
+    def changes(self) -> list[str]:
+        """A line for each file that is not as it was composed; files beside the composition's own do not count."""
+        found = [] if self.composed is None else self.composed.problems(self.progress)
+        return [line.replace(f"{self.path}/", "", 1) for line in found if not line.endswith(ADDED)]
 
     @cached_property
     def members(self) -> dict[str, Member]:

@@ -75,4 +75,6 @@ def check_dtypes(folder: ExaminedFolder) -> Iterator[Finding]:
 
 
 def _is_buffer(name: str) -> bool:
-    return name.endswith(("attention.bias", "attn.bias", ".masked_bias", "inv_freq", "position_ids", "num_batches_tracked"))
+    return name.endswith(
+        ("attention.bias", "attn.bias", ".masked_bias", "inv_freq", "position_ids", "num_batches_tracked")
+    )

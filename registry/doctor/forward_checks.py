@@ -51,11 +51,15 @@ def check_routing(exam: Examination) -> Iterator[Finding]:
         for expert in exam.experts
         if all(shares[expert][layer] > _ALL for shares in routing.values())
     }
-    least = min((shares[expert][layer] for layer, expert in collapsed.items() for shares in routing.values()), default=0)
+    least = min(
+        (shares[expert][layer] for layer, expert in collapsed.items() for shares in routing.values()), default=0
+    )
     if len(collapsed) == len(layers) and len(set(collapsed.values())) == 1:
         expert = next(iter(collapsed.values()))
         where = "every layer" if len(layers) > 1 else "the routing"
-        message = f"{where} sends {least:.0%} or more of the tokens of every domain to expert {expert}: it has collapsed"
+        message = (
+            f"{where} sends {least:.0%} or more of the tokens of every domain to expert {expert}: it has collapsed"
+        )
         yield (warning if exam.texts.source == "built-in" else error)(message, _routers_of(exam))
     elif collapsed:
         layer, expert = next(iter(collapsed.items()))
@@ -69,7 +73,11 @@ def check_routing(exam: Examination) -> Iterator[Finding]:
         least_own = min(own, key=lambda domain: own[domain], default=None)
         yield passed(
             "every router uses its experts"
-            + (f"; {least_own} gets {own[least_own]:.0%} of its own domain's tokens, the others more" if least_own else "")
+            + (
+                f"; {least_own} gets {own[least_own]:.0%} of its own domain's tokens, the others more"
+                if least_own
+                else ""
+            )
         )
 
 
@@ -84,8 +92,8 @@ def check_perplexity(exam: Examination) -> Iterator[Finding]:
     if len(worse) == len(found):
         yield error(
             f"it predicts {_FROM[exam.texts.source]} worse than guessing: perplexity {shown}, and a uniform guess has "
-            f"{size:,}",
-            exam.folder.again or _look_at_text(exam),
+            f"{size:,}{_cause(exam)}",
+            exam.folder.again or exam.look_closer,
         )
     elif worse and exam.texts.source != "built-in":
         yield warning(f"it predicts {few(worse)} worse than guessing: perplexity {shown}, uniform {size:,}")
@@ -167,8 +175,13 @@ def _routers_of(exam: Examination) -> str | None:
     return f"see what other routers do: reg preview --experts {names}"
 
 
-def _look_at_text(exam: Examination) -> str:
-    return (
-        f"try text of its own domain: reg doctor {exam.folder.quoted} --data DOMAIN=FILE; if that is as bad, merge again "
-        "with smaller weights"
-    )
+def _cause(exam: Examination) -> str:
+    """Return whether a member alone is as bad, if one can be loaded and its own text is known."""
+    windows = exam.texts.windows
+    name = next((one for one in windows if one in exam.folder.members and is_cheap(exam.folder.members[one])), None)
+    if name is None or exam.texts.source == "built-in":
+        return ""
+    with dense_model(exam.folder, name, [exam.folder.members[name]], exam.settings) as model:
+        alone = perplexities_of(model, {name: windows[name]}, exam.settings, exam.folder.progress)[name]
+    blame = "the member is broken itself" if alone > exam.uniform else "so the merge broke it, not the member"
+    return f"; its member {name} alone has {alone:,.4g}, {blame}"

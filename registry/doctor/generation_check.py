@@ -36,7 +36,7 @@ def check_generation(exam: Examination) -> Iterator[Finding]:
     if len(loops) == len(written):
         yield error(
             f"it writes one token over and over, whatever the text before it: {_shown(texts[loops[0]])}",
-            exam.folder.again or "merge again with smaller weights, or leave one member out at a time to find the cause",
+            exam.folder.again or exam.look_closer,
         )
     elif loops:
         yield warning(f"it writes one token over and over after text of {few(loops)}: {_shown(texts[loops[0]])}")
@@ -65,7 +65,9 @@ def _written(model: Any, prompt: torch.Tensor) -> list[int]:
         with torch.no_grad(), quiet_transformers():
             rows = model.generate(tokens, attention_mask=torch.ones_like(tokens), generation_config=settings)
     except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as failure:
-        raise CheckpointError(f"generation fails: {first_line(failure)}", "save or compose the folder again") from failure
+        raise CheckpointError(
+            f"generation fails: {first_line(failure)}", "save or compose the folder again"
+        ) from failure
     finally:
         model.generation_config = kept
     found: list[int] = rows[0, len(prompt) :].tolist()

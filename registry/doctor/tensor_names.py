@@ -11,7 +11,13 @@ _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 _MEMBER = re.compile(r"^members\.(\d+)\.")
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)")
-_EMBEDDINGS = ("embed_tokens.weight", "embed_in.weight", "wte.weight", "word_embeddings.weight", "tok_embeddings.weight")
+_EMBEDDINGS = (
+    "embed_tokens.weight",
+    "embed_in.weight",
+    "wte.weight",
+    "word_embeddings.weight",
+    "tok_embeddings.weight",
+)
 _HEADS = ("lm_head.weight", "embed_out.weight", "output.weight")
 _ADDED = ("head_maps.", "evidence", "thresholds")
 """Parts of the names of tensors that context routing adds beside a model's own."""
@@ -89,4 +95,6 @@ def in_words(name: str) -> str:
 def named(names: Iterable[str]) -> str:
     """Return tensors in words: the first one with its name, and how many more there are."""
     first, *others = names
-    return f"{in_words(first)} ({first})" + (f" and {len(others)} more tensor{'s' * (len(others) > 1)}" if others else "")
+    return f"{in_words(first)} ({first})" + (
+        f" and {len(others)} more tensor{'s' * (len(others) > 1)}" if others else ""
+    )

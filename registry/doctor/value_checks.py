@@ -106,7 +106,9 @@ def _outliers(seen: dict[str, _Values]) -> Iterator[Finding]:
     for names in peers.values():
         usual = median(seen[name].size for name in names)
         if len(names) >= _PEERS and usual > 0:
-            odd += [(name, seen[name].size / usual) for name in names if not 1 / _FAR <= seen[name].size / usual <= _FAR]
+            odd += [
+                (name, seen[name].size / usual) for name in names if not 1 / _FAR <= seen[name].size / usual <= _FAR
+            ]
     if odd:
         name, ratio = max(odd, key=lambda one: abs(math.log(one[1])))
         yield warning(

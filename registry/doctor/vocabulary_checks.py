@@ -43,7 +43,9 @@ def _numbers(folder: ExaminedFolder) -> set[int]:
     except RegError:
         raise
     except Exception as failure:  # tokenizers raise many kinds
-        raise CheckpointError(f"its tokenizer does not list its tokens: {first_line(failure)}", _OWN_TOKENIZER) from failure
+        raise CheckpointError(
+            f"its tokenizer does not list its tokens: {first_line(failure)}", _OWN_TOKENIZER
+        ) from failure
 
 
 def check_special_tokens(folder: ExaminedFolder) -> Iterator[Finding]:
@@ -54,7 +56,9 @@ def check_special_tokens(folder: ExaminedFolder) -> Iterator[Finding]:
         for name in _SPECIAL:
             for number in _listed(config.get(name)):
                 if not isinstance(number, int) or isinstance(number, bool):
-                    yield error(f"{file}: {name} is {str(number)[:40]!r}, it must be a token's number", f"mend it in {file}")
+                    yield error(
+                        f"{file}: {name} is {str(number)[:40]!r}, it must be a token's number", f"mend it in {file}"
+                    )
                 elif number < 0 and name == "pad_token_id":
                     yield warning(f"{file}: {name} is {number}, which is no token", f"remove {name} from {file}")
                 elif isinstance(rows, int) and not 0 <= number < rows:
