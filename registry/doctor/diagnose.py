@@ -96,7 +96,6 @@ CHECKS = (
     Check(MEMBERS, HEADERS, "all members are registered and active", _of_folder(check_members)),
     Check("values", WEIGHTS, "every weight is finite, and no part is zero", _of_folder(check_values), _FILES),
     Check("head", WEIGHTS, "no stored head contradicts the embedding", _of_folder(check_head), ("files", "tied")),
-    Check("integrity", WEIGHTS, "every file is as it was composed", _of_folder(check_integrity)),
     Check(
         "loads",
         FORWARD,
@@ -109,6 +108,8 @@ CHECKS = (
     Check("perplexity", FORWARD, "it predicts text better than a uniform guess", check_perplexity, ("logits",)),
     Check("generation", FORWARD, "it writes text", check_generation, ("logits", "perplexity?")),
     Check("comparison", FORWARD, "it is compared with its members", check_comparison, ("perplexity",)),
+    # Last, as another error says more of what is wrong than that a file was changed.
+    Check("integrity", WEIGHTS, "every file is as it was composed", _of_folder(check_integrity)),
 )
 """All checks, in their order. A need that ends with `?` is met by a skipped check too."""
 

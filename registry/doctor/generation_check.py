@@ -49,7 +49,7 @@ def check_generation(exam: Examination) -> Iterator[Finding]:
         yield warning(f"it writes hardly any printable text after text of {few(broken)}: {_shown(texts[broken[0]])}")
     if not loops and not broken:
         for domain in list(texts)[:8]:
-            begun = str(exam.folder.tokenizer.decode(prompts[domain].tolist()))
+            begun = str(exam.folder.tokenizer.decode(prompts[domain].tolist(), skip_special_tokens=True))
             yield passed(f"after {_shown(begun)} ({domain}) it writes {_shown(texts[domain])}")
 
 
