@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from math import exp, log
 from statistics import fmean
 
+from registry.calibration import Calibration
 from registry.doctor.domain_texts import CHEAP, DomainTexts, dense_model, is_cheap
 from registry.doctor.examination import Examination
 from registry.doctor.finding import Finding, error, passed, skipped, warning
@@ -82,23 +83,28 @@ def check_routing(exam: Examination) -> Iterator[Finding]:
 
 
 def check_perplexity(exam: Examination) -> Iterator[Finding]:
-    """Compare the perplexity with that of guessing every token with the same probability."""
+    """Compare the perplexity with that of guesses that read no text before the token: by counts, and uniform."""
     if exam.is_decided_by_prompt:
         yield skipped("the whole prompt weighs its members, so it has no perplexity")
         return
     size, found = exam.uniform, exam.scored
-    worse = [domain for domain, value in found.items() if value > size]
+    counted = {domain: _counted(text, size) for domain, text in exam.texts.windows.items()}
+    built_in = exam.texts.source == "built-in"  # too little text to count, and perhaps far from what the model knows
+    guess = dict.fromkeys(found, float(size)) if built_in else counted
+    worse = [domain for domain, value in found.items() if value > guess[domain]]
     shown = ", ".join(f"{domain} {value:,.4g}" for domain, value in found.items())
+    by_counts = "" if built_in else f"a guess by the counts of tokens has {_mean(list(counted.values())):,.4g}, "
+    guessing = f"{by_counts}a uniform guess {'has ' * built_in}{size:,}"
     if len(worse) == len(found):
         yield error(
-            f"it predicts {_FROM[exam.texts.source]} worse than guessing: perplexity {shown}, and a uniform guess has "
-            f"{size:,}{_cause(exam)}",
+            f"it predicts {_FROM[exam.texts.source]} worse than guessing: perplexity {shown}, and {guessing}"
+            f"{_cause(exam)}",
             exam.folder.again or exam.look_closer,
         )
-    elif worse and exam.texts.source != "built-in":
-        yield warning(f"it predicts {few(worse)} worse than guessing: perplexity {shown}, uniform {size:,}")
+    elif worse and not built_in:
+        yield warning(f"it predicts {few(worse)} worse than guessing: perplexity {shown}; {guessing}")
     else:
-        yield passed(f"perplexity {shown}, where a uniform guess has {size:,}")
+        yield passed(f"perplexity {shown}, where {guessing}")
 
 
 def check_comparison(exam: Examination) -> Iterator[Finding]:
@@ -158,6 +164,14 @@ def _stored(exam: Examination) -> Iterator[Finding]:
         if isinstance(scores, dict) and scores:
             shown = ", ".join(f"{domain} {score:.1f}" for domain, score in scores.items())
             yield passed(f"its stored evaluation has scores of {shown}, where 100 is each domain's own expert")
+
+
+def _counted(text: Calibration, size: int) -> float:
+    """Return the perplexity of guessing each token by the counts of all others, to which 1 is added for every token."""
+    counts = text.counts(size).double()
+    seen = counts[counts > 0]
+    total = float(seen.sum())
+    return exp(-float((seen * (seen / (total - 1 + size)).log()).sum()) / total)
 
 
 def _mean(perplexities: list[float]) -> float:

@@ -13,7 +13,7 @@ from tests.trained_models import trained_experts
 
 RECIPES: dict[str, AnyRecipe] = {
     "moe": Recipe(),
-    "context": Recipe(router="context", trunk="mean"),
+    "ridge": Recipe(router="ridge", trunk="mean", top_k=1),
     "ensemble": EnsembleRecipe(),
 }
 DOMAINS = ("code", "math")

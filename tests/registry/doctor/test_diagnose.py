@@ -26,7 +26,7 @@ def test_what_is_broken_is_named(ward: Ward, patient: dict[str, Path], name: str
     assert diagnosis.next
 
 
-@pytest.mark.parametrize("name", ["dense", "moe", "context", "ensemble"])
+@pytest.mark.parametrize("name", ["dense", "moe", "ridge", "ensemble"])
 def test_healthy_folders_have_neither_error_nor_warning(ward: Ward, name: str) -> None:
     diagnosis = diagnose(None, ward.folders[name], ward.data)
     assert [(one.check, one.message) for one in diagnosis.findings if one.severity in ("error", "warning")] == []
