@@ -18,6 +18,7 @@ JOBS: dict[str, tuple[str, ...]] = {
         "evaluate",
         "report",
         "route",
+        "doctor",
         "scores",
         "continual",
         "audit-extraction",

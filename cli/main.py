@@ -38,6 +38,7 @@ COMMANDS = {
     "report": "report",
     "route": "route",
     "audit-extraction": "audit_extraction",
+    "doctor": "doctor",
     "continual": "continual",
     "opt-out": "opt_out",
     "receipt": "receipt",

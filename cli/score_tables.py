@@ -23,7 +23,8 @@ class Table(NamedTuple):
     rows: Sequence[Sequence[str]]
 
 
-def _files(_context: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> dict[str, list[Path]]:
+def domain_files(_context: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> dict[str, list[Path]]:
+    """Return domain → files of `--data DOMAIN=FILE`."""
     files: dict[str, list[Path]] = {}
     for domain, file in pairs(texts, "DOMAIN=FILE"):
         files.setdefault(domain, []).append(Path(file))
@@ -67,7 +68,7 @@ def _scored(command: Command, *, required: bool) -> Command:
             required=required,
             metavar="DOMAIN=FILE",
             help="Test text of a domain, which has the name of its expert if there is one (repeatable).",
-            callback=_files,
+            callback=domain_files,
         ),
     ):
         command = option(command)

@@ -20,6 +20,7 @@ SUMMARIES = {
     "report": "Write a page about a composition: routing by domain, confusion, overlap, load, scores, lam, lineage.",
     "route": "Print a text with each token in the colour of the expert that handles it in a composed FOLDER.",
     "audit-extraction": "Print the share of documents that models continue nearly word for word from their first tokens.",
+    "doctor": "Examine a model FOLDER and say in one sentence whether it is broken, and by what; exit 1 if it is.",
     "continual": "Print the score of each domain after each expert joins, with forgetting and backward transfer.",
     "opt-out": "Withdraw an expert, or one version of it, from all later compositions.",
     "receipt": "Check the receipt of an opt-out: reg receipt verify FILE.",

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Literal, overload
 
 from registry import composition as composition_  # methods have the names of these three packages
+from registry import doctor as doctor_
 from registry import evaluation, hub, maintenance, maths, registration, training
 from registry import opt_out as opt_out_
 from registry import report as report_
@@ -754,6 +755,30 @@ class Registry:
             base=base,
             sweep=evaluation.Sweep(sweep or {}, recipe or composition_.Recipe()),
         )
+
+    def doctor(
+        self,
+        folder: PathLike,
+        data: Mapping[str, Sequence[PathLike]] | None = None,
+        *,
+        quick: bool = False,
+        device: str | None = None,
+    ) -> doctor_.Diagnosis:
+        """Examine any model folder, from its files to what it writes, and return the findings and a verdict.
+
+        `registry.doctor.diagnose(None, folder)` does so without a registry, which knows a composition's members.
+
+        Args:
+            folder: a model folder, dense or a mixture, composed here or not.
+            data: domain → files of text to run it on; default text of its members, kept or sampled, else built-in text.
+            quick: read files and weights, and run nothing.
+            device: a torch device; default the GPU if there is one.
+
+        Raises:
+            CheckpointError: there is no such folder. Whatever is wrong with one is a finding.
+            CalibrationError: a file of `data` does not exist.
+        """
+        return doctor_.diagnose(self._workspace, folder, data, quick=quick, device=device, progress=self.progress)
 
     def audit_extraction(
         self,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cli.commands.doctor import print_diagnosis
 from cli.commands.push import print_pushed
 from cli.fit_options import fit_line, fit_options, fitted, take_fit_settings, unfitted
 from cli.next_steps import composing_as_typed, evaluating, loading
@@ -78,6 +79,7 @@ _NOT_SHOWN = ("weights", "coefficients", "fit", "dtype")
 @click.option("--push", "repo", metavar="REPO", help="Then push it to the Hub, ORG/NAME, as reg push does.")
 @click.option("--private", is_flag=True, help="With --push: make the repository private.")
 @click.option("--license", "license_id", metavar="ID", help="With --push: what the whole is under.")
+@click.option("--check", is_flag=True, help="Then examine the folder, as reg doctor does; exit 1 if it is broken.")
 @click.option("--plan", "plan_only", is_flag=True, help="Print what would be written, and stop.")
 @click.option(
     "--force",
@@ -102,6 +104,7 @@ def compose(
     repo: str | None,
     private: bool,
     license_id: str | None,
+    check: bool,
     plan_only: bool,
     force: bool,
     as_json: bool,
@@ -112,6 +115,8 @@ def compose(
         raise click.UsageError("--out is missing, or --plan")
     if repo is None and (private or license_id):
         raise click.UsageError("--private and --license are for --push.")
+    if check and plan_only:
+        raise click.UsageError("--check examines what was written, and --plan writes nothing: drop one of them.")
     if save_recipe is not None:
         recipes.check_recipe_output(save_recipe, force=force)
     if out is not None and not plan_only:
@@ -128,7 +133,7 @@ def compose(
         _check_fit(recipe, like, settings)
     if fit and plan_only and save_recipe is not None:
         raise click.UsageError("--plan fits no coefficients, so --save-recipe has none to write: drop one of them.")
-    pushed, fit_reads = None, ""
+    pushed, diagnosis, fit_reads = None, None, ""
     with session.registry() as registry:
         _note_without_public(registry, refs, recipe, base)
         if like:
@@ -157,13 +162,15 @@ def compose(
                 planned = registry.plan(refs, recipe, base=base, from_base=copies)
                 registry.check_push(planned, target, license=license_id)
             plan = registry.compose(refs, out, recipe, base=base, from_base=copies, force=force)
-            if repo is not None:
+            diagnosis = registry.doctor(out) if check else None
+            if repo is not None and (diagnosis is None or diagnosis.is_healthy):
                 pushed = registry.push(out, target, license=license_id)
     if save_recipe is not None:
         recipes.write_recipe(save_recipe, recipe, refs, base, from_base=copies, force=force)
         note(f"recipe written to {save_recipe}")
     if as_json:
         document = plan_document(plan) | {"out": None if plan_only else out, "pushed": pushed}
+        document |= {} if diagnosis is None else {"check": diagnosis.document()}
         if fit_reads:  # what depends on the coefficients is not known
             document |= {"digest": None, "recipe": {**document["recipe"], "coefficients": None}}
         print_json(document)
@@ -180,10 +187,15 @@ def compose(
             *(f"  note: {note}" for note in plan.notes),
             f"  {plan.model_type}, {plan.parameters:,} parameters, {plan.active_parameters:,} active per token",
         )
+        if diagnosis is not None:
+            print_diagnosis(diagnosis)
         if pushed is not None:
             print_pushed(pushed)
         names = plan.names if copies is None else []
-        next_step(evaluating([str(out)], names) if pushed is None else loading(pushed.repo_id, pushed.revision))
+        if diagnosis is None or diagnosis.is_healthy:
+            next_step(evaluating([str(out)], names) if pushed is None else loading(pushed.repo_id, pushed.revision))
+    if diagnosis is not None and not diagnosis.is_healthy:
+        context.exit(1)
 
 
 def _check_fit(recipe: composition.AnyRecipe, like: tuple[Path, ...], settings: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ from cli.json_schema.fields import (
 from cli.json_schema.objects import (
     COMPOSE,
     COMPOSITION,
+    DIAGNOSIS,
     OPTED_OUT,
     OVERLAP,
     PREVIEW,
@@ -147,6 +148,7 @@ SCHEMAS: dict[str, Schema] = {
             most=number("The largest of them."),
         )
     ),
+    "reg doctor": DIAGNOSIS,
     "reg continual": record(
         "The results of a schedule.",
         schedule=several(text("An expert."), "The experts, in the order in which they joined."),

@@ -107,6 +107,25 @@ PUSHED = record(
     added=flag("False if the repository was already up to date."),
     nbytes=whole("The size of all files."),
 )
+DIAGNOSIS = record(
+    "What was found in a model folder.",
+    folder=text("The folder."),
+    healthy=flag("True if there is no error; there may be warnings."),
+    verdict=text("The diagnosis in one sentence."),
+    findings=several(
+        record(
+            "A finding.",
+            check=text("The check."),
+            cost=text("What the check reads.", "headers", "weights", "forward"),
+            severity=text("How bad it is; `skipped` if the check was not done.", "ok", "warning", "error", "skipped"),
+            message=text("A sentence; of a skipped check, the reason."),
+            next=maybe(text("What to do.")),
+        ),
+        "Errors first, then warnings, what is in order, and what was skipped.",
+    ),
+    perplexity=by("domain", number("A perplexity.")),
+    next=maybe(text("The one command to type now, or what to do.")),
+)
 COMPOSE = record(
     "The composition that was written, or with --plan would be.",
     **COMPOSED,
@@ -135,6 +154,7 @@ COMPOSE = record(
     peak_bytes=whole("Estimated peak memory, beyond the program itself."),
     out=maybe(text("The folder that was written; null with --plan.")),
     pushed=maybe(PUSHED),
+    check=optional(DIAGNOSIS),
 )
 STRENGTHS = {
     "layer": whole("The layer."),

@@ -123,6 +123,37 @@ def unloaded_model(folder: Path) -> Any:
     return with_fast_products(model.eval())
 
 
+def unfilled_model(folder: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any] | None:
+    """Return how the keys of a folder match its architecture, as transformers reports it; no weight is read.
+
+    Args:
+        folder: a model folder.
+        tensors: its tensors by name, on the meta device.
+
+    Returns:
+        `missing_keys`, `unexpected_keys` and `mismatched_keys`; None without accelerate, which transformers needs.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils import is_accelerate_available
+
+    if not is_accelerate_available():
+        return None
+    options: Any = {"trust_remote_code": has_our_code(folder)}
+    with quiet_transformers():
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, **options)
+        with torch.device("meta"):
+            model_class: Any = type(AutoModelForCausalLM.from_config(config, **options))
+        _, info = model_class.from_pretrained(
+            None,
+            config=config,
+            state_dict=dict(tensors),
+            device_map="meta",
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )
+    return dict(info)
+
+
 def has_our_code(folder: Path) -> bool:
     """Tell whether a model folder has code, all of it equals modelling files that this program writes, and is used.
 

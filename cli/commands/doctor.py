@@ -1,0 +1,86 @@
+"""reg doctor."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from cli.options import file_path
+from cli.output import as_json, is_quiet, note, print_json, progress
+from cli.score_tables import domain_files
+from cli.session import Session, pass_session
+
+if TYPE_CHECKING:
+    from registry.doctor import Diagnosis, Finding
+
+_COLOURS = {"error": "red", "warning": "yellow", "ok": "green"}
+
+
+@click.command()
+@click.argument("folder", metavar="FOLDER", type=file_path)
+@click.option(
+    "--data",
+    multiple=True,
+    metavar="DOMAIN=FILE",
+    callback=domain_files,
+    help="Text to run it on, .txt, .jsonl, .jsonl.gz or .parquet (repeatable). [default: text of the members, kept or "
+    "sampled; without a registry, a few built-in passages]",
+)
+@click.option("--quick", is_flag=True, help="Read files and weights, and run nothing.")
+@click.option("--device", metavar="DEVICE", help="A torch device. [default: the GPU if there is one]")
+@as_json
+@pass_session
+@click.pass_context
+def doctor(
+    context: click.Context,
+    session: Session,
+    /,
+    folder: Path,
+    data: dict[str, list[Path]],
+    quick: bool,
+    device: str | None,
+    as_json: bool,
+) -> None:
+    """Examine a model FOLDER and say in one sentence whether it is broken, and by what; exit 1 if it is.
+
+    Any folder of safetensors weights is examined, dense or a mixture, composed here or not: files, names and shapes,
+    tokens, values, routing, perplexity, and what it writes. No registry is needed; one that is there knows the members
+    of a composition. Pickle files are never opened, and no code of others is run.
+    """
+    from registry.doctor import diagnose
+    from registry.errors import ConflictError, DamagedError, NotFoundError, SchemaError, StorageError
+
+    with ExitStack() as stack:
+        try:
+            registry = stack.enter_context(session.registry())
+        except (NotFoundError, SchemaError, StorageError, DamagedError, ConflictError) as error:
+            if session.home is not None or session.database is not None:
+                note(f"without a registry: {error.message}")
+            diagnosis = diagnose(None, folder, data, quick=quick, device=device, progress=progress())
+        else:
+            diagnosis = registry.doctor(folder, data, quick=quick, device=device)
+    if as_json:
+        print_json(diagnosis.document())
+    else:
+        print_diagnosis(diagnosis)
+    context.exit(0 if diagnosis.is_healthy else 1)
+
+
+def print_diagnosis(diagnosis: Diagnosis) -> None:
+    """Print the verdict, with --quiet nothing else; then the findings, errors first, and the next command."""
+    click.echo(click.style(diagnosis.verdict, bold=True))
+    if is_quiet():
+        return
+    for finding in diagnosis.sorted_findings:
+        click.echo(f"  {_severity(finding)} {finding.check}: {finding.message}")
+        if finding.next and finding.next != diagnosis.next:
+            click.echo(f"          {finding.next}")
+    if diagnosis.next:
+        click.echo(f"next: {diagnosis.next}")
+
+
+def _severity(finding: Finding) -> str:
+    return click.style(finding.severity.ljust(7), fg=_COLOURS.get(finding.severity))

@@ -1,0 +1,203 @@
+"""Diagnosis of a folder: all checks in order, the cheap ones first; those that an error makes useless are skipped."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from registry.calibration import Corpus
+from registry.checkpoint.hub_download import is_hub_reference
+from registry.doctor.composed_checks import check_integrity, check_members
+from registry.doctor.examination import Examination
+from registry.doctor.examined_folder import ExaminedFolder
+from registry.doctor.file_checks import check_dtypes, check_files
+from registry.doctor.finding import (
+    FORWARD,
+    HEADERS,
+    MEMBERS,
+    WEIGHTS,
+    Cost,
+    Diagnosis,
+    Finding,
+    error,
+    passed,
+    skipped,
+)
+from registry.doctor.forward_checks import check_comparison, check_loads, check_perplexity, check_routing
+from registry.doctor.generation_check import check_generation, check_logits
+from registry.doctor.key_checks import check_architecture, check_keys, check_tied
+from registry.doctor.value_checks import check_head, check_values
+from registry.doctor.vocabulary_checks import check_chat_template, check_special_tokens, check_vocabulary
+from registry.errors import CheckpointError, RegError, first_line, is_foreign
+from registry.io.display import printable
+from registry.names.reference import require_list
+from registry.progress import Progress, silent
+from registry.workspace import PathLike, Workspace
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check of a folder.
+
+    Attributes:
+        name: its name, in findings and in `needs`.
+        cost: what it reads.
+        passed: what is true of a folder in which it finds nothing.
+        run: yields what it finds; an error of `registry.errors` counts as a finding.
+        needs: checks without which it makes no sense: it is skipped if one of them found an error or was skipped.
+    """
+
+    name: str
+    cost: Cost
+    passed: str
+    run: Callable[[Examination], Iterable[Finding]]
+    needs: tuple[str, ...] = ()
+
+
+def _of_folder(check: Callable[[ExaminedFolder], Iterable[Finding]]) -> Callable[[Examination], Iterable[Finding]]:
+    return lambda exam: check(exam.folder)
+
+
+_FILES = ("files",)
+_RUNS = ("loads",)
+
+CHECKS = (
+    Check("files", HEADERS, "config.json and all weight files are there and whole", _of_folder(check_files)),
+    Check("dtypes", HEADERS, "all tensors have the dtype that config.json says", _of_folder(check_dtypes), _FILES),
+    Check("vocabulary", HEADERS, "embedding, config.json and tokenizer agree", _of_folder(check_vocabulary), _FILES),
+    Check(
+        "special-tokens",
+        HEADERS,
+        "all files agree on the tokens that begin, end and pad a text",
+        _of_folder(check_special_tokens),
+        _FILES,
+    ),
+    Check(
+        "chat-template",
+        HEADERS,
+        "the chat template renders a conversation",
+        _of_folder(check_chat_template),
+        ("vocabulary",),
+    ),
+    Check(
+        "architecture",
+        HEADERS,
+        "the sizes in config.json fit one another and the tensors",
+        _of_folder(check_architecture),
+        ("files", "vocabulary?"),
+    ),
+    Check("tied", HEADERS, "the head is there, or tied to the embedding", _of_folder(check_tied), _FILES),
+    Check(
+        "keys",
+        HEADERS,
+        "names and shapes are those of the architecture",
+        _of_folder(check_keys),
+        ("dtypes", "vocabulary?", "special-tokens", "architecture", "tied"),
+    ),
+    Check(MEMBERS, HEADERS, "all members are registered and active", _of_folder(check_members)),
+    Check("values", WEIGHTS, "every weight is finite, and no part is zero", _of_folder(check_values), _FILES),
+    Check("head", WEIGHTS, "no stored head contradicts the embedding", _of_folder(check_head), ("files", "tied")),
+    Check(
+        "loads",
+        FORWARD,
+        "transformers loads it",
+        check_loads,
+        ("keys", "vocabulary", "values", "head"),
+    ),
+    Check("logits", FORWARD, "its logits are finite", check_logits, _RUNS),
+    Check("routing", FORWARD, "every router uses its experts", check_routing, ("logits",)),
+    Check("perplexity", FORWARD, "it predicts text better than a uniform guess", check_perplexity, ("logits",)),
+    Check("generation", FORWARD, "it writes text", check_generation, ("logits", "perplexity?")),
+    Check("comparison", FORWARD, "it is compared with its members", check_comparison, ("perplexity",)),
+    # Last, as another error says more of what is wrong than that a file was changed.
+    Check("integrity", WEIGHTS, "every file is as it was composed", _of_folder(check_integrity)),
+)
+"""All checks, in their order. A need that ends with `?` is met by a skipped check too."""
+
+
+def diagnose(
+    workspace: Workspace | None,
+    folder: PathLike,
+    data: Mapping[str, Sequence[PathLike]] | None = None,
+    *,
+    quick: bool = False,
+    device: str | None = None,
+    progress: Progress = silent,
+) -> Diagnosis:
+    """Examine a model folder.
+
+    Args:
+        workspace: the registry, which knows the members of a composition; None without one.
+        folder: any model folder.
+        data: domain → files of text to run it on; default the members' text, else built-in text.
+        quick: read files and weights, and run nothing.
+        device: a torch device; None for the GPU if there is one.
+        progress: reports long steps.
+
+    Raises:
+        CheckpointError: there is no such folder.
+        CalibrationError: a file of `data` does not exist.
+    """
+    path = Path(folder)
+    if not path.is_dir():
+        what = "is on the Hub, not a folder" if is_hub_reference(str(folder)) else "is not a folder"
+        raise CheckpointError(f"{folder} {what}", "name a model's folder, such as one that reg compose wrote")
+    files = {domain: [Path(file) for file in require_list(listed, "data")] for domain, listed in (data or {}).items()}
+    for listed in files.values():
+        Corpus(listed, None)  # checks that they exist
+    examined = ExaminedFolder(path, workspace, files, device, progress)
+    exam, unmet = Examination(examined), dict[str, str]()
+    for check in CHECKS:
+        found = [replace(one, check=check.name, cost=check.cost) for one in _found(check, exam, unmet, quick)]
+        examined.findings += found
+        severities = {one.severity for one in found}
+        if "error" in severities:
+            unmet[check.name] = "error"
+        elif severities == {"skipped"}:
+            unmet[check.name] = "skipped"
+    return Diagnosis(path, tuple(examined.findings), dict(examined.perplexity), _again(examined))
+
+
+def _found(check: Check, exam: Examination, unmet: Mapping[str, str], quick: bool) -> list[Finding]:
+    if quick and check.cost == FORWARD:
+        return [skipped("--quick runs nothing")]
+    for need in check.needs:
+        name = need.rstrip("?!")
+        state = unmet.get(name)
+        if state == "error":
+            return [skipped(f"{name} has an error, which comes first")]
+        if state == "skipped" and name == need:
+            return [skipped(f"{name} was skipped")]
+    found = []
+    try:
+        for finding in check.run(exam):
+            found.append(_bounded(finding))
+    except RegError as failure:
+        found.append(_bounded(error(_without(failure.message, exam), failure.hint)))
+    except BaseException as failure:  # libraries raise many kinds on what was not made by them
+        if not is_foreign(failure):
+            raise
+        found.append(_bounded(error(f"the check of {check.name} fails: {first_line(failure)}")))
+    return found or [passed(check.passed)]
+
+
+def _without(message: str, exam: Examination) -> str:
+    """Return an error's message without the folder's name before it, which the verdict begins with."""
+    for prefix in (f"{exam.folder.path}: ", f"{exam.folder.path.name}: "):
+        message = message.removeprefix(prefix)
+    if message.startswith(f"{exam.folder.path} "):
+        return f"it {message.removeprefix(f'{exam.folder.path} ')}"
+    return message.replace(f"{exam.folder.path}/", "")
+
+
+def _bounded(finding: Finding) -> Finding:
+    """Return a finding whose message is one printable line, whatever the folder's files say."""
+    return replace(finding, message=printable(finding.message)[:1000])
+
+
+def _again(examined: ExaminedFolder) -> str | None:
+    errors = [finding for finding in examined.findings if finding.severity == "error"]
+    if errors:
+        return examined.again
+    domains = list(examined.perplexity)[:2] if examined.members else []
+    text = " ".join(f"--data {domain}=FILE" for domain in domains) or "--data DOMAIN=FILE"
+    return f"reg evaluate {examined.quoted} {text}"

@@ -1,0 +1,124 @@
+"""Findings of the checks, and the diagnosis that they add up to."""
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+Severity = Literal["ok", "warning", "error", "skipped"]
+Cost = Literal["headers", "weights", "forward"]
+"""What a check reads: small files and headers; every weight once; or what the loaded model computes."""
+
+HEADERS: Cost = "headers"
+WEIGHTS: Cost = "weights"
+FORWARD: Cost = "forward"
+
+MEMBERS = "members"
+"""The check of the members, of which an error says that the folder must not be used, not that it is broken."""
+
+_ORDER: tuple[Severity, ...] = ("error", "warning", "ok", "skipped")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check found.
+
+    Attributes:
+        severity: `error` if the folder is broken, `warning` if it may be, `skipped` if the check was not done.
+        message: a plain sentence without a full stop at its end; of a skipped check, the reason.
+        next: the command to type, or what to do.
+        check: the name of the check.
+        cost: what the check reads.
+    """
+
+    severity: Severity
+    message: str
+    next: str | None = None
+    check: str = ""
+    cost: Cost = HEADERS
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """All that was found in a folder.
+
+    Attributes:
+        folder: the folder.
+        findings: of every check, in the order of the checks.
+        perplexity: domain → perplexity, where it was computed.
+        again: the command to type if no finding has one.
+    """
+
+    folder: Path
+    findings: tuple[Finding, ...]
+    perplexity: dict[str, float] = field(default_factory=dict)
+    again: str | None = None
+
+    def of(self, severity: Severity) -> list[Finding]:
+        """Return the findings of a severity."""
+        return [finding for finding in self.findings if finding.severity == severity]
+
+    @property
+    def is_healthy(self) -> bool:
+        """True if there is no error; there may be warnings."""
+        return not self.of("error")
+
+    @property
+    def sorted_findings(self) -> list[Finding]:
+        """The findings with errors first, then warnings, then what is in order, then what was skipped."""
+        return sorted(self.findings, key=lambda finding: _ORDER.index(finding.severity))
+
+    @property
+    def verdict(self) -> str:
+        """The diagnosis in one sentence."""
+        errors, warnings, passed = self.of("error"), self.of("warning"), self.of("ok")
+        if errors:
+            more = f" (and {_count(len(errors) - 1, 'more error')})" if len(errors) > 1 else ""
+            judged = "must not be used" if errors[0].check == MEMBERS else "is broken"
+            return f"{self.folder} {judged}: {errors[0].message}{more}"
+        checks = _count(len({finding.check for finding in passed}), "check")
+        if warnings:
+            more = f" (and {_count(len(warnings) - 1, 'more warning')})" if len(warnings) > 1 else ""
+            return f"{self.folder} has no error, but {warnings[0].message}{more}"
+        skipped = {finding.check for finding in self.of("skipped")}
+        return f"{self.folder} looks healthy: {checks} passed" + (f", {len(skipped)} skipped" if skipped else "")
+
+    @property
+    def next(self) -> str | None:
+        """The one command to type now, or what to do."""
+        notable = [*self.of("error"), *self.of("warning")]
+        return next((finding.next for finding in notable if finding.next), self.again)
+
+    def document(self) -> dict[str, Any]:
+        """Return everything as `--json` shows it."""
+        return {
+            "folder": str(self.folder),
+            "healthy": self.is_healthy,
+            "verdict": self.verdict,
+            "findings": [asdict(finding) for finding in self.sorted_findings],
+            "perplexity": self.perplexity,
+            "next": self.next,
+        }
+
+
+def error(message: str, following: str | None = None) -> Finding:
+    """Return the finding that the folder is broken."""
+    return Finding("error", message, following)
+
+
+def warning(message: str, following: str | None = None) -> Finding:
+    """Return the finding that something may be wrong."""
+    return Finding("warning", message, following)
+
+
+def passed(message: str) -> Finding:
+    """Return the finding that something is in order."""
+    return Finding("ok", message)
+
+
+def skipped(reason: str) -> Finding:
+    """Return the finding that a check was not done."""
+    return Finding("skipped", reason)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

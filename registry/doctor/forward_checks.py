@@ -1,0 +1,201 @@
+"""Checks of the loaded model: it loads, its routers use their experts, and it predicts text better than chance."""
+
+from collections.abc import Iterator
+from math import exp, log
+from statistics import fmean
+
+from registry.calibration import Calibration
+from registry.doctor.domain_texts import CHEAP, DomainTexts, dense_model, is_cheap
+from registry.doctor.examination import Examination
+from registry.doctor.finding import Finding, error, passed, skipped, warning
+from registry.errors import RegError
+from registry.evaluation.scoring import perplexities_of
+from registry.io.display import few
+
+_ALL = 0.95
+"""Share of all tokens from which on a router has collapsed to one expert."""
+
+_NONE = 0.01
+"""Share of its own domain's tokens below which an expert is idle."""
+
+_WORSE = 1.02
+"""Ratio to the plain average's perplexity from which on a mixture is remarked on."""
+
+_FROM = {
+    "given": "the given text",
+    "kept": "the members' kept text",
+    "sampled": "text that the members wrote",
+    "built-in": "built-in text",
+}
+
+
+def check_loads(exam: Examination) -> Iterator[Finding]:
+    """Load the model with transformers, and the text to run it on."""
+    assert exam.model is not None  # loaded, or an error that says why not
+    texts = exam.texts
+    yield passed(f"transformers loads it; it is run on {_FROM[texts.source]}: {few(sorted(texts.windows))}")
+
+
+def check_routing(exam: Examination) -> Iterator[Finding]:
+    """Look for an expert that gets all tokens, and for experts that get none of their own domain's."""
+    if exam.model.experts < 2:
+        yield skipped("it has no experts to choose from")
+        return
+    if len(exam.texts.windows) < 2:
+        yield skipped("one expert may get all tokens of one domain: give --data of two domains or more")
+        return
+    routing = exam.routing  # domain → expert → share by layer
+    layers = range(exam.model.layers)
+    collapsed = {
+        layer: expert
+        for layer in layers
+        for expert in exam.experts
+        if all(shares[expert][layer] > _ALL for shares in routing.values())
+    }
+    least = min(
+        (shares[expert][layer] for layer, expert in collapsed.items() for shares in routing.values()), default=0
+    )
+    if len(collapsed) == len(layers) and len(set(collapsed.values())) == 1:
+        expert = next(iter(collapsed.values()))
+        where = "every layer" if len(layers) > 1 else "the routing"
+        message = (
+            f"{where} sends {least:.0%} or more of the tokens of every domain to expert {expert}: it has collapsed"
+        )
+        yield (warning if exam.texts.source == "built-in" else error)(message, _routers_of(exam))
+    elif collapsed:
+        layer, expert = next(iter(collapsed.items()))
+        more = f" ({len(collapsed)} of {len(layers)} layers do so)" if len(collapsed) > 1 else ""
+        yield warning(f"layer {layer}'s router sends nearly all tokens of every domain to expert {expert}{more}")
+    idle = [expert for expert in exam.experts if expert in routing and fmean(routing[expert][expert]) < _NONE]
+    if idle and not collapsed:
+        yield warning(f"{few(idle)}: gets less than 1 % of its own domain's tokens", _routers_of(exam))
+    if not idle and not collapsed:
+        own = {domain: fmean(shares[domain]) for domain, shares in routing.items() if domain in shares}
+        least_own = min(own, key=lambda domain: own[domain], default=None)
+        yield passed(
+            "every router uses its experts"
+            + (
+                f"; {least_own} gets {own[least_own]:.0%} of its own domain's tokens, the others more"
+                if least_own
+                else ""
+            )
+        )
+
+
+def check_perplexity(exam: Examination) -> Iterator[Finding]:
+    """Compare the perplexity with that of guesses that read no text before the token: by counts, and uniform."""
+    if exam.is_decided_by_prompt:
+        yield skipped("the whole prompt weighs its members, so it has no perplexity")
+        return
+    size, found = exam.uniform, exam.scored
+    counted = {domain: _counted(text, size) for domain, text in exam.texts.windows.items()}
+    built_in = exam.texts.source == "built-in"  # too little text to count, and perhaps far from what the model knows
+    guess = dict.fromkeys(found, float(size)) if built_in else counted
+    worse = [domain for domain, value in found.items() if value > guess[domain]]
+    shown = ", ".join(f"{domain} {value:,.4g}" for domain, value in found.items())
+    by_counts = "" if built_in else f"a guess by the counts of tokens has {_mean(list(counted.values())):,.4g}, "
+    guessing = f"{by_counts}a uniform guess {'has ' * built_in}{size:,}"
+    if len(worse) == len(found):
+        yield error(
+            f"it predicts {_FROM[exam.texts.source]} worse than guessing: perplexity {shown}, and {guessing}"
+            f"{_cause(exam)}",
+            exam.folder.again or exam.look_closer,
+        )
+    elif worse and not built_in:
+        yield warning(f"it predicts {few(worse)} worse than guessing: perplexity {shown}; {guessing}")
+    else:
+        yield passed(f"perplexity {shown}, where {guessing}")
+
+
+def check_comparison(exam: Examination) -> Iterator[Finding]:
+    """Compare the perplexity with that of the members, each on its own domain, and of their plain average."""
+    folder, texts = exam.folder, exam.texts
+    if not folder.members:
+        yield skipped("its members are not all registered here, so there is nothing to compare it with")
+        return
+    domains = [domain for domain in texts.windows if domain in folder.members]
+    if texts.source == "built-in" or not domains:
+        yield skipped("there is no text of its members: give --data DOMAIN=FILE, with their names")
+        return
+    yield from _stored(exam)
+    if not all(is_cheap(member) for member in folder.members.values()):
+        example = " ".join(f"--data {domain}=FILE" for domain in domains[:2])
+        yield skipped(
+            f"members of more than {CHEAP:,} parameters are not loaded; to compare: reg evaluate {folder.quoted} "
+            f"{example} --baselines"
+        )
+        return
+    yield from _compared(exam, texts, domains)
+
+
+def _compared(exam: Examination, texts: DomainTexts, domains: list[str]) -> Iterator[Finding]:
+    folder, windows = exam.folder, {domain: texts.windows[domain] for domain in domains}
+    own = {}
+    for domain in domains:
+        with dense_model(folder, domain, [folder.members[domain]], exam.settings) as model:
+            own |= perplexities_of(model, {domain: windows[domain]}, exam.settings, folder.progress)
+    ours, experts = _mean([exam.scored[domain] for domain in domains]), _mean(list(own.values()))
+    said = f"perplexity {ours:.4g} over {few(domains)}, each domain's own expert {experts:.4g}"
+    members = list(folder.members.values())
+    shapes = [{(link.name, link.shape) for link in one.arrays if link.role in ("trunk", "mlp")} for one in members]
+    if any(shape != shapes[0] for shape in shapes):
+        yield passed(f"{said}; members of several architectures have no plain average")
+        return
+    with dense_model(folder, "average", members, exam.settings) as model:
+        average = _mean(list(perplexities_of(model, windows, exam.settings, folder.progress).values()))
+    data = " ".join(f"--data {domain}=FILE" for domain in domains)
+    if ours > average * _WORSE:
+        yield warning(
+            f"it is worse than the plain average of its members: {said}, the average {average:.4g}; a mixture should "
+            "be better",
+            f"see what routing and trunk each cost: reg evaluate {folder.quoted} {data} --baselines --oracle",
+        )
+    else:
+        word = "better than" if ours < average / _WORSE else "as good as"
+        yield passed(f"it is {word} the plain average of its members: {said}, the average {average:.4g}")
+
+
+def _stored(exam: Examination) -> Iterator[Finding]:
+    folder = exam.folder
+    if folder.composed is None or folder.workspace is None:
+        return
+    for record in folder.workspace.catalog.evaluations(folder.composed.digest)[:1]:
+        scores = record.document.get("figures", {}).get("score", {})
+        if isinstance(scores, dict) and scores:
+            shown = ", ".join(f"{domain} {score:.1f}" for domain, score in scores.items())
+            yield passed(f"its stored evaluation has scores of {shown}, where 100 is each domain's own expert")
+
+
+def _counted(text: Calibration, size: int) -> float:
+    """Return the perplexity of guessing each token by the counts of all others, to which 1 is added for every token."""
+    counts = text.counts(size).double()
+    seen = counts[counts > 0]
+    total = float(seen.sum())
+    return exp(-float((seen * (seen / (total - 1 + size)).log()).sum()) / total)
+
+
+def _mean(perplexities: list[float]) -> float:
+    """Return the geometric mean."""
+    return exp(fmean(map(log, perplexities)))
+
+
+def _routers_of(exam: Examination) -> str | None:
+    if exam.folder.composed is None:
+        return None
+    try:
+        names = ",".join(member.name for member in exam.folder.composed.manifest.members)
+    except RegError:
+        return exam.folder.again
+    return f"see what other routers do: reg preview --experts {names}"
+
+
+def _cause(exam: Examination) -> str:
+    """Return whether a member alone is as bad, if one can be loaded and its own text is known."""
+    windows = exam.texts.windows
+    name = next((one for one in windows if one in exam.folder.members and is_cheap(exam.folder.members[one])), None)
+    if name is None or exam.texts.source == "built-in":
+        return ""
+    with dense_model(exam.folder, name, [exam.folder.members[name]], exam.settings) as model:
+        alone = perplexities_of(model, {name: windows[name]}, exam.settings, exam.folder.progress)[name]
+    blame = "the member is broken itself" if alone > exam.uniform else "so the merge broke it, not the member"
+    return f"; its member {name} alone has {alone:,.4g}, {blame}"

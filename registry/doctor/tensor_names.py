@@ -1,0 +1,100 @@
+"""Names of tensors in words: which layer, and which part of it."""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from registry.hosts.context import CONTEXT_LAYERS
+from registry.runtime.gates import GATE
+
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
+_EXPERT = re.compile(r"\.experts\.(\d+)\.")
+_MEMBER = re.compile(r"^members\.(\d+)\.")
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)")
+_EMBEDDINGS = (
+    "embed_tokens.weight",
+    "embed_in.weight",
+    "wte.weight",
+    "word_embeddings.weight",
+    "tok_embeddings.weight",
+)
+_HEADS = ("lm_head.weight", "embed_out.weight", "output.weight")
+_ADDED = ("head_maps.", "evidence", "thresholds")
+"""Parts of the names of tensors that context routing adds beside a model's own."""
+
+
+def is_router(name: str) -> bool:
+    """Tell whether a tensor is the weight of a layer's router."""
+    return GATE.fullmatch(name.removesuffix(".weight")) is not None
+
+
+def is_expert(name: str) -> bool:
+    """Tell whether a tensor belongs to the experts of a layer."""
+    return ".experts." in name
+
+
+def is_embedding(name: str) -> bool:
+    """Tell whether a tensor is the embedding of tokens."""
+    return name.endswith(_EMBEDDINGS)
+
+
+def is_head(name: str) -> bool:
+    """Tell whether a tensor is the head, outside the layers."""
+    return name.endswith(_HEADS) and _LAYER.search(name) is None
+
+
+def layer_of(name: str) -> int | None:
+    """Return the number of the layer that a tensor is in."""
+    match = _LAYER.search(name)
+    return int(match[1]) if match else None
+
+
+def role_of(name: str) -> str:
+    """Return what a tensor is in every layer, expert and member: its name with `*` for numbers."""
+    return _NUMBER.sub("*", name)
+
+
+def numbers_of(name: str) -> tuple[int, ...]:
+    """Return the numbers in a tensor's name, which `role_of` leaves out."""
+    return tuple(map(int, _NUMBER.findall(name)))
+
+
+def is_made_up(name: str, config: Mapping[str, Any]) -> bool:
+    """Tell whether context routing made a tensor, so that it has zeros and large constants on purpose."""
+    added = config.get(CONTEXT_LAYERS)
+    if isinstance(added, list) and added:
+        return layer_of(name) in added or is_router(name) or layer_of(name) is None
+    return any(part in name for part in _ADDED)
+
+
+def in_words(name: str) -> str:
+    """Return what a tensor is, as in `layer 3's router`."""
+    layer, expert, member = _LAYER.search(name), _EXPERT.search(name), _MEMBER.search(name)
+    if is_router(name):
+        part = "router"
+    elif expert:
+        part = f"expert {expert[1]}"
+    elif is_expert(name):
+        part = "experts"
+    elif "norm" in name:
+        part = "norm"
+    elif "attn" in name or "attention" in name:
+        part = "attention"
+    elif ".mlp." in name or ".feed_forward." in name:
+        part = "MLP"
+    elif is_embedding(name):
+        part = "embedding"
+    elif is_head(name):
+        part = "head"
+    else:
+        part = "part"
+    found = f"layer {layer[1]}'s {part}" if layer else f"the {part}" if part != "part" else "a tensor"
+    return f"{found} of member {member[1]}" if member else found
+
+
+def named(names: Iterable[str]) -> str:
+    """Return tensors in words: the first one with its name, and how many more there are."""
+    first, *others = names
+    return f"{in_words(first)} ({first})" + (
+        f" and {len(others)} more tensor{'s' * (len(others) > 1)}" if others else ""
+    )

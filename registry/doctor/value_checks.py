@@ -1,0 +1,190 @@
+"""Checks of the weights' values, read once, block by block: the model is never in memory as a whole."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from registry.checkpoint.weights import Stored
+from registry.doctor.examined_folder import FLOATS, ExaminedFolder
+from registry.doctor.finding import Finding, error, warning
+from registry.doctor.tensor_names import (
+    in_words,
+    is_embedding,
+    is_expert,
+    is_head,
+    is_made_up,
+    is_router,
+    named,
+    role_of,
+)
+from registry.errors import CheckpointError
+from registry.progress import Advance
+from store.arrays import rows_per_block
+
+_PEERS = 4
+"""Tensors of one role from which on the size of one is compared with the others'."""
+
+_FAR = 100.0
+"""Ratio of a tensor's size to that of its peers from which on it is remarked on."""
+
+_DIVERGED = "merge from checkpoints before the training diverged; a merge itself diverges with too large a weight"
+_ZERO = "look for it in the members that were merged, and merge again"
+
+
+@dataclass
+class _Values:
+    """What was seen of one tensor: NaN, infinities, the sum of squares, and experts of a joint tensor that are zero."""
+
+    count: int
+    has_nan: bool = False
+    has_infinity: bool = False
+    squares: float = 0.0
+    largest: float = 0.0
+    zero_experts: list[int] = field(default_factory=list)
+
+    @property
+    def size(self) -> float:
+        """The root of the mean square."""
+        return math.sqrt(self.squares / self.count) if self.count else 0.0
+
+
+def check_values(folder: ExaminedFolder) -> Iterator[Finding]:
+    """Look for weights that are NaN, infinite, or zero all over, and for tensors far larger than their peers."""
+    seen = _read(folder)
+    if bad := [name for name, values in seen.items() if values.has_nan]:
+        yield error(f"{_are(bad, 'NaN')}", folder.again or _DIVERGED)
+    if bad := [name for name, values in seen.items() if values.has_infinity]:
+        yield error(f"{_are(bad, 'infinite')}", folder.again or _DIVERGED)
+    trained = {name: values for name, values in seen.items() if not is_made_up(name, folder.config)}
+    for name, values in trained.items():
+        if values.zero_experts:
+            yield error(
+                f"{in_words(name).removesuffix('s')} {values.zero_experts[0]} ({name}) is zero all over",
+                folder.again or _ZERO,
+            )
+    zeros = [name for name, values in trained.items() if not values.largest and len(folder.tensors[name].shape) > 1]
+    needed = [name for name in zeros if is_expert(name) or is_router(name) or is_embedding(name) or is_head(name)]
+    if needed := [name for name in needed if not seen[name].zero_experts]:
+        yield error(f"{_are(needed, 'zero all over')}", folder.again or _ZERO)
+    if others := [name for name in zeros if name not in needed and not seen[name].zero_experts]:
+        yield warning(f"{_are(others, 'zero all over')}: it adds nothing to the stream")
+    yield from _outliers({name: values for name, values in trained.items() if values.largest})
+
+
+def check_head(folder: ExaminedFolder) -> Iterator[Finding]:
+    """Compare a stored head with the embedding that config.json ties it to."""
+    if not folder.config.get("tie_word_embeddings", False) or isinstance(folder.config.get("members"), list):
+        return
+    heads = [name for name in folder.tensors if is_head(name)]
+    embeddings = [name for name in folder.tensors if is_embedding(name)]
+    if len(heads) != 1 or len(embeddings) != 1:
+        return
+    if not _equal(folder.tensors, heads[0], embeddings[0]):
+        yield error(
+            f"config.json says tie_word_embeddings true, but {heads[0]} differs from {embeddings[0]}: "
+            "one of them would be ignored",
+            "set tie_word_embeddings to false in config.json, if the model was trained so",
+        )
+
+
+def _are(names: list[str], what: str) -> str:
+    if len(names) == 1:
+        return f"{in_words(names[0])} is {what} ({names[0]})"
+    return f"{in_words(names[0])} is {what} ({names[0]}), and {len(names) - 1} more tensors are"
+
+
+def _outliers(seen: dict[str, _Values]) -> Iterator[Finding]:
+    """Compare each tensor's size with the median of those that are the same in other layers."""
+    peers: dict[str, list[str]] = defaultdict(list)
+    for name in seen:
+        peers[role_of(name)].append(name)
+    odd = []
+    for names in peers.values():
+        usual = median(seen[name].size for name in names)
+        if len(names) >= _PEERS and usual > 0:
+            odd += [
+                (name, seen[name].size / usual) for name in names if not 1 / _FAR <= seen[name].size / usual <= _FAR
+            ]
+    if odd:
+        name, ratio = max(odd, key=lambda one: abs(math.log(one[1])))
+        yield warning(
+            f"{named([name, *(other for other, _ in odd if other != name)])} is {ratio:.3g} times the size of the same "
+            "tensor in other layers"
+        )
+
+
+def _read(folder: ExaminedFolder) -> dict[str, _Values]:
+    files: dict[Path, list[str]] = defaultdict(list)
+    for name, stored in folder.tensors.items():
+        if stored.dtype in FLOATS:
+            files[stored.file].append(name)
+    seen, total = {}, sum(path.stat().st_size for path in files)
+    with folder.progress("reading weights", total, "B") as advance:
+        for path, names in files.items():
+            seen |= _read_file(path, names, folder.tensors, advance)
+    return {name: seen[name] for name in folder.tensors if name in seen}
+
+
+def _read_file(path: Path, names: list[str], tensors: dict[str, Stored], advance: Advance) -> dict[str, _Values]:
+    from safetensors import SafetensorError, safe_open
+
+    seen = {}
+    try:
+        with safe_open(path, framework="pt") as file:
+            for name in names:
+                shape = tensors[name].shape
+                values = seen[name] = _Values(math.prod(shape))
+                for start, part in _blocks(file, name, shape):
+                    _take(values, part, start, joint=len(shape) == 3 and is_expert(name))
+                    advance(part.numel() * part.element_size())
+    except (OSError, SafetensorError) as failure:
+        raise CheckpointError(f"{path}: {failure}", "copy the file again") from failure
+    return seen
+
+
+def _blocks(file: Any, name: str, shape: tuple[int, ...]) -> Iterator[tuple[int, Any]]:
+    """Yield first row and values of a tensor, some rows at a time."""
+    if not math.prod(shape):
+        return
+    if not shape:
+        yield 0, file.get_tensor(name)
+        return
+    view, rows = file.get_slice(name), rows_per_block(shape)
+    for start in range(0, shape[0], rows):
+        yield start, view[start : start + rows]
+
+
+def _take(values: _Values, part: Any, start: int, *, joint: bool) -> None:
+    import torch
+
+    least, most = (bound.item() for bound in part.aminmax())
+    if math.isnan(least):
+        values.has_nan = True
+    elif math.isinf(least) or math.isinf(most):
+        values.has_infinity = True
+    else:
+        values.largest = max(values.largest, -least, most)
+        values.squares += torch.linalg.vector_norm(part, dtype=torch.float32).item() ** 2
+        if joint:
+            largest = part.abs().flatten(1).amax(dim=1)
+            values.zero_experts += [start + number for number in (largest == 0).nonzero().flatten().tolist()]
+    if values.has_nan or values.has_infinity:
+        values.largest = math.inf  # not zero all over
+
+
+def _equal(tensors: dict[str, Stored], name: str, other: str) -> bool:
+    from safetensors import SafetensorError, safe_open
+
+    shape = tensors[name].shape
+    if shape != tensors[other].shape or tensors[name].dtype != tensors[other].dtype:
+        return False
+    try:
+        with safe_open(tensors[name].file, "pt") as first, safe_open(tensors[other].file, "pt") as second:
+            pairs = zip(_blocks(first, name, shape), _blocks(second, other, shape), strict=True)
+            return all(bool((a == b).all()) for (_, a), (_, b) in pairs)
+    except (OSError, SafetensorError) as failure:
+        raise CheckpointError(f"{tensors[name].file}: {failure}", "copy the file again") from failure

@@ -1,0 +1,125 @@
+"""Proves: each broken folder is named right, by one check alone, and healthy folders of every kind have no error."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from registry import RegError, Registry
+from registry.doctor import CHECKS, Diagnosis, diagnose
+from tests.registry.doctor.broken import ATTENTION, BROKEN, ROUTER, fill, settings, tensors
+from tests.registry.doctor.conftest import Ward
+
+
+def errors(diagnosis: Diagnosis) -> list[str]:
+    return [finding.check for finding in diagnosis.of("error")]
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_is_broken_is_named(ward: Ward, patient: dict[str, Path], name: str) -> None:
+    kind, breaking, check = BROKEN[name]
+    breaking(patient[kind])
+    diagnosis = diagnose(None, patient[kind], ward.data)
+    assert errors(diagnosis) == [check], [finding.message for finding in diagnosis.of("error")]
+    assert diagnosis.verdict == f"{patient[kind]} is broken: {diagnosis.of('error')[0].message}"
+    assert diagnosis.next
+
+
+@pytest.mark.parametrize("name", ["dense", "moe", "ridge", "ensemble"])
+def test_healthy_folders_have_neither_error_nor_warning(ward: Ward, name: str) -> None:
+    diagnosis = diagnose(None, ward.folders[name], ward.data)
+    assert [(one.check, one.message) for one in diagnosis.findings if one.severity in ("error", "warning")] == []
+    assert diagnosis.verdict.startswith(f"{ward.folders[name]} looks healthy: ")
+    assert diagnosis.perplexity.keys() == ward.data.keys()
+
+
+def test_a_registry_knows_the_members_and_their_text(ward: Ward, ward_registry: Path) -> None:
+    with Registry(ward_registry) as registry:
+        diagnosis = registry.doctor(ward.folders["moe"])
+    assert [finding.severity for finding in diagnosis.findings] == ["ok"] * len(diagnosis.findings)
+    said = {finding.check: finding.message for finding in diagnosis.findings}
+    assert said["loads"] == "transformers loads it; it is run on the members' kept text: code, math"
+    assert "the plain average of its members" in said["comparison"]
+    assert diagnosis.next == f"reg evaluate {ward.folders['moe']} --data code=FILE --data math=FILE"
+
+
+def test_a_member_that_was_opted_out_is_an_error(ward: Ward, ward_registry: Path) -> None:
+    with Registry(ward_registry) as registry:
+        registry.opt_out("math")
+        diagnosis = registry.doctor(ward.folders["moe"], ward.data)
+    assert errors(diagnosis) == ["members"]
+    assert diagnosis.verdict.startswith(
+        f"{ward.folders['moe']} must not be used: it holds math@1, which was opted out at "
+    )
+    assert diagnosis.next == f"compose the others without it, and delete {ward.folders['moe']}"
+
+
+def test_the_verdict_names_layer_and_part(ward: Ward, patient: dict[str, Path]) -> None:
+    fill(ROUTER, float("nan"))(patient["moe"])
+    diagnosis = diagnose(None, patient["moe"], ward.data)
+    assert diagnosis.verdict == f"{patient['moe']} is broken: layer 1's router is NaN ({ROUTER})"
+    assert diagnosis.next == (
+        f"reg compose --recipe {patient['moe']}/composition.json --out {patient['moe'].with_name('moe-again')}"
+    )
+    [changed] = diagnosis.of("warning")
+    assert (changed.check, changed.message) == ("integrity", "model.safetensors was changed since it was composed")
+
+
+def test_an_error_skips_what_it_makes_useless_and_says_so(patient: dict[str, Path]) -> None:
+    tensors(lambda found: found.pop(ATTENTION))(patient["dense"])
+    found = {finding.check: finding for finding in diagnose(None, patient["dense"]).findings}
+    assert list(found) == [check.name for check in CHECKS]
+    assert (found["loads"].severity, found["loads"].message) == ("skipped", "keys has an error, which comes first")
+    assert (found["perplexity"].severity, found["perplexity"].message) == ("skipped", "logits was skipped")
+    assert found["values"].severity == "ok"
+
+
+def test_quick_runs_nothing(ward: Ward, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("registry.doctor.examination.open_model", None)
+    diagnosis = diagnose(None, ward.folders["moe"], quick=True)
+    assert {one.check for one in diagnosis.of("skipped") if one.message == "--quick runs nothing"} == {
+        check.name for check in CHECKS if check.cost == "forward"
+    }
+    assert diagnosis.is_healthy
+
+
+def test_mixed_dtypes_and_a_missing_end_token_are_warnings(ward: Ward, patient: dict[str, Path]) -> None:
+    tensors(lambda found: found.update({ATTENTION: found[ATTENTION].half()}))(patient["dense"])
+    settings(eos_token_id=None)(patient["dense"])
+    settings("generation_config.json", eos_token_id=None)(patient["dense"])
+    diagnosis = diagnose(None, patient["dense"], ward.data)
+    assert errors(diagnosis) == []
+    assert [finding.check for finding in diagnosis.of("warning")] == ["dtypes", "special-tokens"]
+    assert f"layer 1's attention ({ATTENTION}) has F16, most tensors have F32" in diagnosis.verdict
+
+
+def test_code_of_others_is_never_run(patient: dict[str, Path], tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    (patient["dense"] / "modeling_x.py").write_text(f"from pathlib import Path\nPath({str(ran)!r}).touch()\n")
+    settings(auto_map={"AutoModelForCausalLM": "modeling_x.X", "AutoConfig": "modeling_x.C"})(patient["dense"])
+    diagnosis = diagnose(None, patient["dense"])
+    assert not ran.exists()
+    [keys] = [finding for finding in diagnosis.findings if finding.check == "keys"]
+    assert (keys.severity, keys.message) == ("skipped", "it has modelling code of its author, which is never run here")
+
+
+def test_wrong_requests_are_errors_of_their_own(ward: Ward, tmp_path: Path) -> None:
+    with pytest.raises(RegError, match="nowhere is not a folder"):
+        diagnose(None, tmp_path / "nowhere")
+    with pytest.raises(RegError, match=r"absent\.txt is not a file"):
+        diagnose(None, ward.folders["dense"], {"code": [tmp_path / "absent.txt"]})
+
+
+def test_any_file_of_noise_is_a_finding(ward: Ward, tmp_path: Path) -> None:
+    for name in (
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "composition.json",
+    ):
+        folder = shutil.copytree(ward.folders["moe"], tmp_path / name)
+        for noise in (b"\xff\x00", b"[]", b'{"a": NaN}', json.dumps({"members": [1], "eos_token_id": {}}).encode()):
+            (folder / name).write_bytes(noise)
+            assert diagnose(None, folder, quick=True).verdict
