@@ -38,8 +38,10 @@ _VERSION = ("tags", "license_id", "alias")
 
 RECIPE: Headings = {
     EXPERTS: ("experts", "schedule", "recipe_path", "base", "from_base", "public", "like", "weights"),
-    OUTPUT: ("out", "to", "dtype", "host", "remote_code", "save_recipe", "plan_only", "check", "force")
-    + ("as_markdown", "as_csv"),
+    OUTPUT: (
+        *("out", "to", "dtype", "host", "remote_code", "save_recipe", "plan_only", "check", "force"),
+        *("as_markdown", "as_csv"),
+    ),
     TRUNK: (),
     FIT: ("fit", "fit_tokens", "fit_steps", "fit_lr", "fit_seed", "fit_device"),
     ROUTER: ("top_k", "temperature"),
