@@ -877,6 +877,15 @@ class Registry:
         """
         return opt_out_.opt_out(self._workspace, ref, purge=purge, receipt=receipt)
 
+    def opted_out(self, composition: PathLike) -> list[VersionRecord]:
+        """Return the versions that a composition was made from and that were opted out since.
+
+        Args:
+            composition: a folder, or the beginning of the digest of a composition made here; of anything else the
+                result is empty.
+        """
+        return composition_.opted_out_members(self._workspace, composition)
+
     def verify_receipt(self, file: PathLike, folders: Sequence[PathLike] = ()) -> opt_out_.ReceiptCheck:
         """Compare a receipt with the registry: withdrawn versions, deleted arrays, and the log.
 

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import click
 
+from cli.opted_out import warn_of_opted_out
 from cli.options import Integer, file_path, pairs, split
 from cli.output import print_json
 from cli.recipe import asked, check_members
@@ -171,6 +172,7 @@ def evaluate(
     from registry import TestSettings
 
     with session.registry(create=True) as registry:
+        warn_of_opted_out(registry, folders)
         rows = registry.evaluate(
             folders,
             data,

@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from cli.opted_out import warn_of_opted_out
 from cli.options import file_path
 from cli.output import as_json, done, print_json
 from cli.score_tables import maybe_test_text
@@ -44,6 +45,7 @@ def report(
 
         check_page(out, replace=force)
     with session.registry() as registry:
+        warn_of_opted_out(registry, [composition])
         figures = registry.report(composition, data, TestSettings(**settings))
     if out is not None:
         from registry.report import page

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cli.opted_out import warn_of_folder
 from cli.options import Integer, file_path
 from cli.output import allows_colour, as_json, is_quiet, note, print_json, print_table
+from cli.session import Session, pass_session
 
 if TYPE_CHECKING:
     from registry.composition.trace import Routed
@@ -27,7 +29,9 @@ _MARKS = "abcdefghijklmnopqrstuvwxyz"
 @click.option("--weights", is_flag=True, help="Print a table of every expert's weight at each token.")
 @click.option("--device", metavar="DEVICE", help="A torch device. [default: the GPU if there is one]")
 @as_json
+@pass_session
 def route(
+    session: Session,
     folder: Path,
     text: str,
     layers: tuple[int, ...],
@@ -52,6 +56,7 @@ def route(
         raise click.UsageError("--layer and --every-layer exclude one another.")
     if text == "-":
         text = sys.stdin.read(MOST_CHARACTERS + 1)
+    warn_of_folder(session, folder)
     routed = route(folder, text, device)
     if as_json:
         print_json(routed.document())

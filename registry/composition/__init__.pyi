@@ -18,6 +18,7 @@ from .hetero.hetero_recipe import HeteroRecipe as HeteroRecipe
 from .interpolated.simoe_plan import SimoePlan as SimoePlan
 from .interpolated.simoe_recipe import SimoeRecipe as SimoeRecipe
 from .manifest import CompositionManifest as CompositionManifest
+from .opted_out import opted_out_members as opted_out_members
 from .plan import Plan as Plan
 from .preview import Preview as Preview
 from .recipe import Recipe as Recipe
