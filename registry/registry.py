@@ -859,7 +859,9 @@ class Registry:
 
     # -- opting out --------------------------------------------------------------------------------------------------
 
-    def opt_out(self, ref: str, *, purge: bool = False, receipt: PathLike | None = None) -> opt_out_.OptOut:
+    def opt_out(
+        self, ref: str, *, purge: bool = False, receipt: PathLike | None = None, dry_run: bool = False
+    ) -> opt_out_.OptOut:
         """Withdraw a version, or with a bare name all of its versions, from every later composition.
 
         Args:
@@ -867,6 +869,7 @@ class Registry:
             purge: delete its arrays too, except those that another version needs, and all else that the home holds of
                 it; name, number, digest and times stay.
             receipt: a file to write the receipt to; it must not exist.
+            dry_run: change nothing, write no receipt, and return what would be done, with who would get its tokens.
 
         Returns:
             what was withdrawn and deleted, and where copies remain.
@@ -875,7 +878,7 @@ class Registry:
             NotFoundError: no version matches.
             OutputError: `receipt` cannot be written.
         """
-        return opt_out_.opt_out(self._workspace, ref, purge=purge, receipt=receipt)
+        return opt_out_.opt_out(self._workspace, ref, purge=purge, receipt=receipt, dry_run=dry_run)
 
     def opted_out(self, composition: PathLike) -> list[VersionRecord]:
         """Return the versions that a composition was made from and that were opted out since.

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations
 
-from jaxtyping import Float
+import torch
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from registry.composition.context_routing.member_evidence import evidence_of, past_weights
@@ -73,3 +74,22 @@ def predict_routing(plan: Plan, progress: Progress) -> PredictedRouting:
     return PredictedRouting(
         confusion, overlap, typical, tuple(int(member.token_counts.sum()) for member in plan.members)
     )
+
+
+def predict_text(plan: Plan, counts: Int64[Tensor, "V"]) -> Float[Tensor, "E"]:
+    """Return the shares of other text that would go to each member, after `TYPICAL` tokens of equal weight.
+
+    Members of another router are compared as if they were known by their tokens, as `context` knows them.
+
+    Args:
+        plan: a composition.
+        counts: how often the text has each token.
+
+    Raises:
+        DamagedError: stored counts are damaged.
+        InvalidInputError: a member counted no token.
+    """
+    evidence = evidence_of(plan)
+    shares = token_shares([counts])[: len(evidence)]
+    moments = EvidenceMoments.of(shares, evidence[: len(shares)])
+    return moments.confusion(torch.ones(TYPICAL, dtype=torch.float64))[0]
