@@ -12,7 +12,7 @@ from cli.commands.push import print_pushed
 from cli.fit_options import fit_line, fit_options, fitted, take_fit_settings, unfitted
 from cli.option_groups import GroupedCommand
 from cli.options import Integer, file_path
-from cli.output import as_json, done, note, print_json, print_table, size
+from cli.output import as_json, done, is_quiet, note, print_json, print_table, size
 from cli.recipe import asked, experts_option, no_part, recipe_options
 from cli.session import Session, pass_session
 from registry import composition
@@ -152,6 +152,9 @@ def compose(
     if save_recipe is not None:
         recipes.write_recipe(save_recipe, recipe, refs, base, from_base=copies, force=force)
         note(f"recipe written to {save_recipe}")
+    if not as_json and not is_quiet():
+        for warning in composition.plan_warnings(plan):
+            note(f"warning: {warning.reason}; to mend it: {warning.remedy}")
     if as_json:
         document = plan_document(plan) | {"out": None if plan_only else out, "pushed": pushed}
         if fit_reads:  # what depends on the coefficients is not known
@@ -226,6 +229,7 @@ def plan_document(plan: composition.AnyPlan) -> dict[str, Any]:
         "bytes": plan.nbytes,
         "context": None if cost is None else cost.document(),
         "peak_bytes": plan.peak_bytes,
+        "warnings": composition.plan_warnings(plan),
     }
 
 

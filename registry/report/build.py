@@ -166,7 +166,7 @@ class _Gathering:
             return [], (), None
         chosen = max(evaluations, key=lambda record: (len(record.document["data"]), record.evaluated_at))
         document = chosen.document
-        rows = [_row(document[key]) for key in ("figures", "oracle") if document[key]]
+        rows = [Row.from_document(document[key]) for key in ("figures", "oracle") if document[key]]
         data = document["data"]
         evaluated = Evaluated(
             chosen.evaluated_at,
@@ -329,13 +329,6 @@ def _audit(record: EvaluationRecord) -> Audit:
     figures = {key: found[key] for key in ("extracted", "rate", "similarity", "most")}
     sizes = {key: settings[key] for key in ("prefix", "continued")}
     return Audit(text=data["label"], documents=data["documents"], **figures, **sizes, at=record.evaluated_at)
-
-
-def _row(document: Mapping[str, Any]) -> Row:
-    keys = ("name", "perplexity", "score", "tokens", "accuracy", "load", "parameters", "active_parameters")
-    return Row(
-        **{key: document[key] for key in keys}, routing=document.get("routing", {}), weights=document.get("weights", {})
-    )
 
 
 def _scores(rows: Sequence[Row], folder: str) -> tuple[ScoreRow, ...]:

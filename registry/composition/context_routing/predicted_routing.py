@@ -47,8 +47,13 @@ class PredictedRouting:
     tokens: tuple[int, ...]
 
 
-def predict_routing(plan: Plan, progress: Progress) -> PredictedRouting:
+def predict_routing(plan: Plan, progress: Progress, *, only_typical: bool = False) -> PredictedRouting:
     """Predict the routing of a plan whose router is `context`.
+
+    Args:
+        plan: the composition.
+        progress: receives the progress.
+        only_typical: predict it for texts of the typical length alone.
 
     Raises:
         DamagedError: stored counts are damaged.
@@ -57,6 +62,7 @@ def predict_routing(plan: Plan, progress: Progress) -> PredictedRouting:
     longest = plan.lead.architecture.max_position_embeddings
     lengths = [length for length in LENGTHS if length <= longest] or [longest]
     typical = TYPICAL if TYPICAL in lengths else lengths[-1]
+    lengths = [typical] if only_typical else lengths
     evidence = evidence_of(plan)  # (V, E)
     shares = token_shares([member.token_counts for member in plan.members])[: len(evidence)]
     slow, _ = past_weights(plan, lengths[-1])  # the fast window notices a change of subject, and a text has none here
