@@ -13,7 +13,9 @@ from cli.score_tables import print_tables, tables_of
 if TYPE_CHECKING:
     from registry.demo import DemoResult
 
-_MIXED = "print([n * n for n in range(9) if n % 2]) Problem: Add 17, 25, 8. Answer: 17 + 25 = 42, 42 + 8 = 50."
+_MIXED = (
+    "    if not self.path: raise ValueError(name) Problem: Solve 4x + 9 = 21 for x. Answer: 4x = 12, so x = 12 / 4 = 3."
+)
 """A text that switches from code to math."""
 
 

@@ -106,12 +106,15 @@ def test_closing_lines_have_the_figures_of_the_rows(demo_result: DemoResult, tmp
     demo = shutil.copytree(demo_result.folder, tmp_path / "demo")
     lines = CliRunner().invoke(main, ["demo", "--out", str(demo)]).stdout.splitlines()
     average = {row.name: row.average for row in demo_result.rows}
+    moe, plain, same = average["moe"], average["average"], next(iter(demo_result.orders.values()))
+    proof = (
+        f"Bit for bit: 3 orders of registering gave one folder ({same[:12]}…), and opting math out gave that of a "
+        f"registry which never held it ({demo_result.opted_out[:12]}…)."
+    )
     closing = lines.index("next:")
     assert lines[closing - 3 : closing] == [
-        f"The mixture reaches {average['moe']:.0f} % of its experts; averaging their weights reaches "
-        f"{average['average']:.0f} %.",
-        f"Bit for bit: 3 orders of registering gave one folder ({next(iter(demo_result.orders.values()))[:12]}…), and "
-        f"opting math out gave that of a registry which never held it ({demo_result.opted_out[:12]}…).",
+        f"The mixture reaches {moe:.0f} % of its experts; averaging their weights reaches {plain:.0f} %.",
+        proof,
         "",
     ]
     commands = [shlex.split(line) for line in lines[closing + 1 :]]
