@@ -68,7 +68,7 @@ _NOT_SHOWN = ("weights", "coefficients", "fit", "dtype")
 )
 @click.option("--push", "repo", metavar="REPO", help="Then push it to the Hub, ORG/NAME, as reg push does.")
 @click.option("--private", is_flag=True, help="With --push: make the repository private.")
-@click.option("--license", "license_id", metavar="ID", help="With --push: what the whole is under.")
+@click.option("--license", "license_id", metavar="ID", help="With --push: the license of the whole.")
 @click.option("--plan", "plan_only", is_flag=True, help="Print what would be written, and stop.")
 @click.option(
     "--force",

@@ -222,8 +222,8 @@ class _Gathering:
                 self._workspace, refs, recipe, base=base.ref if base else None, from_base=manifest.from_base
             )
             if not refs:
-                told = "copies of one base model have no statistics, so their routing is not predicted"
-                self.notes.append(told if manifest.parent else f"{told}; before training it is random")
+                reason = "copies of one base model have no statistics, so their routing is not predicted"
+                self.notes.append(reason if manifest.parent else f"{reason}; before training it is random")
                 return plan, None
             preview = preview_composition(self._workspace, refs, recipe, base=base.ref if base else None)
             if manifest.parent:
