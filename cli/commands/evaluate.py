@@ -149,9 +149,7 @@ def evaluate(
     Scores of a composition made here are stored with it: reg show DIGEST.
     """
     if recipe_path is not None and not sweep:
-        raise click.UsageError(
-            "--recipe goes with --sweep; to compose a folder by it: reg compose --recipe FILE --out DIR"
-        )
+        raise click.UsageError("--recipe goes with --sweep; to compose by it: reg compose --recipe FILE --out DIR")
     if not folders and not experts and recipe_path is None:
         raise click.UsageError("Missing argument '[FOLDER…]' (or '--experts' and '--methods').")
     if sweep and not experts and recipe_path is None:
