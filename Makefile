@@ -6,7 +6,7 @@ BIN := .venv/bin
 .PHONY: demo test coverage trust lint fix reference docs quality papers bench wheel clean
 
 demo: .venv/installed
-	$(BIN)/reg demo --force  # deletes only what an earlier demo made
+	$(BIN)/reg demo  # goes on where an earlier one was interrupted
 
 test: .venv/installed .transformers-4.57/installed
 	$(BIN)/pytest

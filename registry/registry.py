@@ -904,7 +904,9 @@ class Registry:
 
     # -- opting out --------------------------------------------------------------------------------------------------
 
-    def opt_out(self, ref: str, *, purge: bool = False, receipt: PathLike | None = None) -> opt_out_.OptOut:
+    def opt_out(
+        self, ref: str, *, purge: bool = False, receipt: PathLike | None = None, dry_run: bool = False
+    ) -> opt_out_.OptOut:
         """Withdraw a version, or with a bare name all of its versions, from every later composition.
 
         Args:
@@ -912,6 +914,7 @@ class Registry:
             purge: delete its arrays too, except those that another version needs, and all else that the home holds of
                 it; name, number, digest and times stay.
             receipt: a file to write the receipt to; it must not exist.
+            dry_run: change nothing, write no receipt, and return what would be done, with who would get its tokens.
 
         Returns:
             what was withdrawn and deleted, and where copies remain.
@@ -922,7 +925,16 @@ class Registry:
         """
         if receipt is not None:
             opt_out_.check_new_receipt(Path(receipt))
-        return opt_out_.opt_out(self._workspace, ref, purge=purge, receipt=receipt)
+        return opt_out_.opt_out(self._workspace, ref, purge=purge, receipt=receipt, dry_run=dry_run)
+
+    def opted_out(self, composition: PathLike) -> list[VersionRecord]:
+        """Return the versions that a composition was made from and that were opted out since.
+
+        Args:
+            composition: a folder, or the beginning of the digest of a composition made here; of anything else the
+                result is empty.
+        """
+        return composition_.opted_out_members(self._workspace, composition)
 
     def verify_receipt(self, file: PathLike, folders: Sequence[PathLike] = ()) -> opt_out_.ReceiptCheck:
         """Compare a receipt with the registry: withdrawn versions, deleted arrays, and the log.

@@ -3,6 +3,7 @@
 And: the commands of pages on trainings run on the files of the demo.
 """
 
+import os
 import re
 import shlex
 import shutil
@@ -42,7 +43,9 @@ def run_line(line: str) -> None:
     words = shlex.split(line, comments=True)
     if not words:
         return
-    if words[0] == "reg":
+    if words[0] == "export":
+        os.environ.update(word.split("=", 1) for word in words[1:])  # a test has set it before, and resets it
+    elif words[0] == "reg":
         result = CliRunner().invoke(main, words[1:])
         assert result.exit_code == 0, f"{line}\n{result.output}"
     else:
@@ -61,9 +64,11 @@ def test_code_blocks_run_in_order(small_demo: Path, tmp_path: Path, monkeypatch:
         else:
             exec(compile(text, "README.md", "exec"), {})
     assert (tmp_path / "moe" / MARKER).is_file()
-    assert (tmp_path / "alone" / MARKER).is_file()
+    assert (tmp_path / "without-math" / MARKER).is_file()
+    assert not (tmp_path / "home").exists()  # everything happened in the one that the demo left
     with Registry() as registry:
-        assert [v.ref for v in registry.versions()] == ["code@1"]
+        assert registry.home.path.samefile("demo/registry")
+        assert [v.ref for v in registry.versions()] == ["base@1", "code@1", "english@1"]
         assert registry.verify().problems == ()
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from cli.opted_out import warn_of_opted_out
 from cli.option_groups import AUDIT, GroupedCommand
 from cli.options import Integer, file_path
 from cli.output import as_json, print_json, print_table
@@ -64,6 +65,7 @@ def audit_extraction(
     from registry import ExtractionSettings
 
     with session.registry(create=True) as registry:
+        warn_of_opted_out(registry, folders)
         found = registry.audit_extraction(folders, data, ExtractionSettings(**settings))
     if as_json:
         print_json([one.document() for one in found])

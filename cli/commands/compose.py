@@ -78,8 +78,8 @@ _NOT_SHOWN = ("weights", "coefficients", "fit", "dtype")
 )
 @click.option("--push", "repo", metavar="REPO", help="Then push it to the Hub, ORG/NAME, as reg push does.")
 @click.option("--private", is_flag=True, help="With --push: make the repository private.")
-@click.option("--license", "license_id", metavar="ID", help="With --push: what the whole is under.")
 @click.option("--check", is_flag=True, help="Then examine the folder, as reg doctor does; exit 1 if it is broken.")
+@click.option("--license", "license_id", metavar="ID", help="With --push: the license of the whole.")
 @click.option("--plan", "plan_only", is_flag=True, help="Print what would be written, and stop.")
 @click.option(
     "--force",
@@ -168,6 +168,9 @@ def compose(
     if save_recipe is not None:
         recipes.write_recipe(save_recipe, recipe, refs, base, from_base=copies, force=force)
         note(f"recipe written to {save_recipe}")
+    if not as_json and not is_quiet():
+        for warning in composition.plan_warnings(plan):
+            note(f"warning: {warning.reason}; to mend it: {warning.remedy}")
     if as_json:
         document = plan_document(plan) | {"out": None if plan_only else out, "pushed": pushed}
         document |= {} if diagnosis is None else {"check": diagnosis.document()}
@@ -254,6 +257,7 @@ def plan_document(plan: composition.AnyPlan) -> dict[str, Any]:
         "bytes": plan.nbytes,
         "context": None if cost is None else cost.document(),
         "peak_bytes": plan.peak_bytes,
+        "warnings": composition.plan_warnings(plan),
     }
 
 

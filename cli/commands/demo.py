@@ -1,14 +1,24 @@
 """reg demo."""
 
+import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from cli.option_groups import GroupedCommand
 from cli.options import file_path
-from cli.output import as_json, print_json, print_table, progress
+from cli.output import as_json, count, done, print_json, progress
 from cli.score_tables import print_tables, tables_of
 from registry.demo.demo_folder import check_demo_folder
+
+if TYPE_CHECKING:
+    from registry.demo import DemoResult
+
+_MIXED = (
+    "    if not self.path: raise ValueError(name) Problem: Solve 4x + 9 = 21 for x. Answer: 4x = 12, so x = 12 / 4 = 3."
+)
+"""A text that switches from code to math."""
 
 
 @click.command(cls=GroupedCommand, examples=("reg demo", "reg demo --out demo --force"))
@@ -23,33 +33,53 @@ from registry.demo.demo_folder import check_demo_folder
 @click.option(
     "--force",
     is_flag=True,
-    help="Replace an earlier demo in --out; other files there stay.",
+    help="Make a demo again in the folder of an earlier one, with its registry; other files there stay.",
 )
 @as_json
 def demo(out: Path, force: bool, as_json: bool) -> None:
-    """Train a tiny base and three experts, compose and evaluate them, check the guarantees. Takes about a minute."""
+    """Train a tiny base and three experts, compose and evaluate them, check the guarantees. Takes about a minute.
+
+    If interrupted, repeat the command: it goes on, with the models that were trained. The registry that it leaves has
+    all three experts; the opt-out is tried on a copy.
+    """
     check_demo_folder(out)
     from registry.demo import run_demo
 
     result = run_demo(out, progress(), force=force)
     if as_json:
-        document = {key: value for key, value in vars(result).items() if key not in ("orders", "rows")}
-        orders = {",".join(order): digest for order, digest in result.orders.items()}
-        rows = [row.document() for row in result.rows]
-        print_json(document | {"rows": rows, "orders": orders})
-        return
-    print_tables(tables_of(result.rows, list(result.domains)))
-    click.echo("\nSchedule-invariant: three orders of registration, one folder (SHA-256 over every byte)")
-    print_table(("order", "composed folder"), [(", ".join(order), digest) for order, digest in result.orders.items()])
-    same = len(set(result.orders.values())) == 1
-    click.echo(f"equal: {'yes' if same else 'NO'}")
-    click.echo(f"\nExact opt-out: {result.withdrawn} opted out and purged, compared with never registered")
-    print_table(
-        ("registry", "composed folder"),
-        [("after opt-out", result.opted_out), ("never registered", result.never_registered)],
-    )
-    click.echo(f"equal: {'yes' if result.opted_out == result.never_registered else 'NO'}")
-    click.echo(f"\n{out} contains the checkpoints, the text, the registry and the composition, to try commands on:")
-    click.echo(f"  reg --home {out}/registry list")
-    if not same or result.opted_out != result.never_registered:
+        print_json({"folder": result.folder, **result.document()})
+    else:
+        print_tables(tables_of(result.rows, list(result.domains)))
+        click.echo()
+        for line in _closing(result):
+            click.echo(line)
+        done(None, "", "next:", *(f"  {command}" for command in _next(result)))
+    if not result.holds:
         raise click.ClickException("a guarantee does not hold")
+
+
+def _closing(result: "DemoResult") -> list[str]:
+    """Return the result in two sentences, and the guarantees that were seen to hold in a third."""
+    average = {row.name: row.average for row in result.rows}
+    ours, plain = average.get("moe"), average.get("average")
+    lines = []
+    if ours is not None and plain is not None:
+        lines.append(f"The mixture reaches {ours:.0f} % of its experts; averaging their weights reaches {plain:.0f} %.")
+    orders, same = count(len(result.orders), "order"), next(iter(result.orders.values()))[:12]
+    lines.append(
+        f"Bit for bit: {orders} of registering gave one folder ({same}…), and opting {result.withdrawn} out gave that "
+        f"of a registry which never held it ({result.opted_out[:12]}…)."
+        if result.holds
+        else f"NOT bit for bit: {result.orders}, {result.opted_out}, {result.never_registered}"
+    )
+    return lines
+
+
+def _next(result: "DemoResult") -> list[str]:
+    """Return three commands to type."""
+    folder = result.folder
+    return [
+        f"export REG_HOME={shlex.quote(str(folder / 'registry'))}",
+        "reg list",
+        f"reg route {shlex.quote(str(folder / 'moe'))} {shlex.quote(_MIXED)}",
+    ]

@@ -6,6 +6,7 @@ from typing import Any, Literal
 import click
 
 from cli.next_steps import composing, reporting
+from cli.opted_out import warn_of_opted_out
 from cli.option_groups import EVALUATION, GroupedCommand
 from cli.options import Integer, file_path, pairs, split
 from cli.output import next_step, print_json
@@ -160,7 +161,7 @@ def evaluate(
     Scores of a composition made here are stored with it: reg show DIGEST.
     """
     if recipe_path is not None and not sweep:
-        raise click.UsageError("--recipe is of --sweep; a folder composed by it: reg compose --recipe FILE --out DIR")
+        raise click.UsageError("--recipe goes with --sweep; to compose by it: reg compose --recipe FILE --out DIR")
     if not folders and not experts and recipe_path is None:
         raise click.UsageError("FOLDER is missing, or --experts and --methods")
     if sweep and not experts and recipe_path is None:
@@ -171,9 +172,9 @@ def evaluate(
     if recipe_path is None and bool(experts) != bool(methods or sweep):
         raise click.UsageError("--experts and --methods go together; so do --experts and --sweep.")
     if active_experts and not folders:
-        raise click.UsageError("--active-experts is of FOLDER….")
+        raise click.UsageError("--active-experts needs a FOLDER.")
     if seeds is not None and not methods:
-        raise click.UsageError("--seeds is of --methods.")
+        raise click.UsageError("--seeds goes with --methods.")
     named_methods(split(methods))
     refs, recipe = split(experts), None
     if recipe_path is not None:
@@ -184,6 +185,7 @@ def evaluate(
     from registry import TestSettings
 
     with session.registry(create=True) as registry:
+        warn_of_opted_out(registry, folders)
         rows = registry.evaluate(
             folders,
             data,

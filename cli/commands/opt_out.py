@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,9 @@ from registry.errors import InvalidInputError
 if TYPE_CHECKING:
     from registry.opt_out.withdraw import OptOut
     from store.catalog import VersionRecord
+
+_LEAST_SHARE = 0.01
+"""Smallest share of the tokens that is listed."""
 
 
 @click.command(
@@ -35,23 +39,35 @@ if TYPE_CHECKING:
 @click.option(
     "--receipt", type=file_path, metavar="FILE", help="Write a receipt to a new file; reg receipt verify checks it."
 )
+@click.option("--dry-run", is_flag=True, help="Print what would be withdrawn, deleted and left, and change nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @as_json
 @pass_session
-def opt_out(session: Session, ref: str, purge: bool, receipt: Path | None, yes: bool, as_json: bool) -> None:
+def opt_out(
+    session: Session, ref: str, purge: bool, receipt: Path | None, dry_run: bool, yes: bool, as_json: bool
+) -> None:
     """Withdraw an expert, or one version of it, from all later compositions.
 
-    Every later composition is identical to that of a registry that never held it. The output lists the earlier
-    compositions made from it, and their folders, which contain it until you delete them.
+    Every later composition is identical to that of a registry that never held it. Before it asks, the command lists
+    the compositions made from it, their folders and repositories, which contain it until you delete them, and the
+    experts that would get its tokens.
     """
+    if dry_run and receipt is not None:
+        raise click.UsageError("--dry-run writes no receipt: drop one of them.")
     with session.registry() as registry:
         question = _question(registry.affected_by_opt_out(ref), purge)
-        if question and not yes:
+        if dry_run or (question and not yes and not as_json and not is_quiet()):
+            would = registry.opt_out(ref, purge=purge, dry_run=True)
+            if not as_json:
+                for line in _consequences(would):
+                    click.echo(line, err=not dry_run)
+        if question and not (yes or dry_run):
             _confirm(f"{question}?", ref, purge, receipt)
-        did = registry.opt_out(ref, purge=purge, receipt=receipt)
+        did = would if dry_run else registry.opt_out(ref, purge=purge, receipt=receipt)
     if as_json:
         print_json(
             {
+                "dry_run": dry_run,
                 "versions": [
                     {
                         "ref": version.ref,
@@ -64,6 +80,7 @@ def opt_out(session: Session, ref: str, purge: bool, receipt: Path | None, yes: 
                 "withdrew": did.withdrew,
                 "deleted": did.deleted,
                 "compositions": did.compositions,
+                "heirs": did.heirs,
                 "trained_together": did.trained_together,
                 "pushes": did.pushes,
                 "purged": did.purged,
@@ -75,8 +92,8 @@ def opt_out(session: Session, ref: str, purge: bool, receipt: Path | None, yes: 
                 "receipt": receipt,
             }
         )
-        return
-    _print(did, receipt)
+    elif not dry_run:
+        _print(did, receipt)
 
 
 def _question(versions: "list[VersionRecord]", purge: bool) -> str | None:
@@ -87,6 +104,23 @@ def _question(versions: "list[VersionRecord]", purge: bool) -> str | None:
     if active:
         return f"Withdraw {active} for good" + (f" and delete {content}" if purge else "")
     return f"Delete {content} for good" if purge and kept else None
+
+
+def _consequences(would: "OptOut") -> list[str]:
+    """Return lines on what an opt-out would do, whom it would reach, and what would remain."""
+    kept = [version.ref for version in would.versions if version.ref not in would.withdrew]
+    lines = [f"would withdraw {', '.join(would.withdrew)}; no other expert changes by a byte"] if would.withdrew else []
+    lines += [f"{ref} was opted out already" for ref in kept]
+    lines += _reach(would)
+    if not would.purged:
+        return [*lines, "  its weights and statistics stay in the registry: --purge deletes them"] if lines else []
+    stay = f"; {would.shared_arrays} that others use stay" if would.shared_arrays else ""
+    return [
+        *lines,
+        f"  would delete {count(would.deleted_arrays, 'array')} ({size(would.deleted_bytes)}){stay}",
+        "  a purge cannot be undone: only its checkpoint brings it back. What remains: these folders and repositories,",
+        "  receipts, its name, numbers, digests and times in the catalog and the log, recipes, backups and copies",
+    ]
 
 
 def _confirm(question: str, ref: str, purge: bool, receipt: Path | None) -> None:
@@ -133,7 +167,10 @@ def _reach(did: "OptOut") -> list[str]:
     number = len(did.compositions)
     were = "was" if number == 1 else "were"
     lines = [f"  {count(number, 'composition')} {were} made from it" + (":" if number else "")]
-    lines += [f"    {composition.digest}  {','.join(composition.members)}" for composition in did.compositions]
+    heirs = {each.composition: each.shares for each in did.heirs}
+    for composition in did.compositions:
+        lines.append(f"    {composition.digest}  {','.join(composition.members)}")
+        lines += [_heirs(heirs[composition.digest])] if composition.digest in heirs else []
     if did.compositions:
         lines.append("  written to these folders, which contain it until you delete them:")
     folders = dict.fromkeys(folder for composition in did.compositions for folder in composition.folders)
@@ -147,3 +184,10 @@ def _reach(did: "OptOut") -> list[str]:
         at = "started, its end was not recorded" if push.commit is None else f"commit {push.commit[:12]}"
         lines.append(f"    {push.endpoint}/{push.repo}  {push.revision}  {at}")
     return lines
+
+
+def _heirs(shares: Mapping[str, float]) -> str:
+    """Return in words where the text of a version would go in a mixture without it."""
+    named = sorted(shares.items(), key=lambda item: -item[1])
+    text = ", ".join(f"{name} {share:.0%}" for name, share in named if share >= _LEAST_SHARE)
+    return f"      composed again without it, its tokens would go to {text} (predicted from counts)"

@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from cli.opted_out import warn_of_opted_out
 from cli.option_groups import EVALUATION, GroupedCommand
 from cli.options import file_path
 from cli.output import as_json, done, next_step, print_json
@@ -49,6 +50,7 @@ def report(
 
         check_page(out, replace=force)
     with session.registry() as registry:
+        warn_of_opted_out(registry, [composition])
         figures = registry.report(composition, data, TestSettings(**settings))
     if out is not None:
         from registry.report import page

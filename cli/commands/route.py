@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 import click
 
 from cli.next_steps import reporting
+from cli.opted_out import warn_of_folder
 from cli.option_groups import GroupedCommand
 from cli.options import Integer, file_path
 from cli.output import allows_colour, as_json, is_quiet, next_step, note, print_json, print_table
+from cli.session import Session, pass_session
 from registry.composition.routed_folder import check_routed
 
 if TYPE_CHECKING:
@@ -33,7 +35,9 @@ _MARKS = "abcdefghijklmnopqrstuvwxyz"
 @click.option("--weights", is_flag=True, help="Print a table of every expert's weight at each token.")
 @click.option("--device", metavar="DEVICE", help="A torch device. [default: the GPU if there is one]")
 @as_json
+@pass_session
 def route(
+    session: Session,
     folder: Path,
     text: str,
     layers: tuple[int, ...],
@@ -59,6 +63,7 @@ def route(
 
     if text == "-":
         text = sys.stdin.read(MOST_CHARACTERS + 1)
+    warn_of_folder(session, folder)
     routed = route(folder, text, device)
     if as_json:
         print_json(routed.document())

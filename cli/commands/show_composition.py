@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cli.next_steps import reporting
+from cli.opted_out import warn_of_opted_out
 from cli.output import count, next_step, note, print_json, print_table, short
 from cli.score_tables import Table, figure, print_tables
 from cli.version_output import members_and_base
@@ -44,6 +45,7 @@ class Source:
 
 def show_composition(registry: "Registry", composition: "CompositionRecord", as_json: bool) -> None:
     """Print a composition: members, recipe, folders, evaluations and audits."""
+    warn_of_opted_out(registry, [composition.digest[:12]])
     evaluations, audits = registry.evaluations(composition), registry.audits(composition)
     after = _biases_after_training(registry, composition)
     sources = [

@@ -160,10 +160,20 @@ SCHEMAS: dict[str, Schema] = {
     ),
     "reg opt-out": record(
         "The opted-out versions, and the copies that remain.",
+        dry_run=flag("True with --dry-run: nothing was changed, and the rest says what would be."),
         versions=several(OPTED_OUT, "The versions, in their current state."),
         withdrew=several(REF, "The versions that were active before."),
         deleted=several(REF, "The versions that were not purged before."),
         compositions=several(COMPOSITION, "The compositions ever made from any of them."),
+        heirs=several(
+            record(
+                "Who would get the tokens of a version in a mixture; only with --dry-run.",
+                composition=digest("The mixture."),
+                ref=REF,
+                shares=by("expert", number("Share of the version's text."), "Shares, predicted from counts of tokens."),
+            ),
+            "The members of its latest mixtures that would get its tokens.",
+        ),
         trained_together=several(REF, "Active versions whose weights were trained together with it, as of a soup."),
         pushes=several(PUSH_RECORD, "The pushes of versions and compositions to the Hub."),
         purged=flag("True with --purge."),

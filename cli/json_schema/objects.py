@@ -152,6 +152,16 @@ COMPOSE = record(
         )
     ),
     peak_bytes=whole("Estimated peak memory, beyond the program itself."),
+    warnings=several(
+        record(
+            "One member, or two, that the mixture would hardly use.",
+            refs=several(REF, "The versions."),
+            figure=number("The share that is too small, or for two members too large."),
+            reason=text("The same in words."),
+            remedy=text("The option that mends it."),
+        ),
+        "Predicted from stored counts; empty if none, or if the prediction would take long.",
+    ),
     out=maybe(text("The folder that was written; null with --plan.")),
     pushed=maybe(PUSHED),
     check=optional(DIAGNOSIS),

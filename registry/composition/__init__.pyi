@@ -13,11 +13,14 @@ from .compose import write_plan as write_plan
 from .context_routing.context_cost import context_cost as context_cost
 from .ensemble.plan import Ensemble as Ensemble
 from .ensemble.recipe import EnsembleRecipe as EnsembleRecipe
+from .hardly_used import PlanWarning as PlanWarning
+from .hardly_used import plan_warnings as plan_warnings
 from .hetero.hetero_plan import Hetero as Hetero
 from .hetero.hetero_recipe import HeteroRecipe as HeteroRecipe
 from .interpolated.simoe_plan import SimoePlan as SimoePlan
 from .interpolated.simoe_recipe import SimoeRecipe as SimoeRecipe
 from .manifest import CompositionManifest as CompositionManifest
+from .opted_out import opted_out_members as opted_out_members
 from .plan import Plan as Plan
 from .preview import Preview as Preview
 from .recipe import Recipe as Recipe

@@ -76,8 +76,9 @@ def reproduce_folder(workspace: Workspace, folder: Path, out: Path | None) -> Re
     workspace.check_owner()
     composed = ComposedFolder.read(folder)
     manifest, is_first = composed.manifest, composed.content["format"] == FIRST_FORMAT
-    used = tuple(by_digest(workspace.catalog, ref.name, ref.digest, str(folder)) for ref in manifest.versions)
-    base = manifest.base and by_digest(workspace.catalog, manifest.base.name, manifest.base.digest, str(folder))
+    holder = str(folder), composed.digest
+    used = tuple(by_digest(workspace.catalog, ref.name, ref.digest, *holder) for ref in manifest.versions)
+    base = manifest.base and by_digest(workspace.catalog, manifest.base.name, manifest.base.digest, *holder)
     history = None if manifest.parent is None else read_history(workspace, composed.digest, folder)
     manifest = manifest if history is None else history.root
     _check_device(manifest)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from registry.errors import CheckpointError
+from registry.io.atomic import atomic_file
 
 DOMAIN_CHARACTERS = 800_000
 """Maximum number of characters per domain."""
@@ -135,6 +136,6 @@ def _limited(documents: Iterator[str]) -> Iterator[str]:
 
 
 def _write(path: Path, documents: list[str]) -> None:
-    with gzip.open(path, "wt", encoding="utf-8") as file:
+    with atomic_file(path) as fresh, gzip.open(fresh, "wt", encoding="utf-8") as file:
         for text in documents:
             file.write(json.dumps({"text": text}) + "\n")

@@ -4,24 +4,29 @@ import hashlib
 import importlib.util
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import permutations
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
+from registry.checkpoint.model_files import EXPERT_TRAINING
 from registry.demo.demo_folder import MARKER, check_demo_folder
 from registry.demo.domains import DOMAINS, domain_files, write_domains
 from registry.demo.train import new_model, read_texts, save, train_tokenizer
-from registry.errors import OutputError, StorageError
+from registry.errors import CheckpointError, OutputError, StorageError
 from registry.evaluation import Row, TestSettings
 from registry.io.file_lock import try_lock
+from registry.io.limits import JSON_BYTES
+from registry.io.strict_json import json_object
 from registry.progress import Progress, remark, silent
 from registry.registry import Registry
 from registry.statistics.collect import collect_to
+from registry.statistics.file import FILE_NAME
 from registry.statistics.settings import DEFAULT_SEQ_LEN, PassSettings
 from registry.training import ExpertTraining
+from store.digest import json_digest
 
 BASE_STEPS, BASE_RATE = 300, 3e-3
 EXPERT_STEPS, EXPERT_RATE = 100, 5e-4
@@ -51,25 +56,56 @@ class DemoResult:
     never_registered: str
     withdrawn: str
 
+    @property
+    def holds(self) -> bool:
+        """True if both guarantees were seen to hold: any order, and the opt-out, give the same bytes."""
+        return len(set(self.orders.values())) == 1 and self.opted_out == self.never_registered
+
+    def document(self) -> dict[str, Any]:
+        """Return everything as `--json` shows it, except for the folder."""
+        kept = {key: value for key, value in vars(self).items() if key not in ("folder", "rows", "orders")}
+        orders = {",".join(order): digest for order, digest in self.orders.items()}
+        return kept | {"domains": [*self.domains], "rows": [row.document() for row in self.rows], "orders": orders}
+
+    @classmethod
+    def from_document(cls, folder: Path, document: Mapping[str, Any]) -> "DemoResult":
+        """Return the result that `document` was made of."""
+        return cls(
+            folder,
+            tuple(document["domains"]),
+            [Row.from_document(row) for row in document["rows"]],
+            {tuple(order.split(",")): digest for order, digest in document["orders"].items()},
+            document["opted_out"],
+            document["never_registered"],
+            document["withdrawn"],
+        )
+
 
 def run_demo(out: Path, progress: Progress = silent, *, force: bool = False) -> DemoResult:
-    """Run the demo in the folder `out`, which is absent or empty.
+    """Run the demo in the folder `out`; one that was interrupted goes on, one that has ended returns its result.
 
     Args:
-        out: the folder.
+        out: the folder: absent, empty, or of an earlier demo.
         progress: reports every step.
         force: delete the files of an earlier demo in `out` first; other files stay.
 
     Raises:
-        OutputError: `out` is not empty.
+        OutputError: `out` holds something else.
         StorageError: accelerate is not installed.
     """
     if importlib.util.find_spec("accelerate") is None:
         raise StorageError(
             "the demo trains its models, and that needs accelerate", "run: pip install 'expert-registry[train]'"
         )
-    with _prepared(out, force=force):
-        return _run(out, progress)
+    with _prepared(out, force=force) as marker:
+        if (earlier := _finished(marker, out)) is not None:
+            remark(progress, f"{out} holds a demo that has ended; its figures were stored, and --force makes it again")
+            return earlier
+        if (out / "text").exists():
+            remark(progress, f"going on with the demo in {out}")
+        result = _run(out, progress)
+        _write_marker(marker, result.document())
+        return result
 
 
 def _run(out: Path, progress: Progress) -> DemoResult:
@@ -82,16 +118,17 @@ def _run(out: Path, progress: Progress) -> DemoResult:
     remark(progress, f"3 of 6: collecting each expert's statistics on {TOKENS:,} tokens")
     settings = PassSettings(tokens=TOKENS)
     for domain in domains:  # each team collects statistics beside its data, which never moves
-        collect_to(
-            checkpoints[domain], checkpoints[domain], data=[text[domain][0]], settings=settings, progress=progress
-        )
+        if not (checkpoints[domain] / FILE_NAME).is_file():
+            collect_to(
+                checkpoints[domain], checkpoints[domain], data=[text[domain][0]], settings=settings, progress=progress
+            )
 
     remark(progress, "4 of 6: registering, composing and evaluating them")
     with Registry(out / "registry", progress=progress) as registry:
         registry.add_base("base", checkpoints["base"])
         for domain in domains:
             registry.add_expert(domain, checkpoints[domain])
-        registry.compose(list(domains), out / "moe")
+        registry.compose(list(domains), out / "moe", force=True)
         rows = registry.evaluate(
             [out / "moe"],
             {domain: [test] for domain, (_, test) in text.items()},
@@ -104,7 +141,7 @@ def _run(out: Path, progress: Progress) -> DemoResult:
     for order in list(permutations(domains))[::2]:
         orders[order] = _composed(scratch / "-".join(order), checkpoints, order, domains)
     *pair, withdrawn = domains
-    remark(progress, f"6 of 6: opting {withdrawn} out")
+    remark(progress, f"6 of 6: opting {withdrawn} out of a copy")
     opted_out = _composed(scratch / "opted-out", checkpoints, domains, pair, opt_out=withdrawn)
     never = _composed(scratch / "never", checkpoints, pair, pair)
     shutil.rmtree(scratch)
@@ -122,21 +159,45 @@ def folder_digest(folder: Path) -> str:
 
 
 @contextmanager
-def _prepared(out: Path, *, force: bool) -> Iterator[None]:
-    """Prepare `out` for a demo and lock it, so that one demo runs at a time in a folder."""
+def _prepared(out: Path, *, force: bool) -> Iterator[TextIO]:
+    """Prepare `out` for a demo and lock it, so that one demo runs at a time in a folder; yield its marker."""
     check_demo_folder(out)
     out.mkdir(parents=True, exist_ok=True)
     with (out / MARKER).open("a+", encoding="utf-8") as marker:
         if not try_lock(marker.fileno()):
             raise OutputError(f"another demo is running in {out}", "choose another --out, or wait until it has ended")
-        if any(path.name != MARKER for path in out.iterdir()):
-            if not force:
-                raise OutputError(f"{out} holds an earlier demo", "choose another --out, or replace it with --force")
+        if force:
             _delete_demo(out)
-        marker.truncate(0)
-        json.dump({"made by": "reg demo"}, marker)
-        marker.flush()
-        yield
+        if force or not _content(marker):
+            _write_marker(marker, None)
+        yield marker
+
+
+def _write_marker(marker: TextIO, result: dict[str, Any] | None) -> None:
+    """Write who made the folder and, once the demo has ended, its result with a digest."""
+    more = {} if result is None else {"result": result, "digest": json_digest(result)}
+    marker.truncate(0)
+    json.dump({"made by": "reg demo", **more}, marker)
+    marker.flush()
+
+
+def _content(marker: TextIO) -> dict[str, Any]:
+    marker.seek(0)
+    try:
+        return json_object(marker.read(JSON_BYTES).encode(), marker.name)
+    except (CheckpointError, UnicodeError):
+        return {}
+
+
+def _finished(marker: TextIO, out: Path) -> DemoResult | None:
+    """Return the result of the demo in `out`; None if it has not ended, or its files or figures are incomplete."""
+    content = _content(marker)
+    result = content.get("result")
+    if not isinstance(result, dict) or content.get("digest") != json_digest(result):
+        return None
+    if not ((out / "registry").is_dir() and (out / "moe").is_dir()):
+        return None
+    return DemoResult.from_document(out, result)
 
 
 def _delete_demo(out: Path) -> None:
@@ -160,6 +221,9 @@ def _train(folder: Path, scratch: Path, files: dict[str, Path], progress: Progre
     work = {"base": (random, list(files.values()), _settings(BASE_STEPS, BASE_RATE))}
     work |= {domain: (base, [file], _settings(EXPERT_STEPS, EXPERT_RATE)) for domain, file in files.items()}
     for name, (begin, data, settings) in work.items():
+        if (folder / name / EXPERT_TRAINING).is_file():  # it appeared whole, before an interruption
+            remark(progress, f"  {name}: trained already")
+            continue
         with Registry(scratch / "training", progress=_bars(progress, name)) as registry:
             losses = registry.train_expert(name, begin, data, settings, out=folder / name).losses
         remark(progress, f"  {name}: loss {losses.before:.2f} before, {losses.after:.2f} after {settings.steps} steps")
@@ -185,6 +249,8 @@ def _settings(steps: int, rate: float) -> ExpertTraining:
 
 
 def _composed(home: Path, checkpoints: dict[str, Path], order: Any, members: Any, *, opt_out: str | None = None) -> str:
+    if home.exists():  # of an interrupted demo
+        shutil.rmtree(home)
     with Registry(home) as registry:
         for name in order:
             registry.add_expert(name, checkpoints[name])

@@ -53,7 +53,7 @@ def check_model_folders(
             raise CheckpointError(error.message, hint) from error
     if active_experts and not folders:
         raise InvalidInputError(
-            "active experts are of folders, and there is none",
+            "active experts need a folder, and no folder was named",
             "run: reg evaluate moe/ --active-experts all --data a=FILE",
         )
     counts: tuple[int, ...] | Literal["all"] = "all"

@@ -1,7 +1,7 @@
 """Settings and results of an evaluation: the settings that all rows share, and one row a model."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from statistics import fmean, stdev
 from typing import Any
 
@@ -85,6 +85,12 @@ class Row:
     weights: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     accuracy_by_tokens: dict[str, dict[str, float]] = field(default_factory=dict)
     experts_per_token: int | None = None
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> "Row":
+        """Return the row of a stored document, which may lack figures that were added later; its spread is left out."""
+        keys = {one.name for one in fields(cls)} - {"spread"}
+        return cls(**{key: document[key] for key in keys & document.keys()})
 
     @property
     def average(self) -> float | None:

@@ -49,7 +49,7 @@ def evaluate_registered(
         )
     if wanted.seeds is not None and (wanted.seeds < 1 or not wanted.methods):
         raise InvalidInputError(
-            f"seeds is {wanted.seeds}, the least is 1" if wanted.methods else "seeds are of methods, and there is none",
+            f"seeds is {wanted.seeds}, the least is 1" if wanted.methods else "seeds need methods, and none was named",
             "run: reg evaluate --experts a,b --methods random --seeds 5 --data a=FILE",
         )
     check_model_folders(workspace, paths, wanted.active_experts)

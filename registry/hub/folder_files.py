@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from registry.composition.cards.licenses import roll_up
 from registry.composition.cards.pushed import CARD, license_of, with_additions
 from registry.composition.integrity import ComposedFolder
-from registry.composition.manifest import CompositionManifest
 from registry.errors import CheckpointError, InvalidInputError
 from registry.hub.card_additions import languages_of, metadata, page, source_of
 from registry.hub.target import ConflictReason, Outgoing
@@ -34,7 +33,7 @@ def outgoing(workspace: Workspace, composed: ComposedFolder, name: str, license_
         InvalidInputError: no license follows from the members' licenses, and no `license_id` is given.
     """
     folder, manifest, files = composed.path, composed.manifest, composed.files
-    versions = versions_of(workspace.catalog, manifest, str(folder))
+    versions = versions_of(workspace.catalog, composed)
     composed.check(workspace.progress, "compose it again, and push that")
     card = composed.card if CARD in files else b""
     check_license(license_of(card), license_id, versions, str(folder))
@@ -90,13 +89,14 @@ def check_license(own: str | None, chosen: str | None, versions: Sequence[Versio
         raise InvalidInputError(f"{subject} cannot be published under its members' licenses: {why}", LICENSE_HINT)
 
 
-def versions_of(catalog: Catalog, manifest: CompositionManifest, holder: str) -> list[VersionRecord]:
-    """Return those versions of a composition that are registered here, a base model last.
+def versions_of(catalog: Catalog, composed: ComposedFolder) -> list[VersionRecord]:
+    """Return those versions of a composed folder that are registered here, a base model last.
 
     Raises:
         ConflictError: a version was opted out.
     """
-    versions = (find_by_digest(catalog, one.name, one.digest, holder) for one in manifest.versions)
+    holder, digest = str(composed.path), composed.digest
+    versions = (find_by_digest(catalog, one.name, one.digest, holder, digest) for one in composed.manifest.versions)
     return [version for version in versions if version is not None]
 
 

@@ -29,7 +29,7 @@ def push(workspace: Workspace, folder: PathLike, target: Target | str, license_i
     license_id = None if license_id is None else _license(license_id)
     composed = ComposedFolder.read(Path(folder))
     digest = composed.digest
-    folder_files.versions_of(workspace.catalog, composed.manifest, str(composed.path))  # without the Hub, so first
+    folder_files.versions_of(workspace.catalog, composed)  # without the Hub, so first
     check_account(target)
     files = folder_files.outgoing(workspace, composed, target.repo_id.rpartition("/")[2], license_id)
     if not workspace.catalog.has_composition(digest):

@@ -278,7 +278,7 @@ def has_int8(device: str) -> bool:
     """Tell whether a kind of device multiplies int8 matrices fast and exactly.
 
     Processors without VNNI add pairs of products in 16 bits, where they overflow, or have no fast product at all. So
-    does oneDNN on any processor when `ONEDNN_MAX_CPU_ISA` forbids VNNI. What torch tells of a processor leaves out
+    does oneDNN on any processor when `ONEDNN_MAX_CPU_ISA` forbids VNNI. What torch reports of a processor leaves out
     those with VNNI and without AVX-512, so speed is measured, once a process; the sums are the same either way.
     """
     if device not in ("cpu", "cuda"):

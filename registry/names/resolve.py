@@ -69,7 +69,7 @@ def resolve(
     return match
 
 
-def by_digest(catalog: Catalog, name: str, digest: str, holder: str) -> VersionRecord:
+def by_digest(catalog: Catalog, name: str, digest: str, holder: str, composition: str | None = None) -> VersionRecord:
     """Return the active version of `name` with a content digest, of any number.
 
     Args:
@@ -77,12 +77,13 @@ def by_digest(catalog: Catalog, name: str, digest: str, holder: str) -> VersionR
         name: name of the version.
         digest: its content digest.
         holder: the composition that it is a member of, for messages.
+        composition: the digest of that composition, if it is known.
 
     Raises:
         NotFoundError: no version matches.
         ConflictError: the version was opted out.
     """
-    version = find_by_digest(catalog, name, digest, holder)
+    version = find_by_digest(catalog, name, digest, holder, composition)
     if version is None:
         raise NotFoundError(
             f"{holder} was composed of {name} {digest[:12]}, which is not registered here",
@@ -91,20 +92,44 @@ def by_digest(catalog: Catalog, name: str, digest: str, holder: str) -> VersionR
     return version
 
 
-def find_by_digest(catalog: Catalog, name: str, digest: str, holder: str) -> VersionRecord | None:
+def find_by_digest(
+    catalog: Catalog, name: str, digest: str, holder: str, composition: str | None = None
+) -> VersionRecord | None:
     """Return the active version of `name` with a content digest, None if it was never registered here.
 
     Raises:
         ConflictError: the version was opted out.
     """
-    matches = [version for version in catalog.versions(name) if version.digest == digest]
-    active = [version for version in matches if version.state == "active"]
-    if matches and not active:
+    version = version_of_content(catalog, name, digest, composition)
+    if version is not None and version.state != "active":
         raise ConflictError(
-            f"{holder} holds {matches[-1].ref}, which was opted out at {matches[-1].withdrawn_at}",
+            f"{holder} holds {version.ref}, which was opted out at {version.withdrawn_at}",
             f"compose the others without it, and delete {holder}",
         )
-    return active[-1] if active else None
+    return version
+
+
+def version_of_content(
+    catalog: Catalog, name: str, digest: str, composition: str | None = None
+) -> VersionRecord | None:
+    """Return the version that a name and a content digest stand for; None if it was never registered here.
+
+    After an opt-out the same content may be registered again, under the next number. Then it is the newest active
+    version; if all were opted out, the newest of those that the composition was made from.
+
+    Args:
+        catalog: the catalog.
+        name: the name.
+        digest: the content digest.
+        composition: the digest of the composition that names them, if there is one.
+    """
+    versions = [version for version in catalog.versions(name) if version.digest == digest]
+    active = [version for version in versions if version.state == "active"]
+    if active or len(versions) < 2 or composition is None:
+        return next(reversed(active or versions), None)
+    made = [record for record in catalog.compositions(versions) if record.digest == composition]
+    refs = {ref for record in made for ref in record.members}
+    return ([version for version in versions if version.ref in refs] or versions)[-1]
 
 
 def check_name_is_free(catalog: Catalog, name: str, kind: Kind) -> None:

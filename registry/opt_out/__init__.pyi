@@ -3,4 +3,5 @@ from .receipt_paths import check_new_receipt as check_new_receipt
 from .receipt_paths import check_receipt as check_receipt
 from .verify_receipt import ReceiptCheck as ReceiptCheck
 from .verify_receipt import verify_receipt as verify_receipt
+from .withdraw import Heirs as Heirs
 from .withdraw import OptOut as OptOut

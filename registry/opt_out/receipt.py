@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from registry.composition.any_plan import AnyPlan
 from registry.composition.compose import plan_composition
 from registry.composition.hetero.hetero_recipe import HeteroRecipe
 from registry.composition.interpolated.simoe_recipe import SimoeRecipe
@@ -196,7 +197,12 @@ def make_receipt(workspace: Workspace, result: OptOut) -> Receipt:
 
 
 def recompose(workspace: Workspace, manifest: CompositionManifest, members: Sequence[VersionRef]) -> str:
-    """Return the digest of the composition of `members`, a subset of another composition's, by its recipe.
+    """Return the digest of the composition of `members` (arguments and errors as `plan_remaining`)."""
+    return plan_remaining(workspace, manifest, members).digest
+
+
+def plan_remaining(workspace: Workspace, manifest: CompositionManifest, members: Sequence[VersionRef]) -> AnyPlan:
+    """Return the plan of composing `members`, a subset of another composition's, by its recipe.
 
     top_k is reduced to the number of members if it is larger. No weights are read.
 
@@ -222,7 +228,7 @@ def recompose(workspace: Workspace, manifest: CompositionManifest, members: Sequ
     known = manifest.base
     base = None if known is None else by_digest(workspace.catalog, known.name, known.digest, "it").ref
     if isinstance(manifest.recipe, SimoeRecipe):
-        return plan_composition(workspace, refs, manifest.recipe, base=base).digest
+        return plan_composition(workspace, refs, manifest.recipe, base=base)
     top_k = manifest.recipe.top_k
     recipe = replace(
         manifest.recipe,
@@ -234,7 +240,7 @@ def recompose(workspace: Workspace, manifest: CompositionManifest, members: Sequ
         recipe = replace(recipe, bias={name: number for name, number in recipe.bias.items() if name in names})
     if isinstance(recipe, HeteroRecipe) and recipe.lead not in names:
         recipe = replace(recipe, lead=None)
-    return plan_composition(workspace, refs, recipe, base=base, from_base=copies).digest
+    return plan_composition(workspace, refs, recipe, base=base, from_base=copies)
 
 
 def read_receipt(path: Path) -> Receipt:

@@ -10,6 +10,7 @@ from registry.errors import ConflictError, NotFoundError, RegError
 from registry.io.model_folder import MARKER
 from registry.maintenance.verify import BROKEN
 from registry.names.reference import require_list
+from registry.names.resolve import version_of_content
 from registry.opt_out.receipt import Affected, Receipt, read_receipt, recompose
 from registry.opt_out.withdraw import pushable
 from registry.workspace import PathLike, Workspace
@@ -190,12 +191,13 @@ def _folder(workspace: Workspace, check: ReceiptCheck, folder: Path) -> None:
         check.add(problem, error.hint or f"name another folder than {folder}")
         return
     withdrawn = {version.digest: version.ref for version in reversed(check.receipt.versions)}
-    manifest = composed.manifest
-    for member in manifest.versions:
+    for member in composed.manifest.versions:
         if member.digest in withdrawn:
-            problem = (
-                f"{folder} holds {withdrawn[member.digest]}: its {MARKER} names {member.name} {member.digest[:12]}"
-            )
+            version = version_of_content(workspace.catalog, member.name, member.digest, composed.digest)
+            ref = withdrawn[member.digest] if version is None else version.ref
+            receipts = {version.ref for version in check.receipt.versions if version.digest == member.digest}
+            same = "" if ref in receipts else f", the content of {withdrawn[member.digest]} registered again"
+            problem = f"{folder} holds {ref}{same}: its {MARKER} names {member.name} {member.digest[:12]}"
             check.add(problem, f"delete {folder}, and every copy of it")
     for problem in composed.problems(workspace.progress):
         check.add(problem, f"compose {folder} again; the change may affect anything in it")

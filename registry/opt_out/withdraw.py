@@ -1,6 +1,6 @@
 """Withdrawal and purge of versions."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from registry.io.work_dirs import remove
@@ -12,8 +12,23 @@ from store.ownership import claim
 
 
 @dataclass(frozen=True)
+class Heirs:
+    """The members of a mixture that would get the tokens of one that leaves.
+
+    Attributes:
+        composition: the digest of the mixture.
+        ref: the version that leaves.
+        shares: name → share of its text, predicted from counts of tokens.
+    """
+
+    composition: str
+    ref: str
+    shares: Mapping[str, float]
+
+
+@dataclass(frozen=True)
 class OptOut:
-    """The result of opting out.
+    """The result of opting out, or what it would be.
 
     Attributes:
         versions: the current records of the versions.
@@ -29,6 +44,7 @@ class OptOut:
             upgrades made.
         remains: one line for each file that another process uses and that could not be deleted yet.
         trained_together: active versions whose weights were trained together with any of them, as of a soup or a SIMoE.
+        heirs: who would get its tokens; of an opt-out that was only asked about.
     """
 
     versions: tuple[VersionRecord, ...]
@@ -43,6 +59,7 @@ class OptOut:
     cleared: tuple[str, ...] = ()
     remains: tuple[str, ...] = ()
     trained_together: tuple[str, ...] = ()
+    heirs: tuple[Heirs, ...] = ()
 
     @property
     def deleted_arrays(self) -> int:

@@ -86,7 +86,7 @@ class Gathering:
             return [], (), None
         chosen = max(evaluations, key=lambda record: (len(record.document["data"]), record.evaluated_at))
         document = chosen.document
-        rows = [_row(document[key]) for key in ("figures", "oracle", "plain_average") if document.get(key)]
+        rows = [Row.from_document(document[key]) for key in ("figures", "oracle", "plain_average") if document.get(key)]
         data = document["data"]
         evaluated = Evaluated(
             chosen.evaluated_at,
@@ -247,13 +247,6 @@ def training_figures(name: str, record: TrainingRecord) -> Training:
     at = tuple(fmean(every[start : start + size]) for start in starts)
     loss = tuple(fmean(record.loss[start : start + size]) for start in starts)
     return Training(name, record.steps, record.tokens, record.before, record.after, at, loss)
-
-
-def _row(document: Mapping[str, Any]) -> Row:
-    keys = ("name", "perplexity", "score", "tokens", "accuracy", "load", "parameters", "active_parameters")
-    return Row(
-        **{key: document[key] for key in keys}, routing=document.get("routing", {}), weights=document.get("weights", {})
-    )
 
 
 def _caption(version: VersionRecord) -> str:

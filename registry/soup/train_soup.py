@@ -173,7 +173,7 @@ def _check(workspace: Workspace, name: str, files: Mapping[str, Sequence[Path]],
         check_clustering()
     elif len(files) < 2:
         raise InvalidInputError(
-            f"a soup is trained on two domains or more, and there {'is one' if files else 'is none'}",
+            f"a soup is trained on two domains or more, and {'one was' if files else 'none were'} named",
             "give --domains FILE for each domain, or --clusters K; to train on one: reg train-expert NAME --base B "
             "--data FILE",
         )

@@ -117,8 +117,8 @@ def open_parent(workspace: Workspace, folder: Path, part: str) -> tuple[Parent, 
     workspace.check_owner()
     parent = read_parent(folder, part, workspace.progress)
     manifest = parent.composed.manifest
-    refs = manifest.versions
-    used = [by_digest(workspace.catalog, ref.name, ref.digest, str(folder)) for ref in refs]
+    holder = str(folder), parent.composed.digest
+    used = [by_digest(workspace.catalog, ref.name, ref.digest, *holder) for ref in manifest.versions]
     if manifest.from_base is not None:
         return parent, copies_of(load_member(workspace, used[0]), manifest.from_base), used
     return parent, [load_member(workspace, version) for version in used[: len(manifest.members)]], used

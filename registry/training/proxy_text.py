@@ -155,7 +155,7 @@ def _directions(members: Sequence[Member], public: Iterable[Statistics]) -> list
                 found.append(discriminant(member.packed_statistics(MLP_INPUT, layer), other, FIELDS["lam"].default))
             except ValueError as error:
                 raise CalibrationError(
-                    f"{member.version.ref} cannot be told from public text at layer {layer}: {error}",
+                    f"{member.version.ref} cannot be distinguished from public text at layer {layer}: {error}",
                     f"register it again with more text: reg add-expert {member.name} CKPT --data FILE",
                 ) from error
     return [torch.stack(found) for found in rows]

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations
 
-from jaxtyping import Float
+import torch
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from registry.composition.context_routing.member_evidence import evidence_of, past_weights
@@ -46,8 +47,13 @@ class PredictedRouting:
     tokens: tuple[int, ...]
 
 
-def predict_routing(plan: Plan, progress: Progress) -> PredictedRouting:
+def predict_routing(plan: Plan, progress: Progress, *, only_typical: bool = False) -> PredictedRouting:
     """Predict the routing of a plan whose router is `context`.
+
+    Args:
+        plan: the composition.
+        progress: receives the progress.
+        only_typical: predict it for texts of the typical length alone.
 
     Raises:
         DamagedError: stored counts are damaged.
@@ -56,6 +62,7 @@ def predict_routing(plan: Plan, progress: Progress) -> PredictedRouting:
     longest = plan.lead.architecture.max_position_embeddings
     lengths = [length for length in LENGTHS if length <= longest] or [longest]
     typical = TYPICAL if TYPICAL in lengths else lengths[-1]
+    lengths = [typical] if only_typical else lengths
     evidence = evidence_of(plan)  # (V, E)
     shares = token_shares([member.token_counts for member in plan.members])[: len(evidence)]
     slow, _ = past_weights(plan, lengths[-1])  # the fast window notices a change of subject, and a text has none here
@@ -73,3 +80,22 @@ def predict_routing(plan: Plan, progress: Progress) -> PredictedRouting:
     return PredictedRouting(
         confusion, overlap, typical, tuple(int(member.token_counts.sum()) for member in plan.members)
     )
+
+
+def predict_text(plan: Plan, counts: Int64[Tensor, "V"]) -> Float[Tensor, "E"]:
+    """Return the shares of other text that would go to each member, after `TYPICAL` tokens of equal weight.
+
+    Members of another router are compared as if they were known by their tokens, as `context` knows them.
+
+    Args:
+        plan: a composition.
+        counts: how often the text has each token.
+
+    Raises:
+        DamagedError: stored counts are damaged.
+        InvalidInputError: a member counted no token.
+    """
+    evidence = evidence_of(plan)
+    shares = token_shares([counts])[: len(evidence)]
+    moments = EvidenceMoments.of(shares, evidence[: len(shares)])
+    return moments.confusion(torch.ones(TYPICAL, dtype=torch.float64))[0]

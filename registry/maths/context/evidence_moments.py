@@ -11,7 +11,7 @@ tokens on, where 0.64 to 1.00 were counted. Two look-alikes alone are predicted 
 differ more within than between them. The first tokens are predicted 0.1 too high, as calibration text flatters rare
 ones. The fast window changes mean accuracies by 0.01 at most, as texts that keep their subject seldom reach it.
 
-Shapes: S tokens of a text, V tokens, E experts.
+Shapes: S tokens of a text, V tokens, T kinds of text, E experts.
 """
 
 from dataclasses import dataclass
@@ -29,24 +29,25 @@ ALIKE = 0.2
 
 @dataclass(frozen=True)
 class EvidenceMoments:
-    """Moments of one token's evidence, by the expert whose text it is from, float64.
+    """Moments of one token's evidence, by the kind of text that it is from, float64.
 
-    A text of expert e is taken as draws from p_e, so that m has the mean μ_e = Σ_v p_e(v) ℓ(v), and over texts the
-    covariance Cov_e(ℓ) · d, d = (1 − ρ) Σ w² / (Σ w)² + ρ, with ρ = `ALIKE`: were its tokens independent, ρ would be
-    0, and after enough of them no text would ever be mistaken. Tokens of one text have its subject in common, which is
-    ρ of their variance and does not average out (Kish 1965, *Survey Sampling*, §5.4, the design effect).
+    The kinds are the texts of the experts, in their order, unless other texts are compared with them. A text of kind e
+    is taken as draws from p_e, so that m has the mean μ_e = Σ_v p_e(v) ℓ(v), and over texts the covariance
+    Cov_e(ℓ) · d, d = (1 − ρ) Σ w² / (Σ w)² + ρ, with ρ = `ALIKE`: were its tokens independent, ρ would be 0, and after
+    enough of them no text would ever be mistaken. Tokens of one text have its subject in common, which is ρ of their
+    variance and does not average out (Kish 1965, *Survey Sampling*, §5.4, the design effect).
 
     Attributes:
-        means: μ, row by row of each expert's text.
-        covariances: Cov of each expert's text.
+        means: μ, row by row of each kind of text.
+        covariances: Cov of each kind of text.
     """
 
-    means: Float[Tensor, "E E"]
-    covariances: Float[Tensor, "E E E"]
+    means: Float[Tensor, "T E"]
+    covariances: Float[Tensor, "T E E"]
 
     @classmethod
-    def of(cls, shares: Float[Tensor, "V E"], evidence: Float[Tensor, "V E"]) -> "EvidenceMoments":
-        """Return the moments of experts' texts.
+    def of(cls, shares: Float[Tensor, "V T"], evidence: Float[Tensor, "V E"]) -> "EvidenceMoments":
+        """Return the moments of kinds of text.
 
         Args:
             shares: p_e, columns that sum to 1.
@@ -58,15 +59,16 @@ class EvidenceMoments:
                 covariances.append(evidence.T @ (evidence * share[:, None]) - torch.outer(mean, mean))
         return cls(means, torch.stack(covariances))
 
-    def confusion(self, weights: Float[Tensor, "S"]) -> Float[Tensor, "E E"]:
-        """Return, row by row, the probabilities that a text of expert e goes to each expert after S tokens, float64.
+    def confusion(self, weights: Float[Tensor, "S"]) -> Float[Tensor, "T E"]:
+        """Return, row by row, the probabilities that a text of kind e goes to each expert after S tokens, float64.
 
         m is nearly Gaussian, so that P(m_j is the largest) is that of `confusion`.
 
         Args:
             weights: w(Δ) of the S tokens that were read.
         """
-        points, everyone, spread = sample(len(self.means)), range(len(self.means)), _spread(weights)
+        experts, spread = self.means.shape[1], _spread(weights)
+        points, everyone = sample(experts), range(experts)
         with one_thread():
             rows = [
                 chosen(mean, covariance * spread, points, everyone)

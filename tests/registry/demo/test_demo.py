@@ -2,14 +2,20 @@
 
 import importlib.util
 import json
+import shlex
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from cli.main import main
+from registry import Registry
 from registry.checkpoint.model_files import EXPERT_TRAINING
 from registry.demo import DemoResult, run, run_demo
 from registry.errors import OutputError, StorageError
+from registry.progress import silent
 from tests.conftest import files_of
 
 
@@ -53,16 +59,70 @@ def test_demo_asks_for_what_training_needs_before_it_writes(tmp_path: Path, monk
     assert not (tmp_path / "demo").exists()
 
 
-def test_earlier_demo_is_replaced_only_where_asked(tmp_path: Path, demo_result: DemoResult) -> None:
+def test_demo_leaves_one_home_with_three_experts(demo_result: DemoResult, tmp_path: Path) -> None:
+    home = shutil.copytree(demo_result.folder / "registry", tmp_path / "home")
+    with Registry(home) as registry:
+        assert [version.ref for version in registry.versions()] == ["base@1", "code@1", "english@1", "math@1"]
+        (composition,) = registry.compositions()
+        assert len(composition.members) > composition.document["recipe"]["top_k"]  # sparse is what it says
+
+
+def test_demo_that_ended_is_shown_again_and_replaced_only_where_asked(tmp_path: Path, demo_result: DemoResult) -> None:
     demo = shutil.copytree(demo_result.folder, tmp_path / "demo")
-    before = files_of(demo)
-    with pytest.raises(OutputError, match="holds an earlier demo") as caught:
-        run_demo(demo)
-    assert "--force" in str(caught.value.hint)
+    before, remarks = files_of(demo), list[str]()
+    again = run_demo(demo, lambda label, total, unit: (remarks.append(label), silent(label, total, unit))[1])
+    assert again == replace(demo_result, folder=demo)
+    assert (len(remarks), "--force makes it again" in remarks[0]) == (1, True)
     assert files_of(demo) == before
+    marker = demo / "demo.json"
+    marker.write_text(marker.read_text().replace('"withdrawn": "math"', '"withdrawn": "code"'))
+    with run._prepared(demo, force=False) as file:
+        assert run._finished(file, demo) is None  # figures that somebody changed are not shown
     with run._prepared(demo, force=True):
         pass
     assert [path.name for path in demo.iterdir()] == ["demo.json"]
+
+
+def test_interrupted_demo_goes_on_with_the_models_that_were_trained(
+    tmp_path: Path, demo_result: DemoResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A demo used to be made again from the start, or to ask for --force."""
+    demo = shutil.copytree(demo_result.folder, tmp_path / "demo")
+    (demo / "demo.json").write_text(json.dumps({"made by": "reg demo"}))
+    trained = files_of(demo / "checkpoints")
+    (demo / "scratch" / "never").mkdir(parents=True)
+    (demo / "scratch" / "never" / "left").write_text("by an interruption")
+    shutil.rmtree(demo / "moe")
+    monkeypatch.setattr("registry.demo.run.TOKENS", 512)
+    monkeypatch.setattr("registry.demo.domains.DOMAIN_CHARACTERS", 60_000)
+    monkeypatch.setattr("registry.demo.domains._TEST_SHARE", 4)
+    again = run_demo(demo)
+    assert files_of(demo / "checkpoints") == trained
+    assert (again.orders, again.opted_out) == (demo_result.orders, demo_result.opted_out)
+    assert run_demo(demo) == again
+
+
+def test_closing_lines_have_the_figures_of_the_rows(demo_result: DemoResult, tmp_path: Path) -> None:
+    demo = shutil.copytree(demo_result.folder, tmp_path / "demo")
+    lines = CliRunner().invoke(main, ["demo", "--out", str(demo)]).stdout.splitlines()
+    average = {row.name: row.average for row in demo_result.rows}
+    moe, plain, same = average["moe"], average["average"], next(iter(demo_result.orders.values()))
+    proof = (
+        f"Bit for bit: 3 orders of registering gave one folder ({same[:12]}…), and opting math out gave that of a "
+        f"registry which never held it ({demo_result.opted_out[:12]}…)."
+    )
+    closing = lines.index("next:")
+    assert lines[closing - 3 : closing] == [
+        f"The mixture reaches {moe:.0f} % of its experts; averaging their weights reaches {plain:.0f} %.",
+        proof,
+        "",
+    ]
+    commands = [shlex.split(line) for line in lines[closing + 1 :]]
+    assert commands[0] == ["export", f"REG_HOME={demo / 'registry'}"]
+    assert len(commands) == 3
+    for words in commands[1:]:
+        result = CliRunner(env={"REG_HOME": str(demo / "registry")}).invoke(main, words[1:])
+        assert result.exit_code == 0, result.output
 
 
 def test_two_demos_in_one_folder_are_kept_apart(tmp_path: Path) -> None:
@@ -97,6 +157,6 @@ def test_folder_of_somebody_else_is_not_replaced(tmp_path: Path, force: bool) ->
         run_demo(tmp_path / "thesis.tex", force=force)
 
 
-def test_make_demo_can_be_repeated() -> None:
+def test_make_demo_goes_on_where_it_was_interrupted() -> None:
     makefile = (Path(__file__).parents[3] / "Makefile").read_text()
-    assert "/reg demo --force" in makefile
+    assert "/reg demo  #" in makefile

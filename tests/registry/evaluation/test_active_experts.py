@@ -99,7 +99,7 @@ def test_what_has_no_such_experts_is_refused_first(
         with pytest.raises(InvalidInputError, match=f"{count} active experts are asked for, .*moe has 2") as caught:
             filled.evaluate([tmp_path / "moe"], data, SETTINGS, active_experts=[1, count])
         assert caught.value.hint == "give --active-experts from 1 to 2, or all"
-    with pytest.raises(InvalidInputError, match="active experts are of folders"):
+    with pytest.raises(InvalidInputError, match="active experts need a folder"):
         filled.evaluate([], data, SETTINGS, experts=["code"], methods=["context"], active_experts=[1])
     with pytest.raises(InvalidInputError, match="active_experts must be a list"):
         filled.evaluate([tmp_path / "moe"], data, SETTINGS, active_experts="1,2")  # type: ignore[arg-type]

@@ -186,7 +186,7 @@ def test_seeds_of_trained_routers_are_those_of_the_training(
 @pytest.mark.parametrize(("methods", "seeds"), [(["random"], 0), ([], 3)])
 def test_seeds_without_a_method_or_none_are_refused(filled: Registry, zoo: Zoo, methods: list[str], seeds: int) -> None:
     experts = ["code"] if methods else []
-    with pytest.raises(InvalidInputError, match="the least is 1" if methods else "seeds are of methods"):
+    with pytest.raises(InvalidInputError, match="the least is 1" if methods else "seeds need methods"):
         filled.evaluate(
             [zoo.base], {"code": [zoo.test["code"]]}, SETTINGS, experts=experts, methods=methods, seeds=seeds
         )

@@ -319,8 +319,8 @@ EMPTY, ABSENT = "empty.jsonl", "absent.jsonl"
 REFUSED: dict[str, tuple[dict[str, Any], list[str] | None, type[RegError], str, str]] = {
     "support above": ({"support": 4}, None, InvalidInputError, "support is 4, and there are 3 domains", "--support 3"),
     "rank above": ({"rank": 33}, None, InvalidInputError, "of shape [320, 32] has at most rank 32", "--rank 32"),
-    "one domain": ({}, ["code"], InvalidInputError, "two domains or more, and there is one", "reg train-expert"),
-    "no domain": ({}, [], InvalidInputError, "two domains or more, and there is none", "--domains FILE"),
+    "one domain": ({}, ["code"], InvalidInputError, "two domains or more, and one was named", "reg train-expert"),
+    "no domain": ({}, [], InvalidInputError, "two domains or more, and none were named", "--domains FILE"),
     "empty domain": ({}, ["code", EMPTY], CalibrationError, "domain empty: ", "--domains empty=FILE"),
     "absent file": ({}, ["code", ABSENT], CalibrationError, "absent.jsonl is not a file", "existing file"),
 }  # fmt: skip
