@@ -50,7 +50,7 @@ RECIPE: Headings = {
     TEXT: ("data", "windows", "seq_len", "batch_size"),
     HUB: ("repo", "private", "license_id"),
 }
-"""Of the commands that compose; the fields of a recipe are placed by what they are."""
+"""Headings of the commands that compose; the fields of a recipe are placed by what they are."""
 
 STATISTICS: Headings = {
     "Checkpoint": ("base", "allow_unrelated", "remote_code"),
@@ -59,7 +59,7 @@ STATISTICS: Headings = {
     "Computation": _COMPUTATION,
     "Version": _VERSION,
 }
-"""Of the commands that collect statistics."""
+"""Headings of the commands that collect statistics."""
 
 TRAINING: Headings = {
     "Model": ("base", "train", "trunk", "mlp", "experts", "rank", "hidden"),
@@ -72,7 +72,7 @@ TRAINING: Headings = {
     "Output": ("out", "force", "keep_calibration"),
     "Version": _VERSION,
 }
-"""Of the commands that train."""
+"""Headings of the commands that train."""
 
 EVALUATION: Headings = {
     TEXT: ("data", "windows", "seq_len"),
@@ -81,17 +81,17 @@ EVALUATION: Headings = {
     "Computation": _COMPUTATION,
     "Output": ("out", "force", "as_markdown", "as_csv"),
 }
-"""Of the commands that score models."""
+"""Headings of the commands that score models."""
 
 AUDIT: Headings = {
     "Text": ("data", "documents", "prefix", "continued"),
     "Sampling": ("samples", "top_k", "threshold", "seed"),
     "Computation": ("device",),
 }
-"""Of the audit of what models repeat of their text."""
+"""Headings of the audit of what models repeat from their text."""
 
 INSTANTIATION: Headings = {"Output": ("out", "force"), "Mix of domains": ("weights", "like"), FIT: RECIPE[FIT]}
-"""Of the command that makes one model of a soup."""
+"""Headings of the command that makes one model from a soup."""
 
 
 class GroupedCommand(click.Command):
@@ -139,20 +139,21 @@ def typed_words(
     """
     parser = context.command.make_parser(context)
     values, _, order = parser.parse_args([*context.meta.get(_TYPED, ())])
-    words: list[str] = []
+    arguments: list[str] = []
+    options: list[str] = []
     for parameter in dict.fromkeys(order):
         name, value = str(parameter.name), values.get(str(parameter.name))
         if name in without or value is None or getattr(parameter, "hidden", False):
             continue
         several = list(value) if isinstance(value, (list, tuple)) else [value]
         if not isinstance(parameter, click.Option):
-            words += several
+            arguments += several
         elif parameter.is_flag:
-            words.append(parameter.opts[-1] if value else parameter.secondary_opts[-1])
+            options.append(parameter.opts[-1] if value else parameter.secondary_opts[-1])
         else:
             option = (renamed or {}).get(name, parameter.opts[-1])
-            words += [word for one in several for word in (option, one)]
-    return words
+            options += [word for one in several for word in (option, one)]
+    return arguments + options
 
 
 class CommandGroup(click.Group):

@@ -64,7 +64,7 @@ _NOT_SHOWN = ("weights", "coefficients", "fit", "dtype")
     type=file_path,
     metavar="FILE",
     help="With --to dense: weigh the members by how many documents of FILE are nearest to their text, in the base "
-    "model; those of none are left out (repeatable).",
+    "model; a member that is nearest to none is left out (repeatable).",
 )
 @fit_options(
     "With --to dense --trunk task-arithmetic: fit the coefficients to the text of FILE by gradient, then compose with "
@@ -110,7 +110,7 @@ def compose(
     as_json: bool,
     **settings: Any,
 ) -> None:
-    """Compose registered experts into one model that transformers loads: a sparse mixture, unless --to says more."""
+    """Compose registered experts into one model that transformers loads: a sparse mixture, or what --to names."""
     if out is None and not plan_only:
         raise click.UsageError("--out is missing, or --plan")
     if repo is None and (private or license_id):

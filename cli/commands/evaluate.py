@@ -102,7 +102,7 @@ def _value(name: str, text: str) -> Any:
     "recipe_path",
     type=file_path,
     metavar="FILE",
-    help="What --sweep changes a field of: experts, base model and recipe from a YAML file or a composition.json. "
+    help="With --sweep: experts, base model and the recipe to change, from a YAML file or a composition.json. "
     "[default: the default recipe]",
 )
 @click.option(
