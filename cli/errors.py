@@ -52,7 +52,7 @@ class CliError(click.ClickException):
         super().__init__(message)
         self.hint = hint
         self.kind = kind
-        self.exit_code = exit_code
+        self.exit_code = exit_code  # type: ignore[misc]  # of the class in newer versions of Click
         self.as_json = False
 
     def show(self, file: IO[Any] | None = None) -> None:

@@ -12,7 +12,8 @@ import click
 
 from cli.errors import CliError, translate_errors
 from cli.jobs import ALIASES, write_jobs
-from cli.output import allows_colour, output_options
+from cli.large_libraries import announce_imports, silence_libraries
+from cli.output import allows_colour, note, output_options
 from cli.session import Session, accept_place, place_options
 from cli.summaries import SUMMARIES
 from cli.synonyms import SYNONYMS
@@ -74,6 +75,8 @@ class _Group(click.Group):
     def main(self, *arguments: Any, **options: Any) -> Any:
         """Run a command, or complete one for a shell."""
         _collect_less()
+        if not arguments and "args" not in options:  # this process is the command, not a program that calls it
+            silence_libraries()
         if COMPLETING in os.environ:
             importlib.import_module("cli.shell_completion")  # registers the completion for bash
         return super().main(*arguments, **options)
@@ -117,6 +120,8 @@ class _Group(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         with translate_errors(ctx, as_json=ctx.meta[_AS_JSON]):
+            if not ctx.meta[_AS_JSON]:
+                ctx.call_on_close(announce_imports(note))
             return super().invoke(ctx)
 
 

@@ -35,6 +35,7 @@ from registry.training.expert.run_training import run_training
 from registry.training.expert.trainable import Trainable, trained_weights
 from registry.training.job import Job
 from registry.training.processes import Processes, leading
+from registry.training.training_paths import base_version
 from registry.training.training_windows import HELD_OUT, Windows, check_vocabulary, make_windows, shortened
 from registry.training.weight_trainer import Losses, curve
 from registry.workspace import PathLike, Workspace

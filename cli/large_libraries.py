@@ -1,0 +1,57 @@
+"""Large libraries: a word before one is imported, which takes seconds, and silence of what they say themselves."""
+
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from cli.errors import DEBUG_VARIABLE
+
+_LARGE = ("torch", "transformers")
+_QUIET = {
+    "TRANSFORMERS_VERBOSITY": "error",
+    "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
+    "HF_HUB_VERBOSITY": "error",
+}
+"""Environment variables of the libraries, where the user has not set them."""
+_LOGGERS = ("accelerate", "huggingface_hub", "peft", "torch", "transformers")
+
+
+class _Announcer:
+    """A finder that finds nothing, and says once that a large library is about to be imported."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
+        """Return nothing, for another finder to find the module."""
+        if fullname in _LARGE:
+            sys.meta_path.remove(self)
+            _silence_loggers()
+            self._say(f"loading {fullname} …")
+
+
+def announce_imports(say: Callable[[str], None]) -> Callable[[], None]:
+    """Let `say` be called before the first large library is imported, unless one is already; return what ends that."""
+    announcer = _Announcer(say)
+    if not any(name in sys.modules for name in _LARGE):
+        sys.meta_path.insert(0, announcer)
+    return lambda: sys.meta_path.remove(announcer) if announcer in sys.meta_path else None
+
+
+def silence_libraries() -> None:
+    """Keep what libraries say to programmers from the user, unless REG_DEBUG or Python's -W asks for it."""
+    if os.environ.get(DEBUG_VARIABLE) or sys.warnoptions:
+        return
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+    warnings.simplefilter("ignore")
+
+
+def _silence_loggers() -> None:
+    import logging  # takes longer than the rest of a light command
+
+    if not os.environ.get(DEBUG_VARIABLE):
+        for name in _LOGGERS:
+            logging.getLogger(name).setLevel(logging.ERROR)

@@ -1,0 +1,84 @@
+"""Proves: a word is on stderr before torch is imported, none with --quiet or --json, and none of the libraries' own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from registry import Registry
+from tests.conftest import Zoo
+
+REG = [sys.executable, "-m", "cli"]
+
+
+def run(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONWARNINGS", "REG_DEBUG")}
+    environment["PYTHONPATH"] = str(Path(__file__).parents[2])
+    words = tuple(map(str, words))
+    return subprocess.run([*REG, *words], capture_output=True, text=True, cwd=cwd, env=environment, check=False)
+
+
+def test_only_our_lines_are_on_stderr(zoo: Zoo, tmp_path: Path) -> None:
+    """The checkpoint is one that transformers has something to say about: sampling options that greedy search drops."""
+    model = tmp_path / "model"
+    model.mkdir()
+    for file in zoo.base.iterdir():
+        (model / file.name).write_bytes(file.read_bytes())
+    options = {"do_sample": False, "temperature": 0.5, "top_p": 0.5}
+    (model / "generation_config.json").write_text(json.dumps(options))
+    words = ["collect", "model", "--data", zoo.train["code"], "--tokens", 64, "--seq-len", 16, "--out"]
+    done = run(*words, "said", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "loading torch …\n")
+    quiet = run("--quiet", *words, "quiet", cwd=tmp_path)
+    assert (quiet.returncode, quiet.stderr) == (0, "")
+    as_json = run(*words, "json", "--json", cwd=tmp_path)
+    assert (as_json.returncode, as_json.stderr) == (0, "")
+    assert json.loads(as_json.stdout)["tokens"]["mlp_input"] > 0
+
+
+def test_warnings_of_libraries_are_shown_on_request(tmp_path: Path) -> None:
+    script = (
+        "import sys, warnings\nsys.argv[1:] = ['schema', 'list']\nfrom cli.main import main\n"
+        "try: main()\nexcept SystemExit: warnings.warn('of a library', UserWarning)"
+    )
+    for debug, shown in (("", False), ("1", True)):
+        environment = os.environ | {"REG_DEBUG": debug, "PYTHONPATH": str(Path(__file__).parents[2])}
+        environment.pop("PYTHONWARNINGS", None)
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=True)
+        assert ("of a library" in done.stderr) is shown
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_interrupted_pass_ends_with_130_and_leaves_no_half_output(zoo: Zoo, tmp_path: Path, as_json: bool) -> None:
+    Registry(tmp_path / "home").close()
+    words = ["--home", "home", "add-expert", "code", zoo.experts["code"], "--data", zoo.train["code"]]
+    words += ["--tokens", 5_000_000, "--seq-len", 16, "--batch-size", 1, *(["--json"] if as_json else [])]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    with subprocess.Popen(
+        [*REG, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
+        env=environment,
+    ) as process:  # fmt: skip
+        mapped = Path(f"/proc/{process.pid}/maps")
+        deadline = time.monotonic() + 120
+        while "libtorch" not in mapped.read_text() and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.1)
+        time.sleep(4)  # torch is imported, and the pass runs
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=120)
+    assert process.returncode == 130, stderr
+    assert stdout == ""
+    following = "run it again; it goes on where it stopped"
+    if as_json:
+        assert json.loads(stderr)["error"]["next"] == following
+    else:
+        assert stderr.splitlines()[-2:] == ["error: interrupted", f"  next: {following}"]
+    assert "Traceback" not in stderr
+    assert "Aborted" not in stderr
+    with Registry(tmp_path / "home") as registry:
+        assert registry.versions() == []
+        assert registry.verify().problems == ()
