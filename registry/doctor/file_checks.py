@@ -16,6 +16,10 @@ _QUANTISED = (".qweight", ".qzeros", ".weight_scale", ".weight_scale_inv", ".abs
 """Ends of the names of tensors that only quantised weights have."""
 
 
+_MASKS = "masks"
+"""The masks of a SIMoE, which are bits."""
+
+
 def check_files(folder: ExaminedFolder) -> Iterator[Finding]:
     """Check config.json, the presence of every weight file, and their headers."""
     if is_adapter(folder.path):
@@ -48,7 +52,11 @@ def check_dtypes(folder: ExaminedFolder) -> Iterator[Finding]:
         method = quantisation.get("quant_method") if isinstance(quantisation, dict) else None
         yield skipped(f"its weights are quantised ({str(method)[:40]}), and only those of whole numbers can be checked")
         return
-    whole = sorted(name for name, one in tensors.items() if one.dtype not in FLOATS and not _is_buffer(name))
+    whole = sorted(
+        name
+        for name, one in tensors.items()
+        if one.dtype not in FLOATS and not _is_buffer(name) and not (folder.has_our_code and name == _MASKS)
+    )
     if whole:
         dtype = tensors[whole[0]].dtype
         yield error(

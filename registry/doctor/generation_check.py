@@ -12,8 +12,11 @@ from registry.errors import CheckpointError, first_line
 from registry.io.display import few, printable
 from registry.runtime.loading import quiet_transformers
 
-_PROMPT, _NEW = 16, 24
-"""Tokens of the prompt, and tokens that are written after it."""
+_DOMAINS, _PROMPT, _NEW = 8, 16, 24
+"""Most domains, tokens of the prompt, and tokens that are written after it."""
+
+_CHECKED = 64
+"""Tokens on which logits are checked; any other that is not finite shows in the perplexity."""
 
 _REPEATED = 16
 """Last tokens that are all the same in a loop of one token."""
@@ -24,12 +27,11 @@ _UNPRINTABLE = 0.5
 
 def check_generation(exam: Examination) -> Iterator[Finding]:
     """Continue the beginning of each domain's text, and look for one token over and over, and for no text at all."""
-    prompts = {
-        domain: text.ids[0, : min(_PROMPT, int(text.lengths[0]))].long() for domain, text in exam.texts.windows.items()
-    }
-    written: dict[str, list[int]] = {}
-    for domain, prompt in prompts.items():
-        written[domain] = _written(exam.model.loaded, prompt)
+    windows = dict(list(exam.texts.windows.items())[:_DOMAINS])
+    size = min(_PROMPT, *(int(text.lengths[0]) for text in windows.values()))
+    prompts = {domain: text.ids[0, :size].long() for domain, text in windows.items()}
+    rows = _written(exam.model.loaded, torch.stack(list(prompts.values())))
+    written = dict(zip(prompts, rows, strict=True))
     texts = {domain: str(exam.folder.tokenizer.decode(tokens)) for domain, tokens in written.items()}
     loops = [domain for domain, tokens in written.items() if len(set(tokens[-_REPEATED:])) == 1]
     broken = [domain for domain, text in texts.items() if _unprintable(text) > _UNPRINTABLE]
@@ -48,19 +50,19 @@ def check_generation(exam: Examination) -> Iterator[Finding]:
     elif broken:
         yield warning(f"it writes hardly any printable text after text of {few(broken)}: {_shown(texts[broken[0]])}")
     if not loops and not broken:
-        for domain in list(texts)[:8]:
+        for domain in texts:
             begun = str(exam.folder.tokenizer.decode(prompts[domain].tolist(), skip_special_tokens=True))
             yield passed(f"after {_shown(begun)} ({domain}) it writes {_shown(texts[domain])}")
 
 
-def _written(model: Any, prompt: torch.Tensor) -> list[int]:
-    """Return the tokens that the model writes after a prompt; no token ends them early."""
+def _written(model: Any, prompts: torch.Tensor) -> list[list[int]]:
+    """Return the tokens that the model writes after each prompt; no token ends them early."""
     from transformers import GenerationConfig
 
     settings = GenerationConfig(do_sample=False, max_new_tokens=_NEW, eos_token_id=None, pad_token_id=0, bos_token_id=0)
     kept = model.generation_config
     model.generation_config = settings  # in place of the folder's own, which may penalise or sample
-    tokens = prompt.unsqueeze(0).to(model.device)
+    tokens = prompts.to(model.device)
     try:
         with torch.no_grad(), quiet_transformers():
             rows = model.generate(tokens, attention_mask=torch.ones_like(tokens), generation_config=settings)
@@ -70,7 +72,7 @@ def _written(model: Any, prompt: torch.Tensor) -> list[int]:
         ) from failure
     finally:
         model.generation_config = kept
-    found: list[int] = rows[0, len(prompt) :].tolist()
+    found: list[list[int]] = rows[:, prompts.shape[1] :].tolist()
     return found
 
 
@@ -87,7 +89,7 @@ def _shown(text: str) -> str:
 def check_logits(exam: Examination) -> Iterator[Finding]:
     """Check that the scores of the next token are finite, on the beginning of every domain's text."""
     for domain, text in exam.texts.windows.items():
-        ids = text.ids[:1, : int(text.lengths[0])].long().to(exam.model.loaded.device)
+        ids = text.ids[:1, : min(_CHECKED, int(text.lengths[0]))].long().to(exam.model.loaded.device)
         with torch.no_grad(), quiet_transformers():
             logits = exam.model.loaded(input_ids=ids, use_cache=False).logits
         if not bool(torch.isfinite(logits.float()).all()):

@@ -86,6 +86,7 @@ def outputs(zoo: Zoo, _filled_home: Path, tmp_path_factory: pytest.TempPathFacto
         run("report", moe, *text)
         run("report", moe)
         run("route", moe, "let x be 2")
+        run("doctor", moe, "--quick")
         run("proxy", zoo.test["math"], "--experts", "math,law", "--out", work / "proxy", "--documents", 2)
         run("audit-extraction", moe, "--data", zoo.train["math"], "--documents", 1, "--prefix", 4, "--continued", 4)
         patch.setattr("registry.ui.server", lambda _: SimpleNamespace(run=lambda sockets: None))  # it would go on

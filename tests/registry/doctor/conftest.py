@@ -47,8 +47,8 @@ def _make_ward(root: Path) -> Ward:
 
 @pytest.fixture
 def patient(ward: Ward, tmp_path: Path) -> dict[str, Path]:
-    """Copies of the dense model and of the mixture, which may be broken."""
-    return {name: shutil.copytree(ward.folders[name], tmp_path / name) for name in ("dense", "moe")}
+    """Copies of the dense model and of two mixtures, which may be broken."""
+    return {name: shutil.copytree(ward.folders[name], tmp_path / name) for name in ("dense", "moe", "ridge")}
 
 
 @pytest.fixture

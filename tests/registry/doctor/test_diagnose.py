@@ -8,8 +8,10 @@ import pytest
 
 from registry import RegError, Registry
 from registry.doctor import CHECKS, Diagnosis, diagnose
+from tests.conftest import Shared
 from tests.registry.doctor.broken import ATTENTION, BROKEN, ROUTER, fill, settings, tensors
 from tests.registry.doctor.conftest import Ward
+from tests.tiny import ALL_RECIPES, BASE, BASE_NAME, CONTENTS, SPARSE, WIDE, make, make_pool, with_others
 
 
 def errors(diagnosis: Diagnosis) -> list[str]:
@@ -123,3 +125,28 @@ def test_any_file_of_noise_is_a_finding(ward: Ward, tmp_path: Path) -> None:
         for noise in (b"\xff\x00", b"[]", b'{"a": NaN}', json.dumps({"members": [1], "eos_token_id": {}}).encode()):
             (folder / name).write_bytes(noise)
             assert diagnose(None, folder, quick=True).verdict
+
+
+@pytest.mark.parametrize("kind", [*ALL_RECIPES, "copies"])
+def test_every_kind_of_composition_has_files_and_weights_without_fault(kinds: Path, kind: str) -> None:
+    diagnosis = diagnose(None, kinds / kind, quick=True)
+    assert [(one.check, one.message) for one in diagnosis.findings if one.severity in ("error", "warning")] == []
+    assert [one.check for one in diagnosis.of("skipped") if one.cost != "forward"] == ["members"]
+
+
+@pytest.fixture(scope="session")
+def kinds(shared: Shared) -> Path:
+    return shared.get("kinds of compositions", _make_kinds)
+
+
+def _make_kinds(root: Path) -> Path:
+    pool = with_others(make_pool(root), root)
+    with Registry(root / "home") as registry:
+        registry.add_base(BASE_NAME, pool.checkpoints[BASE])
+        for name, folder in pool.checkpoints.items():
+            if name != BASE:
+                registry.add_expert(name, folder)
+        for kind in [*ALL_RECIPES, "copies"]:
+            refs = {"simoe": list(SPARSE), "hetero": [CONTENTS[0], WIDE]}.get(kind, list(CONTENTS[:2]))
+            make(registry, refs, root / kind, kind, pool.text)
+    return root
