@@ -43,6 +43,17 @@ RECIPES: list[Any] = [
 ]
 
 
+def evaluated(folder: str) -> dict[str, Any]:
+    """Return what an evaluation found, with all that a report reads."""
+    found = evaluation()
+    shares = {"code": {"code": [0.75], "math": [0.25]}, "math": {"code": [0.5], "math": [0.5]}}
+    sizes = {"tokens": {"code": 1234, "math": 1234}, "parameters": 1000, "active_parameters": 500}
+    of_all = {"accuracy": {"code": [0.75], "math": [0.5]}, "load": {"code": [0.6], "math": [0.4]}} | sizes
+    figures = found["figures"] | of_all | {"name": folder, "routing": shares, "weights": shares}
+    oracle = found["oracle"] | of_all | {"name": f"{folder} oracle", "perplexity": figures["perplexity"]}
+    return found | {"figures": figures, "oracle": oracle | {"overall_accuracy": {}, "overall_load": {}}}
+
+
 def answer(pages: Pages, registry: Registry, report: bool = True) -> None:
     """Open every page of a registry: each is well formed and answers 200."""
     pages.read()
@@ -77,7 +88,7 @@ def test_every_method_has_its_pages(filled: Registry) -> None:
         plan = filled.plan(["math", "code"], recipe)
         digest = recorded(filled, plan, f"out-{number}")
         if number % 2:
-            filled.catalog.record_evaluation(digest, "1" * 64, evaluation())
+            filled.catalog.record_evaluation(digest, "1" * 64, evaluated(f"out-{number}"))
     with served(filled) as pages:
         answer(pages, filled)
 
