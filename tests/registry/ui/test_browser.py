@@ -181,9 +181,10 @@ def test_it_works_without_the_script(browser: "Browser", pages: Pages) -> None:
         page.goto(pages.address)
         page.fill("input[name=q]", "math")
         page.get_by_role("button", name="Search").click()
-        assert page.locator("tbody th a").all_inner_texts() == ["math@1"]
-        page.locator("tbody th a").click()
+        assert page.locator(".expert h3 a").all_inner_texts() == ["math@1"]
+        page.locator(".expert h3 a").click()
         page.get_by_role("link", name="Compare with the others").click()
+        page.locator("summary", has_text="Distances").click()
         assert "same base" in page.locator("main").inner_text()
         page.goto(f"{pages.address}/compose")
         page.check("input[value='code@1']")
