@@ -111,14 +111,10 @@ def test_a_job_is_started_and_followed_to_its_end(
         enter(page, pages)
         page.goto(f"{pages.address}/compose?e=code@1")
         page.check("input[value='math@1']")
-        start = (
-            page.get_by_role("button", name="Compose", exact=True)
-            if options is PHONE
-            else page.locator("#start button")
-        )
+        start = page.locator(".essentials button" if options is PHONE else "#start button")
         page.locator("#result .command code", has_text="--out code-math/").wait_for()
         loaded(page)
-        assert page.locator("input[name=out]").get_attribute("placeholder") == "code-math/"
+        assert page.locator("#field-out").get_attribute("placeholder") == "code-math/"
         assert page.locator(".essentials").is_visible() == (options is PHONE)
         assert faults(page) == []
         assert narrow(page)
@@ -166,7 +162,7 @@ def test_it_works_without_the_script(browser: "Browser", pages: Pages, tmp_path:
         enter(page, pages)
         page.goto(f"{pages.address}/compose?e=code@1&e=math@1&e=math@2")
         page.get_by_role("link", name="Keep math@1 alone").click()
-        page.fill("input[name=out]", "mine")
+        page.fill("#field-out", "mine")
         page.get_by_role("button", name="Show what that makes").click()
         page.get_by_role("button", name="Compose into mine").click()
         page.locator(".steps", has_text="writing").wait_for()
