@@ -111,9 +111,7 @@ class Pages:
         own |= {"Sec-Fetch-Site": "same-origin"}
         values = {"form_token": self.access.form_token} | form
         body = urlencode(values, doseq=True).encode()
-        return self.ask(
-            path, method="POST", headers=own | (headers or {}), body=body
-        )
+        return self.ask(path, method="POST", headers=own | (headers or {}), body=body)
 
     @property
     def cookie(self) -> dict[str, str]:
