@@ -1,6 +1,7 @@
 """reg ui."""
 
 import importlib.util
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -37,7 +38,7 @@ DEFAULT_PORT = 8321
     "--write",
     "may_write",
     is_flag=True,
-    help="Let the browser that opens the printed address start work, with its secret: compose.",
+    help="Compose from the pages too, in the browser that opens the printed address, which holds a secret.",
 )
 @as_json
 @pass_session
@@ -71,6 +72,7 @@ def ui(session: Session, port: int, open_browser: bool, may_write: bool, as_json
             done(url, f"serving {registry.home.path} at {url}  (Ctrl-C to stop)")
         if open_browser:
             stack.enter_context(_opened(url, secret=may_write))
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # to end the jobs before the server
         with suppress(KeyboardInterrupt):
             server(make_app(registry, command, access=access, jobs=jobs)).run(sockets=[listening])
 

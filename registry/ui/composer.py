@@ -15,7 +15,7 @@ from registry.composition import Preview, Recipe
 from registry.composition.recipe.recipe_fields import FieldKind
 from registry.errors import InvalidInputError, RegError
 from registry.ui.choices import BASICS, GROUPS, WORDS, default_text, select_values
-from registry.ui.composing import Composing, suggested_folder
+from registry.ui.composing import Composing, check_new_folder, suggested_folder
 from registry.ui.remedies import Remedy, for_error, for_preview
 from registry.ui.site import PART, Site, url
 from store.catalog import VersionRecord
@@ -38,6 +38,7 @@ class Result:
         preview: the address of the predicted routing, where there is one.
         error: why there is no plan.
         remedies: changes with which there is one.
+        no_folder: why the typed folder cannot be written; only for the browser that may start work.
     """
 
     plan: composition.AnyPlan | None = None
@@ -48,6 +49,7 @@ class Result:
     preview: str = ""
     error: RegError | None = None
     remedies: Sequence[Remedy] = ()
+    no_folder: RegError | None = None
 
 
 def composer(site: Site, request: Request) -> Response:
@@ -83,7 +85,9 @@ def composer(site: Site, request: Request) -> Response:
         switch=FieldKind.SWITCH,
         words=WORDS,
         folder=Path.cwd(),
-        result=None if part == "experts" or not composing.refs else _result(site, composing),
+        result=None
+        if part == "experts" or not composing.refs
+        else _result(site, composing, may_write=site.may_write(request)),
     )
 
 
@@ -135,7 +139,7 @@ def _resolved(site: Site, refs: Sequence[str]) -> list[VersionRecord]:
     return list(found.values())
 
 
-def _result(site: Site, composing: Composing) -> Result:
+def _result(site: Site, composing: Composing, may_write: bool) -> Result:
     """Return the plan and the command, or the error that prevents them."""
     try:
         plan = composing.plan(site)
@@ -146,11 +150,24 @@ def _result(site: Site, composing: Composing) -> Result:
         {"version": member.version, "tokens": member.tokens, "weight": weights.get(member.name, 1.0)}
         for member in plan.members
     ]
-    out = composing.out or suggested(site, composing, plan)
+    out, no_folder = composing.out or suggested(site, composing, plan), None
+    if may_write:
+        try:
+            check_new_folder(out)
+        except RegError as error:
+            no_folder = error
     command = site.command_line(*composing.words(plan, out))
     has_preview = isinstance(plan.recipe, Recipe) and plan.recipe.to == "moe" and len(plan.members) > 1
     address = url("compose", "preview", e=composing.refs, **composing.query) if has_preview else ""
-    return Result(plan, members, out, command, site.registry.catalog.has_composition(plan.digest), address)
+    return Result(
+        plan,
+        members,
+        out,
+        command,
+        made=site.registry.catalog.has_composition(plan.digest),
+        preview=address,
+        no_folder=no_folder,
+    )
 
 
 def suggested(site: Site, composing: Composing, plan: composition.AnyPlan) -> str:

@@ -10,13 +10,17 @@ from starlette.datastructures import QueryParams
 
 from registry import composition
 from registry.composition.recipe.recipe_fields import MOE
+from registry.errors import InvalidInputError
+from registry.io.model_folder import check_output
 from registry.ui.choices import CHOICES, Choices
 from registry.ui.site import Site, url
 
 MOST = 256
 """Experts that can be ticked."""
 
-_LONGEST_PATH = 1000
+MOST_PATH = 1000
+"""Characters of an output folder's path."""
+
 _LONGEST_FOLDER = 60
 
 
@@ -38,7 +42,7 @@ class Composing:
     def of(cls, query: QueryParams) -> Composing:
         """Return what a query asks for."""
         refs = tuple(dict.fromkeys(query.getlist("e")))[:MOST]
-        return cls(refs, Choices.of_query(query), query.get("out", "").strip()[: _LONGEST_PATH + 1])
+        return cls(refs, Choices.of_query(query), query.get("out", "").strip()[: MOST_PATH + 1])
 
     @property
     def address(self) -> str:
@@ -89,3 +93,19 @@ def suggested_folder(names: Sequence[str], output: str, taken: Iterable[str] = (
         if path not in reserved and not path.exists() and not path.is_symlink():
             return f"{folder}/"
         number += 1
+
+
+def check_new_folder(text: str) -> str:
+    """Return the path of an output folder that a page may write: one that is not there yet, or is empty.
+
+    Raises:
+        InvalidInputError: it is not a path, or there is something.
+    """
+    if not text or len(text) > MOST_PATH or not text.isprintable():
+        raise InvalidInputError(
+            f"an output folder's path has 1 to {MOST_PATH} printable characters", "correct it in the form"
+        )
+    if text.startswith(("-", "~")):
+        raise InvalidInputError(f"the output folder {text} begins with {text[0]}", f"write it as ./{text}")
+    check_output(Path(text), replace=None)
+    return text

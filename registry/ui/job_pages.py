@@ -12,17 +12,13 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from registry.errors import InvalidInputError
-from registry.io.model_folder import check_output
 from registry.ui.composer import suggested
-from registry.ui.composing import Composing
+from registry.ui.composing import Composing, check_new_folder
 from registry.ui.guard import RefusedError
 from registry.ui.jobs import Job, Jobs
 from registry.ui.site import Page, Site, url
 
 MOST_FORM_BYTES, MOST_FORM_FIELDS = 1 << 16, 600
-
-MOST_PATH = 1000
-"""Characters of an output folder's path."""
 
 TakeForm = Callable[[Site, Request, QueryParams], Response]
 """Does what a checked form asks for."""
@@ -53,22 +49,6 @@ def start(site: Site, request: Request, form: QueryParams) -> Response:
 def cancel(site: Site, request: Request, form: QueryParams) -> Response:
     """Cancel a job, and go to its page."""
     return _see(_jobs(site, request).cancel(request.path_params["job"]))
-
-
-def check_new_folder(text: str) -> str:
-    """Return the path of an output folder that a page may write: one that is not there yet, or is empty.
-
-    Raises:
-        InvalidInputError: it is not a path, or there is something.
-    """
-    if not text or len(text) > MOST_PATH or not text.isprintable():
-        raise InvalidInputError(
-            f"an output folder's path has 1 to {MOST_PATH} printable characters", "correct it in the form"
-        )
-    if text.startswith(("-", "~")):
-        raise InvalidInputError(f"the output folder {text} begins with {text[0]}", f"write it as ./{text}")
-    check_output(Path(text), replace=None)
-    return text
 
 
 JOB_PAGES: dict[str, Page] = {"/jobs": jobs, "/jobs/{job}": job}

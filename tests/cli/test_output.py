@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from cli.main import main
-from cli.output import bar
+from cli.output import bar, lines, progress
 from registry import Registry
 from tests.conftest import Zoo
 
@@ -153,3 +153,33 @@ def test_module_is_the_command() -> None:
     for name in ("cli", "cli.main"):
         done = subprocess.run([sys.executable, "-m", name, "--version"], capture_output=True, text=True, check=True)
         assert done.stdout.startswith("reg, version ")
+
+
+def test_progress_for_a_program_is_lines(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REG_PROGRESS", "lines")
+    monkeypatch.setattr("cli.output._SECONDS_BETWEEN_LINES", 0.0)
+    assert progress() is lines
+    with lines("solving", 3, "layer") as advance:
+        advance(2)
+    with lines("a sentence", 0, "") as advance:
+        advance(1)
+    told = "progress: solving 0/3 layer\nprogress: solving 2/3 layer\nprogress: solving 2/3 layer\na sentence\n"
+    assert capsys.readouterr() == ("", told)
+    monkeypatch.setattr("cli.output._SECONDS_BETWEEN_LINES", 60.0)
+    with lines("writing", 1000, "B") as advance:
+        for _ in range(1000):
+            advance(1)
+    assert capsys.readouterr().err == "progress: writing 0/1000 B\nprogress: writing 1000/1000 B\n"
+    monkeypatch.delenv("REG_PROGRESS")
+    assert progress() is bar
+
+
+def test_an_interrupted_job_prints_no_traceback(tmp_path: Path) -> None:
+    words = [sys.executable, "-P", "-m", "cli.job", "--home", str(tmp_path / "home"), "schema", "recipe"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as job:
+        assert job.stdin is not None
+        job.stdin.close()  # as when the server is gone
+        job.wait(300)
+        assert job.stderr is not None
+        assert b"Traceback" not in job.stderr.read()
+    assert job.returncode in (0, 1, 130)  # it may have been faster

@@ -9,11 +9,14 @@ import sys
 import urllib.request
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 from click.testing import CliRunner
 
+from cli.commands.ui import _jobs, _opened
 from cli.main import main
+from cli.session import Session
 from registry import Registry
 
 
@@ -60,3 +63,24 @@ def test_where_there_is_no_registry_none_is_made(tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert "there is no registry" in result.stderr
     assert not (tmp_path / "nowhere").exists()
+
+
+def test_the_secret_goes_to_the_browser_by_a_file_of_this_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[str] = []
+    monkeypatch.setattr("click.launch", launched.append)
+    with _opened("http://127.0.0.1:1/?token=secret", secret=True):
+        page = Path(unquote(launched[0].removeprefix("file://")))
+        assert "secret" not in launched[0]
+        assert "url=http://127.0.0.1:1/?token=secret" in page.read_text()
+        assert page.parent.stat().st_mode & 0o077 == 0
+    assert not page.exists()
+    with _opened("http://127.0.0.1:1/", secret=False):
+        assert launched[1:] == ["http://127.0.0.1:1/"]
+
+
+def test_a_database_with_a_password_is_not_in_the_words_of_jobs(tmp_path: Path) -> None:
+    with Registry(tmp_path / "home") as registry:
+        jobs = _jobs(Session(None, "postgresql+psycopg://user:secret@host/reg"), registry)
+    assert jobs._environment["REG_DATABASE"] == "postgresql+psycopg://user:secret@host/reg"
+    assert "secret" not in " ".join(jobs._program)
+    assert jobs._program[1] == "-P"  # no module of the working directory is run

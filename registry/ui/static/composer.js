@@ -35,7 +35,7 @@ function composer(form) {
     try {
       const text = await ask(`${form.action}?${asked}`, stop.signal);
       show(place, text);
-      if (part === "result") status.textContent = place.querySelector("[role=alert]") ? "There is no plan." : "The plan is up to date.";
+      if (part === "result") status.textContent = place.querySelector("[role=alert]") ? "It cannot be composed like that." : "The plan is up to date.";
     } catch (error) {
       if (error.name !== "AbortError") fail(place);
     }

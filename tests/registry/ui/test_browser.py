@@ -142,7 +142,7 @@ def test_ticking_shows_plan_preview_and_command_by_keyboard_alone(browser: "Brow
         assert page.evaluate("navigator.clipboard.readText()") == command.inner_text()
         page.select_option("select[name=to]", "ensemble")
         command.filter(has_text="--to ensemble").wait_for()
-        assert not page.locator("select[name=trunk]").is_visible()
+        assert not page.locator("select[name=router]").is_visible()
         assert page.locator("select[name=routing]").is_visible()
         loaded(page)
         address = page.url

@@ -19,6 +19,7 @@ from registry import Recipe, Registry
 from registry.errors import ConflictError, InvalidInputError, NotFoundError
 from registry.ui import Jobs
 from registry.ui.jobs import MOST_KEPT, MOST_LINES, MOST_WAITING, Job, Step
+from registry.ui.site import url
 from tests.conftest import files_of
 from tests.pages import Page, Pages, served
 
@@ -121,6 +122,11 @@ def test_nothing_is_overwritten(pages: Pages, tmp_path: Path, out: str, told: st
     (work / "file").write_text("")
     (work / "link").symlink_to("full")
     before = files_of(work)
+    if out.isprintable() and len(out) < 1000:
+        shown = pages.ask(url("compose", e=["math", "code"], out=out), headers=pages.cookie).text
+        assert told in Page(shown).text
+        assert 'id="start"' not in shown
+        assert told not in pages.ask(url("compose", e=["math", "code"], out=out)).text  # others do not learn of files
     answer = pages.send("/jobs", e=["math", "code"], out=out)
     assert answer.status == 400
     assert told in Page(answer.text).text

@@ -1,0 +1,127 @@
+"""Proves: the Compose page suggests a folder, offers changes that mend, and shows a soup's experts without tokens."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from registry import Recipe, Registry
+from registry.ui.choices import BASICS, CHOICES, GROUPS, WORDS
+from registry.ui.composing import suggested_folder
+from registry.ui.site import url
+from tests.conftest import Zoo
+from tests.pages import Page, Pages, served
+from tests.registry.ui.test_trained_together import OF_ALL
+from tests.store.test_catalog import new
+
+
+@pytest.fixture
+def twice(filled: Registry, zoo: Zoo) -> Registry:
+    """A registry with a second version of an expert, with other text."""
+    filled.add_expert("math", zoo.experts["code"])
+    return filled
+
+
+def offered(pages: Pages, **query: Any) -> list[str]:
+    """Return the addresses of the changes that mend a choice, in their order."""
+    text = pages.ask(url("compose", **query)).text
+    return [part.partition('"')[0].replace("&amp;", "&") for part in text.split('<a class="button" href="')[1:]
+            if " data-apply" in part.partition(">")[0]]  # fmt: skip
+
+
+def test_every_field_of_the_form_is_in_one_group() -> None:
+    shown = [*BASICS, *(one for fields in GROUPS.values() for one in fields)]
+    assert sorted(one.name for one in shown) == sorted(one.name for one in CHOICES)
+    assert {one.name for one in BASICS} >= {"to", "trunk", "router"}
+    assert tuple(WORDS) == CHOICES[0].choices
+
+
+def test_a_group_is_folded_until_one_of_its_fields_is_changed(filled: Registry) -> None:
+    with served(filled) as pages:
+        folded = pages.ask("/compose").text
+        opened = pages.ask("/compose?router=ridge&lam=0.1").text
+    assert "<details data-group open>" not in folded
+    assert opened.count("<details data-group open>") == 1
+
+
+def test_folders_are_named_after_members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert suggested_folder(["code", "math"], "moe") == "code-math/"
+    assert suggested_folder(["code", "math"], "dense") == "code-math-dense/"
+    assert suggested_folder(list("abcdefg"), "moe") == "a-b-c-d-and-3/"
+    assert suggested_folder(["x" * 100, "y"], "moe") == "x" * 100 + "-and-1/"
+    assert suggested_folder(["code"], "moe", ["code/", str(tmp_path / "code-2")]) == "code-3/"
+    (tmp_path / "code").write_text("")
+    assert suggested_folder(["code"], "moe") == "code-2/"
+
+
+def test_a_typed_folder_is_in_the_command_and_nobody_learns_whether_it_is_there(
+    filled: Registry, tmp_path: Path
+) -> None:
+    with served(filled) as pages:
+        there = pages.read("compose", e=["math", "code"], out=str(tmp_path)).text
+        absent = pages.read("compose", e=["math", "code"], out=str(tmp_path) + "/no").text
+        assert f"--out {tmp_path}" in there
+        assert there == absent.replace(f"{tmp_path}/no", str(tmp_path))
+        assert str(Path.cwd()) not in pages.read("compose").text  # which only the browser with the secret is told
+
+
+def test_two_versions_of_one_expert_are_refused_with_a_choice(twice: Registry) -> None:
+    assert twice.resolve("math").ref == "math@2"
+    with served(twice, may_write=True) as pages:
+        query: dict[str, Any] = {"e": ["code@1", "math@1", "math@2", "law@1"]}
+        page = pages.read("compose", **query)
+        assert "math is named more than once: a composition holds one version of an expert" in page.text
+        assert "Keep math@1 alone" in page.text
+        assert "Keep math@2 alone" in page.text
+        assert "e=code%401&e=math%401&e=law%401" in offered(pages, **query)[0].replace("@", "%40")
+        refused = pages.send("/jobs", **query)
+        assert refused.status == 400
+        assert "math is named more than once" in refused.text
+        for address in offered(pages, **query)[:2]:
+            assert "--experts code@1,law@1,math@" in Page(pages.ask(address).text).text
+
+
+@pytest.mark.parametrize(
+    ("query", "label"),
+    [
+        ({"e": ["math", "mth"]}, "Go on without it"),
+        ({"e": ["math", "code"], "top_k": "9"}, "Put “Experts per token” back"),
+        ({"e": ["math", "code"], "router": "ridge", "lam": "nan"}, "Put “Ridge strength” back"),
+        ({"e": ["base", "law"]}, "Go on without base"),
+        ({"e": ["math", "code"], "to": "<b>"}, "Make a mixture"),
+        ({"e": ["math", "code"], "refine": "1"}, "Use the ridge router"),
+    ],
+    ids=str,
+)
+def test_a_choice_without_a_plan_has_changes_with_one(filled: Registry, query: dict[str, Any], label: str) -> None:
+    with served(filled) as pages:
+        assert label in pages.read("compose", **query).text
+        found = offered(pages, **query)
+        assert 1 <= len(found) <= 3
+        for address in found:
+            assert "reg compose --experts" in Page(pages.ask(address).text).text, address
+
+
+def test_what_routes_badly_has_changes_with_which_it_routes_better(filled: Registry) -> None:
+    found = filled.preview(["math", "code", "law"], Recipe(router="ridge"))
+    better = filled.preview(["math", "code", "law"], Recipe())
+    assert found.indistinct
+    assert better.accuracy > found.accuracy
+    with served(filled) as pages:
+        page = pages.read("compose", "preview", e=["math", "law", "code"], router="ridge")
+        assert f"Use the context router {100 * better.accuracy:.1f} %" in page.text
+        assert "What would mend it" not in pages.read("compose", "preview", e=["math", "law", "code"]).text
+
+
+def test_a_soups_experts_are_shown_without_tokens(tmp_path: Path) -> None:
+    with Registry(tmp_path / "home") as registry:
+        add = registry.catalog.add_version
+        add(new("mix-1", "1", content=OF_ALL | {"soup": {"soup": "a" * 64, "number": 1}}))
+        add(new("found-1", "2", content=OF_ALL | {"simoe": {"delta": "d" * 64, "number": 1}}))
+        add(new("code", "3", content=OF_ALL))
+        with served(registry) as pages:
+            text = pages.read("compose").text
+    assert "code@1 100 tokens" in text
+    assert "mix-1@1 of a soup" in text
+    assert "found-1@1 of a SIMoE" in text
