@@ -36,12 +36,16 @@ _Pairs = set[frozenset[str]]
 
 
 def advice(figures: ReportData) -> tuple[Warned, ...]:
-    """Return what is wrong with the composition, the gravest first; nothing twice."""
+    """Return what is wrong with the composition, the gravest first; what one command mends is one warning."""
     warned: _Pairs = set()
-    found = [*_opted_out(figures), *_sample(figures), *_worse_than_average(figures)]
+    found: list[Warned] = [*_opted_out(figures), *_sample(figures), *_worse_than_average(figures)]
     if figures.to in _ROUTED and figures.from_base is None:
         found += [*_drowned(figures, warned), *_confused(figures, warned), *_overlapping(figures, warned)]
-    return (*found, *_uneven(figures, bool(warned)), *_costly_routing(figures, bool(warned)))
+    found += [*_uneven(figures, bool(warned)), *_costly_routing(figures, bool(warned))]
+    texts: dict[tuple[str, str | None], list[str]] = {}
+    for one in found:
+        texts.setdefault((one.mend, one.command), []).append(one.text)
+    return tuple(Warned(" ".join(text), mend, command) for (mend, command), text in texts.items())
 
 
 def _opted_out(figures: ReportData) -> Iterator[Warned]:

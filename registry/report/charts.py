@@ -22,7 +22,7 @@ def charts(figures: ReportData) -> dict[str, Spec]:
     """Return the available charts by their place in the page."""
     specs = {}
     if routing := figures.routing:
-        for number, domain in enumerate(routing.shares):
+        for number, domain in enumerate(routing.shares if len(routing.layers) > 1 else ()):  # else as the confusion
             specs[f"routing-{number}"] = _routing(figures, routing, domain)
         specs["confusion"] = _confusion(figures, routing)
         specs["load"] = _load(figures, routing)

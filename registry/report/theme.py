@@ -50,13 +50,14 @@ def ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
         high: the largest one.
         whole: steps are whole numbers; there may then be two.
     """
-    span = (high - low) or abs(high) / 10 or 1.0
+    if high == low:
+        margin = abs(high) / 20 or 0.5
+        low, high = low - margin, high + margin
+    span = high - low
     power = 10.0 ** math.floor(math.log10(span / 5))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= span / 5 * (1 - 1e-9))
     step = max(1.0, math.ceil(step)) if whole else step
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    if first == last:
-        first, last = first - 1, last + 1
     return [round(number * step, 12) for number in range(first, last + 1)]
 
 

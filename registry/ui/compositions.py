@@ -12,6 +12,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from registry.errors import NotFoundError
 from registry.names.resolve import ALL_STATES, resolve
+from registry.report.frame import Frame
 from registry.report.page import page as report_page
 from registry.ui.choices import Choices
 from registry.ui.describing import Described, Score, describe, difference, expert_names, sentences
@@ -37,6 +38,12 @@ REPORT_POLICY = (
     "form-action 'none'; frame-ancestors 'none'; sandbox allow-scripts"
 )
 """Content security policy of a report: only its own scripts, named by hash, run, in a sandbox without an origin."""
+
+REPORT_LINKS = (("Home", "/"), ("Compositions", "/compositions"), ("Compose", "/compose"), ("Log", "/log"))
+"""The pages that a report links to: those of `page.html`."""
+
+THEME = "reg-theme"
+"""The cookie of the chosen theme: a sandboxed page cannot read the browser's storage."""
 
 _HASH = re.compile(r"'sha256-[A-Za-z0-9+/]+=*'")
 
@@ -165,15 +172,19 @@ def composition(site: Site, request: Request) -> Response:
 
 
 def report(site: Site, request: Request) -> Response:
-    """Return a composition's report, a self-contained page without links to the others."""
+    """Return a composition's report, a self-contained page under the same head as the others, in the chosen theme."""
     record = _requested(site, request)
     if request.path_params["digest"] != record.digest:
         return RedirectResponse(url("compositions", record.digest, "report"))
+    chosen = request.cookies.get(THEME)
+    theme = chosen if chosen in ("light", "dark") else None
 
     def make() -> str:
-        return report_page(site.registry.report(record.digest))
+        figures = site.registry.report(record.digest)
+        back = (figures.name, url("compositions", record.digest))
+        return report_page(figures, Frame(REPORT_LINKS, back, theme, site.command_line()))
 
-    text = site.reports.get(record.digest, make)
+    text = site.reports.get((record.digest, theme), make)
     scripts = " ".join(_HASH.findall(unescape(text[: text.index("<title>")]))) or "'none'"
     return HTMLResponse(text, headers={"Content-Security-Policy": REPORT_POLICY.format(scripts=scripts)})
 

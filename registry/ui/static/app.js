@@ -67,6 +67,7 @@ function themes(button) {
   button.hidden = false;
   button.addEventListener("click", () => {
     root.dataset.theme = dark() ? "light" : "dark";
+    keepTheme(root.dataset.theme);
     try { localStorage.setItem("theme", root.dataset.theme); } catch { /* no storage: the choice lasts until the page is left */ }
     tell();
   });

@@ -163,13 +163,13 @@ def test_commands_print_what_was_measured(filled: Registry, zoo: Zoo, tmp_path: 
     assert figures.routing.load == row["load"]
     text = page(figures)
     assert "Weights by domain" in text
-    assert f'<td class="n">{row["weights"]["code"]["math"][0]:.1%}</td>' in text
+    assert f'<td class="num">{row["weights"]["code"]["math"][0]:.1%}</td>' in text
 
 
 def test_report_without_an_evaluation_says_what_is_missing(filled: Registry, tmp_path: Path) -> None:
     plan = filled.compose(PAIR, tmp_path / "mixed", EnsembleRecipe())
     notes = filled.report(plan.digest).notes
-    assert "the weights of an ensemble are measured alone: no evaluation that has them is stored" in notes
+    assert "the weights of an ensemble are measured on text, never predicted: no evaluation is stored" in notes
     assert not any("predicted from statistics" in note for note in notes)
 
 

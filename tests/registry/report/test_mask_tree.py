@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from registry.design import expert_colours
 from registry.errors import RegError
 from registry.report import ReportData, page
 from registry.report.charts import charts
@@ -57,7 +58,7 @@ def test_one_mask_has_no_joins_and_equal_masks_join_at_1() -> None:
 
 def test_lines_of_a_tree_do_not_cross_and_stand_at_their_overlaps() -> None:
     joins = mask_joins(NAMES, overlaps(0))
-    tree = mask_tree(NAMES, joins)
+    tree = mask_tree(expert_colours(NAMES), joins)
     rows = {leaf["expert"]: leaf["row"] for leaf in tree["data"]["values"]}
     assert sorted(rows.values()) == list(range(len(NAMES)))
     for join in joins:
@@ -80,7 +81,7 @@ def test_report_has_the_tree_and_its_table(foretold: ReportData) -> None:
     assert 'data-chart="mask-tree" role="img" aria-label="Tree' in text
     for join in joins:
         assert f"<td>{', '.join(join.first)}</td><td>{', '.join(join.second)}</td>" in text
-        assert f'<td class="n">{join.overlap:.1%}</td>' in text
+        assert f'<td class="num">{join.overlap:.1%}</td>' in text
     assert figures.document()["mask_joins"][0]["overlap"] == joins[0].overlap
     assert foretold.mask_joins == ()
     assert "mask-tree" not in charts(foretold)

@@ -14,13 +14,13 @@ from click.testing import CliRunner
 from cli.main import main
 from registry import ExtractionSettings, Recipe, Registry, TestSettings
 from registry.checkpoint import TrainingRecord
+from registry.design import expert_colours
 from registry.errors import CheckpointError, NotFoundError, OutputError
 from registry.io.display import printable
 from registry.report import ReportData, page
-from registry.report.build import _training
 from registry.report.charts import charts
-from registry.report.data import POINTS, ActiveExperts, Audit, Evaluated, ScoreRow, Training
-from registry.report.page import DARK, LIGHT, colours
+from registry.report.data import POINTS, ActiveExperts, Audit, Evaluated, ScoreRow, Training, Verdict, Warned
+from registry.report.gathering import training_figures
 from registry.report.write_page import write_page
 from tests.conftest import Zoo
 
@@ -77,6 +77,8 @@ def hostile(figures: ReportData) -> ReportData:
         audits=(Audit(HOSTILE, 4, 1, 0.25, 0.5, 0.75, 8, 16, HOSTILE),),
         lineage=tuple(replace(node, label=HOSTILE, told=HOSTILE) for node in figures.lineage),
         notes=(HOSTILE,),
+        verdict=Verdict(HOSTILE, f"reg {HOSTILE}"),
+        warnings=(Warned(HOSTILE, HOSTILE, f"reg {HOSTILE}"),),
     )
 
 
@@ -123,8 +125,8 @@ def test_stored_evaluation_and_data_give_the_same_figures(
     assert stored.routing == measured.routing
     assert stored.routing is not None
     assert stored.routing.measured
-    assert [row.kind for row in stored.scores] == ["composition", "oracle"]
-    assert stored.scores[0].score == measured.scores[0].score
+    assert [row.kind for row in stored.scores] == ["composition", "oracle", "average"]
+    assert stored.scores == measured.scores[:3]
     (evaluation,) = registry.evaluations(registry.compositions()[0])
     assert evaluation.document["figures"]["overall_accuracy"] == stored.routing.accuracy
     text = "".join(Page(page(measured)).text)
@@ -162,7 +164,7 @@ def test_active_experts_are_those_of_the_latest_evaluation_that_has_them(
     assert {(p["count"], p["domain"]): p["value"] for p in chart["data"]["values"]} == {
         (row.experts_per_token, domain): value for row in rows for domain, value in row.perplexity.items()
     }
-    one = replace(figures, active_experts=figures.active_experts[:1])
+    one = replace(figures, active_experts=figures.active_experts[:1], scores=figures.scores[:1])
     assert "active" not in charts(one)
     assert "<details open>" in page(one)
 
@@ -195,7 +197,7 @@ def test_stored_audits_are_in_the_report(
 @pytest.mark.parametrize(("count", "points"), [(POINTS, POINTS), (POINTS + 1, (POINTS + 2) // 2), (2000, POINTS)])
 def test_long_loss_curves_are_means_of_as_many(count: int, points: int) -> None:
     record = TrainingRecord(3 * count - 1, 10, 5.0, 4.0, 3, tuple(float(number) for number in range(count)))
-    training = _training("x", record)
+    training = training_figures("x", record)
     assert len(training.at) == len(training.loss) == points
     size = -(-count // points)
     assert training.loss[0] == sum(range(size)) / size
@@ -230,20 +232,17 @@ def test_hostile_names_stay_text(foretold: ReportData) -> None:
     assert not [tag for tag, given in found.tags if tag == "img" or any(name.startswith("on") for name in given)]
     assert "".join(found.text).count(HOSTILE) > 8
     assert len([tag for tag, _ in found.tags if tag == "script"]) == 3
-    assert (
-        printable(HOSTILE) in json.loads(found.scripts[0])["routing-0"]["layer"][0]["encoding"]["tooltip"][2]["title"]
-    )
+    chart = json.loads(found.scripts[0])["confusion"]
+    assert printable(HOSTILE) == chart["data"]["values"][0]["domain"]
     assert "55433" not in "".join(found.text)  # long enough not to be in a digest
 
 
-def test_every_expert_has_one_colour(foretold: ReportData) -> None:
-    for first in (LIGHT, DARK):
-        assert len(set(colours(first, 40, 0.5))) == 40
+def test_every_expert_has_the_colour_that_it_has_everywhere(foretold: ReportData) -> None:
+    assert foretold.colours == expert_colours(["code", "german"])
     text = json.dumps(charts(foretold))
-    assert "var(--e0)" in text
-    assert "var(--e1)" in text
-    assert "var(--e2)" not in text
+    assert set(re.findall(r"var\(--e([0-9]+)\)", text)) == {str(number) for number in foretold.colours.values()}
     assert re.search(r"#[0-9a-f]{6}", text) is None
+    assert f'<span class="dot e{foretold.colours["code"]}"' in page(foretold)
 
 
 def test_what_is_not_here_is_left_out_and_noted(world: tuple[Registry, Path], tmp_path: Path) -> None:

@@ -1,0 +1,265 @@
+"""Proves: a report says first how good a composition is, on how much text, what is wrong, and what mends it."""
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from registry import EnsembleRecipe, Recipe, Registry, TestSettings
+from registry.report import ReportData, page
+from registry.report.advice import advice
+from registry.report.charts import charts
+from registry.report.data import ActiveExperts, Evaluated, MemberFigures, RoutingData, ScoreRow
+from registry.report.theme import ticks
+from registry.report.verdict import verdict
+from tests.conftest import Zoo
+
+SETTINGS = TestSettings(windows=2, seq_len=32, batch_size=3, device="cpu")
+LARGE = {"code": 9000, "math": 9000}
+
+
+def figures(**changes: object) -> ReportData:
+    """Return the figures of an evaluated mixture without a fault."""
+    members = tuple(MemberFigures(name, f"{name}@1", "0" * 64, 1000, None) for name in ("code", "math"))
+    shares = {"code": {"code": [0.9], "math": [0.1]}, "math": {"code": [0.1], "math": [0.9]}}
+    sound = ReportData(
+        name="moe",
+        digest="0" * 64,
+        host="mixtral",
+        made=None,
+        recipe={"router": "context", "trunk": "regmean"},
+        members=members,
+        parameters=None,
+        active_parameters=None,
+        top_k=1,
+        routing=RoutingData(True, (0,), shares, {"code": [0.5], "math": [0.5]}),
+        overlap=(),
+        curves=(),
+        scores=(scored("composition", 94, 92), scored("oracle", 96, 95), scored("average", 80, 79)),
+        evaluated=Evaluated(None, LARGE, {"code": "a", "math": "b"}),
+        active_experts=(),
+        trainings=(),
+        audits=(),
+        lineage=(),
+        folder="moe",
+        indistinct=0.6,
+    )
+    return replace(sound, **changes)  # type: ignore[arg-type]
+
+
+def scored(kind: str, code: float, math: float | None = None) -> ScoreRow:
+    score = {"code": code} if math is None else {"code": code, "math": math}
+    return ScoreRow(kind, kind, score, dict.fromkeys(score, 5.0), sum(score.values()) / len(score))
+
+
+def routing(code: float, math: float) -> RoutingData:
+    shares = {"code": {"code": [code], "math": [1 - code]}, "math": {"code": [1 - math], "math": [math]}}
+    load = {"code": [(code + 1 - math) / 2], "math": [(math + 1 - code) / 2]}
+    return RoutingData(True, (0,), shares, load)
+
+
+def test_the_verdict_names_the_sample_and_what_it_stands_between() -> None:
+    found = verdict(figures())
+    assert found.command is None
+    assert found.text == (
+        "The mixture reaches 93.0 % of its experts on 18,000 tokens of 2 domains; plain averaging reaches 79.5 %; "
+        "perfect routing would reach 95.5 %."
+    )
+    assert advice(figures()) == ()
+    assert "<strong>93.0\u00a0%</strong> of its experts" in page(replace(figures(), verdict=found))
+
+
+def test_a_small_sample_of_one_domain_is_said_in_the_headline() -> None:
+    few = figures(
+        scores=(scored("composition", 94),), evaluated=Evaluated(None, {"code": 510}, {"code": "a"}), routing=None
+    )
+    assert verdict(few).text == "The mixture reaches 94.0 % of its expert code on 510 tokens of one domain, code."
+    small, missing = advice(few)
+    assert small.text == "Small sample: 510 tokens of one domain, code. Its scores are uncertain."
+    assert small.command == "reg evaluate moe --data code=FILE --data math=FILE --baselines --oracle"
+    assert missing.text == "One of 2 members is not evaluated on its own domain: math."
+    text = page(replace(few, verdict=verdict(few), warnings=advice(few)))
+    assert text.count("small sample</span>") == 2  # beside the figure and the chart
+    assert "small sample</span>" not in page(figures())
+
+
+def test_what_is_not_evaluated_says_how_to() -> None:
+    found = verdict(figures(scores=(), evaluated=None, routing=None))
+    assert found.text == "Not evaluated yet: reg evaluate shows how good this mixture is."
+    assert found.command == "reg evaluate moe --data code=FILE --data math=FILE --baselines --oracle"
+    ensemble = verdict(figures(scores=(), evaluated=None, routing=None, to="ensemble", folder=None))
+    assert ensemble.command == "reg evaluate DIR --data code=FILE --data math=FILE --baselines"
+
+
+def test_domains_without_an_expert_have_perplexities_alone() -> None:
+    law = ScoreRow("moe", "composition", {}, {"law": 7.25}, None)
+    found = verdict(figures(scores=(law,), evaluated=Evaluated(None, {"law": 9000}, {"law": "a"})))
+    assert found.text == (
+        "The mixture has a perplexity of 7.25 on 9,000 tokens of one domain, law. "
+        "There is no score for law: no expert of this name is registered here."
+    )
+
+
+def test_the_average_of_other_experts_is_not_that_of_the_members() -> None:
+    other = replace(scored("average", 80, 79), score={"code": 80.0, "law": 79.0})
+    assert figures(scores=(scored("composition", 94, 92), other)).score_of("average") is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "text", "command"),
+    [
+        (
+            {"routing": routing(0.3, 0.9)},
+            "code is drowned out: only 30.0 % of its own domain's tokens go to it; math gets 70.0 %.",
+            None,
+        ),
+        (
+            {"routing": routing(0.3, 0.9), "recipe": {"router": "ridge", "trunk": "mean"}},
+            "code is drowned out",
+            "reg compose --experts code,math --trunk mean --router context --out DIR",
+        ),
+        ({"routing": routing(0.7, 0.9)}, "30.0 % of code's text goes to math.", None),
+        (
+            {
+                "routing": None,
+                "overlap": (("code", "math", 0.82),),
+                "to": "ensemble",
+                "recipe": {"routing": "perplexity"},
+            },
+            "code and math overlap: 82 % of their text cannot be told apart.",
+            "reg compose --experts code,math --to ensemble --routing posterior --out DIR",
+        ),
+        (
+            {"scores": (scored("composition", 78, 79), scored("average", 80, 79))},
+            "Plain averaging is better: 79.5 % against 78.5 %.",
+            "reg compose --experts code,math --to dense --trunk mean --out DIR",
+        ),
+        (
+            {"recipe": {"router": "ridge"}, "scores": (scored("composition", 88, 88), scored("oracle", 96, 95))},
+            "Routing costs 7.5 points: perfect routing would reach 95.5 %.",
+            "reg compose --experts code,math --router context --out DIR",
+        ),
+        (
+            {
+                "recipe": {"router": "random"},
+                "from_base": 2,
+                "routing": RoutingData(
+                    True, (0,), {"law": {"code": [0.9], "math": [0.1]}}, {"code": [0.9], "math": [0.1]}
+                ),
+            },
+            "Load collapses onto code: it gets 90.0 % of all tokens, where 50.0 % is even.",
+            "reg train moe --data FILE --out DIR",
+        ),
+    ],
+)
+def test_each_fault_is_a_warning_with_what_mends_it(
+    changes: Mapping[str, object], text: str, command: str | None
+) -> None:
+    (warning,) = advice(figures(**changes))
+    assert warning.text.startswith(text)
+    assert warning.command == command
+    assert warning.mend
+
+
+def test_predicted_drowning_is_mended_by_the_option_that_preview_names() -> None:
+    reason = "it brings 0.3% of the statistics that routers are solved from: try --balance tokens"
+    members = (replace(figures().members[0], drowned=reason), figures().members[1])
+    few = figures(members=members, routing=None, scores=(), evaluated=None, recipe={"router": "ridge"})
+    (warning,) = advice(few)
+    assert warning.text == (
+        "code is predicted to be drowned out: it brings 0.3% of the statistics that routers are solved from."
+    )
+    assert warning.command == "reg compose --experts code,math --router ridge --balance tokens --out DIR"
+
+
+def test_what_a_measurement_separates_does_not_overlap() -> None:
+    assert advice(figures(overlap=(("code", "math", 0.9),))) == ()
+
+
+def test_axes_include_100_and_have_several_ticks() -> None:
+    chart = charts(figures())["scores"]
+    axis = chart["layer"][0]["encoding"]["x"]["axis"]["values"]
+    assert axis == [75, 80, 85, 90, 95, 100]
+    rows = {row["domain"]: row for row in chart["data"]["values"]}
+    assert [rows["code"][key] for key in ("average", "own", "oracle")] == [80, 94, 96]
+    assert rows["all domains"]["own"] == 93
+    active = tuple(ActiveExperts(k, k, {"code": 92.0}, {"code": 5.0}, 92.0) for k in (1, 2))
+    curve = charts(figures(active_experts=active))["active"]
+    assert curve["layer"][0]["encoding"]["y"]["axis"]["values"][-1] == 100
+    assert [row["name"] for row in curve["layer"][4]["data"]["values"]] == ["plain averaging", "perfect routing"]
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(0, 1), (0, 0.003), (92.1, 92.1), (20.3, 104), (4.1, 4.1001), (0, 1e9), (5.0, 5.0 + 1e-9)]
+)
+def test_an_axis_has_three_ticks_or_more(low: float, high: float) -> None:
+    values = ticks(low, high)
+    assert 3 <= len(values) <= 8
+    assert values[0] <= low
+    assert values[-1] >= high - 1e-8
+    assert values == sorted(set(values))
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        Recipe(),
+        Recipe(router="ridge"),
+        Recipe(to="dense"),
+        EnsembleRecipe(),
+        EnsembleRecipe(routing="prompt-perplexity", routing_tokens=8, top_k=1),
+    ],
+    ids=["context", "ridge", "dense", "ensemble", "prompt"],
+)
+def test_reports_of_every_kind_say_whether_they_were_evaluated(
+    world: tuple[Registry, Path], zoo: Zoo, tmp_path: Path, recipe: Recipe | EnsembleRecipe
+) -> None:
+    registry, _ = world
+    registry.compose(["code", "german"], tmp_path / "out", recipe)
+    before = registry.report(tmp_path / "out")
+    registry.evaluate(
+        [tmp_path / "out"], {name: [zoo.test[name]] for name in ("code", "german")}, SETTINGS, baselines=True
+    )
+    after = registry.report(tmp_path / "out")
+    if not before.scores:  # the session's other tests may have evaluated the same composition
+        assert before.verdict is not None
+        assert before.verdict.text.startswith("Not evaluated yet")
+    assert after.verdict is not None
+    assert f"The {after.kind} reaches" in after.verdict.text
+    assert "plain averaging reaches" in after.verdict.text
+    assert not any("no evaluation" in note or "predicted" in note for note in after.notes)
+    for found in (before, after):
+        text = page(found)
+        assert ('id="h-load"' in text) == (found.routing is not None)
+        assert ("Ridge strength" in text) == (isinstance(recipe, Recipe) and recipe.router == "ridge")
+    assert (after.routing is None) == (recipe.to == "dense")
+
+
+def test_a_stored_evaluation_without_weights_is_not_called_missing(
+    world: tuple[Registry, Path], zoo: Zoo, tmp_path: Path
+) -> None:
+    registry, _ = world
+    plan = registry.compose(["code", "german"], tmp_path / "out", EnsembleRecipe(temperature=2.0))
+    registry.evaluate([tmp_path / "out"], {"code": [zoo.test["code"]]}, SETTINGS)
+    (stored,) = registry.evaluations(registry.compositions(plan.digest)[0])
+    early = {**stored.document, "figures": {**stored.document["figures"], "routing": {}, "weights": {}}}
+    registry.catalog.record_evaluation(plan.digest, stored.asked, early)
+    (note,) = registry.report(plan.digest).notes
+    measured = "the weights of an ensemble are measured on text, never predicted"
+    assert note == f"{measured}: the stored evaluation has none: evaluate again"
+
+
+def test_members_that_were_opted_out_since_are_a_warning(
+    world: tuple[Registry, Path], zoo: Zoo, tmp_path: Path
+) -> None:
+    registry, moe = world
+    shutil.copytree(registry.home.path, tmp_path / "home")
+    with Registry(tmp_path / "home") as copy:
+        copy.opt_out("german")
+        found = copy.report(moe)
+    (warning, *_) = found.warnings
+    assert warning.text == "german@1 was opted out after this was composed."
+    assert warning.command == "reg compose --experts code --out DIR"
+    assert "german@1, opted out</span>" in page(found)
