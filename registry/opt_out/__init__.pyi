@@ -1,3 +1,4 @@
+from .opted_out import opted_out_members as opted_out_members
 from .perform import opt_out as opt_out
 from .verify_receipt import ReceiptCheck as ReceiptCheck
 from .verify_receipt import verify_receipt as verify_receipt
