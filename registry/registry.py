@@ -934,7 +934,7 @@ class Registry:
             composition: a folder, or the beginning of the digest of a composition made here; of anything else the
                 result is empty.
         """
-        return composition_.opted_out_members(self._workspace, composition)
+        return opt_out_.opted_out_members(self._workspace, composition)
 
     def verify_receipt(self, file: PathLike, folders: Sequence[PathLike] = ()) -> opt_out_.ReceiptCheck:
         """Compare a receipt with the registry: withdrawn versions, deleted arrays, and the log.

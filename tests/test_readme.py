@@ -44,7 +44,8 @@ def run_line(line: str) -> None:
     if not words:
         return
     if words[0] == "export":
-        os.environ.update(word.split("=", 1) for word in words[1:])  # a test has set it before, and resets it
+        for name, _, value in (word.partition("=") for word in words[1:]):
+            os.environ[name] = value  # a test has set it before, and resets it
     elif words[0] == "reg":
         result = CliRunner().invoke(main, words[1:])
         assert result.exit_code == 0, f"{line}\n{result.output}"

@@ -1,3 +1,4 @@
+from .opted_out import opted_out_members as opted_out_members
 from .perform import opt_out as opt_out
 from .receipt_paths import check_new_receipt as check_new_receipt
 from .receipt_paths import check_receipt as check_receipt

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import shlex
 import shutil
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from registry import Registry
 from registry.checkpoint.model_files import EXPERT_TRAINING
 from registry.demo import DemoResult, run, run_demo
 from registry.errors import OutputError, StorageError
-from registry.progress import silent
+from registry.progress import Advance, silent
 from tests.conftest import files_of
 
 
@@ -70,7 +71,12 @@ def test_demo_leaves_one_home_with_three_experts(demo_result: DemoResult, tmp_pa
 def test_demo_that_ended_is_shown_again_and_replaced_only_where_asked(tmp_path: Path, demo_result: DemoResult) -> None:
     demo = shutil.copytree(demo_result.folder, tmp_path / "demo")
     before, remarks = files_of(demo), list[str]()
-    again = run_demo(demo, lambda label, total, unit: (remarks.append(label), silent(label, total, unit))[1])
+
+    def note(label: str, total: int, unit: str) -> AbstractContextManager[Advance]:
+        remarks.append(label)
+        return silent(label, total, unit)
+
+    again = run_demo(demo, note)
     assert again == replace(demo_result, folder=demo)
     assert (len(remarks), "--force makes it again" in remarks[0]) == (1, True)
     assert files_of(demo) == before
