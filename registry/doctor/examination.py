@@ -39,7 +39,7 @@ class Examination:
 
     @property
     def look_closer(self) -> str:
-        """What to do about bad predictions that nothing else explains."""
+        """The next step after bad predictions that nothing else explains."""
         if self.folder.composed is None:
             return f"try text of its own domain: reg doctor {self.folder.quoted} --data DOMAIN=FILE"
         data = " ".join(f"--data {name}=FILE" for name in list(self.folder.members)[:2]) or "--data DOMAIN=FILE"

@@ -103,7 +103,7 @@ class ExaminedFolder:
 
     @cached_property
     def embedding_rows(self) -> int | None:
-        """Rows of the smallest embedding of tokens; None if there is none of a known name."""
+        """Rows of the smallest embedding of tokens; None if no tensor has a known name of one."""
         rows = [stored.shape[0] for name, stored in self.tensors.items() if is_embedding(name) and stored.shape]
         return min(rows, default=None)
 

@@ -20,7 +20,7 @@ _ORDER: tuple[Severity, ...] = ("error", "warning", "ok", "skipped")
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found.
+    """One thing that a check found.
 
     Attributes:
         severity: `error` if the folder is broken, `warning` if it may be, `skipped` if the check was not done.

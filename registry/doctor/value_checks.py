@@ -4,7 +4,6 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -22,7 +21,8 @@ from registry.doctor.tensor_names import (
     role_of,
 )
 from registry.errors import CheckpointError
-from registry.progress import Advance
+from registry.io.dtypes import NAMES
+from registry.io.torch_blocks import torch_dtype
 from store.arrays import rows_per_block
 
 _PEERS = 4
@@ -37,7 +37,7 @@ _ZERO = "look for it in the members that were merged, and merge again"
 
 @dataclass
 class _Values:
-    """What was seen of one tensor: NaN, infinities, the sum of squares, and experts of a joint tensor that are zero."""
+    """Values seen of one tensor: NaN, infinities, the sum of squares, and experts of a joint tensor that are zero."""
 
     count: int
     has_nan: bool = False
@@ -83,7 +83,7 @@ def check_head(folder: ExaminedFolder) -> Iterator[Finding]:
     embeddings = [name for name in folder.tensors if is_embedding(name)]
     if len(heads) != 1 or len(embeddings) != 1:
         return
-    if not _equal(folder.tensors, heads[0], embeddings[0]):
+    if not _equal(folder.tensors[heads[0]], folder.tensors[embeddings[0]]):
         yield error(
             f"config.json says tie_word_embeddings true, but {heads[0]} differs from {embeddings[0]}: "
             "one of them would be ignored",
@@ -118,44 +118,43 @@ def _outliers(seen: dict[str, _Values]) -> Iterator[Finding]:
 
 
 def _read(folder: ExaminedFolder) -> dict[str, _Values]:
-    files: dict[Path, list[str]] = defaultdict(list)
-    for name, stored in folder.tensors.items():
-        if stored.dtype in FLOATS:
-            files[stored.file].append(name)
-    seen, total = {}, sum(path.stat().st_size for path in files)
+    names = [name for name, stored in folder.tensors.items() if stored.dtype in FLOATS]
+    seen = {name: _Values(math.prod(folder.tensors[name].shape)) for name in names}
+    total = sum(path.stat().st_size for path in {folder.tensors[name].file for name in names})
     with folder.progress("reading weights", total, "B") as advance:
-        for path, names in files.items():
-            seen |= _read_file(path, names, folder.tensors, advance)
-    return {name: seen[name] for name in folder.tensors if name in seen}
-
-
-def _read_file(path: Path, names: list[str], tensors: dict[str, Stored], advance: Advance) -> dict[str, _Values]:
-    from safetensors import SafetensorError, safe_open
-
-    seen = {}
-    try:
-        with safe_open(path, framework="pt") as file:
-            for name in names:
-                shape = tensors[name].shape
-                values = seen[name] = _Values(math.prod(shape))
-                for start, part in _blocks(file, name, shape):
-                    _take(values, part, start, joint=len(shape) == 3 and is_expert(name))
-                    advance(part.numel() * part.element_size())
-    except (OSError, SafetensorError) as failure:
-        raise CheckpointError(f"{path}: {failure}", "copy the file again") from failure
+        for name in names:
+            stored = folder.tensors[name]
+            for start, part in _blocks(stored):
+                _take(seen[name], part, start, joint=len(stored.shape) == 3 and is_expert(name))
+                advance(part.numel() * part.element_size())
     return seen
 
 
-def _blocks(file: Any, name: str, shape: tuple[int, ...]) -> Iterator[tuple[int, Any]]:
-    """Yield first row and values of a tensor, some rows at a time."""
-    if not math.prod(shape):
+def _blocks(stored: Stored) -> Iterator[tuple[int, Any]]:
+    """Yield first row and values of a tensor, some rows at a time.
+
+    They are read, not mapped: pages of a mapped file would count as memory of this process.
+
+    Raises:
+        CheckpointError: the file cannot be read.
+    """
+    import torch
+
+    if not math.prod(stored.shape):
         return
-    if not shape:
-        yield 0, file.get_tensor(name)
-        return
-    view, rows = file.get_slice(name), rows_per_block(shape)
-    for start in range(0, shape[0], rows):
-        yield start, view[start : start + rows]
+    shape, dtype = stored.shape or (1,), torch_dtype(NAMES[stored.dtype])
+    width, step = math.prod(shape[1:]) * dtype.itemsize, rows_per_block(shape)
+    try:
+        with stored.file.open("rb") as file:
+            file.seek(stored.begin)
+            for start in range(0, shape[0], step):
+                rows = min(step, shape[0] - start)
+                data = bytearray(rows * width)
+                if file.readinto(data) != len(data):
+                    raise CheckpointError(f"{stored.file} ends early", "copy the file again")
+                yield start, torch.frombuffer(data, dtype=dtype).view(rows, *shape[1:])
+    except OSError as failure:
+        raise CheckpointError(f"{stored.file}: {failure}", "copy the file again") from failure
 
 
 def _take(values: _Values, part: Any, start: int, *, joint: bool) -> None:
@@ -176,15 +175,7 @@ def _take(values: _Values, part: Any, start: int, *, joint: bool) -> None:
         values.largest = math.inf  # not zero all over
 
 
-def _equal(tensors: dict[str, Stored], name: str, other: str) -> bool:
-    from safetensors import SafetensorError, safe_open
-
-    shape = tensors[name].shape
-    if shape != tensors[other].shape or tensors[name].dtype != tensors[other].dtype:
+def _equal(stored: Stored, other: Stored) -> bool:
+    if stored.shape != other.shape or stored.dtype != other.dtype:
         return False
-    try:
-        with safe_open(tensors[name].file, "pt") as first, safe_open(tensors[other].file, "pt") as second:
-            pairs = zip(_blocks(first, name, shape), _blocks(second, other, shape), strict=True)
-            return all(bool((a == b).all()) for (_, a), (_, b) in pairs)
-    except (OSError, SafetensorError) as failure:
-        raise CheckpointError(f"{tensors[name].file}: {failure}", "copy the file again") from failure
+    return all(bool((a == b).all()) for (_, a), (_, b) in zip(_blocks(stored), _blocks(other), strict=True))
