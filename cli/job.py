@@ -17,8 +17,8 @@ _INTERRUPTED = 130
 def main() -> None:
     """Run the command of the arguments."""
     signal.signal(signal.SIGINT, _interrupt_once)  # the server may have been started with interrupts ignored
-    threading.Thread(target=_interrupt_with_server, daemon=True).start()
     try:
+        threading.Thread(target=_interrupt_with_server, daemon=True).start()
         from cli.main import main as reg  # slow, and may be interrupted too
 
         reg(prog_name="reg")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -98,8 +99,8 @@ def preview(site: Site, request: Request) -> Response:
     if not isinstance(plan.recipe, Recipe):
         raise InvalidInputError("only mixtures have routers to predict from statistics", "choose another output")
     composing = replace(composing, refs=tuple(member.version.ref for member in plan.members))
-    found = _predicted(site, composing)
-    remedies = for_preview(composing, found, lambda changed: _predicted(site, changed))
+    found, _ = _predicted(site, composing)
+    remedies = for_preview(composing, lambda changed: _predicted(site, changed))
     tokens = {member.version.ref: brings_tokens(member.version) for member in plan.members}
     return site.render(
         request,
@@ -118,14 +119,18 @@ def brings_tokens(version: VersionRecord) -> bool:
     return bool(version.statistics) and "soup" not in content and "simoe" not in content
 
 
-def _predicted(site: Site, composing: Composing) -> Preview:
+def _predicted(site: Site, composing: Composing) -> tuple[Preview, float]:
+    """Return the prediction, and the seconds that it took."""
     plan = composing.plan(site)
     recipe = plan.recipe
     assert isinstance(recipe, Recipe)
     refs = tuple(member.version.ref for member in plan.members)
-    return site.cache.get(
-        ("preview", plan.digest, refs), lambda: site.registry.preview(refs, recipe, base=composing.choices.base)
-    )
+
+    def predict() -> tuple[Preview, float]:
+        begin = time.monotonic()
+        return site.registry.preview(refs, recipe, base=composing.choices.base), time.monotonic() - begin
+
+    return site.cache.get(("preview", plan.digest, refs), predict)
 
 
 def _resolved(site: Site, refs: Sequence[str]) -> list[VersionRecord]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from registry import composition
 from registry.composition.recipe.recipe_fields import MOE
 from registry.errors import InvalidInputError
 from registry.io.model_folder import check_output
-from registry.ui.choices import CHOICES, Choices
+from registry.ui.choices import Choices
 from registry.ui.site import Site, url
 
 MOST = 256
@@ -47,12 +47,12 @@ class Composing:
     @property
     def address(self) -> str:
         """The address of the page with these choices."""
-        return url("compose", e=self.refs, **self.choices.query, out=self.out)
+        return url("compose", e=self.refs, **self.query)
 
     @property
-    def query(self) -> Mapping[str, str]:
+    def query(self) -> dict[str, str]:
         """The fields beside the experts that are not at their defaults."""
-        return self.choices.query | ({"out": self.out} if self.out else {})
+        return {**self.choices.query, **({"out": self.out} if self.out else {})}
 
     def plan(self, site: Site) -> composition.AnyPlan:
         """Return the plan (errors as in `Registry.plan`)."""
@@ -69,7 +69,7 @@ class Composing:
 
     def having(self, **texts: str) -> Composing:
         """Return the same with other texts of some fields."""
-        return replace(self, choices=Choices({one.name: (self.choices.texts | texts)[one.name] for one in CHOICES}))
+        return replace(self, choices=Choices({**self.choices.texts, **texts}))
 
 
 def suggested_folder(names: Sequence[str], output: str, taken: Iterable[str] = ()) -> str:

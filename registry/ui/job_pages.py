@@ -11,6 +11,7 @@ from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
+from registry.composition import AnyPlan
 from registry.errors import InvalidInputError
 from registry.ui.composer import suggested
 from registry.ui.composing import Composing, check_new_folder
@@ -19,6 +20,8 @@ from registry.ui.jobs import Job, Jobs
 from registry.ui.site import Page, Site, url
 
 MOST_FORM_BYTES, MOST_FORM_FIELDS = 1 << 16, 600
+
+_MOST_IN_TITLE = 6
 
 TakeForm = Callable[[Site, Request, QueryParams], Response]
 """Does what a checked form asks for."""
@@ -41,8 +44,7 @@ def start(site: Site, request: Request, form: QueryParams) -> Response:
     planned = composing.plan(site)
     out = check_new_folder(composing.out or suggested(site, composing, planned))
     words = composing.words(planned, out)
-    title = f"Compose {', '.join(member.version.ref for member in planned.members)}"
-    added = _jobs(site, request).add(title, words, back=composing.address, out=out)
+    added = _jobs(site, request).add(_title(planned), words, back=composing.address, out=out)
     return _see(added)
 
 
@@ -94,6 +96,14 @@ def _jobs(site: Site, request: Request) -> Jobs:
     if site.jobs is None or not site.may_write(request):
         raise RefusedError("jobs are shown to the browser that may start them", "open the address that reg ui printed")
     return site.jobs
+
+
+def _title(plan: AnyPlan) -> str:
+    refs = [member.version.ref for member in plan.members]
+    shown = (
+        refs if len(refs) <= _MOST_IN_TITLE else [*refs[: _MOST_IN_TITLE - 1], f"{len(refs) - _MOST_IN_TITLE + 1} more"]
+    )
+    return f"Compose {', '.join(shown)}"
 
 
 def _see(job: Job) -> Response:

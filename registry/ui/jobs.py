@@ -269,7 +269,8 @@ class Jobs:
         return failure
 
     def _end(self, job_id: str, code: int, written: bytes, failure: str) -> None:
-        document, error = _object(written), None
+        document = _object(written)
+        error: tuple[str, str | None] | None = None
         if code == 0:
             state = DONE
         elif self.get(job_id).state == CANCELLING:
@@ -277,7 +278,7 @@ class Jobs:
         else:
             state, told = FAILED, _object(failure.encode()).get("error")
             why = f"it was ended by signal {-code}" if code < 0 else f"it ended with exit status {code}"
-            error = (f"the command failed: {why}", "run it in a terminal")
+            error = f"the command failed: {why}", "run it in a terminal"
             if isinstance(told, dict) and isinstance(told.get("message"), str):
                 hint = told.get("next")
                 error = told["message"], hint if isinstance(hint, str) else None

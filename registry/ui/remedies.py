@@ -20,9 +20,11 @@ MOST_TRIED_MEMBERS = 32
 """Experts up to which changes are tried: each is planned."""
 
 SECONDS = 2.0
-"""Time that the predictions of changed choices may take together."""
+"""Time after which no other change is tried. If one prediction takes longer, only the one from counts is tried."""
+CHEAP = "context"
 
-Predict = Callable[[Composing], Preview]
+Predict = Callable[[Composing], tuple[Preview, float]]
+"""Returns a prediction and the seconds that it took."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +46,9 @@ def for_error(site: Site, composing: Composing) -> list[Remedy]:
     """Return changes of choices that have no plan, with which they have one."""
     if len(composing.refs) > MOST_TRIED_MEMBERS:
         return []
-    found: list[Remedy] = []
-    tried = set[str]()
+    found, tried, end = list[Remedy](), set[str](), time.monotonic() + SECONDS
     for label, changed in _for_error(site, composing):
-        if len(found) == MOST:
+        if len(found) == MOST or time.monotonic() > end:
             break
         if label in tried or not changed.refs:
             continue
@@ -60,8 +61,9 @@ def for_error(site: Site, composing: Composing) -> list[Remedy]:
     return found
 
 
-def for_preview(composing: Composing, preview: Preview, predict: Predict) -> list[Remedy]:
+def for_preview(composing: Composing, predict: Predict) -> list[Remedy]:
     """Return changes with which fewer experts are drowned out or alike, and those that are left route better."""
+    preview, seconds = predict(composing)
     wrong = _faults(preview)
     if not wrong:
         return []
@@ -69,8 +71,10 @@ def for_preview(composing: Composing, preview: Preview, predict: Predict) -> lis
     for label, changed in _for_preview(composing, preview):
         if len(found) == MOST or time.monotonic() > end:
             break
+        if seconds > SECONDS and changed.choices.texts["router"] != CHEAP:
+            continue
         try:
-            changed_preview = predict(changed)
+            changed_preview, _ = predict(changed)
         except RegError:
             continue
         if _faults(changed_preview) < wrong and changed_preview.accuracy > preview.accuracy:
@@ -125,10 +129,10 @@ def _for_error(site: Site, composing: Composing) -> Iterator[tuple[str, Composin
 def _for_preview(composing: Composing, preview: Preview) -> Iterator[tuple[str, Composing]]:
     recipe = composing.choices.recipe()
     assert isinstance(recipe, Recipe)
-    for router in ("context", "ridge"):
+    for router in (CHEAP, "ridge"):
         if recipe.router != router:
             yield f"Use the {router} router", composing.having(router=router)
-    if recipe.balance == "none" and recipe.router != "context":
+    if recipe.balance == "none" and recipe.router != CHEAP:
         yield "Balance by tokens", composing.having(balance="tokens")
     if recipe.router == "ridge" and recipe.lam != "auto":
         yield "Choose the ridge strength by itself", composing.having(lam="auto")

@@ -114,6 +114,14 @@ def test_what_routes_badly_has_changes_with_which_it_routes_better(filled: Regis
         assert "What would mend it" not in pages.read("compose", "preview", e=["math", "law", "code"]).text
 
 
+def test_what_takes_long_to_predict_is_not_predicted_again(filled: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("registry.ui.remedies.SECONDS", -1.0)
+    with served(filled) as pages:
+        assert (
+            "What would mend it" not in pages.read("compose", "preview", e=["math", "law", "code"], router="ridge").text
+        )
+
+
 def test_a_soups_experts_are_shown_without_tokens(tmp_path: Path) -> None:
     with Registry(tmp_path / "home") as registry:
         add = registry.catalog.add_version

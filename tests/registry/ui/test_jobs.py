@@ -71,7 +71,7 @@ def test_the_page_composes_what_the_command_would(filled: Registry, pages: Pages
     form = _form(shown, "/jobs")
     assert pages.access is not None
     assert form["form_token"] == [pages.access.form_token]
-    answer = pages.send("/jobs", **form)
+    answer = pages.send("/jobs", None, **form)
     assert answer.status == 303
     where = answer.headers["location"]
     assert pages.jobs is not None
