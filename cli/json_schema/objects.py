@@ -235,7 +235,7 @@ EVALUATION = record(
     figures=ROW,
     oracle=maybe(document("The same fields, with every token sent to its domain's own expert.")),
     active_experts=optional(several(ROW, "With other numbers of experts per token, ascending; with --active-experts.")),
-    plain_average=optional(ROW),
+    plain_average=optional(document("The same fields of the members' plain average, with --baselines.")),
 )
 AUDIT = record(
     "An audit of extraction.",
@@ -379,6 +379,22 @@ REPORT = record(
     "The content of a report; parts without data are null or empty, and the notes give the reasons.",
     name=text("The composition's folder, or its members."),
     digest=digest("The composition's digest."),
+    to=text("The output of its recipe: moe, dense, ensemble, hetero or simoe."),
+    folder=maybe(text("A folder that it is in.")),
+    verdict=record(
+        "What the report says first.",
+        text=text("One or two sentences."),
+        command=maybe(text("The command that says more.")),
+    ),
+    warnings=several(
+        record(
+            "What is wrong with the composition or its evaluation.",
+            text=text("Sentences."),
+            mend=text("What mends it."),
+            command=maybe(text("The command that mends it.")),
+        ),
+        "The gravest first.",
+    ),
     host=text("Its `model_type`."),
     made=maybe(text("The time when it was first composed here, ISO 8601.")),
     recipe=by("setting", text("Its value.")),
@@ -391,6 +407,7 @@ REPORT = record(
             tokens=maybe(whole("Calibration tokens.")),
             license=maybe(text("Its license.")),
             drowned=maybe(text("The reason why it is predicted to be drowned out.")),
+            opted_out=maybe(text("The version that was opted out since.")),
         ),
         "The experts, in their order.",
     ),
@@ -413,6 +430,7 @@ REPORT = record(
         several({"type": ["string", "number"], "description": "Two experts and a share."}, "A pair."),
         "Expert, expert, share of tokens that routing cannot separate.",
     ),
+    indistinct=number("The share from which on routing hardly separates two experts."),
     curves=several(
         record(
             "A layer's ridge strengths.",

@@ -9,6 +9,7 @@ from registry.report.verdict import (
     command,
     compose_command,
     evaluation_command,
+    has_domains,
     is_small,
     listed,
     percent,
@@ -39,7 +40,7 @@ def advice(figures: ReportData) -> tuple[Warned, ...]:
     """Return what is wrong with the composition, the gravest first; what one command mends is one warning."""
     warned: _Pairs = set()
     found: list[Warned] = [*_opted_out(figures), *_sample(figures), *_worse_than_average(figures)]
-    if figures.to in _ROUTED and figures.from_base is None:
+    if figures.to in _ROUTED and has_domains(figures):
         found += [*_drowned(figures, warned), *_confused(figures, warned), *_overlapping(figures, warned)]
     found += [*_uneven(figures, bool(warned)), *_costly_routing(figures, bool(warned))]
     texts: dict[tuple[str, str | None], list[str]] = {}
@@ -57,7 +58,7 @@ def _opted_out(figures: ReportData) -> Iterator[Warned]:
     if not left or figures.from_base is not None:
         yield Warned(text, "Delete this composition.")
         return
-    yield Warned(text, "Compose the others without it, and delete this one.", compose_command(figures, experts=left))
+    yield Warned(text, "Compose the others alone, and delete this one.", compose_command(figures, experts=left))
 
 
 def _sample(figures: ReportData) -> Iterator[Warned]:
@@ -65,14 +66,13 @@ def _sample(figures: ReportData) -> Iterator[Warned]:
     if evaluated is None or figures.row("composition") is None:
         return
     missing = [name for name in figures.experts if name not in evaluated.tokens]
-    missing = missing if figures.from_base is None else []
     if is_small(evaluated):
         least = min(evaluated.tokens.values())
         text = f"Small sample: {sample(evaluated)}" + (
             f", the smallest of {least:,} tokens" if len(evaluated.tokens) > 1 else ""
         )
         yield Warned(f"{text}. Its scores are uncertain.", "Evaluate on more text.", evaluation_command(figures))
-    if missing:
+    if has_domains(figures) and 0 < len(missing) < len(figures.experts):
         text = f"{len(missing)} of {len(figures.experts)} members are not evaluated on their own domains: "
         text = (
             text if len(missing) > 1 else f"One of {len(figures.experts)} members is not evaluated on its own domain: "

@@ -33,7 +33,7 @@ class MemberFigures:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the report says first.
+    """The first sentences of a report.
 
     Attributes:
         text: one or two sentences.

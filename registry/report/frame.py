@@ -1,4 +1,4 @@
-"""What stands around a report that the local pages show; a file has none of it."""
+"""The surroundings of a report among the local pages; a file has none."""
 
 from dataclasses import dataclass
 

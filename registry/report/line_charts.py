@@ -1,6 +1,7 @@
 """Line charts as Vega-Lite specifications: ridge strengths, active experts, losses of trainings."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from registry.report.data import ReportData, Training
 from registry.report.theme import Spec, colour_scale, linear_axis, ticks
@@ -10,7 +11,7 @@ _LEGEND = {"title": None, "orient": "bottom", "columns": 3, "symbolType": "circl
 
 def ridge_curves(figures: ReportData) -> Spec:
     """Return held-out errors over the ridge strength, one line per layer."""
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"layer": curve.layer, "lam": lam, "error": error, "accuracy": accuracy, "used": lam == curve.used}
         for curve in figures.curves
         for lam, error, accuracy in zip(curve.lams, curve.errors, curve.accuracies, strict=True)
@@ -68,18 +69,18 @@ def active_experts_curve(figures: ReportData) -> Spec:
     rows = figures.active_experts
     scored = all(row.score.keys() == row.perplexity.keys() for row in rows)
     title = "normalised score" if scored else "perplexity"
-    points = [
+    points: list[dict[str, Any]] = [
         {"count": row.experts_per_token, "domain": domain, "value": value, "parameters": row.active_parameters}
         for row in rows
         for domain, value in (row.score if scored else row.perplexity).items()
     ]
-    means = [
+    means: list[dict[str, Any]] = [
         {"count": row.experts_per_token, "value": row.average, "parameters": row.active_parameters}
         for row in rows
         if row.average is not None
     ]
     domains = list(dict.fromkeys(str(point["domain"]) for point in points))
-    references = [
+    references: list[dict[str, Any]] = [
         {"value": value, "name": name}
         for kind, name in (("average", "plain averaging"), ("oracle", "perfect routing"))
         if scored and (value := figures.score_of(kind)) is not None
@@ -150,12 +151,12 @@ def loss_curves(trainings: Sequence[Training], colours: Mapping[str, int], what:
         colours: the members' colours.
         what: what the trainings are of.
     """
-    points = [
+    points: list[dict[str, Any]] = [
         {"expert": training.name, "step": step, "loss": loss}
         for training in trainings
         for step, loss in zip(training.at, training.loss, strict=True)
     ]
-    ends = [
+    ends: list[dict[str, Any]] = [
         {"expert": training.name, "step": step, "loss": loss, "when": when}
         for training in trainings
         for step, loss, when in ((0, training.before, "before"), (training.steps, training.after, "after"))

@@ -55,11 +55,18 @@ def is_small(evaluated: Evaluated) -> bool:
 
 def evaluation_command(figures: ReportData) -> str:
     """Return the command that evaluates the composition on text of all its domains."""
-    domains = figures.experts if figures.from_base is None else ("DOMAIN",)
-    baselines = ["--baselines"] if figures.from_base is None else []
-    oracle = ["--oracle"] if figures.to == "moe" and figures.from_base is None else []
+    evaluated = list(figures.evaluated.tokens) if figures.evaluated else []
+    own = has_domains(figures) and (not evaluated or not set(evaluated).isdisjoint(figures.experts))
+    domains = figures.experts if own else evaluated or ("DOMAIN",)
+    baselines = ["--baselines"] if has_domains(figures) else []
+    oracle = ["--oracle"] if figures.to == "moe" and has_domains(figures) else []
     data = [word for domain in domains for word in ("--data", f"{domain}=FILE")]
     return command("evaluate", figures.folder or PLACE, *data, *baselines, *oracle)
+
+
+def has_domains(figures: ReportData) -> bool:
+    """Tell whether its members stand for domains, unlike copies of a base model and experts of a SIMoE."""
+    return figures.from_base is None and figures.to != "simoe"
 
 
 def compose_command(figures: ReportData, *options: str, experts: Sequence[str] = (), plain: bool = False) -> str:

@@ -102,6 +102,15 @@ def test_domains_without_an_expert_have_perplexities_alone() -> None:
     )
 
 
+def test_members_without_domains_are_evaluated_on_any_text() -> None:
+    simoe = figures(scores=(), evaluated=None, routing=None, to="simoe")
+    assert verdict(simoe).command == "reg evaluate moe --data DOMAIN=FILE"
+    law = scored("composition", 94)
+    few = replace(simoe, scores=(law,), evaluated=Evaluated(None, {"law": 510}, {"law": "a"}))
+    (small,) = advice(few)
+    assert small.command == "reg evaluate moe --data law=FILE"
+
+
 def test_the_average_of_other_experts_is_not_that_of_the_members() -> None:
     other = replace(scored("average", 80, 79), score={"code": 80.0, "law": 79.0})
     assert figures(scores=(scored("composition", 94, 92), other)).score_of("average") is None
