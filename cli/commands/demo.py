@@ -66,12 +66,16 @@ def _closing(result: "DemoResult") -> list[str]:
     if ours is not None and plain is not None:
         lines.append(f"The mixture reaches {ours:.0f} % of its experts; averaging their weights reaches {plain:.0f} %.")
     orders, same = count(len(result.orders), "order"), next(iter(result.orders.values()))[:12]
-    lines.append(
-        f"Bit for bit: {orders} of registering gave one folder ({same}…), and opting {result.withdrawn} out gave that "
-        f"of a registry which never held it ({result.opted_out[:12]}…)."
-        if result.holds
-        else f"NOT bit for bit: {result.orders}, {result.opted_out}, {result.never_registered}"
-    )
+    if result.holds:
+        lines.append(
+            f"Bit for bit: {orders} of registering gave one folder ({same}…), and opting {result.withdrawn} out gave "
+            f"that of a registry which never held it ({result.opted_out[:12]}…)."
+        )
+    else:
+        lines.append("NOT bit for bit: SHA-256 over every byte of each composed folder:")
+        lines += [f"  {digest}  registered in the order {', '.join(order)}" for order, digest in result.orders.items()]
+        lines.append(f"  {result.opted_out}  after {result.withdrawn} was opted out")
+        lines.append(f"  {result.never_registered}  without {result.withdrawn} from the start")
     return lines
 
 

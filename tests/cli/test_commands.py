@@ -392,14 +392,15 @@ def test_demo_prints_tables_and_promises(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setattr(demo, "run_demo", lambda *_, **__: result)
     invoked = CliRunner().invoke(main, ["demo", "--out", str(tmp_path)])
     assert invoked.exit_code == 0
-    assert invoked.stdout.count("equal: yes") == 2
+    assert "Bit for bit: 2 orders of registering gave one folder (1…), and opting math out gave that" in invoked.stdout
     found = json.loads(CliRunner().invoke(main, ["demo", "--json"]).stdout)
     assert found["orders"] == {"a,b": "1", "b,a": "1"}
     broken = DemoResult(tmp_path, ("code",), rows, {("a", "b"): "1", ("b", "a"): "3"}, "2", "2", "math")
     monkeypatch.setattr(demo, "run_demo", lambda *_, **__: broken)
     invoked = CliRunner().invoke(main, ["demo"])
     assert invoked.exit_code == 1
-    assert "equal: NO" in invoked.stdout
+    assert "NOT bit for bit" in invoked.stdout
+    assert "  3  registered in the order b, a" in invoked.stdout
     assert "a guarantee does not hold" in invoked.stderr
 
 

@@ -1,8 +1,8 @@
 """Proves the three promises, with `==` on every byte of every file.
 
-Schedule-invariant: any order of registering or of naming. Forgetting-free: adding an expert changes no stored byte, nor
-any composition of the others. Exact opt-out: afterwards every composition is that of a registry that never held the
-expert.
+Schedule-invariant: any order of registering or of naming. Others never change by a byte: adding an expert changes
+nothing that is stored, nor any composition of the others. Exact opt-out: afterwards every composition is that of a
+registry that never held the expert.
 """
 
 import os
