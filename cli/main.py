@@ -144,7 +144,7 @@ def _asks_for_json(words: Sequence[str]) -> bool:
 def _unknown(word: str) -> CliError:
     """Return the error of a word that is no command, with what was meant."""
     meant = SYNONYMS.get(word.lower(), ())
-    guess = f"; did you mean {' or '.join(map(repr, meant))}?" if meant else suggest(word, COMMANDS)
+    guess = f"; did you mean {' or '.join(map(repr, meant))}?" if meant else suggest(word, [*COMMANDS, *ALIASES])
     following = f"reg {meant[0]} --help" if meant else "reg --help"
     return CliError(f"there is no command {word!r}{guess}", following, "UsageError", 2)
 

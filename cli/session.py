@@ -24,7 +24,7 @@ PLACES = ("home", "database")
 
 
 class Session:
-    """What the options of a command line name, before or after the command.
+    """The registry that the options of a command line name, before or after the command.
 
     Args:
         meta: what all contexts of the command line share, where the options leave their values.

@@ -272,9 +272,10 @@ class Registry:
             StorageError: a library for training is not installed, or the disk is full.
         """
         check_files(domains, "domains")
-        annotations = Annotations(dict(tags or {}), license, alias)
         base_version(self.catalog, base)
-        return soup_.train_soup(self._workspace, name, base, domains, settings, annotations=annotations)
+        return soup_.train_soup(
+            self._workspace, name, base, domains, settings, annotations=Annotations(dict(tags or {}), license, alias)
+        )
 
     def train_simoe(
         self,
@@ -314,9 +315,11 @@ class Registry:
             StorageError: a library for training is not installed, or the disk is full.
         """
         check_files(data)
-        settings, annotations = settings or simoe_.SimoeTraining(), Annotations(dict(tags or {}), license, alias)
         self.resolve(base, kind="base")
-        return simoe_.train_simoe(self._workspace, name, base, data, settings, annotations=annotations)
+        return simoe_.train_simoe(
+            *(self._workspace, name, base, data, settings or simoe_.SimoeTraining()),
+            annotations=Annotations(dict(tags or {}), license, alias),
+        )
 
     def check(
         self,

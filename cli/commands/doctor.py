@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cli.option_groups import GroupedCommand
 from cli.options import file_path
 from cli.output import as_json, is_quiet, note, print_json, progress
 from cli.score_tables import domain_files
@@ -19,7 +20,14 @@ if TYPE_CHECKING:
 _COLOURS = {"error": "red", "warning": "yellow", "ok": "green"}
 
 
-@click.command()
+@click.command(
+    cls=GroupedCommand,
+    examples=(
+        "reg doctor moe/",
+        "reg doctor moe/ --data code=code.test.jsonl --data math=math.test.jsonl",
+        "reg doctor checkpoints/math --quick",
+    ),
+)
 @click.argument("folder", metavar="FOLDER", type=file_path)
 @click.option(
     "--data",

@@ -101,7 +101,7 @@ class Score:
 
     @property
     def sample(self) -> str:
-        """What was scored: `12,288 tokens of 5 domains`."""
+        """The text that was scored: `12,288 tokens of 5 domains`."""
         return f"{counted(self.tokens, 'token')} of {counted(self.domains, 'domain')}"
 
 
@@ -132,7 +132,7 @@ class Described:
 
 @dataclass(frozen=True)
 class Difference:
-    """What distinguishes a composition from an earlier one.
+    """The differences of a composition from an earlier one.
 
     Attributes:
         other: the earlier one.

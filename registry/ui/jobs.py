@@ -94,7 +94,7 @@ class Job:
 
     @property
     def goes_on(self) -> bool:
-        """Whether it has not ended."""
+        """True until it has ended."""
         return self.state in GOING_ON
 
     @property
