@@ -49,7 +49,9 @@ def test_warnings_of_libraries_are_shown_on_request(tmp_path: Path) -> None:
     for debug, shown in (("", False), ("1", True)):
         environment = os.environ | {"REG_DEBUG": debug, "PYTHONPATH": str(Path(__file__).parents[2])}
         environment.pop("PYTHONWARNINGS", None)
-        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=True
+        )
         assert ("of a library" in done.stderr) is shown
 
 
