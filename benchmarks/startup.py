@@ -2,6 +2,7 @@
 
 A registry of 10,000 versions, for commands that only look, is written straight into a catalog's tables. Composing and
 registering are of two tiny experts: their whole time, and the time until the first step that they report progress of.
+The first output of every command is measured by `first_output.py`.
 """
 
 import json
@@ -13,6 +14,7 @@ from pathlib import Path
 from sqlalchemy import insert
 from sqlalchemy.orm import Session
 
+from benchmarks import first_output
 from benchmarks.alternating import Comparison, Setup, alternate, run
 from benchmarks.random_experts import fill as fill_experts
 from benchmarks.random_experts import make_checkpoint, text_of
@@ -80,7 +82,8 @@ def measure(scratch: Path) -> list[Comparison]:
         ours, other = [reg, "--home", str(home), *words], [sys.executable, "-c", f"import {library}"]
         note = f"{VERSIONS:,} versions" if "list" in words else ""
         found.append(alternate(claim, ours, other, ROUNDS, target=target, note=note))
-    return found + working(scratch, reg)
+    (scratch / "first-output").mkdir()
+    return found + working(scratch, reg) + first_output.compared(first_output.CALLS, scratch / "first-output")
 
 
 def working(scratch: Path, reg: str) -> list[Comparison]:

@@ -125,7 +125,7 @@ def _of_click(error: click.ClickException, group: click.Context | None, *, as_js
 
 def _words(error: click.ClickException) -> str:
     """Return what an error of Click says, in this program's words."""
-    text = error.message.removesuffix(".")
+    text = error.message if type(error) is click.UsageError else error.message.removesuffix(".")  # sentences of ours
     text = text[:1].lower() + text[1:] if text[1:2].islower() else text  # `Got unexpected …`, not `FILE …`
     if isinstance(error, click.exceptions.NoSuchOption):
         meant = f"; did you mean {error.possibilities[0]}?" if error.possibilities else ""

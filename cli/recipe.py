@@ -135,6 +135,8 @@ def asked(
     base: str | None,
     settings: dict[str, Any],
     defaults: Mapping[str, Any] | None = None,
+    *,
+    checks_base: bool = True,
 ) -> Asked:
     """Return what the options and the file of `--recipe` ask for.
 
@@ -147,6 +149,7 @@ def asked(
         base: the value of --base.
         settings: the values of `recipe_options`, and that of --from-base in a command that has it.
         defaults: fields that this command has other defaults of.
+        checks_base: refuse a base model that is not registered, before the recipe is made.
 
     Raises:
         click.UsageError: an option has no part in what is made, or no expert is named.
@@ -167,7 +170,7 @@ def asked(
     if not (experts or refs):
         raise click.UsageError("--experts is missing, or a --recipe that names them")
     check_members(session, refs)
-    if base is not None:
+    if base is not None and checks_base:
         check_members(session, [base], kind="base")
     if file is None:
         return Asked(refs, recipes.make_recipe({**(defaults or {}), **given}), base)

@@ -11,9 +11,11 @@ from benchmarks.alternating import HEADER, MOST_ROUNDS, Comparison, Run, alterna
 from benchmarks.bench import BENCHMARKS, MACHINES, Measured, page
 from benchmarks.compose_scaling import SERIES, TRUNKS, figure
 from benchmarks.context_cost import RECIPES, REFERENCES, table
+from benchmarks.first_output import CALLS
 from benchmarks.papers.page import page as papers_page
 from benchmarks.training_growth import Growth, Point
 from benchmarks.training_growth import page as training_page
+from cli.main import COMMANDS
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 
@@ -36,6 +38,10 @@ def test_rows_have_the_columns_of_their_header(comparison: Comparison, reached: 
     assert comparison.reached is reached
     assert comparison.row().count("|") == HEADER.splitlines()[0].count("|")
     assert Comparison.from_dict(json.loads(json.dumps(comparison.to_dict()))) == comparison
+
+
+def test_the_first_output_of_every_command_is_measured() -> None:
+    assert CALLS.keys() == COMMANDS.keys()
 
 
 def test_no_rounds_and_no_reason_are_no_comparison() -> None:

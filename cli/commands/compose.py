@@ -123,7 +123,7 @@ def compose(
         check_output(out, replace=force)
     fit_settings = take_fit_settings(context, settings, fit)
     check_files([*like, *fit])
-    wanted = asked(context, session, experts, base or public, settings)
+    wanted = asked(context, session, experts, base or public, settings, checks_base=public is None)
     refs, recipe, base, copies = wanted.experts, wanted.recipe, wanted.base, wanted.from_base
     if public is not None:
         refs = _with_public(refs, public, recipe)

@@ -130,7 +130,7 @@ def test_collect_says_that_it_goes_on(
         return add(*arguments)
 
     monkeypatch.setattr(RunningSums, "add", interrupted)
-    run(*words, "--out", tmp_path, code=1)
+    run(*words, "--out", tmp_path, code=130)
     resuming = "resuming an interrupted pass: 64 of 128 tokens are counted already"
     assert run(*words, "--out", tmp_path).stderr.splitlines()[0] == resuming
     assert resuming not in run(*words, "--out", tmp_path).stderr

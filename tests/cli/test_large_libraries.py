@@ -19,8 +19,9 @@ REG = [sys.executable, "-m", "cli"]
 def run(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
     environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONWARNINGS", "REG_DEBUG")}
     environment["PYTHONPATH"] = str(Path(__file__).parents[2])
-    words = tuple(map(str, words))
-    return subprocess.run([*REG, *words], capture_output=True, text=True, cwd=cwd, env=environment, check=False)
+    return subprocess.run(
+        [*REG, *map(str, words)], capture_output=True, text=True, cwd=cwd, env=environment, check=False
+    )
 
 
 def test_only_our_lines_are_on_stderr(zoo: Zoo, tmp_path: Path) -> None:

@@ -22,7 +22,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(*words: object, **environment: str) -> Result:
-    return CliRunner().invoke(main, list(map(str, words)), env={"REG_HOME": None, "REG_DATABASE": None} | environment)
+    unset: dict[str, str | None] = {"REG_HOME": None, "REG_DATABASE": None}
+    return CliRunner().invoke(main, list(map(str, words)), env={**unset, **environment})
 
 
 def test_home_stands_before_or_after_the_command(home: Path) -> None:

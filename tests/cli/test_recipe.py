@@ -59,7 +59,7 @@ def refused(home: Path, *arguments: object) -> Result:
 )
 def test_ensemble_has_no_part_for_trunks_and_routers(tmp_path: Path, words: tuple[str, ...]) -> None:
     result = refused(tmp_path / "home", "compose", *PAIR, "--to", "ensemble", "--out", tmp_path / "out", *words)
-    assert f"Error: {words[0].replace('--no-', '--')} has no part in what --to ensemble makes." in result.stderr
+    assert f"error: {words[0].replace('--no-', '--')} has no part in what --to ensemble makes." in result.stderr
     assert not (tmp_path / "out").exists()
 
 

@@ -113,7 +113,7 @@ def test_a_public_expert_without_anchored_routers_is_a_usage_error(
 ) -> None:
     shared = ["--home", str(filled.home.path), "compose", "--experts", "code", *words, "--plan"]
     result = CliRunner().invoke(main, [*shared, "--public", "base"])
-    assert (result.exit_code, result.stderr.splitlines()[-1]) == (2, f"Error: --public has {reason}")
+    assert (result.exit_code, result.stderr.splitlines()[0]) == (2, f"error: --public has {reason}")
     bias = CliRunner().invoke(main, [*shared, "--bias", "code=-1"])  # an option of recipes
     expected = reason.replace("--router anchored", "--router domain-embedding or anchored")
-    assert (bias.exit_code, bias.stderr.splitlines()[-1]) == (2, f"Error: --bias has {expected}")
+    assert (bias.exit_code, bias.stderr.splitlines()[0]) == (2, f"error: --bias has {expected}")
