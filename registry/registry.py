@@ -271,9 +271,10 @@ class Registry:
             StorageError: a library for training is not installed, or the disk is full.
         """
         check_files(domains, "domains")
-        annotations = Annotations(dict(tags or {}), license, alias)
         base_version(self.catalog, base)
-        return soup_.train_soup(self._workspace, name, base, domains, settings, annotations=annotations)
+        return soup_.train_soup(
+            self._workspace, name, base, domains, settings, annotations=Annotations(dict(tags or {}), license, alias)
+        )
 
     def train_simoe(
         self,

@@ -10,7 +10,7 @@ import click
 
 from cli.options import Integer, file_path
 from cli.output import allows_colour, as_json, is_quiet, note, print_json, print_table
-from registry.composition.routed_folder import check_routed
+from registry.runtime.routed_folder import check_routed
 
 if TYPE_CHECKING:
     from registry.composition.trace import Routed

@@ -1,4 +1,4 @@
-"""What a report is about, checked without torch."""
+"""The subject of a report, checked without torch."""
 
 import os
 from pathlib import Path
