@@ -24,7 +24,6 @@ PLACES = ("home", "database")
 
 
     """The registry that the options of a command line name, before or after the command.
-    """What the options of a command line name, before or after the command.
 
     Args:
         meta: what all contexts of the command line share, where the options leave their values.
