@@ -122,7 +122,8 @@ def compose(
     if out is not None and not plan_only:
         check_output(out, replace=force)
     fit_settings = take_fit_settings(context, settings, fit)
-    check_files([*like, *fit])
+    if settings["to"] == "dense" and not settings["weights"] and settings["recipe_path"] is None:
+        check_files([*like, *fit])  # wrong options are refused first
     wanted = asked(context, session, experts, base or public, settings, checks_base=public is None)
     refs, recipe, base, copies = wanted.experts, wanted.recipe, wanted.base, wanted.from_base
     if public is not None:

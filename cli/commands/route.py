@@ -14,7 +14,7 @@ from cli.option_groups import GroupedCommand
 from cli.options import Integer, file_path
 from cli.output import allows_colour, as_json, is_quiet, next_step, note, print_json, print_table
 from cli.session import Session, pass_session
-from registry.checkpoint.routed_folder import check_routed
+from registry.runtime.routed_folder import check_routed
 
 if TYPE_CHECKING:
     from registry.composition.trace import Routed

@@ -52,7 +52,7 @@ def base_version(catalog: Catalog, base: PathLike) -> VersionRecord | None:
     """Return the registered version to begin a training from; None for a folder or a Hub repository.
 
     Raises:
-        NotFoundError: it is no version, folder or repository.
+        NotFoundError: there is no such version, folder or repository.
     """
     text = os.fspath(base)
     try:
