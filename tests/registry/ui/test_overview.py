@@ -1,4 +1,4 @@
-"""Proves: the first page shows what was made, what experts handle, the best scores with their sample, and what is wrong.
+"""Proves: Home shows what was made, what experts handle, the best scores with their sample, and what is wrong.
 
 And a composition's page warns about few tokens and experts that are hardly used.
 """
