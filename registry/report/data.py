@@ -314,7 +314,7 @@ class ReportData:
 
     @property
     def kind(self) -> str:
-        """Its kind, as sentences name it."""
+        """Its name in sentences: mixture, merged model, ensemble or SIMoE."""
         return {"moe": "mixture", "dense": "merged model", "simoe": "SIMoE", "hetero": "mixture"}.get(self.to, self.to)
 
     def row(self, kind: str) -> ScoreRow | None:
