@@ -12,8 +12,8 @@ from types import TracebackType
 from typing import Any, Literal, overload
 
 from registry import composition as composition_  # methods have the names of these three packages
-from registry import evaluation, hub, maintenance, maths, registration, training
 from registry import doctor as doctor_
+from registry import evaluation, hub, maintenance, maths, registration, training
 from registry import opt_out as opt_out_
 from registry import report as report_
 from registry import simoe as simoe_
