@@ -1,6 +1,6 @@
 """Text to run a model on: given files, else the members' own, kept or sampled, else a few built-in passages."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -25,6 +25,9 @@ CHEAP = 2**29
 """Parameters of a member up to which it is loaded from the registry."""
 
 _SAMPLED_TOKENS = 256
+
+_UNKNOWN = 0.5
+"""Share of unknown tokens from which on a built-in text says nothing about a model."""
 
 Source = Literal["given", "kept", "sampled", "built-in"]
 
@@ -133,11 +136,14 @@ def _built_in(folder: ExaminedFolder, settings: TestSettings) -> dict[str, Calib
             files[domain] = [path]
         texts = test_windows(files, folder.path, settings)
     unknown = getattr(folder.tokenizer, "unk_token_id", None)
-    share: Callable[[Calibration], float] = lambda text: float((text.ids == unknown).float().mean())  # noqa: E731
-    known = {domain: text for domain, text in texts.items() if unknown is None or share(text) < 0.5}
+    known = {domain: text for domain, text in texts.items() if unknown is None or _share(text, unknown) < _UNKNOWN}
     if not known:
         raise CalibrationError(
             "its vocabulary is not that of a natural language, so no built-in text can be read",
             f"give text of its own: reg doctor {folder.quoted} --data DOMAIN=FILE",
         )
     return known
+
+
+def _share(text: Calibration, token: int) -> float:
+    return int((text.ids == token).sum()) / text.tokens

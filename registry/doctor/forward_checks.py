@@ -18,6 +18,9 @@ _ALL = 0.95
 _NONE = 0.01
 """Share of its own domain's tokens below which an expert is idle."""
 
+_HARDLY = 0.5
+"""Ratio to the perplexity of a uniform guess from which on built-in text is not understood at all."""
+
 _WORSE = 1.02
 """Ratio to the plain average's perplexity from which on a mixture is remarked on."""
 
@@ -58,10 +61,8 @@ def check_routing(exam: Examination) -> Iterator[Finding]:
     if len(collapsed) == len(layers) and len(set(collapsed.values())) == 1:
         expert = next(iter(collapsed.values()))
         where = "every layer" if len(layers) > 1 else "the routing"
-        message = (
-            f"{where} sends {least:.0%} or more of the tokens of every domain to expert {expert}: it has collapsed"
-        )
-        yield (warning if exam.texts.source == "built-in" else error)(message, _routers_of(exam))
+        message = f"{where} sends at least {least:.0%} of every domain's tokens to expert {expert}: it has collapsed"
+        yield (warning if exam.texts.source == "built-in" else error)(message, exam.folder.again or _routers_of(exam))
     elif collapsed:
         layer, expert = next(iter(collapsed.items()))
         more = f" ({len(collapsed)} of {len(layers)} layers do so)" if len(collapsed) > 1 else ""
@@ -90,15 +91,15 @@ def check_perplexity(exam: Examination) -> Iterator[Finding]:
     size, found = exam.uniform, exam.scored
     counted = {domain: _counted(text, size) for domain, text in exam.texts.windows.items()}
     built_in = exam.texts.source == "built-in"  # too little text to count, and perhaps far from what the model knows
-    guess = dict.fromkeys(found, float(size)) if built_in else counted
+    guess = dict.fromkeys(found, _HARDLY * size) if built_in else counted
     worse = [domain for domain, value in found.items() if value > guess[domain]]
     shown = ", ".join(f"{domain} {value:,.4g}" for domain, value in found.items())
     by_counts = "" if built_in else f"a guess by the counts of tokens has {_mean(list(counted.values())):,.4g}, "
     guessing = f"{by_counts}a uniform guess {'has ' * built_in}{size:,}"
     if len(worse) == len(found):
         yield error(
-            f"it predicts {_FROM[exam.texts.source]} worse than guessing: perplexity {shown}, and {guessing}"
-            f"{_cause(exam)}",
+            f"it predicts {_FROM[exam.texts.source]} {'hardly better' if built_in else 'worse'} than guessing: "
+            f"perplexity {shown}, and {guessing}{_cause(exam)}",
             exam.folder.again or exam.look_closer,
         )
     elif worse and not built_in:
@@ -130,7 +131,7 @@ def check_comparison(exam: Examination) -> Iterator[Finding]:
 
 def _compared(exam: Examination, texts: DomainTexts, domains: list[str]) -> Iterator[Finding]:
     folder, windows = exam.folder, {domain: texts.windows[domain] for domain in domains}
-    own = {}
+    own: dict[str, float] = {}
     for domain in domains:
         with dense_model(folder, domain, [folder.members[domain]], exam.settings) as model:
             own |= perplexities_of(model, {domain: windows[domain]}, exam.settings, folder.progress)

@@ -134,7 +134,7 @@ def unfilled_model(folder: Path, tensors: Mapping[str, torch.Tensor]) -> dict[st
         `missing_keys`, `unexpected_keys` and `mismatched_keys`; None without accelerate, which transformers needs.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
-    from transformers.utils import is_accelerate_available
+    from transformers.utils.import_utils import is_accelerate_available
 
     if not is_accelerate_available():
         return None

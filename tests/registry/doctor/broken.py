@@ -51,7 +51,8 @@ def shards(folder: Path) -> list[Path]:
     """Split the weights of a folder into three files with an index, and return the files."""
     found = load_file(folder / _SINGLE)
     (folder / _SINGLE).unlink()
-    names, where = sorted(found), {}
+    names = sorted(found)
+    where: dict[str, str] = {}
     for number in range(3):
         file = f"model-{number + 1:05d}-of-00003.safetensors"
         save_file({name: found[name] for name in names[number::3]}, folder / file, {"format": "pt"})
