@@ -80,7 +80,7 @@ def test_the_secret_goes_to_the_browser_by_a_file_of_this_user(monkeypatch: pyte
 
 def test_a_database_with_a_password_is_not_in_the_words_of_jobs(tmp_path: Path) -> None:
     with Registry(tmp_path / "home") as registry:
-        jobs = _jobs(Session(None, "postgresql+psycopg://user:secret@host/reg"), registry)
+        jobs = _jobs(Session({"cli.session.database.typed": "postgresql+psycopg://user:secret@host/reg"}), registry)
     assert jobs._environment["REG_DATABASE"] == "postgresql+psycopg://user:secret@host/reg"
     assert "secret" not in " ".join(jobs._program)
     assert jobs._program[1] == "-P"  # no module of the working directory is run
