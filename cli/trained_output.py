@@ -60,4 +60,4 @@ def print_trained(
     )
     if trained.after >= trained.before:
         note(f"  the loss did not improve: keep {folder}, or train on more data, longer, or with a smaller --lr")
-    next_step(evaluating([folder, out], [member["name"] for member in trained.document["members"]]))
+    next_step(evaluating([folder, out], [member["name"] for member in trained.document.get("members", ())]))

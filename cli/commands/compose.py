@@ -180,7 +180,8 @@ def compose(
         )
         if pushed is not None:
             print_pushed(pushed)
-        next_step(evaluating([out or ""], plan.names) if pushed is None else loading(pushed.repo_id, pushed.revision))
+        names = plan.names if copies is None else []
+        next_step(evaluating([str(out)], names) if pushed is None else loading(pushed.repo_id, pushed.revision))
 
 
 def _check_fit(recipe: composition.AnyRecipe, like: tuple[Path, ...], settings: dict[str, Any]) -> None:

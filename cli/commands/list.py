@@ -1,6 +1,5 @@
 """reg list."""
 
-import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -8,7 +7,7 @@ import click
 
 from cli.option_groups import GroupedCommand
 from cli.options import Choice, Integer, unique_pairs
-from cli.output import as_json, note, print_json, print_table, short
+from cli.output import as_json, is_quiet, next_step, note, print_json, print_table, reg_line, short
 from cli.session import Session, pass_session
 from cli.version_output import version_document
 
@@ -35,7 +34,10 @@ SCREENFUL = 50
 )
 @click.option("--all", "everything", is_flag=True, help="Include opted-out versions.")
 @click.option(
-    "--limit", type=Integer(1), metavar="N", help=f"Maximum number of versions. [default: {SCREENFUL}; with --json all]"
+    "--limit",
+    type=Integer(1),
+    metavar="N",
+    help=f"Maximum number of versions. [default: {SCREENFUL}; with --json or --quiet all]",
 )
 @click.option("--offset", type=Integer(0), metavar="N", default=0, show_default=True, help="Skip the first N versions.")
 @as_json
@@ -51,17 +53,22 @@ def list_(
 ) -> None:
     """List registered versions, by name and number.
 
+    With --quiet, it prints only their names, such as math@1, one a line.
+
     Tokens are those of an expert's own calibration text. Base models have none, and experts of a soup or a SIMoE share
     one text. If there are more versions than shown, a line on stderr gives their number and the command that shows the
     next ones.
     """
-    shown = limit if as_json else limit or SCREENFUL
+    shown = limit if as_json or is_quiet() else limit or SCREENFUL
     with session.registry() as registry:
         versions = registry.versions(kind=kind, everything=everything, tags=tags, limit=shown, offset=offset)
         full = shown is not None and len(versions) == shown
         total = registry.count_versions(kind=kind, everything=everything, tags=tags) if full else 0
     if as_json:
         print_json([version_document(version) for version in versions])
+    elif is_quiet():
+        for version in versions:
+            click.echo(version.ref)
     else:
         _print(versions)
         if not versions and not offset:
@@ -69,13 +76,15 @@ def list_(
             others = "" if everything else "; reg list --all shows opted-out versions"
             note(f"nothing {filtered}is registered: reg add-expert NAME CKPT registers an expert{others}")
     if (more := total - offset - len(versions)) > 0:
-        words = ["reg", "list"]
+        words = ["list"]
         words += ["--kind", kind] if kind else []
         words += [word for key, value in tags.items() for word in ("--tag", f"{key}={value}")]
         words += ["--all"] if everything else []
         words += ["--limit", str(limit)] if limit else []
         words += ["--offset", str(offset + len(versions)), *(["--json"] if as_json else [])]
-        note(f"{more:,} more: {shlex.join(words)}")
+        note(f"{more:,} more: {reg_line(words)}")
+    elif versions:
+        next_step(["show", versions[0].ref])
 
 
 def _tokens(version: "VersionRecord") -> str:

@@ -140,11 +140,12 @@ def train_expert(
         version = registered.version
         verb = "registered" if registered.added else "already registered as"
         done(version.ref, f"trained {name} in {used}; {verb} {version.ref}  {short(version.digest)}", loss)
-    if losses.after >= losses.before:
+    spoiled = losses.after >= losses.before
+    if spoiled:
         note("  the loss did not improve: train on more data, longer, or with a smaller --lr")
-        if registered is not None:
-            note(f"  to withdraw it: reg opt-out {registered.version.ref}")
     if registered is None:
         next_step(["add-expert", name, str(trained.out)])
+    elif spoiled:
+        next_step(["opt-out", registered.version.ref])
     else:
         next_step(after_registration(registered.version.name, registered.relations))

@@ -149,8 +149,8 @@ def test_compose_and_plan(ready: Run, tmp_path: Path) -> None:
     out = tmp_path / "moe"
     plan = ready("compose", "--experts", "math,code", "--plan").stdout
     assert not out.exists()
-    assert "0      code@1" in plan
-    assert "1      math@1" in plan
+    assert "    0  code@1" in plan
+    assert "    1  math@1" in plan
     assert "mixtral, float32" in plan
     assert "peak memory" in plan
     as_json = document(ready("compose", "--experts", "math", "--experts", "code@1", "--plan", "--json"))
@@ -211,7 +211,7 @@ def test_list_show_compositions_log(ready: Run, tmp_path: Path) -> None:
     assert made[0]["digest"][:12] in ready("compositions").stdout
     events = document(ready("log", "--limit", 2, "--json"))
     assert [e["action"] for e in events] == ["compose", "add-expert"]
-    assert "add-base" in ready("log").stdout
+    assert ready("log").stdout.splitlines()[-1].endswith("  base@1 was registered as a base model")
     assert document(ready("log", "math", "--json"))[0]["subject"] == "math@1"
     assert f"4 events, the last of digest {events[0]['digest']}" in ready("verify").stdout.splitlines()
 
@@ -353,7 +353,7 @@ def test_verify_and_gc(ready: Run, tmp_path: Path) -> None:
     assert "1 problem: 3 versions" in told
     assert "1 array belongs to no version" in told
     assert document(ready("verify", "--json", code=1))["orphans"] == 1
-    assert ready("gc", "--dry-run").stdout.splitlines() == ["would delete 1 array (0 B)", f"  {stray.name}"]
+    assert ready("gc", "--dry-run").stdout.splitlines() == ["would delete 1 array (0 B)", f"  {stray.name[:12]}"]
     assert stray.exists()
     partial = tmp_path / "home" / "partial" / "x.safetensors"
     partial.parent.mkdir()

