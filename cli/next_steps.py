@@ -58,7 +58,7 @@ def after_registration(name: str, relations: "Sequence[Relation]") -> list[str]:
     """Return the words that compose a new expert with registered ones of its base model, or that register another."""
     near = [one.ref for one in relations if one.kind == "expert" and one.verdict in ("same base", "same weights")]
     others = [other for other in dict.fromkeys(ref.partition("@")[0] for ref in near) if other != name]
-    return composing([*others[: _MOST - 1], name]) if others else ["add-expert", "NAME", "CKPT"]
+    return composing(sorted([*others[: _MOST - 1], name])) if others else ["add-expert", "NAME", "CKPT"]
 
 
 def evaluating(folders: Iterable[Path | str], domains: Iterable[str]) -> list[str]:

@@ -136,20 +136,21 @@ def typed_words(
     """
     parser = context.command.make_parser(context)
     values, _, order = parser.parse_args([*context.meta.get(_TYPED, ())])
-    words: list[str] = []
+    arguments: list[str] = []
+    options: list[str] = []
     for parameter in dict.fromkeys(order):
         name, value = str(parameter.name), values.get(str(parameter.name))
         if name in without or value is None or getattr(parameter, "hidden", False):
             continue
         several = list(value) if isinstance(value, (list, tuple)) else [value]
         if not isinstance(parameter, click.Option):
-            words += several
+            arguments += several
         elif parameter.is_flag:
-            words.append(parameter.opts[-1] if value else parameter.secondary_opts[-1])
+            options.append(parameter.opts[-1] if value else parameter.secondary_opts[-1])
         else:
             option = (renamed or {}).get(name, parameter.opts[-1])
-            words += [word for one in several for word in (option, one)]
-    return words
+            options += [word for one in several for word in (option, one)]
+    return arguments + options
 
 
 class CommandGroup(click.Group):

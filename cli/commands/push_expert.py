@@ -1,5 +1,7 @@
 """reg push-expert."""
 
+import shlex
+
 import click
 
 from cli.commands.push import print_pushed
@@ -45,4 +47,5 @@ def push_expert(
         return
     print_pushed(pushed)
     at = "" if pushed.revision == "main" else f"@{pushed.revision}"
-    next_step(["add-expert", ref.partition("@")[0], f"hf://{pushed.repo_id}{at}"])
+    registering = shlex.join(["reg", "add-expert", ref.partition("@")[0], f"hf://{pushed.repo_id}{at}"])
+    next_step(f"elsewhere: {registering}")

@@ -41,8 +41,8 @@ def test_pushes_are_told(filled: Registry, hub: WritableHub, tmp_path: Path) -> 
     found = json.loads(run("push", moe, "hf://org/other@v1", "--license", "mit", "--private", "--json").stdout)
     assert (found["repo_id"], found["revision"], found["added"]) == ("org/other", "v1", True)
     assert hub.repositories["org/other"].private
-    lines = run("push-expert", "math@1", "org/math", "--calibration").stdout.splitlines()
-    assert lines[1] == "  elsewhere: reg add-expert math hf://org/math"
+    lines = run("push-expert", "math@1", "org/math", "--calibration").stderr.splitlines()
+    assert lines[-1] == "  next: elsewhere: reg add-expert math hf://org/math"
     taken = run("push", moe, "org/math", "--license", "mit", code=1).stderr
     assert "org/math is taken" in taken
     assert "next: choose another name" in taken

@@ -34,7 +34,9 @@ def test_what_is_composed_is_evaluated_routed_and_reported(home: Path, zoo: Zoo,
         options = ("compose", "--experts", "code,law,math", "--to", to)
         planned = json.loads(run(home, *options, "--plan", "--json").output)
         out = tmp_path / to
-        assert planned["digest"][:12] in run(home, *options, "--out", out, "--save-recipe", tmp_path / f"{to}.yaml").output
+        assert (
+            planned["digest"][:12] in run(home, *options, "--out", out, "--save-recipe", tmp_path / f"{to}.yaml").output
+        )
         again = run(home, "compose", "--recipe", tmp_path / f"{to}.yaml", "--plan", "--json").output
         assert json.loads(again)["digest"] == planned["digest"]
         words = ("--data", f"code={zoo.test['code']}", "--windows", "2", "--seq-len", "32", "--json")

@@ -96,7 +96,7 @@ def test_too_few_documents_are_all_taken(near: Registry, public: tuple[Path, dic
     assert result.exit_code == 0, result.output
     assert f"has {len(domain_of)} documents: each expert gets all of them" in result.stderr
     assert f"{len(domain_of)} of {len(domain_of)}" in result.stdout
-    assert "next: reg train-router" in result.stdout
+    assert f"next: reg --home {near.home.path} train-router FOLDER --data {tmp_path / 'out'}/" in result.stderr
     assert result.stdout.splitlines()[0].split("  ")[-1].strip() == "least score"
     assert "the larger,\nthe nearer to the expert, and below 0 nearer to the public text" in result.stdout
     assert documents(tmp_path / "out" / "law.jsonl") == [text for text in documents(path) if text]
