@@ -47,7 +47,7 @@ RECIPE: Headings = {
     TEXT: ("data", "windows", "seq_len", "batch_size"),
     HUB: ("repo", "private", "license_id"),
 }
-"""Of the commands that compose; the fields of a recipe are placed by what they are."""
+"""Headings of the commands that compose; the fields of a recipe are placed by what they are."""
 
 STATISTICS: Headings = {
     "Checkpoint": ("base", "allow_unrelated", "remote_code"),
@@ -56,7 +56,7 @@ STATISTICS: Headings = {
     "Computation": _COMPUTATION,
     "Version": _VERSION,
 }
-"""Of the commands that collect statistics."""
+"""Headings of the commands that collect statistics."""
 
 TRAINING: Headings = {
     "Model": ("base", "train", "trunk", "mlp", "experts", "rank", "hidden"),
@@ -69,7 +69,7 @@ TRAINING: Headings = {
     "Output": ("out", "force", "keep_calibration"),
     "Version": _VERSION,
 }
-"""Of the commands that train."""
+"""Headings of the commands that train."""
 
 EVALUATION: Headings = {
     TEXT: ("data", "windows", "seq_len"),
@@ -78,17 +78,17 @@ EVALUATION: Headings = {
     "Computation": _COMPUTATION,
     "Output": ("out", "force", "as_markdown", "as_csv"),
 }
-"""Of the commands that score models."""
+"""Headings of the commands that score models."""
 
 AUDIT: Headings = {
     "Text": ("data", "documents", "prefix", "continued"),
     "Sampling": ("samples", "top_k", "threshold", "seed"),
     "Computation": ("device",),
 }
-"""Of the audit of what models repeat of their text."""
+"""Headings of the audit of what models repeat from their text."""
 
 INSTANTIATION: Headings = {"Output": ("out", "force"), "Mix of domains": ("weights", "like"), FIT: RECIPE[FIT]}
-"""Of the command that makes one model of a soup."""
+"""Headings of the command that makes one model from a soup."""
 
 
 class GroupedCommand(click.Command):

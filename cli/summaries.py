@@ -5,7 +5,7 @@ SUMMARIES = {
     "add-base": "Register CKPT, a Hugging Face folder or hf://ORG/NAME[@REVISION], as the next version of base model NAME.",
     "check": "Report on CKPT as add-expert would, without registering it.",
     "collect": "Collect the statistics of CKPT next to its data, so that the data need not move.",
-    "compose": "Compose registered experts into one model that transformers loads: a sparse mixture, unless --to says more.",
+    "compose": "Compose registered experts into one model that transformers loads: a sparse mixture, or what --to names.",
     "instantiate": "Write the dense model of SOUP for some mix of its domains, in seconds and without training.",
     "preview": "Predict the routing of a composition from statistics alone: no weights are read, nothing is written.",
     "lam-curve": "Print held-out error and accuracy of routers for various ridge strengths, layer by layer.",

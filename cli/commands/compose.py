@@ -62,7 +62,7 @@ _NOT_SHOWN = ("weights", "coefficients", "fit", "dtype")
     type=file_path,
     metavar="FILE",
     help="With --to dense: weigh the members by how many documents of FILE are nearest to their text, in the base "
-    "model; those of none are left out (repeatable).",
+    "model; a member that is nearest to none is left out (repeatable).",
 )
 @fit_options(
     "With --to dense --trunk task-arithmetic: fit the coefficients to the text of FILE by gradient, then compose with "
@@ -76,7 +76,7 @@ _NOT_SHOWN = ("weights", "coefficients", "fit", "dtype")
 )
 @click.option("--push", "repo", metavar="REPO", help="Then push it to the Hub, ORG/NAME, as reg push does.")
 @click.option("--private", is_flag=True, help="With --push: make the repository private.")
-@click.option("--license", "license_id", metavar="ID", help="With --push: what the whole is under.")
+@click.option("--license", "license_id", metavar="ID", help="With --push: the license of the whole.")
 @click.option("--plan", "plan_only", is_flag=True, help="Print what would be written, and stop.")
 @click.option(
     "--force",
@@ -106,7 +106,7 @@ def compose(
     as_json: bool,
     **settings: Any,
 ) -> None:
-    """Compose registered experts into one model that transformers loads: a sparse mixture, unless --to says more."""
+    """Compose registered experts into one model that transformers loads: a sparse mixture, or what --to names."""
     if out is None and not plan_only:
         raise click.UsageError("Missing option '--out' (or '--plan').")
     if repo is None and (private or license_id):

@@ -100,7 +100,7 @@ def _value(name: str, text: str) -> Any:
     "recipe_path",
     type=file_path,
     metavar="FILE",
-    help="What --sweep changes a field of: experts, base model and recipe from a YAML file or a composition.json. "
+    help="With --sweep: experts, base model and the recipe to change, from a YAML file or a composition.json. "
     "[default: the default recipe]",
 )
 @click.option(
@@ -159,7 +159,9 @@ def evaluate(
     Scores of a composition made here are stored with it: reg show DIGEST.
     """
     if recipe_path is not None and not sweep:
-        raise click.UsageError("--recipe is of --sweep; a folder composed by it: reg compose --recipe FILE --out DIR")
+        raise click.UsageError(
+            "--recipe goes with --sweep; to compose a folder by it: reg compose --recipe FILE --out DIR"
+        )
     if not folders and not experts and recipe_path is None:
         raise click.UsageError("Missing argument '[FOLDER…]' (or '--experts' and '--methods').")
     if sweep and not experts and recipe_path is None:
@@ -170,9 +172,9 @@ def evaluate(
     if recipe_path is None and bool(experts) != bool(methods or sweep):
         raise click.UsageError("--experts and --methods go together; so do --experts and --sweep.")
     if active_experts and not folders:
-        raise click.UsageError("--active-experts is of FOLDER….")
+        raise click.UsageError("--active-experts goes with FOLDER, and none is named.")
     if seeds is not None and not methods:
-        raise click.UsageError("--seeds is of --methods.")
+        raise click.UsageError("--seeds goes with --methods.")
     refs, recipe = split(experts), None
     if recipe_path is not None:
         wanted = asked(context, session, experts, base, {"recipe_path": recipe_path, "to": None})

@@ -83,3 +83,16 @@ def test_a_shorter_name_works(filled: Registry) -> None:
 def test_a_misspelt_shorter_name_is_answered() -> None:
     assert "did you mean 'ls'?" in CliRunner().invoke(main, ["lss"]).stderr
     assert "did you mean 'rm'?" in CliRunner().invoke(main, ["rmm"]).stderr
+
+
+INVENTED = re.compile(
+    r"\b(told|foretold|anew|see there)\b|--[a-z-]+ (is|are) of\b|\bwhat \w+ \w+ is under\b|^Of [a-z]", re.I
+)
+"""Words of this project's own where plain English will do."""
+
+
+@pytest.mark.parametrize("path", EVERY)
+def test_help_is_in_plain_words(path: str) -> None:
+    command, own = EVERY[path]
+    texts = [command.help or "", *(str(one.help) for one in command.params if isinstance(one, click.Option))]
+    assert [text for text in texts if INVENTED.search(text)] == []

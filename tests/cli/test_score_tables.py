@@ -88,8 +88,8 @@ def test_active_experts_are_rows_and_shown_with_the_composition(run: Run, zoo: Z
         assert "is not all, nor a list of numbers" in run(*words, wrong, code=2).stderr
     assert "moe has 2" in run(*words, "3", code=1).stderr
     methods = ["evaluate", "--experts", "code", "--methods", "base", *text(zoo, "code")]
-    assert "--active-experts is of FOLDER" in run(*methods, "--active-experts", "1", code=2).stderr
-    assert "--seeds is of --methods" in run(*words, "1", "--seeds", 2, code=2).stderr
+    assert "--active-experts goes with FOLDER" in run(*methods, "--active-experts", "1", code=2).stderr
+    assert "--seeds goes with --methods" in run(*words, "1", "--seeds", 2, code=2).stderr
 
 
 def test_seeds_are_mean_and_deviation_in_one_cell(capsys: pytest.CaptureFixture[str]) -> None:

@@ -246,26 +246,26 @@ FIELDS: dict[str, RecipeField] = {
             "architectures between one embedding and one head, or experts of a SIMoE together",
         ),
         RecipeField(
-            "routing", FieldKind.CHOICE, "Of an ensemble: posterior, perplexity, prompt-perplexity or task-vector.",
+            "routing", FieldKind.CHOICE, "For an ensemble: posterior, perplexity, prompt-perplexity or task-vector.",
             "METHOD", (ENSEMBLE,), default="posterior",
             choices=("posterior", "perplexity", PROMPT_PERPLEXITY, "task-vector"), noun="routing method",
             label="Routing", note="where the weights of an ensemble come from",
         ),
         RecipeField(
             "routing_tokens", FieldKind.WHOLE,
-            "Of prompt-perplexity, task-vector and hetero: how many first tokens decide, 2 or more; of all but "
+            "For prompt-perplexity, task-vector and hetero: how many first tokens decide, 2 or more; of all but "
             "task-vector also 0, for the whole prompt, in generation alone.", "N", (ENSEMBLE, HETERO),
             only_with={"routing": (PROMPT_PERPLEXITY, "task-vector")}, default=32, limits=Limits(0.0),
             noun="routing-tokens",
         ),
         RecipeField(
             "mixing", FieldKind.CHOICE,
-            "Of an ensemble: probabilities, or logits, whose weighted sum goes through the softmax.", "HOW",
+            "For an ensemble: probabilities, or logits, whose weighted sum goes through the softmax.", "HOW",
             (ENSEMBLE,), default="probabilities", choices=("probabilities", LOGITS),
             label="Mixing", note="of an ensemble: the weighted sum of probabilities, or of logits", advanced=True,
         ),
         RecipeField(
-            "lead", FieldKind.TEXT, "Of hetero: the member whose embedding and head all share.", "NAME", (HETERO,),
+            "lead", FieldKind.TEXT, "For hetero: the member whose embedding and head all share.", "NAME", (HETERO,),
             unset="the member with the largest hidden size",
             label="Lead", note="with hetero: the member whose embedding and head all share", advanced=True,
         ),
@@ -279,28 +279,28 @@ FIELDS: dict[str, RecipeField] = {
             "not at all",
         ),
         RecipeField(
-            "alpha", FieldKind.NUMBER, "Of regmean: the share of off-diagonals.", "X", _ALL,
+            "alpha", FieldKind.NUMBER, "For regmean: the share of the off-diagonal entries that stays.", "X", _ALL,
             only_with={"trunk": ("regmean",)}, default=1.0, limits=Limits(0.0, 1.0), group=TRUNK_OPTIONS,
         ),
         RecipeField(
-            "density", FieldKind.NUMBER, "Of ties and dare: the share of entries that stay.", "X", _ALL,
+            "density", FieldKind.NUMBER, "For ties and dare: the share of entries that stay.", "X", _ALL,
             only_with={"trunk": ("ties", "dare")}, default=0.8, limits=Limits(1e-3, 1.0), group=TRUNK_OPTIONS,
         ),
         RecipeField(
             "scale", FieldKind.NUMBER,
-            "Of ties, dare and task-arithmetic: what the merged task vector is multiplied by.", "X", _ALL,
+            "For ties, dare and task-arithmetic: what the merged task vector is multiplied by.", "X", _ALL,
             only_with={"trunk": ("ties", "dare", "task-arithmetic")}, default=1.0,
             default_with={"task-arithmetic": 0.3}, limits=Limits(-10.0, 10.0), group=TRUNK_OPTIONS,
         ),
         RecipeField(
             "coefficients", FieldKind.BY_MEMBER,
-            "Of task-arithmetic, in place of --scale and --weights: what each member's task vector is multiplied by, 0 "
+            "For task-arithmetic, in place of --scale and --weights: what each member's task vector is multiplied by, 0 "
             "or less too; of every member.", "A=X,…", _ALL,
             only_with={"trunk": ("task-arithmetic",)}, default={}, unset="none", limits=Limits(-1e4, 1e4),
             noun="coefficient",
         ),
         RecipeField(
-            "combine", FieldKind.CHOICE, "Of ties and dare: the mean or the sum of task vectors.", "HOW", _ALL,
+            "combine", FieldKind.CHOICE, "For ties and dare: the mean or the sum of task vectors.", "HOW", _ALL,
             only_with={"trunk": ("ties", "dare")}, default=MEAN, choices=(MEAN, SUM),
             label="Task vectors", note="their mean or their sum; with ties and dare", advanced=True,
         ),
@@ -312,13 +312,13 @@ FIELDS: dict[str, RecipeField] = {
         ),
         RecipeField(
             "context_window", FieldKind.NUMBER,
-            "Of context: how far back evidence counts, in tokens; 0 for the whole text so far.", "TOKENS", _MIXTURES,
+            "For context: how far back evidence counts, in tokens; 0 for the whole text so far.", "TOKENS", _MIXTURES,
             only_with={"router": ("context",)}, default=CONTEXT_WINDOW, limits=Limits(0.0, 1e6), noun="context-window",
             label="Context window", note="tokens; with the context router", advanced=True,
         ),
         RecipeField(
             "vocabulary", FieldKind.CHOICE,
-            "Of context: shared, one head for all experts; mapped, a layer more that brings it near the expert's own.",
+            "For context: shared, one head for all experts; mapped, a layer more that brings it near the expert's own.",
             "HOW", _MIXTURES, only_with={"router": ("context",)}, default=MAPPED, choices=(SHARED, MAPPED),
             label="Vocabulary", note="mapped: near each expert’s own head; with the context router", advanced=True,
         ),
@@ -343,7 +343,7 @@ FIELDS: dict[str, RecipeField] = {
             only_with={"router": ("domain-embedding", "anchored")}, default={}, unset="0",
         ),
         RecipeField(
-            "seed", FieldKind.WHOLE, "Of random.", "N", _MIXTURES, only_with={"router": ("random",)}, default=0,
+            "seed", FieldKind.WHOLE, "For random: the seed of its rows.", "N", _MIXTURES, only_with={"router": ("random",)}, default=0,
         ),
         RecipeField(
             "token_weight", FieldKind.CHOICE,
@@ -410,7 +410,7 @@ FIELDS: dict[str, RecipeField] = {
             label="Written in", note="the members’ own dtype if empty", advanced=True,
         ),
         RecipeField(
-            "host", FieldKind.TEXT, "What carries it, where more than one does: a model type, or remote-code.", "HOST",
+            "host", FieldKind.TEXT, "Architecture of the folder, where several fit: a model type, or remote-code.", "HOST",
             _MIXTURES, unset="the preferred one",
         ),
         RecipeField(

@@ -161,7 +161,7 @@ def test_command(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
         (["--experts", "code", "--sweep", "lam=1", "--sweep", "top_k=1"], "a sweep is over one field"),
         (["--experts", "code", "--sweep", "lambda=1"], "there is no field 'lambda'"),
         (["--sweep", "lam=1"], "Missing argument"),
-        (["--experts", "code", "--recipe", str(recipe)], "--recipe is of --sweep"),
+        (["--experts", "code", "--recipe", str(recipe)], "--recipe goes with --sweep"),
     ):
         failed = reg(*words, *test)
         assert failed.exit_code, words
