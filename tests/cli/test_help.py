@@ -93,6 +93,6 @@ INVENTED = re.compile(
 
 @pytest.mark.parametrize("path", EVERY)
 def test_help_is_in_plain_words(path: str) -> None:
-    command, own = EVERY[path]
+    command, _ = EVERY[path]
     texts = [command.help or "", *(str(one.help) for one in command.params if isinstance(one, click.Option))]
     assert [text for text in texts if INVENTED.search(text)] == []

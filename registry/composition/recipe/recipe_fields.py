@@ -294,8 +294,8 @@ FIELDS: dict[str, RecipeField] = {
         ),
         RecipeField(
             "coefficients", FieldKind.BY_MEMBER,
-            "For task-arithmetic, in place of --scale and --weights: what each member's task vector is multiplied by, 0 "
-            "or less too; of every member.", "A=X,…", _ALL,
+            "For task-arithmetic, in place of --scale and --weights: what each member's task vector is multiplied by, "
+            "0 or less too; of every member.", "A=X,…", _ALL,
             only_with={"trunk": ("task-arithmetic",)}, default={}, unset="none", limits=Limits(-1e4, 1e4),
             noun="coefficient",
         ),
@@ -343,7 +343,8 @@ FIELDS: dict[str, RecipeField] = {
             only_with={"router": ("domain-embedding", "anchored")}, default={}, unset="0",
         ),
         RecipeField(
-            "seed", FieldKind.WHOLE, "For random: the seed of its rows.", "N", _MIXTURES, only_with={"router": ("random",)}, default=0,
+            "seed", FieldKind.WHOLE, "For random: the seed of its rows.", "N", _MIXTURES,
+            only_with={"router": ("random",)}, default=0,
         ),
         RecipeField(
             "token_weight", FieldKind.CHOICE,
@@ -410,8 +411,8 @@ FIELDS: dict[str, RecipeField] = {
             label="Written in", note="the members’ own dtype if empty", advanced=True,
         ),
         RecipeField(
-            "host", FieldKind.TEXT, "Architecture of the folder, where several fit: a model type, or remote-code.", "HOST",
-            _MIXTURES, unset="the preferred one",
+            "host", FieldKind.TEXT, "Architecture of the folder, where several fit: a model type, or remote-code.",
+            "HOST", _MIXTURES, unset="the preferred one",
         ),
         RecipeField(
             "remote_code", FieldKind.SWITCH,
