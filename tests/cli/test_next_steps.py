@@ -78,7 +78,7 @@ def test_what_follows_a_command_parses_and_names_the_registry(filled: Registry, 
           "--experts", 1, "--tokens", 128, *TINY), "instantiate mix --weights code=1 --out model/"),
         (("instantiate", "mix", "--weights", "math=1", "--out", "m"), "evaluate m --data math=FILE"),
         (("train-expert", "new", "--base", "base", "--data", zoo.train["code"], "--tokens", 128, "--out", "new", *TINY),
-         "add-expert new new"),
+         f"add-expert new {tmp_path / 'new'}"),
     ]  # fmt: skip
     for words, expected in steps:
         made = filled.compositions()
