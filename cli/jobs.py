@@ -1,4 +1,4 @@
-"""What each command is for, and shorter names of some: the help of `reg` is arranged by these tables."""
+"""Jobs that commands are for, and shorter names of some: the help of `reg` is arranged by these tables."""
 
 from collections.abc import Mapping, Sequence
 

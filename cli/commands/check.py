@@ -7,7 +7,7 @@ import click
 
 from cli.option_groups import STATISTICS, GroupedCommand, typed_words
 from cli.options import adapter_base, allow_unrelated, calibration, checkpoint, pass_settings, remote_code
-from cli.output import as_json, next_step, print_json, print_table
+from cli.output import as_json, next_step, print_json, print_line, print_table
 from cli.session import Session, pass_session
 from cli.version_output import overlap_documents, overlap_lines, relation_documents, relation_lines
 from registry.families.sites import COUNTS
@@ -69,5 +69,5 @@ def check(
         rows += [("overlap", f"{overlap.routing:.0%} with {overlap.ref}") for overlap in report.overlaps]
     print_table(("checkpoint", report.label), rows)
     for line in overlap_lines(report.overlaps or ()):
-        click.echo(line)
+        print_line(line)
     next_step(["add-expert", "NAME", *typed_words(click.get_current_context())])

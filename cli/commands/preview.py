@@ -6,7 +6,7 @@ import click
 
 from cli.next_steps import composing_as_typed
 from cli.option_groups import GroupedCommand
-from cli.output import as_json, next_step, note, print_json, print_table
+from cli.output import as_json, next_step, note, print_json, print_line, print_table
 from cli.recipe import asked, experts_option, recipe_options
 from cli.session import Session, pass_session
 
@@ -85,8 +85,8 @@ def _print(prediction: "Preview") -> None:
         print_table(("overlap", "", ""), [(a, b, f"{share:.1%}") for (a, b), share in pairs])
     for member in prediction.members:
         if member.drowned:
-            click.echo(f"{member.ref} is drowned out: {member.drowned}")
+            print_line(f"{member.ref} is drowned out: {member.drowned}")
     for a, b in prediction.indistinct:
-        click.echo(f"{a} and {b}: routers can hardly separate their tokens, and less well than predicted here")
+        print_line(f"{a} and {b}: routers can hardly separate their tokens, and less well than predicted here")
     for text in prediction.notes:
         note(text)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cli.next_steps import reporting
-from cli.output import count, next_step, note, print_json, print_table, short
+from cli.output import count, next_step, note, print_json, print_line, print_table, short
 from cli.score_tables import Table, figure, print_tables
 from cli.version_output import members_and_base
 from registry.composition.recipe.recipe_fields import ENSEMBLE, FROM_ROWS, HETERO, SIMOE
@@ -195,12 +195,12 @@ def _print_evaluation(at: str, document: Mapping[str, Any], *, of_ensemble: bool
     print_tables([Table(header, rows)])
     if active := [row for row in document.get("active_experts", ()) if row["average"] is not None]:
         scores = ", ".join(f"{row['experts_per_token']}: {figure(row['average'])}" for row in active)
-        click.echo(f"average score by experts per token  {scores}")
+        print_line(f"average score by experts per token  {scores}")
     if figures["overall_load"]:
         shares = ", ".join(f"{name} {share:.1%}" for name, share in figures["overall_load"].items())
-        click.echo(f"load  {shares}")
+        print_line(f"load  {shares}")
     for domain, weights in figures.get("weights", {}).items() if of_ensemble else ():
-        click.echo(f"mean weights on {domain}  {', '.join(f'{name} {one:.1%}' for name, (one,) in weights.items())}")
+        print_line(f"mean weights on {domain}  {', '.join(f'{name} {one:.1%}' for name, (one,) in weights.items())}")
 
 
 def _text(value: Any) -> str:
