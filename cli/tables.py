@@ -11,6 +11,8 @@ LEAST = 12
 """Characters that a column of text keeps before columns are moved to a table of their own."""
 
 _NUMBER = re.compile(r"[-+]?[\d,]+(\.\d+)?(e[-+]?\d+)?( ± [\d.]+)?( ?%| [kMGT]?B)?")
+_RIGID = re.compile(r"[\d\W]*\dT?[\d\W]*Z?")
+"""Numbers and times, which are kept whole."""
 _BLANK = ("", "-")
 """Cells that stand for a missing number."""
 
@@ -19,7 +21,7 @@ def layout(header: Sequence[str], rows: Iterable[Sequence[str]], width: int | No
     """Return the lines of a table; those of several tables, each with the first column, where one would be too wide.
 
     Columns of numbers are aligned at the right. Where the width is limited, the text of the last of two columns is
-    wrapped, and that of more columns is shortened in the middle.
+    wrapped, and that of more columns is shortened in the middle; columns without any content are left out.
 
     Args:
         header: a title for each column.
@@ -27,17 +29,17 @@ def layout(header: Sequence[str], rows: Iterable[Sequence[str]], width: int | No
         width: the largest length of a line; None for any.
     """
     table = [list(header), *[[_on_one_line(cell) for cell in row] for row in rows]]
-    at_right = [_has_numbers(table[1:], column) for column in range(len(header))]
     if width is None or _length(_widths(table)) <= width:
-        return [_lines(table, at_right, _widths(table))]
+        return [_lines(table, _widths(table))]
     width = max(width, 3 * LEAST)
-    if len(header) == 2 and not at_right[1]:
+    if len(header) > 2:
+        table = _only(table, [column for column in range(len(header)) if not column or _has_content(table, column)])
+    if _length(_widths(table)) <= width:
+        return [_lines(table, _widths(table))]
+    if len(table[0]) == 2 and not _has_numbers(table, 1):
         return [_wrapped(table, width)]
-    return [
-        _lines(part, [at_right[column] for column in columns], _fitting(part, width))
-        for columns in _parts(table, width)
-        for part in [[[row[column] for column in columns] for row in table]]
-    ]
+    parts = [_only(table, columns) for columns in _parts(table, width)]
+    return [_lines(part, _fitting(part, width)) for part in parts]
 
 
 def shorten(text: str, width: int) -> str:
@@ -52,8 +54,16 @@ def _on_one_line(cell: str) -> str:
     return " ".join(cell.splitlines()) if "\n" in cell else cell
 
 
-def _has_numbers(rows: Sequence[Sequence[str]], column: int) -> bool:
-    cells = [row[column] for row in rows if row[column] not in _BLANK]
+def _only(table: Sequence[Sequence[str]], columns: Sequence[int]) -> list[list[str]]:
+    return [[row[column] for column in columns] for row in table]
+
+
+def _has_content(table: Sequence[Sequence[str]], column: int) -> bool:
+    return any(row[column] for row in table[1:])
+
+
+def _has_numbers(table: Sequence[Sequence[str]], column: int) -> bool:
+    cells = [row[column] for row in table[1:] if row[column] not in _BLANK]
     return bool(cells) and all(_NUMBER.fullmatch(cell) for cell in cells)
 
 
@@ -65,7 +75,8 @@ def _length(widths: Sequence[int]) -> int:
     return sum(widths) + len(GAP) * (len(widths) - 1)
 
 
-def _lines(table: Sequence[Sequence[str]], at_right: Sequence[bool], widths: Sequence[int]) -> list[str]:
+def _lines(table: Sequence[Sequence[str]], widths: Sequence[int]) -> list[str]:
+    at_right = [_has_numbers(table, column) for column in range(len(widths))]
     lines = []
     for row in table:
         cells = [shorten(cell, width) for cell, width in zip(row, widths, strict=True)]
@@ -106,7 +117,7 @@ def _parts(table: Sequence[Sequence[str]], width: int) -> list[list[int]]:
 
 def _kept(table: Sequence[Sequence[str]], column: int) -> int:
     """Return how many characters of a column are kept at least: all of a number or a time."""
-    rigid = max((len(row[column]) for row in table[1:] if re.fullmatch(r"[\d\W]+", row[column])), default=0)
+    rigid = max((len(row[column]) for row in table[1:] if _RIGID.fullmatch(row[column])), default=0)
     return max(LEAST, rigid)
 
 

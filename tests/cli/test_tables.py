@@ -69,3 +69,10 @@ def test_a_file_gets_every_character(capsys: pytest.CaptureFixture[str], monkeyp
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     print_table(*VERSIONS)
     assert max(map(len, click.unstyle(capsys.readouterr().out).splitlines())) == 60
+
+
+def test_columns_without_content_make_room() -> None:
+    rows = [("code@1", "", "ab" * 10, ""), ("math@1", "", "cd" * 10, "")]
+    assert layout(("version", "a" * 10, "digest", "b" * 10), rows, 40) == [
+        ["version  digest", f"code@1   {'ab' * 10}", f"math@1   {'cd' * 10}"]
+    ]
