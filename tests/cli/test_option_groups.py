@@ -8,7 +8,7 @@ from cli.option_groups import COMMON, FEW, RECIPE, GroupedCommand, grouped
 
 
 def _number(command: click.Command, own: click.Context) -> int:
-    return sum(isinstance(one, click.Option) for one in command.get_params(own))
+    return sum(isinstance(one, click.Option) and not one.hidden for one in command.get_params(own))
 
 
 EVERY = {own.command_path: (command, own) for command, own in commands() if isinstance(command, GroupedCommand)}
@@ -41,7 +41,7 @@ def test_only_what_every_command_has_is_common(path: str) -> None:
 def test_every_option_stands_once(path: str) -> None:
     command, own = GROUPED[path]
     shown = [option for _, options in grouped(command.get_params(own), command.headings) for option in options]
-    assert len(shown) == len(command.get_params(own)) - len(_arguments(command))
+    assert len(shown) == _number(command, own)
     text = command.get_help(own)
     assert all(f"\n  {option.opts[0]}" in text for option in shown)
     assert "\nOptions:" not in text
@@ -58,7 +58,3 @@ def test_headings_of_compose_follow_the_order_of_its_work() -> None:
 
 def _names(command: click.Command) -> set[str]:
     return {str(option.name) for option in command.params if isinstance(option, click.Option)}
-
-
-def _arguments(command: click.Command) -> list[click.Parameter]:
-    return [parameter for parameter in command.params if not isinstance(parameter, click.Option)]
