@@ -9,7 +9,7 @@ import click
 
 from cli.option_groups import GroupedCommand
 from cli.options import file_path
-from cli.output import as_json, count, done, is_quiet, print_json, size
+from cli.output import as_json, count, done, is_quiet, next_step, print_json, size
 from cli.session import Session, pass_session
 from registry.errors import InvalidInputError
 
@@ -126,6 +126,8 @@ def _print(did: "OptOut", receipt: Path | None) -> None:
     if did.remains:
         click.echo("  repeat the command when those processes have ended, to delete the rest", err=is_quiet())
     done(None, *_reach(did), *([] if receipt is None else [f"  receipt: {receipt}"]))
+    if receipt is not None and not did.remains:
+        next_step(["receipt", "verify", str(receipt)])
 
 
 def _reach(did: "OptOut") -> list[str]:

@@ -79,6 +79,7 @@ def test_what_follows_a_command_parses_and_names_the_registry(filled: Registry, 
         (("instantiate", "mix", "--weights", "math=1", "--out", "m"), "evaluate m --data math=FILE"),
         (("train-expert", "new", "--base", "base", "--data", zoo.train["code"], "--tokens", 128, "--out", "new", *TINY),
          f"add-expert new {tmp_path / 'new'}"),
+        (("opt-out", "law", "--yes", "--receipt", "law receipt.json"), "receipt verify 'law receipt.json'"),
     ]  # fmt: skip
     for words, expected in steps:
         made = filled.compositions()
