@@ -29,7 +29,7 @@ def compositions(session: Session, ref: str | None, as_json: bool) -> None:
         [
             (
                 short(composition.digest),
-                composition.created_at[:16].replace("T", " "),
+                composition.created_at[:19],
                 *members_and_base(composition),
                 *_recipe(composition.document),
             )
