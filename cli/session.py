@@ -23,6 +23,7 @@ PLACES = ("home", "database")
 """The options, in the order of the help."""
 
 
+class Session:
     """The registry that the options of a command line name, before or after the command.
 
     Args:
