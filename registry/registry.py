@@ -314,9 +314,15 @@ class Registry:
             StorageError: a library for training is not installed, or the disk is full.
         """
         check_files(data)
-        settings, annotations = settings or simoe_.SimoeTraining(), Annotations(dict(tags or {}), license, alias)
         self.resolve(base, kind="base")
-        return simoe_.train_simoe(self._workspace, name, base, data, settings, annotations=annotations)
+        return simoe_.train_simoe(
+            self._workspace,
+            name,
+            base,
+            data,
+            settings or simoe_.SimoeTraining(),
+            annotations=Annotations(dict(tags or {}), license, alias),
+        )
 
     def check(
         self,
