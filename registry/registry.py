@@ -317,7 +317,11 @@ class Registry:
         check_files(data)
         self.resolve(base, kind="base")
         return simoe_.train_simoe(
-            *(self._workspace, name, base, data, settings or simoe_.SimoeTraining()),
+            self._workspace,
+            name,
+            base,
+            data,
+            settings or simoe_.SimoeTraining(),
             annotations=Annotations(dict(tags or {}), license, alias),
         )
 

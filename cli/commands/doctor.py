@@ -10,7 +10,7 @@ import click
 
 from cli.option_groups import GroupedCommand
 from cli.options import file_path
-from cli.output import as_json, is_quiet, note, print_json, progress
+from cli.output import as_json, is_quiet, next_step, note, print_json, progress
 from cli.score_tables import domain_files
 from cli.session import Session, pass_session
 
@@ -87,7 +87,7 @@ def print_diagnosis(diagnosis: Diagnosis) -> None:
         if finding.next and finding.next != diagnosis.next:
             click.echo(f"          {finding.next}")
     if diagnosis.next:
-        click.echo(f"next: {diagnosis.next}")
+        next_step(diagnosis.next)
 
 
 def _severity(finding: Finding) -> str:
