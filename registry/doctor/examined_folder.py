@@ -114,7 +114,7 @@ class ExaminedFolder:
 
     @cached_property
     def composed(self) -> ComposedFolder | None:
-        """The manifest of a composed folder; None if it was not composed, or its composition.json cannot be read."""
+        """The composition that the folder is; None if it is not one, or its composition.json cannot be read."""
         try:
             return ComposedFolder.read(self.path) if (self.path / MARKER).is_file() else None
         except RegError:

@@ -30,13 +30,13 @@ def moe(filled: Registry, tmp_path: Path) -> Path:
 def test_verdict_findings_next(filled: Registry, moe: Path) -> None:
     fill(ROUTER, float("nan"))(moe)
     result = run(filled.home.path, "doctor", moe, code=1)
-    first, *lines, last = result.stdout.splitlines()
+    first, *lines = result.stdout.splitlines()
     assert first == f"{moe} is broken: layer 1's router is NaN ({ROUTER})"
     assert lines[0] == f"  error   values: layer 1's router is NaN ({ROUTER})"
     assert lines[1] == "  warning integrity: model.safetensors was changed since it was composed"
     assert "  ok      files: config.json and all weight files are there and whole" in lines
     assert "  skipped loads: values has an error, which comes first" in lines
-    assert last == f"next: reg compose --recipe {moe}/composition.json --out {moe}-again"
+    assert result.stderr.splitlines()[-1] == f"  next: reg compose --recipe {moe}/composition.json --out {moe}-again"
     assert run(filled.home.path, "--quiet", "doctor", moe, code=1).stdout == f"{first}\n"
 
 
