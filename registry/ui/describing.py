@@ -101,7 +101,7 @@ class Score:
 
     @property
     def sample(self) -> str:
-        """The text that was scored: `12,288 tokens of 5 domains`."""
+        """The sample in words: `12,288 tokens of 5 domains`."""
         return f"{counted(self.tokens, 'token')} of {counted(self.domains, 'domain')}"
 
 

@@ -135,7 +135,7 @@ def overview(site: Site, request: Request) -> Response:
         narrowed=narrowed,
         registered=bool(total) or registry.count_versions(everything=True) > 0,
         made=made,
-        health=site.index.get("health", lambda: _health(registry)) if whole_registry else None,
+        health=_health(site) if whole_registry else None,
         whole_registry=whole_registry,
     )
 
@@ -178,7 +178,18 @@ def _add_handled(
             handled[ref] = sorted(shares, key=lambda share: -share[1])[:DOMAINS]
 
 
-def _health(registry: Registry) -> list[Check]:
+def _health(site: Site) -> list[Check]:
+    """Return the lines of the registry's health; folders are looked for each time, as anybody may delete them."""
+    checks, candidates = site.index.get("health", lambda: _kept_checks(site.registry))
+    folders = [folder for folder in candidates if Path(folder).is_dir()]
+    if folders:
+        text = f"{counted(len(folders), 'composed folder')} may still contain opted-out experts:"
+        return [*checks, Check(False, text, (), folders[:FOLDERS])]
+    return checks
+
+
+def _kept_checks(registry: Registry) -> tuple[list[Check], list[str]]:
+    """Return the checks that hold until the registry changes, and the folders made from opted-out versions."""
     checks = []
     events = next((event.id for event in registry.log(limit=1)), 0)
     if events > LOG_EVENTS:
@@ -187,15 +198,11 @@ def _health(registry: Registry) -> list[Check]:
         checks.append(Check(False, f"the log was changed or is incomplete at {broken}", ("verify",)))
     else:
         checks.append(Check(True, f"the log is intact: {counted(events, 'event')}"))
+    checks.append(Check(True, f"the catalog’s schema is current ({schema.HEAD})"))
     gone = [one for one in registry.versions(everything=True) if one.state != "active"]
     if withdrawn := [one for one in gone if one.state == "withdrawn"]:
         refs = ", ".join(one.ref for one in withdrawn[:FOLDERS]) + (" and others" if len(withdrawn) > FOLDERS else "")
         text = f"{counted(len(withdrawn), 'opted-out version')} not purged, still stored: {refs}"
         checks.append(Check(False, text, ("opt-out", withdrawn[0].ref, "--purge")))
     made = registry.catalog.compositions(gone) if gone else []
-    folders = sorted({folder for record in made for folder in record.folders if Path(folder).is_dir()})
-    if folders:
-        text = f"{counted(len(folders), 'composed folder')} may still contain opted-out experts:"
-        checks.append(Check(False, text, (), folders[:FOLDERS]))
-    checks.append(Check(True, f"the catalog’s schema is current ({schema.HEAD})"))
-    return checks
+    return checks, sorted({folder for record in made for folder in record.folders})

@@ -54,6 +54,8 @@ def test_home_says_what_of_opted_out_experts_is_left(filled: Registry, tmp_path:
         health = pages.read().text.partition("Health")[2]
         assert "not purged" not in health
         assert f"experts: {tmp_path / 'moe'} " in health
+        (tmp_path / "moe").rmdir()
+        assert "may still contain" not in pages.read().text
 
 
 def test_home_says_that_the_log_was_changed(filled: Registry) -> None:
