@@ -39,6 +39,8 @@ RECIPES: list[Any] = [
     EnsembleRecipe(routing="perplexity", temperature=2.0, top_k=1),
     EnsembleRecipe(routing="prompt-perplexity", routing_tokens=8),
     EnsembleRecipe(routing="task-vector", routing_tokens=8, trunk="ties", combine="sum"),
+    EnsembleRecipe(routing="task-vector"),
+    EnsembleRecipe(trunk="regmean"),
     EnsembleRecipe(mixing="logits", trunk="mean"),
 ]
 
