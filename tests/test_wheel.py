@@ -39,6 +39,7 @@ def test_wheel_holds_the_packages_and_nothing_else(wheel: Path) -> None:
         assert name in names
     assert {"registry/py.typed", "store/py.typed", "cli/py.typed"} <= set(names)
     assert {f"registry/report/page.{kind}" for kind in ("html", "css", "js")} <= set(names)
+    assert {f"registry/design/static/{name}.css" for name in ("tokens", "base")} <= set(names)
     python = {
         str(path.relative_to(ROOT)) for top in ("cli", "registry", "store") for path in (ROOT / top).rglob("*.py")
     }

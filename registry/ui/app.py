@@ -18,11 +18,12 @@ from registry.ui.guard import Guard, WriteAccess
 from registry.ui.job_pages import FORMS, JOB_PAGES, form_endpoint
 from registry.ui.jobs import Jobs
 from registry.ui.log import log
+from registry.ui.overview import overview
 from registry.ui.site import Page, Site
-from registry.ui.versions import comparison, version, versions
+from registry.ui.versions import comparison, version
 
 PAGES: dict[str, Page] = {
-    "/": versions,
+    "/": overview,
     "/versions/{ref}": version,
     "/versions/{ref}/comparison": comparison,
     "/compositions": compositions,

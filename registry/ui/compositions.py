@@ -14,13 +14,23 @@ from registry.errors import NotFoundError
 from registry.names.resolve import ALL_STATES, resolve
 from registry.report.page import page as report_page
 from registry.ui.choices import Choices
+from registry.ui.describing import Described, Score, describe, difference, expert_names, sentences
 from registry.ui.paging import Paging
 from registry.ui.site import Site, url, whole
-from registry.ui.versions import expert_names
+from registry.ui.wording import percent
 from store.catalog import CompositionRecord, EvaluationRecord
 
 PAGE = 25
 """Compositions per page."""
+
+EARLIER = 200
+"""Number of earlier compositions, the latest, among which a similar one is looked for."""
+
+FEW_TOKENS = 10_000
+"""Number of tokens below which a page says that scores are of few tokens."""
+
+COLLAPSED = 0.25
+"""Share of an even load below which a page says that an expert is hardly used."""
 
 REPORT_POLICY = (
     "default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
@@ -32,45 +42,22 @@ _HASH = re.compile(r"'sha256-[A-Za-z0-9+/]+=*'")
 
 
 @dataclass(frozen=True)
-class Line:
-    """A composition in the list.
-
-    Attributes:
-        record: the composition.
-        experts: its experts, where they are versions of their own.
-        copies: the number of its experts, where they are copies of its base model.
-        base: its base model's version, if it has one.
-        method: the kind of model and the method.
-        router: the settings of its routers, and the experts per token.
-        score: the average score of the latest evaluation.
-    """
-
-    record: CompositionRecord
-    experts: Sequence[str]
-    copies: int | None
-    base: Sequence[str]
-    method: str
-    router: str
-    score: float | None
-
-
-@dataclass(frozen=True)
 class Scores:
     """One evaluation on a page.
 
     Attributes:
         at: the time of the evaluation.
         settings: the settings of the evaluation.
+        score: the average scores, with the sample.
         rows: one per domain: domain, perplexity, score, oracle's score, routing accuracy, tokens, label.
-        average: average score and oracle's average score.
         load: expert → share of all tokens.
         layers: expert → its share by layer.
     """
 
     at: str
     settings: Mapping[str, Any]
+    score: Score
     rows: Sequence[Mapping[str, Any]]
-    average: tuple[float | None, float | None]
     load: Mapping[str, float]
     layers: Mapping[str, Sequence[float]]
 
@@ -91,54 +78,87 @@ class Scores:
             }
             for domain, text in document["data"].items()
         ]
-        average = figures["average"], oracle.get("average")
         load = figures["overall_load"]
-        return cls(evaluation.evaluated_at, document["settings"], rows, average, load, figures["load"])
+        return cls(
+            evaluation.evaluated_at, document["settings"], Score.of(evaluation), rows, load, figures.get("load") or {}
+        )
+
+    @property
+    def is_small(self) -> bool:
+        """True if scores are of so few tokens that small differences can be chance."""
+        return self.score.tokens < FEW_TOKENS
+
+    @property
+    def unused(self) -> list[tuple[str, str, str]]:
+        """Experts that hardly any token reaches, though their text was scored: each with its share and an even one."""
+        even = 1 / max(1, len(self.load))
+        domains = {row["domain"] for row in self.rows}
+        return [
+            (expert, percent(share), percent(even))
+            for expert, share in self.load.items()
+            if share < COLLAPSED * even and (expert in domains or not domains & self.load.keys())
+        ]
 
 
 def compositions(site: Site, request: Request) -> Response:
     """Return all compositions, or those of a version or name, latest first, in pages."""
+    registry = site.registry
     subject = request.query_params.get("of", "").strip()
-    records = site.registry.compositions(subject or None)[::-1]
+    records = registry.compositions(subject or None)[::-1]
     paging = Paging.of(
         whole(request, "page", 1),
         len(records),
         PAGE,
         lambda page: url("compositions", of=subject, page=page if page > 1 else None),
     )
-    lines = [_line(site, record) for record in records[paging.offset : paging.offset + PAGE]]
-    return site.render(request, "compositions.html", lines=lines, paging=paging, of=subject)
+    everything = registry.compositions() if subject else records[::-1]
+    before = {record.digest: at for at, record in enumerate(everything)}
+
+    def described(record: CompositionRecord) -> Described:
+        earlier = everything[: before[record.digest]][-EARLIER:] if record.digest in before else ()
+        return describe(record, earlier, registry.evaluations(record))
+
+    lines = [described(record) for record in records[paging.offset : paging.offset + PAGE]]
+    names = {ref.partition("@")[0] for line in lines for ref in line.experts}
+    return site.render(request, "compositions.html", names=names, lines=lines, paging=paging, of=subject)
 
 
 def composition(site: Site, request: Request) -> Response:
-    """Return one composition: members, recipe, folders, scores, audits."""
+    """Return one composition: verdict, members, recipe, folders, scores, audits."""
     record = _requested(site, request)
     if request.path_params["digest"] != record.digest:
         return RedirectResponse(url("compositions", record.digest))
     registry, catalog = site.registry, site.registry.catalog
-    members = [resolve(catalog, ref, states=ALL_STATES) for ref in record.members]
+    versions = [resolve(catalog, ref, states=ALL_STATES) for ref in record.members]
     experts, base = expert_names(record)
     parent = record.document.get("parent")
     choices = Choices.of_document(record.document)
-    related = catalog.compositions(members[:1])
+    related = catalog.compositions(versions[:1])
+    earlier = [one for one in registry.compositions()[-EARLIER:] if one.created_at < record.created_at]
+    scores = [Scores.of(evaluation) for evaluation in registry.evaluations(record)]
     return site.render(
         request,
         "composition.html",
+        names={*(ref.partition("@")[0] for ref in experts), *(one["name"] for one in record.document["members"])},
         composition=record,
-        members=members,
+        versions=versions,
         experts=experts,
         count=len(record.document["members"]),
+        copies=record.document.get("from_base"),
         base=base,
+        made=sentences(record.document),
+        difference=difference(record, earlier),
         recipe={key: value for key, value in record.document["recipe"].items() if key != "to"},
-        to=record.document["recipe"].get("to", "moe"),
-        gone=[member for member in members if member.state != "active"],
+        gone=[version for version in versions if version.state != "active"],
         parent=parent,
         parent_known=parent is not None and catalog.has_composition(parent),
         children=[child for child in related if child.document.get("parent") == record.digest],
         folders=[(folder, Path(folder).is_dir()) for folder in record.folders],
         pushes=catalog.pushes({record.digest}),
-        scores=[Scores.of(evaluation) for evaluation in registry.evaluations(record)],
+        scores=scores,
+        latest=scores[0] if scores else None,
         audits=registry.audits(record),
+        data=[word for row in scores[0].rows for word in ("--data", f"{row['domain']}=FILE")] if scores else [],
         again=None if choices is None else url("compose", e=experts, **choices.query),
         events=registry.log(record.digest, limit=PAGE),
     )
@@ -164,25 +184,3 @@ def _requested(site: Site, request: Request) -> CompositionRecord:
     if record is None:
         raise NotFoundError(f"there is no composition {digest!r}", "run: reg compositions")
     return record
-
-
-def _line(site: Site, record: CompositionRecord) -> Line:
-    recipe = record.document["recipe"]
-    to = recipe.get("to", "moe")
-    method = recipe.get("trunk") or recipe.get("routing") or ""
-    labels = {
-        recipe.get("router", ""): True,
-        f"top-{recipe.get('top_k')}": "top_k" in recipe,
-        "lam auto": recipe.get("lam") == "auto",
-        "advantage": recipe.get("token_weight") == "advantage",
-        f"refine {recipe.get('refine')}": bool(recipe.get("refine")),
-        "refit": recipe.get("refine_mlp", False),
-        "trunk refit": recipe.get("refine_trunk", False),
-        "trained": "training" in record.document,
-    }
-    experts, base = expert_names(record)
-    latest = next((each.document["figures"]["average"] for each in site.registry.evaluations(record)), None)
-    router = ", ".join(text for text, holds in labels.items() if text and holds)
-    copies = record.document.get("from_base")
-    made = method if to == "moe" else ", ".join(filter(None, (to, method)))
-    return Line(record, experts, copies, base, made, router, latest)

@@ -17,6 +17,7 @@ from starlette.responses import HTMLResponse, Response
 from registry.design import expert_colours
 from registry.errors import ConflictError, InvalidInputError, NotFoundError, RegError, first_line
 from registry.registry import Registry
+from registry.ui.describing import title
 from registry.ui.guard import MAY_WRITE, RefusedError, WriteAccess
 from registry.ui.jobs import Jobs
 from registry.ui.page_cache import PageCache
@@ -55,6 +56,7 @@ class Site:
         self.access, self.jobs = access, jobs
         self.cache = PageCache(self._state)
         self.reports = PageCache(self._state, REPORTS)
+        self.index = PageCache(self._state)  # of what is quick, so that no page waits for what is slow
         self._names = PageCache(self._state, 1)
         self._templates = Environment(
             loader=FileSystemLoader(TEMPLATES),
@@ -64,8 +66,9 @@ class Site:
             lstrip_blocks=True,
         )
         self._templates.filters.update(FILTERS)
+        self._templates.filters["title"] = title
         self._templates.globals.update(
-            details=details, url=url, command=self.command_line, home=str(registry.home.path)
+            details=details, url=url, command=self.command_line, home=str(registry.home.path), titles=self._titles
         )
 
     def page(self, make: "Page") -> Callable[[Request], Response]:
@@ -75,6 +78,7 @@ class Site:
             try:
                 self.cache.refresh()
                 self.reports.refresh()
+                self.index.refresh()
                 return make(self, request)
             except HTTPException:
                 raise
@@ -99,6 +103,8 @@ class Site:
         def colour(expert: str) -> str:
             """Return the class that gives an element the colour of an expert, named by its name or a reference."""
             name = expert.partition("@")[0]
+            if name not in colours and name not in known:  # a base model
+                return "neutral"
             return f"e{colours[name] if name in colours else expert_colours([name], known)[name]}"
 
         values |= {"part": part, "path": request.url.path, "colour": colour, "may_write": self.may_write(request)}
@@ -116,6 +122,10 @@ class Site:
     def command_line(self, *words: str) -> str:
         """Return a shell command on this registry."""
         return shlex.join([*self.command, *words])
+
+    def _titles(self) -> dict[str, str]:
+        """Return the name of each composition by its digest."""
+        return self.index.get("titles", lambda: {one.digest: title(one) for one in self.registry.compositions()})
 
     def _state(self) -> str:
         return next((event.digest for event in self.registry.log(limit=1)), "")

@@ -1,6 +1,7 @@
 """Formatting of numbers, times and values on pages."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 
@@ -42,6 +43,42 @@ def when(at: str | None) -> str:
     return "" if at is None else at[:16].replace("T", " ")
 
 
+def ago(at: str | None) -> str:
+    """Return the age of a time of the catalog in words: `3 hours ago`; empty for None."""
+    if at is None:
+        return ""
+    try:
+        then = datetime.fromisoformat(at)
+    except ValueError:
+        return when(at)
+    seconds = (datetime.now(UTC) - (then if then.tzinfo else then.replace(tzinfo=UTC))).total_seconds()
+    if seconds < 90:
+        return "just now"
+    for unit, length, most in (("minute", 60, 60), ("hour", 3600, 36), ("day", 86400, 60), ("month", 2629800, 24)):
+        if seconds < most * length:
+            return f"{counted(round(seconds / length), unit)} ago"
+    return f"{counted(round(seconds / 31557600), 'year')} ago"
+
+
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """Return a count with its noun: `1 expert`, `2,048 tokens`."""
+    return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
+
+
+def day(at: str) -> str:
+    """Return the day of a time of the catalog: `24 November 2026`."""
+    try:
+        then = datetime.fromisoformat(at)
+    except ValueError:
+        return at[:10]
+    return f"{then.day} {then:%B %Y}"
+
+
+def score(value: int | float | None) -> str:
+    """Format a score with one decimal; a dash for None."""
+    return "–" if value is None else f"{value:.1f}"
+
+
 def short(digest: str) -> str:
     """Return the first 12 digits of a digest."""
     return digest[:12]
@@ -66,8 +103,8 @@ def plain(value: Any) -> str:
 
 
 def details(event_details: dict[str, Any]) -> str:
-    """Format an event's details, without the digests of rows, and with counts instead of a purge's arrays."""
-    shown = {key: value for key, value in event_details.items() if key != "rows"}
+    """Format an event's details, without digests, and with counts instead of a purge's arrays."""
+    shown = {key: value for key, value in event_details.items() if key not in ("rows", "digest", "asked")}
     shown |= {key: len(shown[key]) for key in ("deleted", "shared") if isinstance(shown.get(key), (dict, list))}
     return "; ".join(f"{key} {_shortened(value)}" for key, value in shown.items() if value is not None)
 
@@ -77,9 +114,8 @@ def _shortened(value: Any) -> str:
     return short(text) if len(text) == 64 and text.isalnum() else text
 
 
-FILTERS = {
-    name: function
-    for name, function in globals().items()
-    if name in ("number", "compact", "size", "percent", "figure", "when", "short", "level", "plain")
+FILTERS: dict[str, Callable[..., Any]] = {
+    function.__name__: function
+    for function in (number, compact, size, percent, figure, when, ago, counted, day, score, short, level, plain)
 }
 """Name in templates → function."""

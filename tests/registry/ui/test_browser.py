@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from registry import Registry
+from registry import EnsembleRecipe, Registry
 from tests.pages import Pages, served
+from tests.registry.ui.test_every_kind import LONG, evaluated, recorded
 from tests.registry.ui.test_pages import HOSTILE, composed, evaluation
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ FLAGS = [
 LIGHT: dict[str, Any] = {"color_scheme": "light", "viewport": {"width": 1280, "height": 900}}
 DARK: dict[str, Any] = {"color_scheme": "dark", "viewport": {"width": 1280, "height": 900}}
 PHONE: dict[str, Any] = {"color_scheme": "light", "viewport": {"width": 360, "height": 740}, "is_mobile": True}
+"""Narrower than the 390 pixels of most phones."""
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: apt-get install chromium")
 
@@ -62,6 +64,11 @@ def pages(zoo: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pages]
         digest = composed(registry, folder / "<b>moe", "math", "code", "law")
         registry.catalog.record_evaluation(digest, "1" * 64, evaluation(HOSTILE[0]))
         registry.opt_out("german")
+        registry.add_expert(LONG, zoo.experts["german"], allow_unrelated=True, tags={"t" * 90: "v" * 200})
+        long = composed(registry, folder / ("f" * 200), LONG, "code")
+        registry.catalog.record_evaluation(long, "1" * 64, evaluation("l" * 300))
+        ensemble = recorded(registry, registry.plan(["code", "math"], EnsembleRecipe()), "ensemble")
+        registry.catalog.record_evaluation(ensemble, "1" * 64, evaluated("ensemble"))
         with served(registry) as found:
             found.asked += [
                 "/",
@@ -74,6 +81,13 @@ def pages(zoo: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pages]
                 "/compose?e=nobody",
                 "/log",
                 "/nowhere",
+                f"/versions/{LONG}@1",
+                f"/versions/{LONG}@1/comparison",
+                f"/compositions/{long}",
+                f"/compositions?of={LONG}",
+                f"/compositions/{ensemble}",
+                f"/compose?e={LONG}@1&e=code@1",
+                f"/?q={LONG}",
             ]
             yield found
 
@@ -181,9 +195,10 @@ def test_it_works_without_the_script(browser: "Browser", pages: Pages) -> None:
         page.goto(pages.address)
         page.fill("input[name=q]", "math")
         page.get_by_role("button", name="Search").click()
-        assert page.locator("tbody th a").all_inner_texts() == ["math@1"]
-        page.locator("tbody th a").click()
+        assert page.locator(".expert h3 a").all_inner_texts() == ["math@1"]
+        page.locator(".expert h3 a").click()
         page.get_by_role("link", name="Compare with the others").click()
+        page.locator("summary", has_text="Distances").click()
         assert "same base" in page.locator("main").inner_text()
         page.goto(f"{pages.address}/compose")
         page.check("input[value='code@1']")

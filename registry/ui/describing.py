@@ -1,0 +1,309 @@
+"""Compositions in words: a name, what each is, how it differs from an earlier one, and its score with its sample."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from registry.composition.recipe.recipe_fields import (
+    DENSE,
+    ENSEMBLE,
+    FIELDS,
+    FROM_COUNTS,
+    HETERO,
+    MOE,
+    SIMOE,
+    TOP_K,
+    TRUNK_OPTIONS,
+    default,
+)
+from registry.ui.wording import counted, plain
+from store.catalog import CompositionRecord, EvaluationRecord
+
+TRUNK_WORDS = {
+    "regmean": "shared weights merged by RegMean",
+    "mean": "shared weights averaged",
+    "base": "shared weights of the base model",
+    "ties": "shared weights merged by TIES",
+    "dare": "shared weights merged by DARE",
+    "task-arithmetic": "shared weights merged by task arithmetic",
+}
+"""Trunk method → its part in a mixture."""
+
+DENSE_WORDS = {
+    "regmean": "all weights merged by RegMean",
+    "mean": "all weights averaged",
+    "ties": "all weights merged by TIES",
+    "dare": "all weights merged by DARE",
+    "task-arithmetic": "all weights merged by task arithmetic",
+}
+"""Trunk method → its part in a dense model."""
+
+ROUTER_WORDS = {
+    "context": "routed by the text so far",
+    "ridge": "linear routers solved by ridge regression",
+    "domain-embedding": "routers from the base model’s embeddings of each domain",
+    "anchored": "routers trained with the experts",
+    "random": "random routers",
+}
+"""Router method → words."""
+
+ROUTING_WORDS = {
+    "posterior": "weighted by how well each predicts the text so far",
+    "perplexity": "weighted by perplexity",
+    "prompt-perplexity": "weighted by perplexity on the prompt",
+    "task-vector": "weighted by task vectors",
+}
+"""Routing method of an ensemble → words."""
+
+MADE = {
+    MOE: "a sparse mixture",
+    DENSE: "one dense model",
+    ENSEMBLE: "an ensemble",
+    HETERO: "one model of several architectures",
+    SIMOE: "a SIMoE",
+}
+"""Output → words."""
+
+MOST_CHANGES = 3
+"""Number of differences up to which a composition is described by another one."""
+
+UNSTATED = ("to", "weights", TRUNK_OPTIONS, "computed", "fit", "bias", "coefficients")
+"""Keys of a recipe that are not compared as they are."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """The scores of one evaluation.
+
+    Attributes:
+        average: average score over the domains; None if none of them has its own expert.
+        oracle: the same with each domain's tokens sent to its own expert, if that was measured.
+        tokens: number of tokens scored.
+        domains: number of domains.
+        at: the time of the evaluation.
+    """
+
+    average: float | None
+    oracle: float | None
+    tokens: int
+    domains: int
+    at: str
+
+    @classmethod
+    def of(cls, evaluation: EvaluationRecord) -> "Score":
+        """Return the scores of an evaluation."""
+        document = evaluation.document
+        data = document["data"].values()
+        oracle = (document["oracle"] or {}).get("average")
+        tokens = sum(text["tokens"] for text in data)
+        return cls(document["figures"]["average"], oracle, tokens, len(data), evaluation.evaluated_at)
+
+    @property
+    def sample(self) -> str:
+        """What was scored: `12,288 tokens of 5 domains`."""
+        return f"{counted(self.tokens, 'token')} of {counted(self.domains, 'domain')}"
+
+
+@dataclass(frozen=True)
+class Described:
+    """A composition for a list.
+
+    Attributes:
+        record: the composition.
+        title: its name: that of its latest folder, else its members.
+        experts: the references of its experts; none of copies.
+        base: the reference of its base model, if that is no expert of it.
+        copies: number of its experts, where they are copies of its base model.
+        kind: what it is, in a few words.
+        difference: how it differs from an earlier one, if it resembles one.
+        score: the latest scores.
+    """
+
+    record: CompositionRecord
+    title: str
+    experts: Sequence[str]
+    base: Sequence[str]
+    copies: int | None
+    kind: str
+    difference: "Difference | None"
+    score: Score | None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What distinguishes a composition from an earlier one.
+
+    Attributes:
+        other: the earlier one.
+        title: its name.
+        words: what differs, each as a few words: `router ridge instead of context`.
+    """
+
+    other: CompositionRecord
+    title: str
+    words: Sequence[str]
+
+
+def title(record: CompositionRecord) -> str:
+    """Return the name of a composition: that of the folder it was written to last, else its members."""
+    name = Path(record.folders[-1]).name if record.folders else ""
+    return name or ", ".join(record.members) or record.digest[:12]
+
+
+def expert_names(record: CompositionRecord) -> tuple[list[str], list[str]]:
+    """Return the references of a composition's experts (none of copies), and that of another base model, if any."""
+    document = record.document
+    names = set() if "from_base" in document else {one["name"] for one in document["members"]}
+    experts = [ref for ref in record.members if ref.partition("@")[0] in names]
+    return experts, [ref for ref in record.members if ref not in experts]
+
+
+def output(document: Mapping[str, Any]) -> str:
+    """Return what a composition is: `moe`, `dense`, …; of the first format's, a mixture."""
+    return str(document["recipe"].get("to", MOE))
+
+
+def kind(document: Mapping[str, Any]) -> str:
+    """Return what a composition is, in a few words: `mixture · regmean · context, 1 per token`."""
+    recipe, to = document["recipe"], output(document)
+    words = {MOE: "mixture", DENSE: "dense model", ENSEMBLE: "ensemble", HETERO: "mixed architectures", SIMOE: "SIMoE"}
+    parts = [words.get(to, to), recipe.get("trunk"), recipe.get("routing")]
+    if to == MOE:
+        parts.append(f"{recipe.get('router')}, {recipe['top_k']} per token" if "top_k" in recipe else None)
+    refits = [
+        f"refine {recipe.get('refine')}" if recipe.get("refine") else None,
+        "MLPs refitted" if recipe.get("refine_mlp") else None,
+        "trunk refitted" if recipe.get("refine_trunk") else None,
+        "trained" if "training" in document else None,
+    ]
+    return " · ".join(str(part) for part in (*parts, *refits) if part)
+
+
+def sentences(document: Mapping[str, Any]) -> list[str]:
+    """Return how a composition was made, each step as a few words."""
+    recipe, to, count = document["recipe"], output(document), len(document["members"])
+    trunk, top_k = recipe.get("trunk"), recipe.get("top_k")
+    per_token = f"; {counted(top_k, 'expert')} per token" if top_k else ""
+    if to == DENSE:
+        made = [f"One dense model of {counted(count, 'expert')}", DENSE_WORDS.get(str(trunk), f"merged by {trunk}")]
+    elif to == ENSEMBLE:
+        made = [
+            f"An ensemble of {counted(count, 'whole model')}",
+            ROUTING_WORDS.get(str(recipe.get("routing")), str(recipe.get("routing"))),
+            *([TRUNK_WORDS.get(str(trunk), str(trunk))] if trunk else []),
+        ]
+    elif to == HETERO:
+        made = [f"{counted(count, 'expert')} of several architectures between one embedding and one head{per_token}"]
+    elif to == SIMOE:
+        made = [f"{counted(count, 'expert')} of a SIMoE, as they were trained together"]
+    else:
+        copies = document.get("from_base")
+        of = f"{copies} copies of the base model’s MLPs" if copies else counted(count, "expert")
+        made = [f"A sparse mixture of {of}{per_token}"]
+        made += [TRUNK_WORDS.get(str(trunk), f"shared weights: {trunk}")] if trunk else []
+        made += [ROUTER_WORDS.get(str(recipe["router"]), str(recipe["router"]))] if "router" in recipe else []
+    made += [f"routers solved again in {counted(recipe['refine'], 'pass', 'passes')}"] if recipe.get("refine") else []
+    made += ["MLPs refitted to the composed model"] if recipe.get("refine_mlp") else []
+    made += ["shared weights solved again in the composed model"] if recipe.get("refine_trunk") else []
+    made += ["trained further"] if "training" in document else []
+    return made
+
+
+def stated(document: Mapping[str, Any]) -> dict[str, str]:
+    """Return the fields of a composition's recipe that are not at their defaults, as text."""
+    recipe, to, count = document["recipe"], output(document), len(document["members"])
+    fields = {key: value for key, value in recipe.items() if key not in UNSTATED}
+    fields |= recipe.get(TRUNK_OPTIONS) or {}
+    trunk = recipe.get("trunk")
+    usual = count if to == ENSEMBLE else 1 if to == HETERO or recipe.get("router") in FROM_COUNTS else TOP_K
+    found = {}
+    for name, value in fields.items():
+        normal = min(usual, count) if name == "top_k" else default(name, to) if name in FIELDS else None
+        if name in FIELDS:  # where the default depends on a method
+            usual_with = FIELDS[name].default_with
+            normal = next((usual_with[one] for one in (recipe.get("router"), trunk) if one in usual_with), normal)
+        if value is not None and value != normal:
+            found[name] = plain(value)
+    weights = recipe.get("weights") or {}
+    return found | ({"weights": plain(weights)} if any(weight != 1 for weight in weights.values()) else {}) | {"to": to}
+
+
+def difference(record: CompositionRecord, earlier: Sequence[CompositionRecord]) -> Difference | None:
+    """Return how a composition differs from the most similar earlier one; None if it resembles none of them.
+
+    Of equally similar ones it is the latest.
+    """
+    best: tuple[int, int, Difference] | None = None
+    own = stated(record.document)
+    for at, other in enumerate(earlier):
+        if other.digest == record.digest or (members := _members_changed(record, other)) is None:
+            continue
+        changes, words = members
+        fields = _fields_changed(own, stated(other.document))
+        if record.document.get("parent") == other.digest:
+            changes, words, fields = 1, ["trained further"], []
+        changes += sum(MOST_CHANGES if name == "to" else 1 for name, _ in fields)
+        key = (changes, -at)
+        if 0 < changes <= MOST_CHANGES and (best is None or key < best[:2]):
+            words = [*words, *(text for _, text in fields)]
+            best = (*key, Difference(other, title(other), tuple(words)))
+    return None if best is None else best[2]
+
+
+def describe(
+    record: CompositionRecord, earlier: Sequence[CompositionRecord], evaluations: Sequence[EvaluationRecord]
+) -> Described:
+    """Return a composition for a list.
+
+    Args:
+        record: the composition.
+        earlier: the compositions made before it, oldest first.
+        evaluations: its evaluations, latest first.
+    """
+    experts, base = expert_names(record)
+    score = Score.of(evaluations[0]) if evaluations else None
+    copies = record.document.get("from_base")
+    return Described(
+        record, title(record), experts, base, copies, kind(record.document), difference(record, earlier), score
+    )
+
+
+def _members_changed(record: CompositionRecord, other: CompositionRecord) -> tuple[int, list[str]] | None:
+    """Return the number of differences between the experts of two compositions, and words; None if they share few."""
+    own, old = ({ref.partition("@")[0]: ref for ref in expert_names(one)[0]} for one in (record, other))
+    copies, earlier_copies = (one.document.get("from_base") for one in (record, other))
+    if copies or earlier_copies:
+        if not (copies and earlier_copies and record.members == other.members):
+            return None
+        return (0, []) if copies == earlier_copies else (1, [f"{copies} copies instead of {earlier_copies}"])
+    added = [own[name] for name in own if name not in old]
+    removed = [old[name] for name in old if name not in own]
+    replaced = [(own[name], old[name]) for name in own if name in old and own[name] != old[name]]
+    shared = len(set(own) & set(old))
+    if not shared or (added and removed and shared < len(added) + len(removed)):
+        return None
+    words = [f"without {_and(removed)}"] if removed else []
+    words += [f"with {_and(added)} added"] if added else []
+    words += [f"{new} in place of {before}" for new, before in replaced]
+    return len(added) + len(removed) + len(replaced), words
+
+
+def _fields_changed(own: Mapping[str, str], old: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return the fields of two recipes that differ, each with words."""
+    words = []
+    for name in [*own, *(key for key in old if key not in own)]:
+        if own.get(name) == old.get(name):
+            continue
+        label = name.replace("_", " ")
+        if name == "to":
+            words.append((name, MADE.get(own[name], own[name])))
+        elif name not in own:
+            words.append((name, f"{label} by default instead of {old[name]}"))
+        else:
+            words.append((name, f"{label} {own[name]}" + (f" instead of {old[name]}" if name in old else "")))
+    return words
+
+
+def _and(refs: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(refs[:-1]), refs[-1])))

@@ -1,0 +1,201 @@
+"""The first page: what the registry holds, what was made lately, the best scores, and the registry's health."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from statistics import fmean
+from typing import Any, cast
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from registry.registry import Registry
+from registry.ui.describing import Described, describe
+from registry.ui.paging import Paging
+from registry.ui.site import Site, url, whole
+from registry.ui.wording import counted
+from store.catalog import CompositionRecord, VersionRecord, schema
+from store.catalog.records import Kind
+
+PAGE = 50
+"""Versions per page."""
+
+TAGS = 24
+"""Number of tags that the list offers as filters."""
+
+SEARCH_CHARACTERS = 200
+"""Maximum length of a search; the rest is ignored."""
+
+RECENT = 200
+"""Number of compositions, the latest, whose scores the page looks at."""
+
+LATELY, BEST, DOMAINS = 5, 3, 3
+"""Numbers of compositions made lately, of best scores, and of an expert's domains that the page shows."""
+
+LOG_EVENTS = 20_000
+"""Number of events up to which the page verifies the log; `reg verify` verifies any."""
+
+FOLDERS = 3
+"""Number of folders with opted-out experts that the page names."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """The versions of one name on a page.
+
+    Attributes:
+        latest: the latest version, an active one if there is any.
+        others: the other ones, latest first.
+    """
+
+    latest: VersionRecord
+    others: Sequence[VersionRecord]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the registry's health.
+
+    Attributes:
+        good: nothing needs to be done.
+        text: what was found.
+        command: the words of the command that mends it or checks more.
+        paths: folders that it concerns.
+    """
+
+    good: bool
+    text: str
+    command: tuple[str, ...] = ()
+    paths: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Made:
+    """What is known of the registry's compositions.
+
+    Attributes:
+        number: the number of all compositions.
+        lately: the latest.
+        best: those with the best average scores, among the latest `RECENT`.
+        handled: version → the domains of which it handles the largest shares, by the latest evaluation with it.
+        uses: version → number of compositions made from it.
+    """
+
+    number: int
+    lately: Sequence[Described]
+    best: Sequence[Described]
+    handled: Mapping[str, Sequence[tuple[str, float]]]
+    uses: Mapping[str, int]
+
+
+def overview(site: Site, request: Request) -> Response:
+    """Return all versions, filtered by words, kind and tags, in pages; without filters also what was made of them."""
+    query = request.query_params
+    search = query.get("q", "").strip()[:SEARCH_CHARACTERS]
+    kind = cast(Kind, query["kind"]) if query.get("kind") in ("expert", "base") else None
+    everything = query.get("all") == "1"
+    chosen = [tag for tag in dict.fromkeys(query.getlist("tag")) if "=" in tag]
+    tags = {key: value for key, _, value in (tag.partition("=") for tag in chosen)}
+
+    def at(page: int = 1, **other: object) -> str:
+        now: dict[str, object] = {"q": search, "kind": kind, "tag": chosen, "all": everything}
+        return url(**(now | {"page": None if page == 1 else page} | other))
+
+    registry = site.registry
+    total = registry.count_versions(kind=kind, everything=everything, tags=tags, search=search)
+    paging = Paging.of(whole(request, "page", 1), total, PAGE, at)
+    versions = registry.versions(
+        kind=kind, everything=everything, tags=tags, search=search, limit=PAGE, offset=paging.offset
+    )
+    offered_tags = [f"{tag.key}={tag.value}" for tag in registry.tag_counts(TAGS)]
+    offered_tags += [tag for tag in chosen if tag not in offered_tags]
+    made = site.index.get("made", lambda: _made(registry))
+    narrowed = bool(search or kind or chosen)
+    whole_registry = not narrowed and paging.number == 1
+    return site.render(
+        request,
+        "overview.html",
+        names={version.name for version in versions if version.kind == "expert"},
+        groups=_groups(versions),
+        counts={each: registry.count_versions(kind=each) for each in ("expert", "base")},
+        paging=paging,
+        search=search,
+        kind=kind,
+        everything=everything,
+        chosen=chosen,
+        tags=[
+            (
+                tag,
+                tag in chosen,
+                at(tag=[other for other in chosen if other != tag] if tag in chosen else [*chosen, tag]),
+            )
+            for tag in offered_tags
+        ],
+        narrowed=narrowed,
+        registered=bool(total) or registry.count_versions(everything=True) > 0,
+        made=made,
+        health=site.index.get("health", lambda: _health(registry)) if whole_registry else None,
+        whole_registry=whole_registry,
+    )
+
+
+def _groups(versions: Sequence[VersionRecord]) -> list[Group]:
+    groups = []
+    for _, same in groupby(versions, key=lambda version: version.name):
+        ordered = sorted(same, key=lambda version: (version.state == "active", version.number), reverse=True)
+        groups.append(Group(ordered[0], ordered[1:]))
+    return groups
+
+
+def _made(registry: Registry) -> Made:
+    records = registry.compositions()
+    uses: dict[str, int] = {}
+    for record in records:
+        for ref in record.members:
+            uses[ref] = uses.get(ref, 0) + 1
+    handled: dict[str, Sequence[tuple[str, float]]] = {}
+    described = []
+    for number, record in enumerate(reversed(records[-RECENT:])):
+        evaluations = registry.evaluations(record)
+        earlier = records[: len(records) - 1 - number][-RECENT:] if number < LATELY else ()
+        described.append(describe(record, earlier, evaluations))
+        if evaluations:
+            _add_handled(handled, record, evaluations[0].document["figures"].get("routing") or {})
+    scored = [one for one in described if one.score is not None and one.score.average is not None]
+    best = sorted(scored, key=lambda one: -(one.score.average or 0.0) if one.score else 0.0)[:BEST]
+    return Made(len(records), described[:LATELY], best, handled, uses)
+
+
+def _add_handled(
+    handled: dict[str, Sequence[tuple[str, float]]], record: CompositionRecord, routing: Mapping[str, Any]
+) -> None:
+    """Add the domains of which a composition sends most tokens to each of its experts, unless a later one did."""
+    for ref in record.members:
+        name = ref.partition("@")[0]
+        shares = [(domain, fmean(experts[name])) for domain, experts in routing.items() if experts.get(name)]
+        if shares and ref not in handled:
+            handled[ref] = sorted(shares, key=lambda share: -share[1])[:DOMAINS]
+
+
+def _health(registry: Registry) -> list[Check]:
+    checks = []
+    events = next((event.id for event in registry.log(limit=1)), 0)
+    if events > LOG_EVENTS:
+        checks.append(Check(True, f"the log has {counted(events, 'event')}, too many to verify here"))
+    elif (broken := registry.catalog.chain().broken) is not None:
+        checks.append(Check(False, f"the log was changed or is incomplete at {broken}", ("verify",)))
+    else:
+        checks.append(Check(True, f"the log is intact: {counted(events, 'event')}"))
+    gone = [one for one in registry.versions(everything=True) if one.state != "active"]
+    if withdrawn := [one for one in gone if one.state == "withdrawn"]:
+        refs = ", ".join(one.ref for one in withdrawn[:FOLDERS]) + (" and others" if len(withdrawn) > FOLDERS else "")
+        text = f"{counted(len(withdrawn), 'opted-out version')} not purged, still stored: {refs}"
+        checks.append(Check(False, text, ("opt-out", withdrawn[0].ref, "--purge")))
+    made = registry.catalog.compositions(gone) if gone else []
+    folders = sorted({folder for record in made for folder in record.folders if Path(folder).is_dir()})
+    if folders:
+        text = f"{counted(len(folders), 'composed folder')} may still contain opted-out experts:"
+        checks.append(Check(False, text, (), folders[:FOLDERS]))
+    checks.append(Check(True, f"the catalog’s schema is current ({schema.HEAD})"))
+    return checks
