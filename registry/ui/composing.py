@@ -1,4 +1,4 @@
-"""What the Compose page asks for: experts, a recipe and an output folder; and the command that makes it."""
+"""The choices of the Compose page: experts, a recipe and an output folder; and the command that makes it."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class Job:
 
     @property
     def goes_on(self) -> bool:
-        """Whether it has not ended."""
+        """Return whether it has not ended."""
         return self.state in GOING_ON
 
     @property
