@@ -7,9 +7,13 @@ console says something. With names of pages, only these are taken.
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from registry import Registry
 from tests.pages import Pages, served
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
 
 CHROMIUM = ("/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome")
 LOOKS = {
@@ -51,9 +55,7 @@ def take(pages: Pages, found: list[tuple[str, str]], out: Path) -> None:
         for look, options in LOOKS.items():
             tab = browser.new_context(**options).new_page()  # type: ignore[arg-type]   # as the browser takes them
             tab.set_default_timeout(300_000)
-            said: list[str] = []
-            tab.on("console", lambda message, said=said: said.append(message.text))
-            tab.on("pageerror", lambda error, said=said: said.append(str(error)))
+            said = _listen(tab)
             for name, address in found:
                 tab.goto(pages.address + address)
                 tab.wait_for_selector("[aria-busy],[data-load]", state="detached")
@@ -64,6 +66,14 @@ def take(pages: Pages, found: list[tuple[str, str]], out: Path) -> None:
                     print(f"{name} ({look}): {said}")
                 said.clear()
         browser.close()
+
+
+def _listen(tab: "Page") -> list[str]:
+    """Return the list to which everything that the console of a page says is added."""
+    said: list[str] = []
+    tab.on("console", lambda message: said.append(message.text))
+    tab.on("pageerror", lambda error: said.append(str(error)))
+    return said
 
 
 def main() -> None:

@@ -28,6 +28,6 @@ def expert_colours(names: Iterable[str], known: Iterable[str] = ()) -> dict[str,
     ):
         free = free or list(range(COLOURS))
         first = digest[0] % COLOURS
-        numbers[name] = min(free, key=lambda number, first=first: (number - first) % COLOURS)
+        numbers[name] = (first + min((number - first) % COLOURS for number in free)) % COLOURS
         free.remove(numbers[name])
     return {name: number for name, number in numbers.items() if name in own}

@@ -132,7 +132,7 @@ class Described:
 
 @dataclass(frozen=True)
 class Difference:
-    """What distinguishes a composition from an earlier one.
+    """The differences of a composition to an earlier one.
 
     Attributes:
         other: the earlier one.

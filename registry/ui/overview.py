@@ -72,7 +72,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Made:
-    """What is known of the registry's compositions.
+    """A summary of the registry's compositions.
 
     Attributes:
         number: the number of all compositions.

@@ -1,0 +1,97 @@
+"""Proves: Home shows what was made, what experts handle, the best scores with their sample, and what is wrong.
+
+And a composition's page warns about few tokens and experts that are hardly used.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import update
+
+from registry import Registry
+from registry.composition.recipe import Recipe
+from store.catalog.tables import Event
+from tests.pages import served
+from tests.registry.ui.test_every_kind import evaluated, recorded
+from tests.registry.ui.test_pages import composed
+
+
+def test_home_shows_what_was_made_and_what_experts_handle(filled: Registry) -> None:
+    first = recorded(filled, filled.plan(["code", "math"]), "/somewhere/first")
+    second = recorded(filled, filled.plan(["code", "math", "law"], Recipe(router="ridge")), "/somewhere/second")
+    filled.catalog.record_evaluation(first, "1" * 64, evaluated("first"))
+    with served(filled) as pages:
+        page = pages.read()
+        narrowed = pages.read(q="code")
+    assert "5 expert versions and 1 base model 2 compositions made from them" in page.text
+    lately = page.text[page.text.index("Made lately") : page.text.index("Best scores")]
+    assert lately.index("second") < lately.index("first")  # the latest first
+    assert "mixture · regmean · ridge, 2 per token" in lately
+    best = page.text[page.text.index("Best scores") : page.text.index("Health")]
+    assert "first 89.6 on 2,468 tokens of 2 domains" in best
+    assert "second" not in best
+    assert page.links.count(f"/compositions/{first}") == 2
+    assert page.links.count(f"/compositions/{second}") == 1
+    code = page.text[page.text.index(" code@1 ") : page.text.index(" german@1 ")]
+    assert "in 2 compositions" in code
+    assert "code 75 % math 50 %" in code
+    assert "Made lately" not in narrowed.text
+    assert "Health" not in narrowed.text
+
+
+def test_home_says_what_of_opted_out_experts_is_left(filled: Registry, tmp_path: Path) -> None:
+    (tmp_path / "moe").mkdir()
+    composed(filled, tmp_path / "moe", "math", "code")
+    composed(filled, tmp_path / "deleted", "math", "law")
+    with served(filled) as pages:
+        assert "opted-out" not in pages.read().text.partition("Health")[2]
+        filled.opt_out("math")
+        health = pages.read().text.partition("Health")[2]
+        assert "1 opted-out version not purged, still stored: math@1 reg opt-out math@1 --purge" in health
+        assert f"1 composed folder may still contain opted-out experts: {tmp_path / 'moe'} " in health
+        filled.opt_out("math", purge=True)
+        health = pages.read().text.partition("Health")[2]
+        assert "not purged" not in health
+        assert f"experts: {tmp_path / 'moe'} " in health
+
+
+def test_home_says_that_the_log_was_changed(filled: Registry) -> None:
+    with served(filled) as pages:
+        assert "the log is intact: 6 events" in pages.read().text
+    with filled.catalog.engine.execution_options(writing=True).begin() as connection:
+        connection.execute(update(Event).where(Event.id == 3).values(action="nothing"))
+    with served(filled) as pages:
+        page = pages.read().text
+    assert "Attention: the log was changed or is incomplete at event 3 (nothing" in page
+    assert "reg verify" in page
+
+
+@pytest.mark.parametrize(("tokens", "warned"), [(4_999, True), (5_000, False)])
+def test_few_tokens_are_warned_of(filled: Registry, tmp_path: Path, tokens: int, warned: bool) -> None:
+    digest = composed(filled, tmp_path / "moe", "math", "code")
+    filled.catalog.record_evaluation(digest, "1" * 64, of_tokens(tokens))
+    with served(filled) as pages:
+        page = pages.read("compositions", digest).text
+    assert f"{2 * tokens:,} tokens of 2 domains" in page
+    assert ("tokens are few" in page) == warned
+    assert ("--windows 96 --data code=FILE --data math=FILE" in page) == warned
+
+
+@pytest.mark.parametrize(("share", "warned"), [(0.12, True), (0.13, False)])
+def test_experts_that_are_hardly_used_are_named(filled: Registry, tmp_path: Path, share: float, warned: bool) -> None:
+    digest = composed(filled, tmp_path / "moe", "math", "code")
+    found = of_tokens(9_999)
+    found["figures"]["overall_load"] = {"code": 1 - share, "math": share}
+    filled.catalog.record_evaluation(digest, "1" * 64, found)
+    with served(filled) as pages:
+        page = pages.read("compositions", digest).text
+    warning = f"math is hardly used: it gets {100 * share:.1f} % of all tokens; an even share is 50.0 %"
+    assert (warning in page) == warned
+    assert "code is hardly used" not in page
+
+
+def of_tokens(tokens: int) -> dict[str, Any]:
+    """Return what an evaluation of a number of tokens a domain found."""
+    found = evaluated("moe")
+    return found | {"data": {name: {"digest": "0" * 64, "label": "x", "tokens": tokens} for name in ("code", "math")}}
