@@ -119,8 +119,8 @@ def test_a_job_is_started_and_followed_to_its_end(
         assert faults(page) == []
         assert narrow(page)
         start.click()
-        page.locator(".steps", has_text="writing").wait_for()
-        assert "500 B of 2.0 kB" in page.locator(".steps").inner_text()
+        page.locator(".progress", has_text="writing").wait_for()
+        assert "500 B of 2.0 kB" in page.locator(".progress").inner_text()
         assert page.locator(".lines").inner_text().strip() == "a remark <b>"
         assert faults(page) == []
         assert narrow(page)
@@ -165,7 +165,7 @@ def test_it_works_without_the_script(browser: "Browser", pages: Pages, tmp_path:
         page.fill("#field-out", "mine")
         page.get_by_role("button", name="Show what that makes").click()
         page.get_by_role("button", name="Compose into mine").click()
-        page.locator(".steps", has_text="writing").wait_for()
+        page.locator(".progress", has_text="writing").wait_for()
         (tmp_path / "go").touch()
         page.get_by_role("link", name="Open the composition").wait_for()  # the page loads again by itself
 
