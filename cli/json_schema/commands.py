@@ -15,20 +15,18 @@ from cli.json_schema.fields import (
     whole,
     whole_schema,
 )
+from cli.json_schema.figures import PREVIEW, REPORT, ROUTED
 from cli.json_schema.objects import (
     COMPOSE,
     COMPOSITION,
     DIAGNOSIS,
     OPTED_OUT,
     OVERLAP,
-    PREVIEW,
     PUSH_RECORD,
     PUSHED,
     REF,
     REGISTRATION,
     RELATIONS,
-    REPORT,
-    ROUTED,
     ROW,
     SHOWN_COMPOSITION,
     SHOWN_VERSION,
