@@ -5,7 +5,8 @@ from typing import Any
 
 import click
 
-from registry.composition.recipe.recipe_fields import DENSE, ENSEMBLE, FIELDS, HETERO, MOE, TRUNK_OPTIONS, RecipeField
+from registry.composition.recipe.recipe_field_type import RecipeField
+from registry.composition.recipe.recipe_fields import DENSE, ENSEMBLE, FIELDS, HETERO, MOE, TRUNK_OPTIONS
 
 FEW = 8
 """Number of options up to which a command's help has no headings."""

@@ -14,7 +14,8 @@ from cli.options import Choice, Integer, file_path, split, unique_pairs
 from cli.session import Session
 from registry import composition
 from registry.composition import recipe as recipes
-from registry.composition.recipe.recipe_fields import AUTO, FIELDS, MOE, OF_COPIES, FieldKind, RecipeField, obstacle
+from registry.composition.recipe.recipe_field_type import AUTO, FieldKind, RecipeField
+from registry.composition.recipe.recipe_fields import FIELDS, MOE, OF_COPIES, obstacle
 from registry.composition.recipe.recipe_rules import problem_of_copies, without_trunk
 from registry.errors import InvalidInputError, RegError
 from registry.names.reference import Reference

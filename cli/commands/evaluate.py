@@ -13,7 +13,8 @@ from cli.output import next_step, print_json
 from cli.recipe import asked, check_members
 from cli.score_tables import forms, print_csv, print_tables, ranking_of, tables_of, test_text, wide_table
 from cli.session import Session, pass_session
-from registry.composition.recipe.recipe_fields import AUTO, FIELDS, FieldKind
+from registry.composition.recipe.recipe_field_type import AUTO, FieldKind
+from registry.composition.recipe.recipe_fields import FIELDS
 from registry.evaluation.methods import named_methods
 from registry.io.model_folder import MARKER
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from registry.composition import AnyRecipe, Recipe, SimoeRecipe
-from registry.composition.recipe.recipe_fields import FIELDS, FieldKind
+from registry.composition.recipe.recipe_field_type import FieldKind
+from registry.composition.recipe.recipe_fields import FIELDS
 from registry.composition.recipe.recipe_rules import misplaced
 from registry.composition.recipe.recipe_values import values_of
 from registry.errors import InvalidInputError

@@ -9,7 +9,8 @@ from typing import Any
 
 from registry import composition
 from registry.composition import recipe as recipes
-from registry.composition.recipe.recipe_fields import AUTO, ENSEMBLE, FIELDS, MOE, FieldKind, RecipeField, obstacle
+from registry.composition.recipe.recipe_field_type import AUTO, FieldKind, RecipeField
+from registry.composition.recipe.recipe_fields import ENSEMBLE, FIELDS, MOE, obstacle
 from registry.errors import InvalidInputError
 from registry.maths.router import ROUTERS
 from registry.maths.trunk import TRUNKS

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from registry import composition
 from registry.composition import Preview, Recipe
-from registry.composition.recipe.recipe_fields import FieldKind
+from registry.composition.recipe.recipe_field_type import FieldKind
 from registry.errors import InvalidInputError, RegError
 from registry.ui.choices import BASICS, GROUPS, WORDS, default_text, select_values
 from registry.ui.composing import Composing, check_new_folder, suggested_folder

@@ -13,7 +13,8 @@ from cli.main import main
 from registry import EnsembleRecipe, Recipe, Registry
 from registry.composition import read_recipe
 from registry.composition.recipe import recipe_schema
-from registry.composition.recipe.recipe_fields import FIELDS, FieldKind
+from registry.composition.recipe.recipe_field_type import FieldKind
+from registry.composition.recipe.recipe_fields import FIELDS
 from registry.io.model_folder import MARKER
 from tests.conftest import files_of
 

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, cast
 
 from registry.composition.recipe.coefficient_fit import CoefficientFit
-from registry.composition.recipe.recipe_fields import AUTO as AUTO
+from registry.composition.recipe.recipe_field_type import AUTO as AUTO
 from registry.composition.recipe.recipe_fields import (
     DENSE,
     FIELDS,

@@ -22,15 +22,8 @@ from typing import Any
 
 from registry import composition
 from registry.composition.recipe.coefficient_fit import CoefficientFit
-from registry.composition.recipe.recipe_fields import (
-    ENSEMBLE,
-    FIELDS,
-    OF_COPIES,
-    TRUNK_OPTIONS,
-    FieldKind,
-    RecipeField,
-    needs_base,
-)
+from registry.composition.recipe.recipe_field_type import FieldKind, RecipeField
+from registry.composition.recipe.recipe_fields import ENSEMBLE, FIELDS, OF_COPIES, TRUNK_OPTIONS, needs_base
 from registry.composition.recipe.recipe_rules import (
     FROM_BASE,
     Problem,

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from registry.composition.recipe.recipe_field_type import AUTO, FieldKind
 from registry.composition.recipe.recipe_fields import (
-    AUTO,
     DENSE,
     FIELDS,
     FROM_BASE_PASSES,
@@ -20,7 +20,6 @@ from registry.composition.recipe.recipe_fields import (
     PROMPT_PERPLEXITY,
     SOFTMAX_TOPK,
     TRUNK_OPTIONS,
-    FieldKind,
     obstacle,
     options_of,
 )

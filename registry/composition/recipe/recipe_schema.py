@@ -2,17 +2,8 @@
 
 from typing import Any
 
-from registry.composition.recipe.recipe_fields import (
-    AUTO,
-    FIELDS,
-    LEAST_COPIES,
-    MOST_COPIES,
-    TRUNK_OPTIONS,
-    FieldKind,
-    Limits,
-    RecipeField,
-    default,
-)
+from registry.composition.recipe.recipe_field_type import AUTO, FieldKind, Limits, RecipeField
+from registry.composition.recipe.recipe_fields import FIELDS, LEAST_COPIES, MOST_COPIES, TRUNK_OPTIONS, default
 
 Schema = dict[str, Any]
 

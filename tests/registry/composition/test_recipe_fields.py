@@ -11,6 +11,7 @@ import pytest
 from registry import EnsembleRecipe, HeteroRecipe, Recipe, SimoeRecipe
 from registry.composition.ensemble.recipe import ROUTINGS
 from registry.composition.recipe import OUTPUTS, recipe_schema
+from registry.composition.recipe.recipe_field_type import FieldKind, RecipeField
 from registry.composition.recipe.recipe_fields import (
     DENSE,
     ENSEMBLE,
@@ -22,8 +23,6 @@ from registry.composition.recipe.recipe_fields import (
     MOE,
     SIMOE,
     TRUNK_OPTIONS,
-    FieldKind,
-    RecipeField,
     needs_base,
     obstacle,
     options_of,

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from registry import EnsembleRecipe, HeteroRecipe, Recipe, Registry, SimoeRecipe
 from registry.composition import AnyRecipe
 from registry.composition.recipe import RecipeFile, check_recipe_output, read_recipe, recipe_schema, write_recipe
-from registry.composition.recipe.recipe_fields import FIELDS, FieldKind, RecipeField, obstacle
+from registry.composition.recipe.recipe_field_type import FieldKind, RecipeField
+from registry.composition.recipe.recipe_fields import FIELDS, obstacle
 from registry.composition.recipe.recipe_file import recipe_text
 from registry.composition.recipe.recipe_values import make_recipe
 from registry.errors import CheckpointError, IncompatibleError, InvalidInputError, NotFoundError, OutputError
