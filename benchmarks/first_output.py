@@ -1,16 +1,19 @@
 """Time until a command says something: of a typical call, and of one with a wrong name, for every command.
 
-Both are measured side by side with `import click`, which no command can do without, and with `reg list`. A command is
-ended once its first byte is there. `python -m benchmarks.first_output [COMMAND…]` prints the table of some.
+Both are measured side by side: the first output on a terminal with `import click`, which no command can do without, and
+an error through a pipe with `reg list`. A command is ended once its first byte is there.
+`python -m benchmarks.first_output [COMMAND…]` prints the table, or rows of it.
 """
 
 import os
+import pty
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from benchmarks.alternating import Comparison
@@ -94,17 +97,20 @@ def make_world(scratch: Path) -> Path:
     return home
 
 
-def until_output(words: Sequence[str], folder: Path) -> float:
+def until_output(words: Sequence[str], folder: Path, *, terminal: bool = False) -> float:
     """Return the seconds until the first byte of a command, which is then ended; until its end if it prints nothing."""
+    ours, its = pty.openpty() if terminal else os.pipe()
     begin = time.perf_counter()
     with subprocess.Popen(
-        words, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        env=os.environ | {"HF_HUB_OFFLINE": "1"},
+        words, cwd=folder, stdin=subprocess.DEVNULL, stdout=its, stderr=its,
+        env=os.environ | {"HF_HUB_OFFLINE": "1", "TERM": "xterm"},
     ) as process:  # fmt: skip
-        assert process.stdout is not None
-        process.stdout.read(1)
+        os.close(its)
+        with suppress(OSError):  # a terminal whose last program has ended cannot be read
+            os.read(ours, 1)
         seconds = time.perf_counter() - begin
         process.kill()
+    os.close(ours)
     return seconds
 
 
@@ -119,7 +125,7 @@ def compared(calls: Mapping[str, tuple[str, str]], scratch: Path, rounds: int = 
             times["click"].append(until_output([sys.executable, "-c", "import click"], scratch))
             times["list"].append(until_output([*reg, "list"], scratch))
             if typical != HUB:
-                times["typical"].append(until_output([*reg, command, *typical.split()], scratch))
+                times["typical"].append(until_output([*reg, command, *typical.split()], scratch, terminal=True))
             times["wrong"].append(until_output([*reg, command, *wrong.split()], scratch))
         click, listed = tuple(times["click"]), tuple(times["list"])
         claim, ours = f"first output of `reg {command}` against `import click`", tuple(times["typical"])

@@ -1,14 +1,17 @@
-"""Large libraries: a word before one is imported, which takes seconds, and silence of what they say themselves."""
+"""Large libraries: a word before one is imported, which takes time, and silence of what they say themselves."""
 
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from cli.errors import DEBUG_VARIABLE
 
-_LARGE = ("torch", "transformers")
+_LARGEST = ("torch", "transformers")
+"""Libraries whose import takes seconds."""
+_CATALOG = ("sqlalchemy",)
+"""The library of the catalog, whose import takes a few tenths of a second."""
 _QUIET = {
     "TRANSFORMERS_VERBOSITY": "error",
     "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
@@ -19,23 +22,36 @@ _LOGGERS = ("accelerate", "huggingface_hub", "peft", "torch", "transformers")
 
 
 class _Announcer:
-    """A finder that finds nothing, and says once that a large library is about to be imported."""
+    """A finder that finds nothing, and says once that a library is about to be imported."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+    def __init__(self, names: Sequence[str], say: Callable[[str], None]) -> None:
+        self._names, self._say = names, say
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
         """Return nothing, for another finder to find the module."""
-        if fullname in _LARGE:
+        if fullname in self._names:
             sys.meta_path.remove(self)
-            _silence_loggers()
-            self._say(f"loading {fullname} …")
+            self._say(fullname)
 
 
 def announce_imports(say: Callable[[str], None]) -> Callable[[], None]:
-    """Let `say` be called before the first large library is imported, unless one is already; return what ends that."""
-    announcer = _Announcer(say)
-    if not any(name in sys.modules for name in _LARGE):
+    """Let `say` be called before the first library that takes seconds is imported; return what ends that."""
+
+    def announce(name: str) -> None:
+        _silence_loggers()
+        say(f"loading {name} …")
+
+    return _announce(_LARGEST, announce)
+
+
+def announce_catalog(say: Callable[[str], None]) -> Callable[[], None]:
+    """Let `say` be called before the library of the catalog is imported; return what ends that."""
+    return _announce(_CATALOG, lambda _: say("opening the registry …"))
+
+
+def _announce(names: Sequence[str], say: Callable[[str], None]) -> Callable[[], None]:
+    announcer = _Announcer(names, say)
+    if not any(name in sys.modules for name in names):
         sys.meta_path.insert(0, announcer)
     return lambda: sys.meta_path.remove(announcer) if announcer in sys.meta_path else None
 

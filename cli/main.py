@@ -11,8 +11,9 @@ from typing import Any
 import click
 
 from cli.errors import CliError, translate_errors
+from cli.first_word import show_first_word
 from cli.jobs import ALIASES, write_jobs
-from cli.large_libraries import announce_imports, silence_libraries
+from cli.large_libraries import announce_catalog, announce_imports, silence_libraries
 from cli.output import allows_colour, note, output_options
 from cli.session import Session, accept_place, place_options
 from cli.summaries import SUMMARIES
@@ -67,6 +68,7 @@ COMPLETING = "_REG_COMPLETE"
 """Environment variable that the scripts of `reg completion` set."""
 
 _AS_JSON = f"{__name__}.as_json"
+_SILENT = f"{__name__}.silent"
 
 
 class _Group(click.Group):
@@ -112,9 +114,11 @@ class _Group(click.Group):
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
         as_json = _asks_for_json(args)
+        silent = as_json or not {"-q", "--quiet"}.isdisjoint(args)
         with translate_errors(as_json=as_json):
             context = super().make_context(info_name, args, parent, **extra)
         context.meta[_AS_JSON] = as_json
+        context.meta[_SILENT] = silent or context.resilient_parsing
         context.color = allows_colour()
         return context
 
@@ -122,6 +126,8 @@ class _Group(click.Group):
         with translate_errors(ctx, as_json=ctx.meta[_AS_JSON]):
             if not ctx.meta[_AS_JSON]:
                 ctx.call_on_close(announce_imports(note))
+            if not ctx.meta[_SILENT]:
+                ctx.call_on_close(announce_catalog(lambda text: ctx.call_on_close(show_first_word(text))))
             return super().invoke(ctx)
 
 

@@ -34,7 +34,9 @@ def test_only_our_lines_are_on_stderr(zoo: Zoo, tmp_path: Path) -> None:
     (model / "generation_config.json").write_text(json.dumps(options))
     words = ["collect", "model", "--data", zoo.train["code"], "--tokens", 64, "--seq-len", 16, "--out"]
     done = run(*words, "said", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "loading torch …\n")
+    first, following = done.stderr.splitlines()
+    assert (done.returncode, first) == (0, "loading torch …")
+    assert following.startswith("  next: copy said/statistics.safetensors")
     quiet = run("--quiet", *words, "quiet", cwd=tmp_path)
     assert (quiet.returncode, quiet.stderr) == (0, "")
     as_json = run(*words, "json", "--json", cwd=tmp_path)
