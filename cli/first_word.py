@@ -41,7 +41,7 @@ def show_first_word(text: str) -> Callable[[], None]:
             err.flush()
 
     watched: Any = _Watched(err, erase)
-    sys.stdout, sys.stderr = _Watched(out, erase), watched  # type: ignore[assignment]
+    sys.stdout, sys.stderr = _Watched(out, erase), watched
     err.write(text)
     err.flush()
     return erase

@@ -44,7 +44,7 @@ def announce_imports(say: Callable[[str], None]) -> Callable[[], None]:
     return _announce(_LARGEST, announce)
 
 
-def announce_catalog(say: Callable[[str], None]) -> Callable[[], None]:
+def announce_catalog(say: Callable[[str], object]) -> Callable[[], None]:
     """Let `say` be called before the library of the catalog is imported; return what ends that."""
     return _announce(_CATALOG, lambda _: say("opening the registry …"))
 
