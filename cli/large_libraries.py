@@ -24,7 +24,7 @@ _LOGGERS = ("accelerate", "huggingface_hub", "peft", "torch", "transformers")
 class _Announcer:
     """A finder that finds nothing, and says once that a library is about to be imported."""
 
-    def __init__(self, names: Sequence[str], say: Callable[[str], None]) -> None:
+    def __init__(self, names: Sequence[str], say: Callable[[str], object]) -> None:
         self._names, self._say = names, say
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
@@ -34,7 +34,7 @@ class _Announcer:
             self._say(fullname)
 
 
-def announce_imports(say: Callable[[str], None]) -> Callable[[], None]:
+def announce_imports(say: Callable[[str], object]) -> Callable[[], None]:
     """Let `say` be called before the first library that takes seconds is imported; return what ends that."""
 
     def announce(name: str) -> None:
@@ -49,7 +49,7 @@ def announce_catalog(say: Callable[[str], object]) -> Callable[[], None]:
     return _announce(_CATALOG, lambda _: say("opening the registry …"))
 
 
-def _announce(names: Sequence[str], say: Callable[[str], None]) -> Callable[[], None]:
+def _announce(names: Sequence[str], say: Callable[[str], object]) -> Callable[[], None]:
     announcer = _Announcer(names, say)
     if not any(name in sys.modules for name in names):
         sys.meta_path.insert(0, announcer)
