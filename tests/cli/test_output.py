@@ -14,7 +14,7 @@ from cli.output import bar, lines, progress
 from registry import Registry
 from tests.conftest import Zoo
 
-RED = "\x1b["
+RED = "\x1b[31m"
 
 
 def run(home: Path, *words: object, code: int = 0) -> Result:
