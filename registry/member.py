@@ -47,7 +47,7 @@ class Member:
     def content(self) -> dict[str, Any]:
         """The version's content document."""
         if self.version.content is None:
-            raise RegError(f"{self.version.ref} was purged", "run: reg list --all")
+            raise RegError(f"{self.version.ref} was purged", "reg list --all")
         return self.version.content
 
     @property
@@ -96,7 +96,7 @@ class Member:
         """
         link = self._links.get((role, name))
         if link is None:
-            raise DamagedError(f"{self.version.ref} has no {role} array {name}", "run: reg verify")
+            raise DamagedError(f"{self.version.ref} has no {role} array {name}", "reg verify")
         return link
 
     def weight(self, name: str) -> ArrayLink:
@@ -132,7 +132,7 @@ class Member:
         try:
             return PackedStatistics(packed, exponents[layer], int(saturated[layer]))
         except ValueError as error:
-            raise DamagedError(f"{self.version.ref}, {site}, layer {layer}: {error}", "run: reg verify") from error
+            raise DamagedError(f"{self.version.ref}, {site}, layer {layer}: {error}", "reg verify") from error
 
     def folds(self, site: str, layer: int) -> tuple[Statistics, ...]:
         """Return the statistics of every fold of one site and layer, or the total (errors as `statistics`)."""
@@ -141,7 +141,7 @@ class Member:
             try:
                 parts.append(Statistics.unpack(self._tensor("statistics", name), total.exponents))
             except ValueError as error:
-                raise DamagedError(f"{self.version.ref}, {name}: {error}", "run: reg verify") from error
+                raise DamagedError(f"{self.version.ref}, {name}: {error}", "reg verify") from error
         return complete_folds(total, parts)
 
     def fold_count(self, site: str) -> int:

@@ -122,7 +122,7 @@ class Workspace:
         if version.content is not None and content_digest(version.content, links) != version.digest:
             raise DamagedError(
                 f"{version.ref}: its rows in the catalog do not have its digest {version.digest[:12]}",
-                "run: reg verify; then restore the catalog from a backup",
+                "reg verify; then restore the catalog from a backup",
             )
         return links
 
@@ -139,7 +139,7 @@ class Workspace:
             for version in self.catalog.reread(versions):
                 if version.state == "purged":  # recorded before the first array is deleted
                     raise ConflictError(
-                        f"{version.ref} was opted out meanwhile, at {version.withdrawn_at}", "run: reg list"
+                        f"{version.ref} was opted out meanwhile, at {version.withdrawn_at}", "reg list"
                     ) from error
             raise
 
@@ -164,7 +164,7 @@ def open_array(arrays: ArrayStore, version: VersionRecord, link: ArrayLink) -> A
         raise DamagedError(
             f"{version.ref}: its {link.role} array {link.name} is {source.dtype} {list(source.shape)}, "
             f"the catalog says {link.dtype} {list(link.shape)}",
-            "run: reg verify",
+            "reg verify",
         )
     return source
 

@@ -113,7 +113,7 @@ class ArrayStore:
             DamagedError: `digest` is not a digest, so no path may be built from it.
         """
         if not _DIGEST.fullmatch(digest):
-            raise DamagedError(f"{digest[:80]!r} is not the digest of an array", "run: reg verify")
+            raise DamagedError(f"{digest[:80]!r} is not the digest of an array", "reg verify")
         return self.root / digest[:2] / digest
 
     @property
@@ -299,7 +299,7 @@ class ArrayStore:
     def _layout(self, digest: str) -> Layout:
         path = self.path(digest)
         if not path.is_dir():
-            raise NotFoundError(f"array {digest[:12]} is not below {self.root}", "run: reg verify")
+            raise NotFoundError(f"array {digest[:12]} is not below {self.root}", "reg verify")
         try:
             return read_layout(path)
         except (OSError, ValueError) as error:
@@ -373,7 +373,7 @@ def _raw_blocks(raw: RawArray, rows: int) -> Iterator[Block]:
 def _damaged(digest: str, why: str) -> DamagedError:
     return DamagedError(
         f"array {digest[:12]} is damaged: {why}",
-        "run: reg verify (it names the affected experts); adding one of them again from its checkpoint repairs it",
+        "reg verify (it names the affected experts); adding one of them again from its checkpoint repairs it",
     )
 
 

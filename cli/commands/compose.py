@@ -10,11 +10,12 @@ import click
 
 from cli.commands.doctor import print_diagnosis
 from cli.commands.push import print_pushed
+from cli.errors import INTERRUPTED, CliError
 from cli.fit_options import fit_line, fit_options, fitted, take_fit_settings, unfitted
 from cli.next_steps import composing_as_typed, evaluating, loading
 from cli.option_groups import GroupedCommand
 from cli.options import Integer, file_path
-from cli.output import as_json, done, is_quiet, next_step, note, print_json, print_table, short, size
+from cli.output import as_json, done, is_quiet, next_step, note, print_json, print_table, reg_line, short, size
 from cli.recipe import asked, experts_option, no_part, recipe_options
 from cli.session import Session, pass_session
 from registry import composition
@@ -25,6 +26,7 @@ from registry.io.model_folder import check_output
 
 if TYPE_CHECKING:
     from registry import Registry  # with SQLAlchemy
+    from registry.doctor import Diagnosis
 
 _NOT_SHOWN = ("weights", "coefficients", "fit", "dtype")
 
@@ -163,7 +165,9 @@ def compose(
                 planned = registry.plan(refs, recipe, base=base, from_base=copies)
                 registry.check_push(planned, target, license=license_id)
             plan = registry.compose(refs, out, recipe, base=base, from_base=copies, force=force)
-            diagnosis = registry.doctor(out) if check else None
+            if not as_json:
+                _print_composed(plan, out)
+            diagnosis = _examined(registry, out) if check else None
             if repo is not None and (diagnosis is None or diagnosis.is_healthy):
                 pushed = registry.push(out, target, license=license_id)
     if save_recipe is not None:
@@ -185,12 +189,6 @@ def compose(
             _print_plan(plan, fit_reads)
         next_step(composing_as_typed(context, without=("plan_only", "save_recipe")))
     else:
-        done(
-            plan.digest,
-            f"composed {_members(plan)} into {out}  {short(plan.digest)}",
-            *(f"  note: {note}" for note in plan.notes),
-            f"  {plan.model_type}, {plan.parameters:,} parameters, {plan.active_parameters:,} active per token",
-        )
         if diagnosis is not None:
             print_diagnosis(diagnosis)
         if pushed is not None:
@@ -200,6 +198,25 @@ def compose(
             next_step(evaluating([str(out)], names) if pushed is None else loading(pushed.repo_id, pushed.revision))
     if diagnosis is not None and not diagnosis.is_healthy:
         context.exit(1)
+
+
+def _print_composed(plan: composition.AnyPlan, out: Path) -> None:
+    """Print what was written, before anything else is done with it."""
+    done(
+        plan.digest,
+        f"composed {_members(plan)} into {out}  {short(plan.digest)}",
+        *(f"  note: {note}" for note in plan.notes),
+        f"  {plan.model_type}, {plan.parameters:,} parameters, {plan.active_parameters:,} active per token",
+    )
+
+
+def _examined(registry: Registry, out: Path) -> Diagnosis:
+    """Return the diagnosis of a folder that was just written; Ctrl-C ends the examination alone."""
+    try:
+        return registry.doctor(out)
+    except KeyboardInterrupt:
+        message = f"{out} is written; its examination was interrupted"
+        raise CliError(message, reg_line(["doctor", str(out)]), "Interrupted", INTERRUPTED) from None
 
 
 def _check_fit(recipe: composition.AnyRecipe, like: tuple[Path, ...], settings: dict[str, Any]) -> None:

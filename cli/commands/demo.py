@@ -37,7 +37,7 @@ _MIXED = (
 )
 @as_json
 def demo(out: Path, force: bool, as_json: bool) -> None:
-    """Train a tiny base and three experts, compose and evaluate them, check the guarantees. Takes about a minute.
+    """Train a tiny base and three experts, compose and evaluate them, check the guarantees. Takes about two minutes.
 
     If interrupted, repeat the command: it goes on, with the models that were trained. The registry that it leaves has
     all three experts; the opt-out is tried on a copy.

@@ -61,6 +61,7 @@ def list_(
     """
     shown = limit if as_json or is_quiet() else limit or SCREENFUL
     with session.registry() as registry:
+        home = registry.home.path
         versions = registry.versions(kind=kind, everything=everything, tags=tags, limit=shown, offset=offset)
         full = shown is not None and len(versions) == shown
         total = registry.count_versions(kind=kind, everything=everything, tags=tags) if full else 0
@@ -74,7 +75,10 @@ def list_(
         if not versions and not offset:
             filtered = "of that kind or with those tags " if kind or tags else ""
             others = "" if everything else "; reg list --all shows opted-out versions"
-            note(f"nothing {filtered}is registered: reg add-expert NAME CKPT registers an expert{others}")
+            note(
+                f"nothing {filtered}is registered in {home}: reg add-expert NAME CKPT registers an expert, "
+                f"--home or REG_HOME names another registry{others}"
+            )
     if (more := total - offset - len(versions)) > 0:
         words = ["list"]
         words += ["--kind", kind] if kind else []

@@ -118,7 +118,8 @@ def _consequences(would: "OptOut") -> list[str]:
     return [
         *lines,
         f"  would delete {count(would.deleted_arrays, 'array')} ({size(would.deleted_bytes)}){stay}",
-        "  a purge cannot be undone: only its checkpoint brings it back. What remains: these folders and repositories,",
+        *(["  would delete the stored scores of these compositions"] if would.compositions else []),
+        "  a purge cannot be undone: only its checkpoint brings it back. What remains: folders and repositories,",
         "  receipts, its name, numbers, digests and times in the catalog and the log, recipes, backups and copies",
     ]
 

@@ -173,7 +173,7 @@ def calibration_of(member: Member) -> Calibration:
     """
     calibration = member.calibration
     if calibration is None:
-        raise DamagedError(f"{member.version.ref} has lost its calibration tokens", "run: reg verify")
+        raise DamagedError(f"{member.version.ref} has lost its calibration tokens", "reg verify")
     return calibration
 
 

@@ -99,7 +99,7 @@ def run_demo(out: Path, progress: Progress = silent, *, force: bool = False) -> 
         )
     with _prepared(out, force=force) as marker:
         if (earlier := _finished(marker, out)) is not None:
-            remark(progress, f"{out} holds a demo that has ended; its figures were stored, and --force makes it again")
+            remark(progress, f"the demo in {out} has ended, and these are its figures; reg demo --force makes it again")
             return earlier
         if (out / "text").exists():
             remark(progress, f"going on with the demo in {out}")
@@ -109,7 +109,7 @@ def run_demo(out: Path, progress: Progress = silent, *, force: bool = False) -> 
 
 
 def _run(out: Path, progress: Progress) -> DemoResult:
-    remark(progress, "1 of 6: collecting text from this machine")
+    remark(progress, "1 of 6: taking text from Python's standard library, and making up arithmetic")
     text = write_domains(out / "text")
     domains = tuple(text)
     remark(progress, f"2 of 6: training a tiny base model, then {len(domains)} experts from it: {', '.join(domains)}")

@@ -84,8 +84,11 @@ class Diagnosis:
 
     @property
     def next(self) -> str | None:
-        """The one command to type now, or what to do."""
-        notable = [*self.of("error"), *self.of("warning")]
+        """The one command to type now, or what to do: a broken composition is composed again, whatever broke it."""
+        errors = self.of("error")
+        if errors and self.again and errors[0].check != MEMBERS:
+            return self.again
+        notable = [*errors, *self.of("warning")]
         return next((finding.next for finding in notable if finding.next), self.again)
 
     def document(self) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def check_model_folders(
     if active_experts and not folders:
         raise InvalidInputError(
             "active experts need a folder, and no folder was named",
-            "run: reg evaluate moe/ --active-experts all --data a=FILE",
+            "reg evaluate moe/ --active-experts all --data a=FILE",
         )
     counts: tuple[int, ...] | Literal["all"] = "all"
     if active_experts != "all":

@@ -45,12 +45,12 @@ def evaluate_registered(
     if bool(require_list(experts, "experts")) != bool(wanted.methods or recipes):
         raise InvalidInputError(
             "experts and methods go together: " + ("there is no method" if experts else "no expert is named"),
-            "run: reg evaluate --experts a,b --methods all --data a=FILE; or sweep a field: --sweep FIELD=V1,V2",
+            "reg evaluate --experts a,b --methods all --data a=FILE; or sweep a field: --sweep FIELD=V1,V2",
         )
     if wanted.seeds is not None and (wanted.seeds < 1 or not wanted.methods):
         raise InvalidInputError(
             f"seeds is {wanted.seeds}, the least is 1" if wanted.methods else "seeds need methods, and none was named",
-            "run: reg evaluate --experts a,b --methods random --seeds 5 --data a=FILE",
+            "reg evaluate --experts a,b --methods random --seeds 5 --data a=FILE",
         )
     check_model_folders(workspace, paths, wanted.active_experts)
     check_perplexities(paths)

@@ -117,7 +117,7 @@ def evaluate(
     """
     wanted = wanted or Wanted()
     if not (folders or (composed and (wanted.methods or composed.sweep))) or not data:
-        raise InvalidInputError("there is nothing to evaluate", "run: reg evaluate moe/ --data code=FILE")
+        raise InvalidInputError("there is nothing to evaluate", "reg evaluate moe/ --data code=FILE")
     methods = named_methods(wanted.methods)
     counts = [active_experts_of(folder, wanted.active_experts) for folder in folders]
     names = [folder.name for folder in folders]

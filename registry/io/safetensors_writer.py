@@ -145,7 +145,7 @@ def check_size(stream: Stream, nbytes: int) -> None:
     """
     if nbytes != stream.nbytes:
         raise StorageError(
-            f"tensor {stream.name} came to {nbytes:,} bytes, {stream.nbytes:,} were expected", "run: reg verify"
+            f"tensor {stream.name} came to {nbytes:,} bytes, {stream.nbytes:,} were expected", "reg verify"
         )
 
 

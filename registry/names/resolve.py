@@ -50,22 +50,20 @@ def resolve(
     if kind is not None and versions[0].kind != kind:
         raise InvalidInputError(
             f"{reference.name} is {KIND_WORDS[versions[0].kind]}, not {KIND_WORDS[kind]}",
-            f"run: reg list --kind {kind}",
+            f"reg list --kind {kind}",
         )
     number = reference.number if reference.alias is None else _aliased(catalog, reference, versions)
     if number is None:
         allowed = [version for version in versions if version.state in states]
         if not allowed:
-            raise ConflictError(f"every version of {reference.name} was opted out", "run: reg list --all")
+            raise ConflictError(f"every version of {reference.name} was opted out", "reg list --all")
         return allowed[-1]
     match = next((version for version in versions if version.number == number), None)
     if match is None:
         numbers = ", ".join(str(version.number) for version in versions)
-        raise NotFoundError(
-            f"{reference.name} has no version {number}; it has {numbers}", f"run: reg show {reference.name}"
-        )
+        raise NotFoundError(f"{reference.name} has no version {number}; it has {numbers}", f"reg show {reference.name}")
     if match.state not in states:
-        raise ConflictError(f"{match.ref} was opted out at {match.withdrawn_at}", "run: reg list --all")
+        raise ConflictError(f"{match.ref} was opted out at {match.withdrawn_at}", "reg list --all")
     return match
 
 
@@ -165,7 +163,7 @@ def composition_of(catalog: Catalog, text: str) -> CompositionRecord | None:
         return None
     matches = [composition for composition in catalog.compositions() if composition.digest.startswith(text)]
     if not matches:
-        raise NotFoundError(f"there is no composition and no expert {text!r}", "run: reg compositions")
+        raise NotFoundError(f"there is no composition and no expert {text!r}", "reg compositions")
     if len(matches) > 1:
         raise InvalidInputError(
             f"{len(matches)} compositions begin with {text}", f"give more digits, such as {matches[0].digest[:16]}"
@@ -196,7 +194,7 @@ def check_has_alias(catalog: Catalog, name: str, alias: str) -> None:
     """
     versions = versions_of(catalog, check_name(name))
     if catalog.alias_target(name, check_alias(alias)) is None:
-        raise NotFoundError(_no_alias(name, alias, versions), "run: reg list --all, which shows the aliases there are")
+        raise NotFoundError(_no_alias(name, alias, versions), "reg list --all, which shows the aliases there are")
 
 
 def base_model(catalog: Catalog, ref: str | None) -> VersionRecord:
@@ -210,7 +208,7 @@ def base_model(catalog: Catalog, ref: str | None) -> VersionRecord:
     names = sorted({version.name for version in catalog.versions(kind="base", states=["active"])})
     if len(names) != 1:
         problem = f"there are {len(names)}: {', '.join(names)}" if names else "none is registered"
-        hint = f"name one: --base {names[0]}" if names else "run: reg add-base NAME CKPT"
+        hint = f"name one: --base {names[0]}" if names else "reg add-base NAME CKPT"
         raise IncompatibleError(f"this recipe needs the base model, and {problem}", hint)
     return resolve(catalog, names[0])
 
@@ -220,7 +218,7 @@ def _aliased(catalog: Catalog, reference: Reference, versions: Sequence[VersionR
     if number is None:
         raise NotFoundError(
             _no_alias(reference.name, str(reference.alias), versions),
-            f"run: reg alias {reference.name}@{versions[-1].number} {reference.alias}",
+            f"reg alias {reference.name}@{versions[-1].number} {reference.alias}",
         )
     return number
 

@@ -34,19 +34,25 @@ def unknown_name(catalog: Catalog, name: str, kind: Kind | None) -> NotFoundErro
         if base := _copied(composition, name):
             return NotFoundError(
                 f"there is no expert {name!r}: it is a copy of the base model {base} in composition {digest}",
-                f"run: reg show {base}; opting that out withdraws all of its copies",
+                f"reg show {base}; opting that out withdraws all of its copies",
             )
         if any(Path(folder).name == name for folder in composition.folders):
             return NotFoundError(
                 f"there is no expert {name!r}: a folder of that name has composition {digest}",
-                f"run: reg show {digest}; or reg compositions, which lists all",
+                f"reg show {digest}; or reg compositions, which lists all",
             )
     if _SHORT.fullmatch(name):
         return NotFoundError(
             f"there is no expert {name!r}, and a digest is named by its first 6 digits or more",
             "give more digits: reg compositions shows them; those of experts: reg list",
         )
-    return NotFoundError(f"there is no expert {name!r}{suggest(name, catalog.names())}", "run: reg list")
+    known = catalog.names()
+    if not known:
+        return NotFoundError(
+            f"there is no expert {name!r}: nothing is registered in this registry",
+            "name another registry with --home or REG_HOME; reg config shows which one this is",
+        )
+    return NotFoundError(f"there is no expert {name!r}{suggest(name, known)}", "reg list")
 
 
 def unreadable_reference(catalog: Catalog, text: str, kind: Kind | None, error: InvalidInputError) -> InvalidInputError:
@@ -69,7 +75,7 @@ def unreadable_reference(catalog: Catalog, text: str, kind: Kind | None, error: 
             digest = composition.digest[:_DIGITS]
             return InvalidInputError(
                 f"{text} is the folder of composition {digest}, not the name of a version",
-                f"run: reg show {digest}; or reg compositions, which lists all",
+                f"reg show {digest}; or reg compositions, which lists all",
             )
     return error
 

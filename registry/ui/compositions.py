@@ -193,5 +193,5 @@ def _requested(site: Site, request: Request) -> CompositionRecord:
     digest = request.path_params["digest"]
     record = site.registry.composition(digest)
     if record is None:
-        raise NotFoundError(f"there is no composition {digest!r}", "run: reg compositions")
+        raise NotFoundError(f"there is no composition {digest!r}", "reg compositions")
     return record

@@ -135,5 +135,5 @@ def _link(role: Role, name: str, row: Array) -> ArrayLink:
 def _shape(row: Array) -> tuple[int, ...]:
     shape = read_document(row.shape, f"the shape of array {row.digest[:12]}")
     if not isinstance(shape, list) or not all(isinstance(size, int) for size in shape):
-        raise DamagedError(f"the catalog's shape of array {row.digest[:12]} is invalid", "run: reg verify")
+        raise DamagedError(f"the catalog's shape of array {row.digest[:12]} is invalid", "reg verify")
     return tuple(shape)

@@ -108,7 +108,7 @@ def check_name(session: Session, name: str) -> None:
         if group.startswith(("name ", "version ")) and current.get(group) != digest:
             raise DamagedError(
                 f"the catalog's rows of {group} differ from what was written",
-                f"run: reg verify (it lists every difference); then {RESTORE}",
+                f"reg verify (it lists every difference); then {RESTORE}",
             )
 
 

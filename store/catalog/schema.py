@@ -64,7 +64,7 @@ def check(engine: Engine) -> bool:
     if revision == HEAD:
         return True
     if revision in _known_revisions():
-        raise SchemaError(f"the catalog has schema {revision}, this program works with {HEAD}", "run: reg db upgrade")
+        raise SchemaError(f"the catalog has schema {revision}, this program works with {HEAD}", "reg db upgrade")
     raise SchemaError(
         f"the catalog has schema {revision}, which is newer than this program's {HEAD}",
         "upgrade the program: pip install --upgrade expert-registry",

@@ -50,7 +50,7 @@ def read_document(text: object, subject: str) -> Any:
             return json.loads(text)
     except (ValueError, RecursionError):
         pass
-    raise DamagedError(f"the catalog is damaged: {subject} is not valid JSON", "run: reg verify")
+    raise DamagedError(f"the catalog is damaged: {subject} is not valid JSON", "reg verify")
 
 
 class Transactions:
@@ -83,5 +83,5 @@ class Transactions:
     def _active(session: Session, version: VersionRecord) -> Version:
         row = session.get_one(Version, version.id)
         if row.state != "active":
-            raise ConflictError(f"{version.ref} was opted out at {row.withdrawn_at}", "run: reg list")
+            raise ConflictError(f"{version.ref} was opted out at {row.withdrawn_at}", "reg list")
         return row

@@ -82,3 +82,18 @@ def test_compose_checks_what_it_wrote(filled: Registry, tmp_path: Path) -> None:
     assert found["check"]["healthy"] is False
     shutil.rmtree(out)
     run(filled.home.path, "compose", "--experts", "code,math", "--plan", "--check", code=2)
+
+
+def test_an_interrupted_examination_leaves_what_was_written(
+    filled: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Registry, "doctor", interrupted)
+    out = tmp_path / "checked"
+    result = run(filled.home.path, "compose", "--experts", "code,math", "--check", "--out", out, code=130)
+    assert result.stdout.startswith(f"composed code@1, math@1 into {out}")
+    assert f"error: {out} is written; its examination was interrupted\n" in result.stderr
+    assert result.stderr.endswith(f"doctor {out}\n")
+    assert (out / "composition.json").is_file()

@@ -26,7 +26,7 @@ TOLD: dict[str, tuple[tuple[str, ...], str, str]] = {
     "unknown expert": (
         ("show", "mth"),
         "error: there is no expert 'mth'; did you mean 'math'?",
-        "next: run: reg list",
+        "next: reg list",
     ),
     "unknown version": (
         ("compose", "--experts", "math@9", "--out", "{out}"),
@@ -88,9 +88,9 @@ TOLD: dict[str, tuple[tuple[str, ...], str, str]] = {
         "trunk method 'regmean' takes no base model",
         "drop --base",
     ),
-    "alias to delete": (("alias", "math", "prod", "--delete"), "math has no alias 'prod'", "run: reg list --all"),
-    "log of nothing": (("log", "mth"), "did you mean 'math'?", "run: reg list"),
-    "no such composition": (("compositions", "0123456789ab"), "there is no composition", "run: reg compositions"),
+    "alias to delete": (("alias", "math", "prod", "--delete"), "math has no alias 'prod'", "reg list --all"),
+    "log of nothing": (("log", "mth"), "did you mean 'math'?", "reg list"),
+    "no such composition": (("compositions", "0123456789ab"), "there is no composition", "reg compositions"),
     "version in place of a folder": (
         ("evaluate", "math@1", "--data", "math={tmp}/x"),
         "math@1 is not a folder",
@@ -191,7 +191,7 @@ def test_default_home_may_be_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("registry.home._default", lambda: tmp_path / "home")
     result = CliRunner().invoke(main, ["list"])
     assert result.exit_code == 0
-    assert result.stderr.startswith("nothing is registered: ")
+    assert result.stderr.startswith(f"nothing is registered in {tmp_path / 'home'}: ")
     assert result.stdout.split() == ["version", "kind", "digest", "parameters", "tokens", "aliases", "tags", "state"]
 
 

@@ -93,13 +93,13 @@ def test_names_of_copies_and_of_folders_are_explained(filled: Registry, zoo: Zoo
     for words in (("opt-out", "base-1", "--yes"), ("show", "base-1")):
         told = run(filled, *words, code=1)
         assert f"there is no expert 'base-1': it is a copy of the base model base in composition {digest}\n" in told
-        assert "next: run: reg show base; opting that out withdraws all of its copies" in told
+        assert "next: reg show base; opting that out withdraws all of its copies" in told
         assert "did you mean" not in told
     assert [version.state for version in filled.versions()] == before
     told = run(filled, "show", "upcycled", code=1)
     assert f"there is no expert 'upcycled': a folder of that name has composition {digest}\n" in told
     told += run(filled, "show", f"{tmp_path}/upcycled/", code=1)
-    assert told.count(f"next: run: reg show {digest}; or reg compositions, which lists all") == 2
+    assert told.count(f"next: reg show {digest}; or reg compositions, which lists all") == 2
     assert f"{tmp_path}/upcycled/ is the folder of composition {digest}, not the name of a version" in told
     data = [f"--data={name}={zoo.test['law']}" for name in ("base", "base-2", "stranger")]
     told = run(filled, "evaluate", tmp_path / "upcycled", *data, "--windows", 1, "--seq-len", 32)

@@ -141,8 +141,8 @@ def test_schema_that_does_not_fit_is_refused() -> None:
 
 
 ERRORS = {
-    "told": (["show", "mth", "--json"], 1, "NotFoundError", "did you mean 'math'?", "run: reg list"),
-    "before": (["--json", "show", "mth"], 1, "NotFoundError", "there is no expert 'mth'", "run: reg list"),
+    "told": (["show", "mth", "--json"], 1, "NotFoundError", "did you mean 'math'?", "reg list"),
+    "before": (["--json", "show", "mth"], 1, "NotFoundError", "there is no expert 'mth'", "reg list"),
     "usage": (["list", "--limit", "x", "--json"], 2, "BadParameter", "not a valid integer", "list --help"),
     "command": (["--json", "comose"], 2, "UsageError", "did you mean 'compose'?", "--help"),
     "below": (["receipt", "verify", "absent", "--json"], 1, "NotFoundError", "is not a file", "reg opt-out --receipt"),

@@ -73,7 +73,7 @@ def test_wrong_options_are_refused(filled: Registry, zoo: Zoo, tmp_path: Path) -
     domains = ("--domains", zoo.train["code"], "--domains", zoo.train["law"])
     result = run(filled, "train-soup", "mine", "--base", "math", "--experts", 2, *domains)
     assert result.exit_code == 1
-    assert "error: math is an expert, not a base model\n  next: run: reg list --kind base" in result.stderr
+    assert "error: math is an expert, not a base model\n  next: reg list --kind base" in result.stderr
 
 
 def test_help_names_only_its_own_options() -> None:

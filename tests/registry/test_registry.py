@@ -111,17 +111,17 @@ def test_resolving(filled: Registry, zoo: Zoo) -> None:
     assert filled.resolve("math@good").ref == "math@1"
     filled.remove_alias("math", "good")
     for ref, message, hint in (
-        ("mth", "there is no expert 'mth'; did you mean 'math'?", "run: reg list"),
-        ("zzz", "there is no expert 'zzz'", "run: reg list"),
-        ("math@7", "math has no version 7; it has 1, 2", "run: reg show math"),
-        ("math@good", "math has no alias 'good'; it has none", "run: reg alias math@2 good"),
+        ("mth", "there is no expert 'mth'; did you mean 'math'?", "reg list"),
+        ("zzz", "there is no expert 'zzz'", "reg list"),
+        ("math@7", "math has no version 7; it has 1, 2", "reg show math"),
+        ("math@good", "math has no alias 'good'; it has none", "reg alias math@2 good"),
     ):
         with pytest.raises(NotFoundError) as caught:
             filled.resolve(ref)
         assert (str(caught.value), caught.value.hint) == (message, hint)
     with pytest.raises(NotFoundError, match="math has no alias 'good'; it has none") as caught:
         filled.remove_alias("math", "good")
-    assert caught.value.hint == "run: reg list --all, which shows the aliases there are"
+    assert caught.value.hint == "reg list --all, which shows the aliases there are"
 
 
 def test_other_settings_of_the_pass_make_another_version(tmp_path: Path, bare: Path, zoo: Zoo) -> None:

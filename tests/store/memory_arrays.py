@@ -48,14 +48,14 @@ class MemoryArrays(ArrayStore):
 
     def open(self, digest: str) -> ArraySource:
         if digest not in self.held:
-            raise NotFoundError(f"array {digest[:12]} is not below {self.root}", "run: reg verify")
+            raise NotFoundError(f"array {digest[:12]} is not below {self.root}", "reg verify")
         dtype, shape, data = self.held[digest]
         source = ArraySource.of(np.frombuffer(bytearray(data), CARRIERS[dtype][0]).reshape(shape), dtype)
 
         def blocks() -> Iterator[Block]:
             yield from source.blocks()
             if digest_of(source) != digest:
-                raise DamagedError(f"array {digest[:12]} is damaged: its content is another", "run: reg verify")
+                raise DamagedError(f"array {digest[:12]} is damaged: its content is another", "reg verify")
 
         return ArraySource(dtype, shape, blocks)
 
@@ -64,7 +64,7 @@ class MemoryArrays(ArrayStore):
 
     def sample(self, digest: str, rows: npt.NDArray[np.int64]) -> Block:
         if digest not in self.held:
-            raise DamagedError(f"array {digest[:12]} is damaged: it cannot be sampled", "run: reg verify")
+            raise DamagedError(f"array {digest[:12]} is damaged: it cannot be sampled", "reg verify")
         dtype, shape, data = self.held[digest]
         return np.array(np.frombuffer(data, CARRIERS[dtype][0]).reshape(shape)[rows])
 

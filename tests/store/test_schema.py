@@ -84,7 +84,7 @@ def test_older_catalog_says_which_command_upgrades_it(tmp_path: Path, monkeypatc
     monkeypatch.setattr(schema, "HEAD", "0123456789ab")  # as if a newer program opened it
     with pytest.raises(SchemaError, match=f"has schema {older}, this program works with 0123456789ab") as caught:
         Catalog(url(tmp_path), tmp_path / "lock")
-    assert caught.value.hint == "run: reg db upgrade"
+    assert caught.value.hint == "reg db upgrade"
 
 
 def test_tables_of_another_program_are_left_alone(tmp_path: Path) -> None:

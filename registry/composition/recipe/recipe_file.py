@@ -51,7 +51,7 @@ FILE_FIELDS = tuple(one for one in FIELDS.values() if not one.group and one.stan
 """Fields that are keys of a recipe file."""
 KEYS = (EXPERTS, BASE, FROM_BASE, *(one.name for one in FILE_FIELDS), TRUNK_OPTIONS, COMPUTED, FIT)
 
-_SCHEMA_HINT = "run: reg schema recipe"
+_SCHEMA_HINT = "reg schema recipe"
 _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_./@-]*")
 _RESERVED = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
 """Words that some reader of YAML takes for something other than text."""

@@ -129,6 +129,6 @@ def _opened(workspace: Workspace, link: ArrayLink) -> ArraySource:
         raise DamagedError(
             f"the trained tensor {link.name} is {source.dtype} {list(source.shape)}, the catalog says {link.dtype} "
             f"{list(link.shape)}",
-            "run: reg verify",
+            "reg verify",
         )
     return source

@@ -89,7 +89,7 @@ def test_base_that_is_not_there_is_asked_for(registry: Registry, zoo: Zoo) -> No
     registry.add_expert("code", zoo.experts["code"])
     with pytest.raises(IncompatibleError, match="and none is registered") as caught:
         registry.plan(["code"], Recipe(trunk="base"))
-    assert caught.value.hint == "run: reg add-base NAME CKPT"
+    assert caught.value.hint == "reg add-base NAME CKPT"
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def test_golden_home_is_upgraded_and_used(revision: str, tmp_path: Path, today: 
     if revision in OLDER:
         with pytest.raises(SchemaError) as caught:
             Registry(home)
-        assert caught.value.hint == "run: reg db upgrade"
+        assert caught.value.hint == "reg db upgrade"
     arrays = files_of(home / "arrays")
     done = upgrade(home)
     assert (done.before, done.after, done.backup is not None) == (revision, schema.HEAD, revision in OLDER)
