@@ -59,6 +59,7 @@ CALLS: dict[str, tuple[str, str]] = {
     "train": ("moe --train all --data text.txt --out trained", "nosuch --train all --data text.txt --out trained"),
     "train-router": ("moe --data text.txt --out trained", "moe --data nosuch.txt --out trained"),
     "evaluate": ("moe --data expert0=text.txt", "nosuch --data expert0=text.txt"),
+    "doctor": ("moe --quick", "nosuch"),
     "scores": ("--accuracy a=results.json --task a=t", "--accuracy a=nosuch.json --task a=t"),
     "report": ("moe --out page.html", "nosuch --out page.html"),
     "route": ("moe hello", "nosuch hello"),

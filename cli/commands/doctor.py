@@ -58,6 +58,9 @@ def doctor(
     tokens, values, routing, perplexity, and what it writes. No registry is needed; one that is there knows the members
     of a composition. Pickle files are never opened, and no code of others is run.
     """
+    from registry.doctor.examined_input import check_examined
+
+    check_examined(folder, data)
     from registry.doctor import diagnose
     from registry.errors import ConflictError, DamagedError, NotFoundError, SchemaError, StorageError
 

@@ -50,8 +50,8 @@ def report(
 
         check_page(out, replace=force)
     with session.registry() as registry:
-        warn_of_opted_out(registry, [composition])
         figures = registry.report(composition, data, TestSettings(**settings))
+        warn_of_opted_out(registry, [composition])  # last: a wrong name is to be reported before torch is imported
     if out is not None:
         from registry.report import page
         from registry.report.write_page import write_page

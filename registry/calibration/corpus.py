@@ -82,7 +82,9 @@ class Corpus:
         )
 
 
-def check_files(files: Sequence[PathLike] | Mapping[str, Sequence[PathLike]], noun: str = "data") -> None:
+def check_files(
+    files: Sequence[PathLike] | PathLike | Mapping[str, Sequence[PathLike] | PathLike], noun: str = "data"
+) -> None:
     """Check that files of text exist and have an ending that is read, without torch.
 
     Args:

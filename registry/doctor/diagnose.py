@@ -4,11 +4,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from registry.calibration import Corpus
-from registry.checkpoint.hub_download import is_hub_reference
 from registry.doctor.composed_checks import check_integrity, check_members
 from registry.doctor.examination import Examination
 from registry.doctor.examined_folder import ExaminedFolder
+from registry.doctor.examined_input import check_examined
 from registry.doctor.file_checks import check_dtypes, check_files
 from registry.doctor.finding import (
     FORWARD,
@@ -27,9 +26,8 @@ from registry.doctor.generation_check import check_generation, check_logits
 from registry.doctor.key_checks import check_architecture, check_keys, check_tied
 from registry.doctor.value_checks import check_head, check_values
 from registry.doctor.vocabulary_checks import check_chat_template, check_special_tokens, check_vocabulary
-from registry.errors import CheckpointError, RegError, first_line, is_foreign
+from registry.errors import RegError, first_line, is_foreign
 from registry.io.display import printable
-from registry.names.reference import require_list
 from registry.progress import Progress, silent
 from registry.workspace import PathLike, Workspace
 
@@ -138,12 +136,8 @@ def diagnose(
         CalibrationError: a file of `data` does not exist.
     """
     path = Path(folder)
-    if not path.is_dir():
-        what = "is on the Hub, not a folder" if is_hub_reference(str(folder)) else "is not a folder"
-        raise CheckpointError(f"{folder} {what}", "name a model's folder, such as one that reg compose wrote")
-    files = {domain: [Path(file) for file in require_list(listed, "data")] for domain, listed in (data or {}).items()}
-    for listed in files.values():
-        Corpus(listed, None)  # checks that they exist
+    check_examined(folder, data or {})
+    files = {domain: [Path(file) for file in listed] for domain, listed in (data or {}).items()}
     examined = ExaminedFolder(path, workspace, files, device, progress)
     exam, unmet = Examination(examined), dict[str, str]()
     for check in CHECKS:

@@ -88,7 +88,8 @@ def check_output(out: Path, *, replace: bool | None) -> None:
         check_place(out)
         return
     except NotADirectoryError:
-        raise OutputError(f"{out} is a file, or below one", "choose another --out") from None
+        what = "exists and is not a folder" if out.exists() else "would be below a file"
+        raise OutputError(f"{out} {what}", "choose another --out") from None
     if not names:
         return
     if not replace:

@@ -74,7 +74,7 @@ def test_of_several_architectures_only_projectors_train(home: Path, zoo: Zoo, tm
         (("--experts", "code,math", "--to", "hetero", "--lead", "law"), "the lead 'law' is not a member"),
         (("--experts", "math", "--to", "hetero"), "math is the only member"),
         (("--experts", "code,math", "--to", "hetero", "--lam", "auto"), "has no router in a layer"),
-        (("--experts", "code,math", "--to", "hetero", "--base", "code"), "takes no base model"),
+        (("--experts", "code,math", "--to", "hetero", "--base", "code"), "is an expert, not a base model"),
     ],
 )
 def test_what_cannot_be_is_said(home: Path, tmp_path: Path, words: tuple[str, ...], message: str) -> None:

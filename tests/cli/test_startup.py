@@ -104,6 +104,10 @@ WRONG: dict[str, list[tuple[str, str]]] = {
     ],
     "train": [("nosuch --train all --data text.txt --out x", "nosuch is not a folder")],
     "train-router": [("nosuch --data text.txt --out x", "nosuch is not a folder")],
+    "doctor": [
+        ("nosuch", "nosuch is not a folder"),
+        ("model --data code=nosuch.txt", "nosuch.txt is not a file"),
+    ],
     "evaluate": [
         ("nosuch --data code=text.txt", "nosuch is not a folder"),
         ("code --data code=nosuch.txt", "reg export code@1"),

@@ -227,7 +227,7 @@ def test_composition_is_reproduced_and_reported(simoe: Registry, tmp_path: Path)
 def test_pages_show_it(simoe: Registry, tmp_path: Path) -> None:
     plan = simoe.compose(NAMES, tmp_path / "out", SimoeRecipe())
     with served(simoe) as pages:
-        assert "experts of a SIMoE together" in pages.read("compositions", plan.digest).text
+        assert "experts of a SIMoE, as they were trained" in pages.read("compositions", plan.digest).text
         assert "Overlap of masks" in pages.read("compositions", plan.digest, "report").text
         assert plan.digest[:12] in pages.read("compose", e=NAMES, to="simoe").text
         assert "shared weights, mask and router row of a SIMoE" in pages.read("versions", "mix-1@1").text

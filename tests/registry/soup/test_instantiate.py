@@ -101,6 +101,7 @@ def test_coefficients_can_be_fitted_to_text(soup: Registry, zoo: Zoo, tmp_path: 
     assert found.coefficients == expected.coefficients
 
 
+TEXT = Path(__file__).parents[3] / "constraints.txt"
 REFUSED: dict[str, tuple[str, dict[str, object], type[RegError], str, str]] = {
     "unknown domain": ("soup", {"weights": {"cod": 1}}, InvalidInputError, "'cod' is no domain of", "are: code, "),
     "negative": ("soup", {"weights": {"code": -1}}, InvalidInputError, "code is -1", "0 or more"),
@@ -109,7 +110,7 @@ REFUSED: dict[str, tuple[str, dict[str, object], type[RegError], str, str]] = {
     "zero": ("soup", {"weights": {"code": 0, "math": 0}}, InvalidInputError, "sum to 0", "code, german, math"),
     "no weights": ("soup", {"weights": {}}, InvalidInputError, "sum to 0", "code, german, math"),
     "nothing": ("soup", {}, InvalidInputError, "nothing says what", "--like FILE"),
-    "two": ("soup", {"weights": {"code": 1}, "like": ["x"]}, InvalidInputError, "--weights and --like", "drop all but"),
+    "two": ("soup", {"weights": {"code": 1}, "like": [TEXT]}, InvalidInputError, "--weights and --like", "drop all but"),
     "expert": ("soup-1", {"weights": {"code": 1}}, InvalidInputError, "soup-1@1 is no soup", "reg instantiate soup"),
     "base": ("base", {"weights": {"code": 1}}, InvalidInputError, "base@1 is no soup", "reg train-soup"),
     "absent": ("soup", {"like": ["absent.jsonl"]}, CalibrationError, "absent.jsonl is not a file", "existing"),
