@@ -62,8 +62,8 @@ def test_empty_registry_says_what_to_type(tmp_path: Path) -> None:
     Registry(tmp_path / "home").close()
     told = run(tmp_path / "home", "list")
     assert told.stderr == (
-        f"nothing is registered in {tmp_path / 'home'}: reg add-expert NAME CKPT registers an expert, --home or REG_HOME "
-        "names another registry; reg list --all shows opted-out versions\n"
+        f"nothing is registered in {tmp_path / 'home'}: reg add-expert NAME CKPT registers an expert, --home or "
+        "REG_HOME names another registry; reg list --all shows opted-out versions\n"
     )
     assert "of that kind or with those tags" in run(tmp_path / "home", "list", "--tag", "a=b").stderr
     assert run(tmp_path / "home", "list", "--quiet").stderr == ""

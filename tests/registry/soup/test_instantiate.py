@@ -110,7 +110,7 @@ REFUSED: dict[str, tuple[str, dict[str, object], type[RegError], str, str]] = {
     "zero": ("soup", {"weights": {"code": 0, "math": 0}}, InvalidInputError, "sum to 0", "code, german, math"),
     "no weights": ("soup", {"weights": {}}, InvalidInputError, "sum to 0", "code, german, math"),
     "nothing": ("soup", {}, InvalidInputError, "nothing says what", "--like FILE"),
-    "two": ("soup", {"weights": {"code": 1}, "like": [TEXT]}, InvalidInputError, "--weights and --like", "drop all but"),
+    "two": ("soup", {"weights": {"code": 1}, "like": [TEXT]}, InvalidInputError, "--weights and --like", "drop all"),
     "expert": ("soup-1", {"weights": {"code": 1}}, InvalidInputError, "soup-1@1 is no soup", "reg instantiate soup"),
     "base": ("base", {"weights": {"code": 1}}, InvalidInputError, "base@1 is no soup", "reg train-soup"),
     "absent": ("soup", {"like": ["absent.jsonl"]}, CalibrationError, "absent.jsonl is not a file", "existing"),
