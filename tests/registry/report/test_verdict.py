@@ -1,5 +1,6 @@
 """Proves: a report says first how good a composition is, on how much text, what is wrong, and what mends it."""
 
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,7 +13,7 @@ from registry.report import ReportData, page
 from registry.report.advice import advice
 from registry.report.charts import charts
 from registry.report.data import ActiveExperts, Evaluated, MemberFigures, RoutingData, ScoreRow
-from registry.report.theme import ticks
+from registry.report.theme import linear_axis, ticks
 from registry.report.verdict import verdict
 from tests.conftest import Zoo
 
@@ -209,6 +210,24 @@ def test_an_axis_has_three_ticks_or_more(low: float, high: float) -> None:
     assert values[0] <= low
     assert values[-1] >= high - 1e-8
     assert values == sorted(set(values))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "share", "labels"),
+    [
+        (88, 100, False, ["87.5", "90.0", "92.5", "95.0", "97.5", "100.0"]),
+        (79, 100, False, ["75", "80", "85", "90", "95", "100"]),
+        (0, 0.1, True, ["0%", "2%", "4%", "6%", "8%", "10%"]),
+        (0, 0.12, True, ["0.0%", "2.5%", "5.0%", "7.5%", "10.0%", "12.5%"]),
+        (0, 5000, False, ["0", "1,000", "2,000", "3,000", "4,000", "5,000"]),
+    ],
+)
+def test_labels_of_an_axis_are_its_ticks(low: float, high: float, share: bool, labels: list[str]) -> None:
+    drawing = pytest.importorskip("vl_convert")
+    axis = linear_axis("value", "value", ticks(low, high), share=share)
+    spec = {"data": {"values": [{"value": low}]}, "mark": "point", "encoding": {"x": axis}, "width": 800}
+    drawn = re.findall(r"<text[^>]*>([0-9][^<]*)</text>", drawing.vegalite_to_svg(spec))
+    assert drawn == labels
 
 
 @pytest.mark.parametrize(
