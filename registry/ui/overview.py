@@ -54,6 +54,21 @@ class Group:
 
 
 @dataclass(frozen=True)
+class Affected:
+    """A folder that may still contain opted-out experts.
+
+    Attributes:
+        path: the folder.
+        record: the composition that was written to it.
+        experts: the references of its opted-out experts.
+    """
+
+    path: str
+    record: CompositionRecord
+    experts: Sequence[str]
+
+
+@dataclass(frozen=True)
 class Check:
     """One line of the registry's health.
 
@@ -61,13 +76,13 @@ class Check:
         good: nothing needs to be done.
         text: what was found.
         command: the words of the command that mends it or checks more.
-        paths: folders that it concerns.
+        folders: folders that it concerns.
     """
 
     good: bool
     text: str
     command: tuple[str, ...] = ()
-    paths: Sequence[str] = ()
+    folders: Sequence[Affected] = ()
 
 
 @dataclass(frozen=True)
@@ -113,6 +128,7 @@ def overview(site: Site, request: Request) -> Response:
     made = site.index.get("made", lambda: _made(registry))
     narrowed = bool(search or kind or chosen)
     whole_registry = not narrowed and paging.number == 1
+    health = _health(site) if whole_registry else []
     return site.render(
         request,
         "overview.html",
@@ -135,7 +151,8 @@ def overview(site: Site, request: Request) -> Response:
         narrowed=narrowed,
         registered=bool(total) or registry.count_versions(everything=True) > 0,
         made=made,
-        health=_health(site) if whole_registry else None,
+        health=health,
+        attention=not all(check.good for check in health),
         whole_registry=whole_registry,
     )
 
@@ -181,14 +198,14 @@ def _add_handled(
 def _health(site: Site) -> list[Check]:
     """Return the lines of the registry's health; folders are looked for each time, as anybody may delete them."""
     checks, candidates = site.index.get("health", lambda: _kept_checks(site.registry))
-    folders = [folder for folder in candidates if Path(folder).is_dir()]
+    folders = [folder for folder in candidates if Path(folder.path).is_dir()]
     if folders:
         text = f"{counted(len(folders), 'composed folder')} may still contain opted-out experts:"
         return [*checks, Check(False, text, (), folders[:FOLDERS])]
     return checks
 
 
-def _kept_checks(registry: Registry) -> tuple[list[Check], list[str]]:
+def _kept_checks(registry: Registry) -> tuple[list[Check], list[Affected]]:
     """Return the checks that hold until the registry changes, and the folders made from opted-out versions."""
     checks = []
     events = next((event.id for event in registry.log(limit=1)), 0)
@@ -205,4 +222,10 @@ def _kept_checks(registry: Registry) -> tuple[list[Check], list[str]]:
         text = f"{counted(len(withdrawn), 'opted-out version')} not purged, still stored: {refs}"
         checks.append(Check(False, text, ("opt-out", withdrawn[0].ref, "--purge")))
     made = registry.catalog.compositions(gone) if gone else []
-    return checks, sorted({folder for record in made for folder in record.folders})
+    refs_gone = {version.ref for version in gone}
+    affected = {
+        folder: Affected(folder, record, [ref for ref in record.members if ref in refs_gone])
+        for record in made
+        for folder in record.folders
+    }
+    return checks, [affected[folder] for folder in sorted(affected)]

@@ -291,3 +291,5 @@ def test_members_that_were_opted_out_since_are_a_warning(
     assert warning.text == "german@1 was opted out after this was composed."
     assert warning.command == "reg compose --experts code --out DIR"
     assert "german@1, opted out</span>" in page(found)
+    assert '<bdi>german</bdi><span class="unseen"> (opted out)</span>' in page(found)
+    assert "<bdi>code</bdi><span" not in page(found)

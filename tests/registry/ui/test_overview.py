@@ -42,18 +42,26 @@ def test_home_shows_what_was_made_and_what_experts_handle(filled: Registry) -> N
 
 def test_home_says_what_of_opted_out_experts_is_left(filled: Registry, tmp_path: Path) -> None:
     (tmp_path / "moe").mkdir()
-    composed(filled, tmp_path / "moe", "math", "code")
+    digest = composed(filled, tmp_path / "moe", "math", "code")
     composed(filled, tmp_path / "deleted", "math", "law")
     with served(filled) as pages:
-        assert "opted-out" not in pages.read().text.partition("Health")[2]
+        page = pages.read()
+        assert "opted-out" not in page.text.partition("Health")[2]
+        assert page.text.index("Health") > page.text.index("Made lately")
         filled.opt_out("math")
-        health = pages.read().text.partition("Health")[2]
+        page = pages.read()
+        assert page.text.index("Health") < page.text.index("Experts and base models")  # first, at every width
+        assert page.links.index(f"/compositions/{digest}") < page.links.index("/versions/code@1")
+        health = page.text.partition("Health")[2]
         assert "1 opted-out version not purged, still stored: math@1 reg opt-out math@1 --purge" in health
-        assert f"1 composed folder may still contain opted-out experts: {tmp_path / 'moe'} " in health
+        assert (
+            f"1 composed folder may still contain opted-out experts: moe math@1 (opted out) {tmp_path / 'moe'} "
+            in health
+        )
         filled.opt_out("math", purge=True)
         health = pages.read().text.partition("Health")[2]
         assert "not purged" not in health
-        assert f"experts: {tmp_path / 'moe'} " in health
+        assert f"experts: moe math@1 (opted out) {tmp_path / 'moe'} " in health
         (tmp_path / "moe").rmdir()
         assert "may still contain" not in pages.read().text
 
@@ -97,3 +105,18 @@ def of_tokens(tokens: int) -> dict[str, Any]:
     """Return what an evaluation of a number of tokens a domain found."""
     found = evaluated("moe")
     return found | {"data": {name: {"digest": "0" * 64, "label": "x", "tokens": tokens} for name in ("code", "math")}}
+
+
+def test_lists_mark_members_that_were_opted_out(filled: Registry, tmp_path: Path) -> None:
+    composed(filled, tmp_path / "moe", "math", "code")
+    many = ("math", "code", "law", "german", "biomed")
+    composed(filled, tmp_path / "many", *many)
+    filled.opt_out("math")
+    mark = "math@1 (opted out)"
+    with served(filled) as pages:
+        for page in (pages.read(), pages.read("compositions"), pages.read("versions", "code@1")):
+            assert page.text.count(mark) == 2
+            assert "code@1 (opted out)" not in page.text
+            assert page.attributes.count(("a", "title", "opted out")) == 2
+        filled.opt_out("math", purge=True)
+        assert pages.read("compositions").text.count(mark) == 2
