@@ -27,9 +27,6 @@ PAGE = 25
 EARLIER = 200
 """Number of earlier compositions, the latest, among which a similar one is looked for."""
 
-FEW_TOKENS = 10_000
-"""Number of tokens below which a page says that scores are of few tokens."""
-
 COLLAPSED = 0.25
 """Share of an even load below which a page says that an expert is hardly used."""
 
@@ -89,11 +86,6 @@ class Scores:
         return cls(
             evaluation.evaluated_at, document["settings"], Score.of(evaluation), rows, load, figures.get("load") or {}
         )
-
-    @property
-    def is_small(self) -> bool:
-        """True if scores are of so few tokens that small differences can be chance."""
-        return self.score.tokens < FEW_TOKENS
 
     @property
     def unused(self) -> list[tuple[str, str, str]]:

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from registry.registry import Registry
-from registry.ui.describing import Described, describe
+from registry.ui.describing import FEW_TOKENS, Described, describe
 from registry.ui.paging import Paging
 from registry.ui.site import Site, url, whole
 from registry.ui.wording import counted
@@ -30,8 +30,11 @@ SEARCH_CHARACTERS = 200
 RECENT = 200
 """Number of compositions, the latest, whose scores the page looks at."""
 
-LATELY, BEST, DOMAINS = 5, 3, 3
-"""Numbers of compositions made lately, of best scores, and of an expert's domains that the page shows."""
+LATELY, DOMAINS = 5, 3
+"""Numbers of compositions made lately, and of an expert's domains that the page shows."""
+
+BEST, RANKINGS = 3, 3
+"""Numbers of compositions of a ranking, and of rankings, that the page shows."""
 
 LOG_EVENTS = 20_000
 """Number of events up to which the page verifies the log; `reg verify` verifies any."""
@@ -86,20 +89,28 @@ class Check:
 
 
 @dataclass(frozen=True)
+class Ranking:
+    """The compositions with the best average scores over the same domains, best first."""
+
+    domains: Sequence[str]
+    best: Sequence[Described]
+
+
+@dataclass(frozen=True)
 class Made:
     """A summary of the registry's compositions.
 
     Attributes:
         number: the number of all compositions.
         lately: the latest.
-        best: those with the best average scores, among the latest `RECENT`.
+        rankings: best average scores among the latest `RECENT`, those over most domains first.
         handled: version → the domains of which it handles the largest shares, by the latest evaluation with it.
         uses: version → number of compositions made from it.
     """
 
     number: int
     lately: Sequence[Described]
-    best: Sequence[Described]
+    rankings: Sequence[Ranking]
     handled: Mapping[str, Sequence[tuple[str, float]]]
     uses: Mapping[str, int]
 
@@ -151,6 +162,7 @@ def overview(site: Site, request: Request) -> Response:
         narrowed=narrowed,
         registered=bool(total) or registry.count_versions(everything=True) > 0,
         made=made,
+        few_tokens=FEW_TOKENS,
         health=health,
         attention=not all(check.good for check in health),
         whole_registry=whole_registry,
@@ -179,9 +191,18 @@ def _made(registry: Registry) -> Made:
         described.append(describe(record, earlier, evaluations))
         if evaluations:
             _add_handled(handled, record, evaluations[0].document["figures"].get("routing") or {})
-    scored = [one for one in described if one.score is not None and one.score.average is not None]
-    best = sorted(scored, key=lambda one: -(one.score.average or 0.0) if one.score else 0.0)[:BEST]
-    return Made(len(records), described[:LATELY], best, handled, uses)
+    return Made(len(records), described[:LATELY], _rankings(described), handled, uses)
+
+
+def _rankings(described: Sequence[Described]) -> list[Ranking]:
+    """Return the best scores by domains: averages over other domains do not compare."""
+    scored: dict[tuple[str, ...], list[tuple[float, Described]]] = {}
+    for one in described:
+        if one.score is not None and one.score.average is not None:
+            scored.setdefault(tuple(sorted(one.score.domains)), []).append((one.score.average, one))
+    ordered = sorted(scored.items(), key=lambda group: -len(group[0]))[:RANKINGS]
+    best = [sorted(group, key=lambda pair: -pair[0])[:BEST] for _, group in ordered]
+    return [Ranking(domains, [one for _, one in group]) for (domains, _), group in zip(ordered, best, strict=True)]
 
 
 def _add_handled(

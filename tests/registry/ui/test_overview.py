@@ -29,7 +29,7 @@ def test_home_shows_what_was_made_and_what_experts_handle(filled: Registry) -> N
     assert lately.index("second") < lately.index("first")  # the latest first
     assert "mixture · regmean · ridge, 2 per token" in lately
     best = page.text[page.text.index("Best scores") : page.text.index("Health")]
-    assert "first 89.6 on 2,468 tokens of 2 domains" in best
+    assert "over 2 domains: code, math first 89.6 on 2,468 tokens of 2 domains mixture · regmean · context" in best
     assert "second" not in best
     assert page.links.count(f"/compositions/{first}") == 2
     assert page.links.count(f"/compositions/{second}") == 1
@@ -120,3 +120,38 @@ def test_lists_mark_members_that_were_opted_out(filled: Registry, tmp_path: Path
             assert page.attributes.count(("a", "title", "opted out")) == 2
         filled.opt_out("math", purge=True)
         assert pages.read("compositions").text.count(mark) == 2
+
+
+def test_best_scores_compare_within_the_same_domains_alone(filled: Registry) -> None:
+    names = ("one", "low", "high", "other", "three")
+    recipes = (Recipe(), Recipe(top_k=2), Recipe(router="ridge"), Recipe(trunk="mean"), Recipe(to="dense"))
+    scores = {
+        "one": (99.0, {"code": 20_000}),
+        "low": (80.0, {"code": 20_000, "math": 20_000}),
+        "high": (85.0, {"math": 4_999, "code": 5_000}),
+        "other": (98.0, {"code": 20_000, "law": 20_000}),
+        "three": (70.0, {"code": 3_000, "law": 3_000, "math": 4_000}),
+    }
+    for name, recipe in zip(names, recipes, strict=True):
+        digest = recorded(filled, filled.plan(["code", "math"], recipe), f"/somewhere/{name}")
+        average, tokens = scores[name]
+        found = evaluated(name)
+        found["data"] = {one: {"digest": "0" * 64, "label": "x", "tokens": count} for one, count in tokens.items()}
+        found["figures"] = found["figures"] | {"average": average}
+        filled.catalog.record_evaluation(digest, "1" * 64, found)
+    with served(filled) as pages:
+        page = pages.read()
+    best = page.text[page.text.index("Best scores") : page.text.index("Health")]
+    order = ["over 3 domains: code, law, math three 70.0", "over 2 domains: code, law other 98.0"]
+    order += ["over 2 domains: code, math high 85.0", "low 80.0"]
+    places = [best.index(text) for text in order]
+    assert places == sorted(places)
+    assert "one 99.0" not in best  # three groups
+    few = "few tokens"
+    rows = best.partition("100 is each")[0]
+    assert rows.count(few) == 1
+    assert few in rows[rows.index("high 85.0") : rows.index("low 80.0")]
+    assert "fewer than 10,000" in best
+    assert "dense model · regmean" in rows
+    titles = [value for tag, name, value in page.attributes if (tag, name) == ("span", "title") and value]
+    assert sum("fewer than 10,000 tokens" in title for title in titles) == 1
