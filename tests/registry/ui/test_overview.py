@@ -155,3 +155,26 @@ def test_best_scores_compare_within_the_same_domains_alone(filled: Registry) -> 
     assert "dense model · regmean" in rows
     titles = [value for tag, name, value in page.attributes if (tag, name) == ("span", "title") and value]
     assert sum("fewer than 10,000 tokens" in title for title in titles) == 1
+
+
+@pytest.mark.parametrize("members", [("code", "math"), ("code", "law")])
+def test_plain_averaging_of_the_same_experts_is_a_bar(filled: Registry, members: tuple[str, str]) -> None:
+    digest = recorded(filled, filled.plan(["code", "math"]), "/somewhere/moe")
+    average = {"name": "average", "score": dict.fromkeys(members, 71.3), "average": 71.25}
+    filled.catalog.record_evaluation(digest, "1" * 64, evaluated("moe") | {"plain_average": average})
+    with served(filled) as pages:
+        page = pages.read("compositions", digest).text
+    assert ("plain averaging 71.2 each domain’s own expert 100" in page) == (members == ("code", "math"))
+    assert "this composition 89.6 with perfect routing 92.8" in page
+
+
+def test_a_composition_of_an_opted_out_expert_says_what_the_report_says(filled: Registry) -> None:
+    digest = recorded(filled, filled.plan(["code", "law", "math"], Recipe(trunk="mean")), "/somewhere/moe")
+    alone = recorded(filled, filled.plan(["math"]), "/somewhere/alone")
+    filled.opt_out("math")
+    warning = filled.report(digest).warnings[0]
+    assert warning.command == "reg compose --experts code,law --trunk mean --out DIR"
+    with served(filled, ("reg", "--home", "a b")) as pages:
+        page = pages.read("compositions", digest).text
+        assert f"{warning.mend} reg --home 'a b' compose --experts code,law --trunk mean --out DIR" in page
+        assert "Delete this composition." in pages.read("compositions", alone).text
