@@ -41,6 +41,9 @@ REPORT_POLICY = (
 REPORT_LINKS = (("Home", "/"), ("Compositions", "/compositions"), ("Compose", "/compose"), ("Log", "/log"))
 """The pages that a report links to: those of `page.html`."""
 
+JOBS = (("Jobs", "/jobs"),)
+"""The page that a report also links to for a browser that may start work."""
+
 THEME = "reg-theme"
 """The cookie of the chosen theme: a sandboxed page cannot read the browser's storage."""
 
@@ -192,12 +195,14 @@ def report(site: Site, request: Request) -> Response:
     chosen = request.cookies.get(THEME)
     theme = chosen if chosen in ("light", "dark") else None
 
+    links = REPORT_LINKS + (JOBS if site.may_write(request) else ())
+
     def make() -> str:
         figures = site.registry.report(record.digest)
         back = (figures.name, url("compositions", record.digest))
-        return report_page(figures, Frame(REPORT_LINKS, back, theme, site.command_line()))
+        return report_page(figures, Frame(links, "/compositions", back, theme, site.command_line()))
 
-    text = site.reports.get((record.digest, theme), make)
+    text = site.reports.get((record.digest, theme, links), make)
     scripts = " ".join(_HASH.findall(unescape(text[: text.index("<title>")]))) or "'none'"
     return HTMLResponse(text, headers={"Content-Security-Policy": REPORT_POLICY.format(scripts=scripts)})
 
