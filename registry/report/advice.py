@@ -1,6 +1,7 @@
 """The warnings of a report: what is wrong with a composition or its evaluation, each with what mends it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from registry.composition.ensemble.recipe import POSTERIOR
 from registry.report.data import MemberFigures, ReportData, RoutingData, Warned
@@ -13,6 +14,7 @@ from registry.report.verdict import (
     is_small,
     listed,
     percent,
+    recipe_command,
     sample,
 )
 
@@ -54,11 +56,21 @@ def _opted_out(figures: ReportData) -> Iterator[Warned]:
     if not gone:
         return
     refs, left = list(dict.fromkeys(str(member.opted_out) for member in gone)), _others(figures, gone)
+    yield opted_out(refs, left if figures.from_base is None else [], {**figures.recipe, "to": figures.to})
+
+
+def opted_out(refs: Sequence[str], left: Sequence[str], recipe: Mapping[str, Any]) -> Warned:
+    """Return the warning of a composition with opted-out versions.
+
+    Args:
+        refs: the opted-out versions.
+        left: the other experts; none if they cannot be composed alone.
+        recipe: the composition's recipe.
+    """
     text = f"{listed(refs)} {'were' if len(refs) > 1 else 'was'} opted out after this was composed."
-    if not left or figures.from_base is not None:
-        yield Warned(text, "Delete this composition.")
-        return
-    yield Warned(text, "Compose the others alone, and delete this one.", compose_command(figures, experts=left))
+    if not left:
+        return Warned(text, "Delete this composition.")
+    return Warned(text, "Compose the others alone, and delete this one.", recipe_command(recipe, left))
 
 
 def _sample(figures: ReportData) -> Iterator[Warned]:

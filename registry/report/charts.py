@@ -197,7 +197,7 @@ def _load(figures: ReportData, routing: RoutingData) -> Spec:
         "sort": experts,
         "axis": {"title": None, "ticks": False, "domain": False},
     }
-    x = linear_axis("share", "share of all tokens", ticks(0, max(row["share"] for row in rows)), format="~%")
+    x = linear_axis("share", "share of all tokens", ticks(0, max(row["share"] for row in rows)), share=True)
     bars = {
         "mark": {"type": "bar", "cornerRadiusEnd": 3, "height": {"band": 0.62}},
         "encoding": {

@@ -163,7 +163,7 @@ def loss_curves(trainings: Sequence[Training], colours: Mapping[str, int], what:
     ]
     losses = [float(row["loss"]) for row in (*points, *ends)]
     steps = ticks(0, max(training.steps for training in trainings), whole=True)
-    x = linear_axis("step", "step", steps, format=",d", grid=False)
+    x = linear_axis("step", "step", steps, grid=False)
     y = linear_axis("loss", "loss, nats per token", ticks(min(losses), max(losses)))
     names = [training.name for training in trainings]
     colour = {"field": "expert", "type": "nominal", "scale": colour_scale(names, colours), "legend": _LEGEND}

@@ -110,7 +110,7 @@ def _emphasised(text: str) -> Any:
 
 
 def _percent(value: float | int | None, digits: int = 1) -> str:
-    return "–" if value is None else f"{value:.{digits}%}"
+    return "–" if value is None else f"{100 * value:.{digits}f} %"
 
 
 def _number(value: float | int | None, digits: int = 2) -> str:

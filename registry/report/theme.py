@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 Spec = dict[str, Any]
@@ -61,11 +62,18 @@ def ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
     return [round(number * step, 12) for number in range(first, last + 1)]
 
 
-def linear_axis(field: str, title: str, values: Sequence[float], **axis: object) -> Spec:
-    """Return a quantitative encoding that spans exactly these ticks."""
+def linear_axis(field: str, title: str, values: Sequence[float], *, share: bool = False, **axis: object) -> Spec:
+    """Return a quantitative encoding that spans exactly these ticks; with `share`, labelled as percentages."""
     return {
         "field": field,
         "type": "quantitative",
         "scale": {"domain": [values[0], values[-1]], "nice": False, "zero": False},
-        "axis": {"title": title, "values": list(values), "format": ",~f", **axis},
+        "axis": {"title": title, "values": list(values), "format": _label_format(values, share), **axis},
     }
+
+
+def _label_format(values: Sequence[float], share: bool) -> str:
+    """Return the format with the fewest decimals that every value needs; without a number Vega rounds to fewer."""
+    exact = [Decimal(repr(value)) * (100 if share else 1) for value in values]
+    decimals = max(max(0, -int(value.normalize().as_tuple().exponent)) for value in exact)
+    return f",.{decimals}{'%' if share else 'f'}"

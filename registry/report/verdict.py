@@ -1,7 +1,8 @@
 """The verdict of a report: how good the composition is, in a sentence or two, and on how much text."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from registry.report.data import Evaluated, ReportData, ScoreRow, Verdict
 
@@ -78,10 +79,16 @@ def compose_command(figures: ReportData, *options: str, experts: Sequence[str] =
         experts: the members; by default all.
         plain: leave out how this composition was made.
     """
-    made = {} if plain else {"to": figures.to, **{key: figures.recipe.get(key) for key in ("trunk", "router")}}
+    recipe = {} if plain else {**figures.recipe, "to": figures.to}
+    return recipe_command(recipe, experts or figures.experts, *options)
+
+
+def recipe_command(recipe: Mapping[str, Any], experts: Sequence[str], *options: str) -> str:
+    """Return the command that composes experts by the methods of a recipe, but for the options."""
+    made = {key: recipe.get(key) for key in _DEFAULTS}
     kept = [(f"--{key}", value) for key, value in made.items() if value and value != _DEFAULTS[key]]
     same = [word for option, value in kept if option not in options for word in (option, value)]
-    return command("compose", "--experts", ",".join(experts or figures.experts), *same, *options, "--out", PLACE)
+    return command("compose", "--experts", ",".join(experts), *same, *options, "--out", PLACE)
 
 
 def command(*words: str) -> str:

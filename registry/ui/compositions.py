@@ -1,8 +1,8 @@
 """The pages of compositions: the list, one composition with its scores, and its report."""
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,12 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from registry.errors import NotFoundError
 from registry.names.resolve import ALL_STATES, resolve
+from registry.report.advice import opted_out
+from registry.report.data import Warned
 from registry.report.frame import Frame
 from registry.report.page import page as report_page
 from registry.ui.choices import Choices
-from registry.ui.describing import Described, Score, describe, difference, expert_names, sentences
+from registry.ui.describing import Described, Score, describe, difference, expert_names, output, sentences
 from registry.ui.paging import Paging
 from registry.ui.site import Site, url, whole
 from registry.ui.wording import percent
@@ -26,9 +28,6 @@ PAGE = 25
 
 EARLIER = 200
 """Number of earlier compositions, the latest, among which a similar one is looked for."""
-
-FEW_TOKENS = 10_000
-"""Number of tokens below which a page says that scores are of few tokens."""
 
 COLLAPSED = 0.25
 """Share of an even load below which a page says that an expert is hardly used."""
@@ -41,6 +40,9 @@ REPORT_POLICY = (
 
 REPORT_LINKS = (("Home", "/"), ("Compositions", "/compositions"), ("Compose", "/compose"), ("Log", "/log"))
 """The pages that a report links to: those of `page.html`."""
+
+JOBS = (("Jobs", "/jobs"),)
+"""The page that a report also links to for a browser that may start work."""
 
 THEME = "reg-theme"
 """The cookie of the chosen theme: a sandboxed page cannot read the browser's storage."""
@@ -59,6 +61,7 @@ class Scores:
         rows: one per domain: domain, perplexity, score, oracle's score, routing accuracy, tokens, label.
         load: expert → share of all tokens.
         layers: expert → its share by layer.
+        plain: the average score of the plain average of exactly these experts, if that was measured.
     """
 
     at: str
@@ -67,10 +70,11 @@ class Scores:
     rows: Sequence[Mapping[str, Any]]
     load: Mapping[str, float]
     layers: Mapping[str, Sequence[float]]
+    plain: float | None
 
     @classmethod
-    def of(cls, evaluation: EvaluationRecord) -> "Scores":
-        """Return the figures of an evaluation for a page."""
+    def of(cls, evaluation: EvaluationRecord, experts: Collection[str]) -> "Scores":
+        """Return the figures of an evaluation, of a composition of these experts, for a page."""
         document = evaluation.document
         figures, oracle = document["figures"], document["oracle"] or {}
         rows = [
@@ -85,15 +89,16 @@ class Scores:
             }
             for domain, text in document["data"].items()
         ]
-        load = figures["overall_load"]
+        plain = document.get("plain_average") or {}
         return cls(
-            evaluation.evaluated_at, document["settings"], Score.of(evaluation), rows, load, figures.get("load") or {}
+            evaluation.evaluated_at,
+            document["settings"],
+            Score.of(evaluation),
+            rows,
+            figures["overall_load"],
+            figures.get("load") or {},
+            plain["average"] if plain and set(plain["score"]) == set(experts) else None,
         )
-
-    @property
-    def is_small(self) -> bool:
-        """True if scores are of so few tokens that small differences can be chance."""
-        return self.score.tokens < FEW_TOKENS
 
     @property
     def unused(self) -> list[tuple[str, str, str]]:
@@ -142,21 +147,24 @@ def composition(site: Site, request: Request) -> Response:
     choices = Choices.of_document(record.document)
     related = catalog.compositions(versions[:1])
     earlier = [one for one in registry.compositions()[-EARLIER:] if one.created_at < record.created_at]
-    scores = [Scores.of(evaluation) for evaluation in registry.evaluations(record)]
+    names = [one["name"] for one in record.document["members"]]
+    scores = [Scores.of(evaluation, names) for evaluation in registry.evaluations(record)]
+    gone = [version.ref for version in versions if version.state != "active"]
     return site.render(
         request,
         "composition.html",
-        names={*(ref.partition("@")[0] for ref in experts), *(one["name"] for one in record.document["members"])},
+        names={*(ref.partition("@")[0] for ref in experts), *names},
         composition=record,
         versions=versions,
         experts=experts,
-        count=len(record.document["members"]),
+        count=len(names),
         copies=record.document.get("from_base"),
         base=base,
         made=sentences(record.document),
         difference=difference(record, earlier),
         recipe={key: value for key, value in record.document["recipe"].items() if key != "to"},
-        gone=[version for version in versions if version.state != "active"],
+        gone=gone,
+        warning=_opted_out(site, record, gone) if gone else None,
         parent=parent,
         parent_known=parent is not None and catalog.has_composition(parent),
         children=[child for child in related if child.document.get("parent") == record.digest],
@@ -171,6 +179,14 @@ def composition(site: Site, request: Request) -> Response:
     )
 
 
+def _opted_out(site: Site, record: CompositionRecord, gone: Sequence[str]) -> Warned:
+    """Return the report's warning of opted-out members, with the command as it is typed here."""
+    experts, base = expert_names(record)
+    left = [ref.partition("@")[0] for ref in experts if ref not in gone] if set(gone).isdisjoint(base) else []
+    found = opted_out(gone, left, {**record.document["recipe"], "to": output(record.document)})
+    return replace(found, command=found.command and site.command_line() + found.command.removeprefix("reg"))
+
+
 def report(site: Site, request: Request) -> Response:
     """Return a composition's report, a self-contained page under the same head as the others, in the chosen theme."""
     record = _requested(site, request)
@@ -179,12 +195,14 @@ def report(site: Site, request: Request) -> Response:
     chosen = request.cookies.get(THEME)
     theme = chosen if chosen in ("light", "dark") else None
 
+    links = REPORT_LINKS + (JOBS if site.may_write(request) else ())
+
     def make() -> str:
         figures = site.registry.report(record.digest)
         back = (figures.name, url("compositions", record.digest))
-        return report_page(figures, Frame(REPORT_LINKS, back, theme, site.command_line()))
+        return report_page(figures, Frame(links, "/compositions", back, theme, site.command_line()))
 
-    text = site.reports.get((record.digest, theme), make)
+    text = site.reports.get((record.digest, theme, links), make)
     scripts = " ".join(_HASH.findall(unescape(text[: text.index("<title>")]))) or "'none'"
     return HTMLResponse(text, headers={"Content-Security-Policy": REPORT_POLICY.format(scripts=scripts)})
 

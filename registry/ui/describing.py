@@ -65,6 +65,9 @@ MADE = {
 }
 """Output → words."""
 
+FEW_TOKENS = 10_000
+"""Number of tokens below which pages say that scores are of few tokens."""
+
 MOST_CHANGES = 3
 """Number of differences up to which a composition is described by another one."""
 
@@ -80,29 +83,34 @@ class Score:
         average: average score over the domains; None if none of them has its own expert.
         oracle: the same with each domain's tokens sent to its own expert, if that was measured.
         tokens: number of tokens scored.
-        domains: number of domains.
+        domains: names of the domains.
         at: the time of the evaluation.
     """
 
     average: float | None
     oracle: float | None
     tokens: int
-    domains: int
+    domains: Sequence[str]
     at: str
 
     @classmethod
     def of(cls, evaluation: EvaluationRecord) -> "Score":
         """Return the scores of an evaluation."""
         document = evaluation.document
-        data = document["data"].values()
+        data = document["data"]
         oracle = (document["oracle"] or {}).get("average")
-        tokens = sum(text["tokens"] for text in data)
-        return cls(document["figures"]["average"], oracle, tokens, len(data), evaluation.evaluated_at)
+        tokens = sum(text["tokens"] for text in data.values())
+        return cls(document["figures"]["average"], oracle, tokens, tuple(data), evaluation.evaluated_at)
 
     @property
     def sample(self) -> str:
         """The sample in words: `12,288 tokens of 5 domains`."""
-        return f"{counted(self.tokens, 'token')} of {counted(self.domains, 'domain')}"
+        return f"{counted(self.tokens, 'token')} of {counted(len(self.domains), 'domain')}"
+
+    @property
+    def is_small(self) -> bool:
+        """True if scores are of so few tokens that small differences can be chance."""
+        return self.tokens < FEW_TOKENS
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from registry.registry import Registry
-from registry.ui.describing import Described, describe
+from registry.ui.describing import FEW_TOKENS, Described, describe
 from registry.ui.paging import Paging
 from registry.ui.site import Site, url, whole
 from registry.ui.wording import counted
@@ -30,8 +30,11 @@ SEARCH_CHARACTERS = 200
 RECENT = 200
 """Number of compositions, the latest, whose scores the page looks at."""
 
-LATELY, BEST, DOMAINS = 5, 3, 3
-"""Numbers of compositions made lately, of best scores, and of an expert's domains that the page shows."""
+LATELY, DOMAINS = 5, 3
+"""Numbers of compositions made lately, and of an expert's domains that the page shows."""
+
+BEST, RANKINGS = 3, 3
+"""Numbers of compositions of a ranking, and of rankings, that the page shows."""
 
 LOG_EVENTS = 20_000
 """Number of events up to which the page verifies the log; `reg verify` verifies any."""
@@ -54,6 +57,21 @@ class Group:
 
 
 @dataclass(frozen=True)
+class Affected:
+    """A folder that may still contain opted-out experts.
+
+    Attributes:
+        path: the folder.
+        record: the composition that was written to it.
+        experts: the references of its opted-out experts.
+    """
+
+    path: str
+    record: CompositionRecord
+    experts: Sequence[str]
+
+
+@dataclass(frozen=True)
 class Check:
     """One line of the registry's health.
 
@@ -61,13 +79,21 @@ class Check:
         good: nothing needs to be done.
         text: what was found.
         command: the words of the command that mends it or checks more.
-        paths: folders that it concerns.
+        folders: folders that it concerns.
     """
 
     good: bool
     text: str
     command: tuple[str, ...] = ()
-    paths: Sequence[str] = ()
+    folders: Sequence[Affected] = ()
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The compositions with the best average scores over the same domains, best first."""
+
+    domains: Sequence[str]
+    best: Sequence[Described]
 
 
 @dataclass(frozen=True)
@@ -77,14 +103,14 @@ class Made:
     Attributes:
         number: the number of all compositions.
         lately: the latest.
-        best: those with the best average scores, among the latest `RECENT`.
+        rankings: best average scores among the latest `RECENT`, those over most domains first.
         handled: version → the domains of which it handles the largest shares, by the latest evaluation with it.
         uses: version → number of compositions made from it.
     """
 
     number: int
     lately: Sequence[Described]
-    best: Sequence[Described]
+    rankings: Sequence[Ranking]
     handled: Mapping[str, Sequence[tuple[str, float]]]
     uses: Mapping[str, int]
 
@@ -113,6 +139,7 @@ def overview(site: Site, request: Request) -> Response:
     made = site.index.get("made", lambda: _made(registry))
     narrowed = bool(search or kind or chosen)
     whole_registry = not narrowed and paging.number == 1
+    health = _health(site) if whole_registry else []
     return site.render(
         request,
         "overview.html",
@@ -135,7 +162,9 @@ def overview(site: Site, request: Request) -> Response:
         narrowed=narrowed,
         registered=bool(total) or registry.count_versions(everything=True) > 0,
         made=made,
-        health=_health(site) if whole_registry else None,
+        few_tokens=FEW_TOKENS,
+        health=health,
+        attention=not all(check.good for check in health),
         whole_registry=whole_registry,
     )
 
@@ -162,9 +191,18 @@ def _made(registry: Registry) -> Made:
         described.append(describe(record, earlier, evaluations))
         if evaluations:
             _add_handled(handled, record, evaluations[0].document["figures"].get("routing") or {})
-    scored = [one for one in described if one.score is not None and one.score.average is not None]
-    best = sorted(scored, key=lambda one: -(one.score.average or 0.0) if one.score else 0.0)[:BEST]
-    return Made(len(records), described[:LATELY], best, handled, uses)
+    return Made(len(records), described[:LATELY], _rankings(described), handled, uses)
+
+
+def _rankings(described: Sequence[Described]) -> list[Ranking]:
+    """Return the best scores by domains: averages over other domains do not compare."""
+    scored: dict[tuple[str, ...], list[tuple[float, Described]]] = {}
+    for one in described:
+        if one.score is not None and one.score.average is not None:
+            scored.setdefault(tuple(sorted(one.score.domains)), []).append((one.score.average, one))
+    ordered = sorted(scored.items(), key=lambda group: -len(group[0]))[:RANKINGS]
+    best = [sorted(group, key=lambda pair: -pair[0])[:BEST] for _, group in ordered]
+    return [Ranking(domains, [one for _, one in group]) for (domains, _), group in zip(ordered, best, strict=True)]
 
 
 def _add_handled(
@@ -181,14 +219,14 @@ def _add_handled(
 def _health(site: Site) -> list[Check]:
     """Return the lines of the registry's health; folders are looked for each time, as anybody may delete them."""
     checks, candidates = site.index.get("health", lambda: _kept_checks(site.registry))
-    folders = [folder for folder in candidates if Path(folder).is_dir()]
+    folders = [folder for folder in candidates if Path(folder.path).is_dir()]
     if folders:
         text = f"{counted(len(folders), 'composed folder')} may still contain opted-out experts:"
         return [*checks, Check(False, text, (), folders[:FOLDERS])]
     return checks
 
 
-def _kept_checks(registry: Registry) -> tuple[list[Check], list[str]]:
+def _kept_checks(registry: Registry) -> tuple[list[Check], list[Affected]]:
     """Return the checks that hold until the registry changes, and the folders made from opted-out versions."""
     checks = []
     events = next((event.id for event in registry.log(limit=1)), 0)
@@ -205,4 +243,10 @@ def _kept_checks(registry: Registry) -> tuple[list[Check], list[str]]:
         text = f"{counted(len(withdrawn), 'opted-out version')} not purged, still stored: {refs}"
         checks.append(Check(False, text, ("opt-out", withdrawn[0].ref, "--purge")))
     made = registry.catalog.compositions(gone) if gone else []
-    return checks, sorted({folder for record in made for folder in record.folders})
+    refs_gone = {version.ref for version in gone}
+    affected = {
+        folder: Affected(folder, record, [ref for ref in record.members if ref in refs_gone])
+        for record in made
+        for folder in record.folders
+    }
+    return checks, [affected[folder] for folder in sorted(affected)]

@@ -68,7 +68,12 @@ class Site:
         self._templates.filters.update(FILTERS)
         self._templates.filters["title"] = title
         self._templates.globals.update(
-            details=details, url=url, command=self.command_line, home=str(registry.home.path), titles=self._titles
+            details=details,
+            url=url,
+            command=self.command_line,
+            home=str(registry.home.path),
+            titles=self._titles,
+            opted_out=self._opted_out,
         )
 
     def page(self, make: "Page") -> Callable[[Request], Response]:
@@ -126,6 +131,14 @@ class Site:
     def _titles(self) -> dict[str, str]:
         """Return the name of each composition by its digest."""
         return self.index.get("titles", lambda: {one.digest: title(one) for one in self.registry.compositions()})
+
+    def _opted_out(self) -> frozenset[str]:
+        """Return the references of the versions that were opted out, purged or not."""
+
+        def found() -> frozenset[str]:
+            return frozenset(one.ref for one in self.registry.versions(everything=True) if one.state != "active")
+
+        return self.index.get("opted out", found)
 
     def _state(self) -> str:
         return next((event.digest for event in self.registry.log(limit=1)), "")

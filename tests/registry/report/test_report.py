@@ -189,7 +189,11 @@ def test_stored_audits_are_in_the_report(
     cells = [text.strip() for text in found.text]
     start = cells.index("german.train.jsonl")
     assert cells[start + 1 : start + 3] == ["2", str(second.extracted)]
-    assert cells[start + 3 : start + 6] == [f"{second.rate:.1%}", f"{second.mean:.3f}", f"{max(second.similarity):.3f}"]
+    assert cells[start + 3 : start + 6] == [
+        f"{100 * second.rate:.1f} %",
+        f"{second.mean:.3f}",
+        f"{max(second.similarity):.3f}",
+    ]
     assert cells[start + 6 : start + 9] == ["8", "4", latest.evaluated_at[:10]]
     assert registry.report(figures.digest).document()["audits"][1]["text"] == "code.test.jsonl"
 
@@ -263,6 +267,8 @@ def test_dense_models_and_one_expert_have_reports_too(world: tuple[Registry, Pat
         figures = registry.report(tmp_path / name)
         assert Page(page(figures)).tags
     assert registry.report(tmp_path / "dense").routing is None
+    assert "1 active per token" in page(registry.report(tmp_path / "one"))
+    assert "active per token" not in page(registry.report(tmp_path / "dense"))
 
 
 def test_refusals(world: tuple[Registry, Path], zoo: Zoo, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Proves: a report says first how good a composition is, on how much text, what is wrong, and what mends it."""
 
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,7 +13,7 @@ from registry.report import ReportData, page
 from registry.report.advice import advice
 from registry.report.charts import charts
 from registry.report.data import ActiveExperts, Evaluated, MemberFigures, RoutingData, ScoreRow
-from registry.report.theme import ticks
+from registry.report.theme import linear_axis, ticks
 from registry.report.verdict import verdict
 from tests.conftest import Zoo
 
@@ -212,6 +213,24 @@ def test_an_axis_has_three_ticks_or_more(low: float, high: float) -> None:
 
 
 @pytest.mark.parametrize(
+    ("low", "high", "share", "labels"),
+    [
+        (88, 100, False, ["87.5", "90.0", "92.5", "95.0", "97.5", "100.0"]),
+        (79, 100, False, ["75", "80", "85", "90", "95", "100"]),
+        (0, 0.1, True, ["0%", "2%", "4%", "6%", "8%", "10%"]),
+        (0, 0.12, True, ["0.0%", "2.5%", "5.0%", "7.5%", "10.0%", "12.5%"]),
+        (0, 5000, False, ["0", "1,000", "2,000", "3,000", "4,000", "5,000"]),
+    ],
+)
+def test_labels_of_an_axis_are_its_ticks(low: float, high: float, share: bool, labels: list[str]) -> None:
+    drawing = pytest.importorskip("vl_convert")
+    axis = linear_axis("value", "value", ticks(low, high), share=share)
+    spec = {"data": {"values": [{"value": low}]}, "mark": "point", "encoding": {"x": axis}, "width": 800}
+    drawn = re.findall(r"<text[^>]*>([0-9][^<]*)</text>", drawing.vegalite_to_svg(spec))
+    assert drawn == labels
+
+
+@pytest.mark.parametrize(
     "recipe",
     [
         Recipe(),
@@ -271,4 +290,6 @@ def test_members_that_were_opted_out_since_are_a_warning(
     (warning, *_) = found.warnings
     assert warning.text == "german@1 was opted out after this was composed."
     assert warning.command == "reg compose --experts code --out DIR"
-    assert "german@1, opted out</span>" in page(found)
+    assert '<td class="text">german@1 <span class="badge bad">opted out</span></td>' in page(found)
+    assert '<bdi>german</bdi><span class="unseen"> (opted out)</span>' in page(found)
+    assert "<bdi>code</bdi><span" not in page(found)

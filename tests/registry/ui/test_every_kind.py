@@ -1,5 +1,6 @@
 """Proves: every page answers for every kind of composition and version, and for names of 100 characters."""
 
+import re
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -56,8 +57,19 @@ def evaluated(folder: str) -> dict[str, Any]:
     return found | {"figures": figures, "oracle": oracle | {"overall_accuracy": {}, "overall_load": {}}}
 
 
+def landmarks(text: str) -> list[str]:
+    """Return the names of a page's sections and regions."""
+    headings = {
+        own: re.sub(r"\s+", " ", re.sub(r"<[^>]*>", "", said)).strip()
+        for own, said in re.findall(r'<h2 id="([^"]*)">(.*?)</h2>', text, re.DOTALL)
+    }
+    named = re.findall(r'<section[^>]* aria-labelledby="([^"]*)"', text)
+    labels = re.findall(r'(?:<section| role="region")[^>]* aria-label="([^"]*)"', text)
+    return [*(headings[own] for own in named), *labels]
+
+
 def answer(pages: Pages, registry: Registry, report: bool = True) -> None:
-    """Open every page of a registry: each is well formed and answers 200."""
+    """Open every page of a registry: each is well formed, answers 200 and gives its sections names of their own."""
     pages.read()
     pages.read(all=1)
     pages.read("compositions")
@@ -74,6 +86,10 @@ def answer(pages: Pages, registry: Registry, report: bool = True) -> None:
         if report:
             answered = pages.ask(f"/compositions/{record.digest}/report")
             assert answered.status == 200, answered.text
+            pages.asked.append(f"/compositions/{record.digest}/report")
+    for path in pages.asked:
+        names = landmarks(pages.ask(path).text)
+        assert len(set(names)) == len(names), (path, names)
 
 
 def recorded(registry: Registry, plan: Any, folder: str, **changes: Any) -> str:
@@ -91,6 +107,7 @@ def test_every_method_has_its_pages(filled: Registry) -> None:
         digest = recorded(filled, plan, f"out-{number}")
         if number % 2:
             filled.catalog.record_evaluation(digest, "1" * 64, evaluated(f"out-{number}"))
+            filled.catalog.record_evaluation(digest, "2" * 64, evaluated(f"out-{number}"))
     with served(filled) as pages:
         answer(pages, filled)
 

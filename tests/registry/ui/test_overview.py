@@ -29,7 +29,7 @@ def test_home_shows_what_was_made_and_what_experts_handle(filled: Registry) -> N
     assert lately.index("second") < lately.index("first")  # the latest first
     assert "mixture · regmean · ridge, 2 per token" in lately
     best = page.text[page.text.index("Best scores") : page.text.index("Health")]
-    assert "first 89.6 on 2,468 tokens of 2 domains" in best
+    assert "over 2 domains: code, math first 89.6 on 2,468 tokens of 2 domains mixture · regmean · context" in best
     assert "second" not in best
     assert page.links.count(f"/compositions/{first}") == 2
     assert page.links.count(f"/compositions/{second}") == 1
@@ -42,18 +42,26 @@ def test_home_shows_what_was_made_and_what_experts_handle(filled: Registry) -> N
 
 def test_home_says_what_of_opted_out_experts_is_left(filled: Registry, tmp_path: Path) -> None:
     (tmp_path / "moe").mkdir()
-    composed(filled, tmp_path / "moe", "math", "code")
+    digest = composed(filled, tmp_path / "moe", "math", "code")
     composed(filled, tmp_path / "deleted", "math", "law")
     with served(filled) as pages:
-        assert "opted-out" not in pages.read().text.partition("Health")[2]
+        page = pages.read()
+        assert "opted-out" not in page.text.partition("Health")[2]
+        assert page.text.index("Health") > page.text.index("Made lately")
         filled.opt_out("math")
-        health = pages.read().text.partition("Health")[2]
+        page = pages.read()
+        assert page.text.index("Health") < page.text.index("Experts and base models")  # first, at every width
+        assert page.links.index(f"/compositions/{digest}") < page.links.index("/versions/code@1")
+        health = page.text.partition("Health")[2]
         assert "1 opted-out version not purged, still stored: math@1 reg opt-out math@1 --purge" in health
-        assert f"1 composed folder may still contain opted-out experts: {tmp_path / 'moe'} " in health
+        assert (
+            f"1 composed folder may still contain opted-out experts: moe math@1 (opted out) {tmp_path / 'moe'} "
+            in health
+        )
         filled.opt_out("math", purge=True)
         health = pages.read().text.partition("Health")[2]
         assert "not purged" not in health
-        assert f"experts: {tmp_path / 'moe'} " in health
+        assert f"experts: moe math@1 (opted out) {tmp_path / 'moe'} " in health
         (tmp_path / "moe").rmdir()
         assert "may still contain" not in pages.read().text
 
@@ -97,3 +105,76 @@ def of_tokens(tokens: int) -> dict[str, Any]:
     """Return what an evaluation of a number of tokens a domain found."""
     found = evaluated("moe")
     return found | {"data": {name: {"digest": "0" * 64, "label": "x", "tokens": tokens} for name in ("code", "math")}}
+
+
+def test_lists_mark_members_that_were_opted_out(filled: Registry, tmp_path: Path) -> None:
+    composed(filled, tmp_path / "moe", "math", "code")
+    many = ("math", "code", "law", "german", "biomed")
+    composed(filled, tmp_path / "many", *many)
+    filled.opt_out("math")
+    mark = "math@1 (opted out)"
+    with served(filled) as pages:
+        for page in (pages.read(), pages.read("compositions"), pages.read("versions", "code@1")):
+            assert page.text.count(mark) == 2
+            assert "code@1 (opted out)" not in page.text
+            assert page.attributes.count(("a", "title", "opted out")) == 2
+        filled.opt_out("math", purge=True)
+        assert pages.read("compositions").text.count(mark) == 2
+
+
+def test_best_scores_compare_within_the_same_domains_alone(filled: Registry) -> None:
+    names = ("one", "low", "high", "other", "three")
+    recipes = (Recipe(), Recipe(top_k=2), Recipe(router="ridge"), Recipe(trunk="mean"), Recipe(to="dense"))
+    scores = {
+        "one": (99.0, {"code": 20_000}),
+        "low": (80.0, {"code": 20_000, "math": 20_000}),
+        "high": (85.0, {"math": 4_999, "code": 5_000}),
+        "other": (98.0, {"code": 20_000, "law": 20_000}),
+        "three": (70.0, {"code": 3_000, "law": 3_000, "math": 4_000}),
+    }
+    for name, recipe in zip(names, recipes, strict=True):
+        digest = recorded(filled, filled.plan(["code", "math"], recipe), f"/somewhere/{name}")
+        average, tokens = scores[name]
+        found = evaluated(name)
+        found["data"] = {one: {"digest": "0" * 64, "label": "x", "tokens": count} for one, count in tokens.items()}
+        found["figures"] = found["figures"] | {"average": average}
+        filled.catalog.record_evaluation(digest, "1" * 64, found)
+    with served(filled) as pages:
+        page = pages.read()
+    best = page.text[page.text.index("Best scores") : page.text.index("Health")]
+    order = ["over 3 domains: code, law, math three 70.0", "over 2 domains: code, law other 98.0"]
+    order += ["over 2 domains: code, math high 85.0", "low 80.0"]
+    places = [best.index(text) for text in order]
+    assert places == sorted(places)
+    assert "one 99.0" not in best  # three groups
+    few = "few tokens"
+    rows = best.partition("100 is each")[0]
+    assert rows.count(few) == 1
+    assert few in rows[rows.index("high 85.0") : rows.index("low 80.0")]
+    assert "fewer than 10,000" in best
+    assert "dense model · regmean" in rows
+    titles = [value for tag, name, value in page.attributes if (tag, name) == ("span", "title") and value]
+    assert sum("fewer than 10,000 tokens" in title for title in titles) == 1
+
+
+@pytest.mark.parametrize("members", [("code", "math"), ("code", "law")])
+def test_plain_averaging_of_the_same_experts_is_a_bar(filled: Registry, members: tuple[str, str]) -> None:
+    digest = recorded(filled, filled.plan(["code", "math"]), "/somewhere/moe")
+    average = {"name": "average", "score": dict.fromkeys(members, 71.3), "average": 71.25}
+    filled.catalog.record_evaluation(digest, "1" * 64, evaluated("moe") | {"plain_average": average})
+    with served(filled) as pages:
+        page = pages.read("compositions", digest).text
+    assert ("plain averaging 71.2 each domain’s own expert 100" in page) == (members == ("code", "math"))
+    assert "this composition 89.6 with perfect routing 92.8" in page
+
+
+def test_a_composition_of_an_opted_out_expert_says_what_the_report_says(filled: Registry) -> None:
+    digest = recorded(filled, filled.plan(["code", "law", "math"], Recipe(trunk="mean")), "/somewhere/moe")
+    alone = recorded(filled, filled.plan(["math"]), "/somewhere/alone")
+    filled.opt_out("math")
+    warning = filled.report(digest).warnings[0]
+    assert warning.command == "reg compose --experts code,law --trunk mean --out DIR"
+    with served(filled, ("reg", "--home", "a b")) as pages:
+        page = pages.read("compositions", digest).text
+        assert f"{warning.mend} reg --home 'a b' compose --experts code,law --trunk mean --out DIR" in page
+        assert "Delete this composition." in pages.read("compositions", alone).text

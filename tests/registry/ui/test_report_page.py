@@ -34,7 +34,25 @@ def test_a_report_leads_back_in_the_chosen_theme(filled: Registry, pages: Pages,
     assert f"/compositions/{digest}" in links
     bar = pages.read().links
     assert {"/", "/compositions", "/compose", "/log"} <= set(links) & set(bar)
+    assert "/jobs" not in links
+    assert plain.count(' aria-current="page"') == 1
+    assert '<a href="/compositions" aria-current="page">' in plain
     assert "reg --home here evaluate DIR --data code=FILE --data math=FILE --baselines --oracle" in plain
+
+
+def test_a_report_links_to_the_jobs_of_a_browser_that_may_start_them(filled: Registry, tmp_path: Path) -> None:
+    digest = composed(filled, tmp_path / "moe", "math", "code")
+    path = f"/compositions/{digest}/report"
+    away = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+    with served(filled, may_write=True) as pages:
+        assert "/jobs" in Page(pages.ask(path, headers=pages.cookie).text).links
+        assert "/jobs" not in Page(pages.ask(path).text).links
+        followed = pages.ask("/jobs", headers=away)  # no request of a sandboxed page carries the cookie
+        assert (followed.status, "Show the jobs" in followed.text) == (200, True)
+        assert "No job was started yet" in pages.ask("/jobs", headers=pages.cookie).text
+        assert pages.ask("/jobs").status == 403
+    with served(filled) as pages:
+        assert pages.ask("/jobs", headers=away).status == 404
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
@@ -53,4 +71,22 @@ def test_the_theme_and_the_way_back_work_in_the_sandbox(filled: Registry, pages:
         tab.click(".eyebrow a")
         tab.wait_for_url(f"{pages.address}/compositions/{digest}")
         assert tab.evaluate("document.documentElement.dataset.theme") == "dark"
+        browser.close()
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
+def test_the_jobs_are_reached_from_the_sandbox(filled: Registry, tmp_path: Path) -> None:
+    started: Any = pytest.importorskip("playwright.sync_api").sync_playwright()
+    digest = composed(filled, tmp_path / "moe", "math", "code")
+    with served(filled, may_write=True) as pages, started as playwright:
+        assert pages.access is not None
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        tab = browser.new_context().new_page()
+        tab.set_default_timeout(120_000)
+        tab.goto(f"{pages.address}/?token={pages.access.token}")
+        tab.wait_for_url(f"{pages.address}/")
+        tab.goto(f"{pages.address}/compositions/{digest}/report")
+        tab.click("nav a[href='/jobs']")
+        tab.click("text=Show the jobs")
+        tab.wait_for_selector("text=No job was started yet")
         browser.close()
