@@ -114,6 +114,7 @@ function composer(form) {
       badge.textContent = all === 1 ? "1 warning" : `${all} warnings`;
     }
   });
+  new ResizeObserver(() => outcome.style.setProperty("--height", `${outcome.offsetHeight}px`)).observe(outcome);
   fields();
 }
 

@@ -81,6 +81,26 @@ def test_ticking_a_version_unticks_the_other(browser: "Browser", pages: Pages) -
         assert said == []
 
 
+def test_the_result_is_shown_whole_and_stays_beside_the_form_where_it_fits(browser: "Browser", pages: Pages) -> None:
+    top = "document.querySelector('.outcome').getBoundingClientRect().top"
+    bottom = "document.querySelector('.outcome').getBoundingClientRect().bottom"
+    with tab(browser, **LIGHT) as (_, page, said):
+        page.goto(f"{pages.address}/compose?e=code@1&e=math@1")
+        loaded(page)
+        for fold in page.locator("details > summary").all():
+            fold.click()
+        assert page.evaluate("(box => box.scrollHeight - box.clientHeight)(document.querySelector('.outcome'))") == 0
+        page.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
+        page.wait_for_function(f"{bottom} <= innerHeight")
+        page.goto(f"{pages.address}/compose")
+        for fold in page.locator("details > summary").all():
+            fold.click()
+        page.set_viewport_size({"width": 1200, "height": 500})
+        page.evaluate("scrollTo(0, 200)")
+        page.wait_for_function(f"{top} > 0 && {bottom} <= innerHeight")
+        assert said == []
+
+
 def test_a_change_that_mends_is_applied_by_its_button(browser: "Browser", pages: Pages) -> None:
     with tab(browser, **LIGHT) as (_, page, said):
         page.goto(f"{pages.address}/compose?e=code@1&e=law@1&e=math@1&router=ridge")
