@@ -75,7 +75,13 @@ def test_ticking_a_version_unticks_the_other(browser: "Browser", pages: Pages) -
         page.goto(f"{pages.address}/compose?e=code@1&e=math@1")
         page.check("input[value='math@2']")
         assert not page.is_checked("input[value='math@1']")
-        assert page.locator("[data-status]").inner_text().startswith("math@1 was unticked")
+        page.locator("#result .command code", has_text="--experts code@1,math@2").wait_for()
+        told = page.locator("[role=status][data-unticked]")
+        assert told.inner_text() == "math@1 was unticked: one version of a name at a time."  # also after the plan is there
+        assert told.is_visible()
+        page.uncheck("input[value='code@1']")
+        assert told.inner_text() == ""
+        page.check("input[value='code@1']")
         page.locator("#result .command code", has_text="--experts code@1,math@2").wait_for()
         assert page.locator("[data-count]").inner_text() == "2 ticked"
         assert said == []
@@ -98,6 +104,19 @@ def test_the_result_is_shown_whole_and_stays_beside_the_form_where_it_fits(brows
         page.set_viewport_size({"width": 1200, "height": 500})
         page.evaluate("scrollTo(0, 200)")
         page.wait_for_function(f"{top} > 0 && {bottom} <= innerHeight")
+        assert said == []
+
+
+def test_what_is_being_computed_does_not_fade(browser: "Browser", pages: Pages) -> None:
+    with tab(browser, **LIGHT) as (_, page, said):
+        page.goto(f"{pages.address}/compose")
+        waiting = '<div id="busy" aria-busy="true"><p class="waiting">Computing …</p></div>'
+        page.evaluate("text => document.querySelector('main').insertAdjacentHTML('beforeend', text)", waiting)
+        page.wait_for_timeout(400)
+        assert page.evaluate("getComputedStyle(document.getElementById('busy')).opacity") == "1"
+        assert page.evaluate(
+            "getComputedStyle(document.querySelector('#busy p')).color === getComputedStyle(document.body).color"
+        )
         assert said == []
 
 
