@@ -72,8 +72,11 @@ def test_two_versions_of_one_expert_are_refused_with_a_choice(twice: Registry) -
         query: dict[str, Any] = {"e": ["code@1", "math@1", "math@2", "law@1"]}
         page = pages.read("compose", **query)
         assert "math is named more than once: a composition holds one version of an expert" in page.text
-        assert "Keep math@1 alone" in page.text
-        assert "Keep math@2 alone" in page.text
+        assert "Keep math@1, drop math@2" in page.text
+        assert "Keep math@2, drop math@1" in page.text
+        assert "Go on without math@" not in page.text  # which would be the same
+        assert len(set(offered(pages, **query))) == len(offered(pages, **query))
+        assert "Keep math@2 once" in pages.read("compose", e=["math", "math@2", "code"]).text
         assert "e=code%401&e=math%401&e=law%401" in offered(pages, **query)[0].replace("@", "%40")
         refused = pages.send("/jobs", **query)
         assert refused.status == 400
@@ -101,6 +104,17 @@ def test_a_choice_without_a_plan_has_changes_with_one(filled: Registry, query: d
         assert 1 <= len(found) <= 3
         for address in found:
             assert "reg compose --experts" in Page(pages.ask(address).text).text, address
+
+
+def test_who_is_unknown_is_only_left_out(filled: Registry) -> None:
+    with served(filled) as pages:
+        for query, rest in (
+            ({"e": ["math", "nope@1", "code"]}, "/compose?e=math&e=code"),
+            ({"e": ["math", "nope@1"], "to": "dense", "trunk": "base"}, "/compose?e=math&to=dense&trunk=base"),
+            ({"e": "nope@1"}, "/compose"),
+        ):
+            assert offered(pages, **query) == [rest]
+            assert "Go on without it" in pages.read("compose", **query).text
 
 
 def test_what_routes_badly_has_changes_with_which_it_routes_better(filled: Registry) -> None:

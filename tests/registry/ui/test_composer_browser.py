@@ -77,7 +77,7 @@ def test_ticking_a_version_unticks_the_other(browser: "Browser", pages: Pages) -
         assert not page.is_checked("input[value='math@1']")
         page.locator("#result .command code", has_text="--experts code@1,math@2").wait_for()
         told = page.locator("[role=status][data-unticked]")
-        assert told.inner_text() == "math@1 was unticked: one version of a name at a time."  # also after the plan is there
+        assert told.inner_text() == "math@1 was unticked: one version of a name at a time."
         assert told.is_visible()
         page.uncheck("input[value='code@1']")
         assert told.inner_text() == ""
@@ -135,7 +135,7 @@ def test_a_change_that_mends_is_applied_by_its_button(browser: "Browser", pages:
         assert badge.is_hidden()
         assert page.locator("[data-apply]").count() == 0
         page.goto(f"{pages.address}/compose?e=code@1&e=law@1&e=math@1&e=math@2")
-        page.locator("[data-apply]", has_text="Keep math@2 alone").click()
+        page.locator("[data-apply]", has_text="Keep math@2, drop math@1").click()
         page.locator("#result .command code", has_text="--experts code@1,law@1,math@2").wait_for()
         assert not page.is_checked("input[value='math@1']")
         assert page.locator("#start").count() == 0  # without the secret there is only the command
@@ -200,7 +200,7 @@ def test_it_works_without_the_script(browser: "Browser", pages: Pages, tmp_path:
     with tab(browser, **LIGHT, java_script_enabled=False) as (_, page, _said):
         enter(page, pages)
         page.goto(f"{pages.address}/compose?e=code@1&e=math@1&e=math@2")
-        page.get_by_role("link", name="Keep math@1 alone").click()
+        page.get_by_role("link", name="Keep math@1, drop math@2").click()
         page.fill("#field-out", "mine")
         page.get_by_role("button", name="Show what that makes").click()
         page.get_by_role("button", name="Compose into mine").click()
