@@ -66,6 +66,21 @@ def test_a_typed_folder_is_in_the_command_and_nobody_learns_whether_it_is_there(
         assert str(Path.cwd()) not in pages.read("compose").text  # which only the browser with the secret is told
 
 
+def test_what_was_made_before_is_opened_first(filled: Registry, tmp_path: Path) -> None:
+    done = filled.compose(["math", "code"], tmp_path / "moe")
+    opening = f'<a class="button primary" href="/compositions/{done.digest}">Open it</a>'
+    with served(filled, may_write=True) as pages:
+        made = pages.ask("/compose?e=math&e=code&out=a", headers=pages.cookie).text
+        assert made.index(opening) < made.index('<button type="submit">Compose again into a</button>')
+        assert 'class="primary">Compose' not in made
+        new = pages.ask("/compose?e=math&e=law&out=a", headers=pages.cookie).text
+        assert '<button type="submit" class="primary">Compose into a</button>' in new
+        assert "Open it" not in new
+        read_only = pages.ask("/compose?e=math&e=code").text
+        assert opening in read_only
+        assert "Compose again" not in read_only
+
+
 def test_two_versions_of_one_expert_are_refused_with_a_choice(twice: Registry) -> None:
     assert twice.resolve("math").ref == "math@2"
     with served(twice, may_write=True) as pages:
