@@ -108,7 +108,7 @@ class Choices:
 
         def makes_it(choices: Choices) -> bool:
             try:
-                return choices.recipe().document(names) == document["recipe"]
+                return bool(choices.recipe().document(names) == document["recipe"])
             except InvalidInputError:
                 return False
 
