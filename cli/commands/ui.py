@@ -54,10 +54,11 @@ def ui(session: Session, port: int, open_browser: bool, may_write: bool, as_json
     from registry.ui import WriteAccess, listen, make_app, server
 
     command = ["reg"]
-    command += ["--home", str(session.home)] if session.home is not None else []
     with ExitStack() as stack:
         listening = stack.enter_context(listen(port))
         registry = stack.enter_context(session.registry())
+        if session.home is not None:  # as an absolute path: commands are copied to terminals in other folders
+            command += ["--home", str(registry.home.path)]
         if session.database is not None:
             command += ["--database", registry.catalog.place]
         url = f"http://127.0.0.1:{listening.getsockname()[1]}/"

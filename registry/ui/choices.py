@@ -103,19 +103,28 @@ class Choices:
 
     @classmethod
     def of_document(cls, document: Mapping[str, Any]) -> Choices | None:
-        """Return the choices that make a composition, or None where the form has no fields for them."""
+        """Return the choices that make a composition, without defaults; None where the form has no fields for them."""
+        names = [str(one["name"]) for one in document["members"]]
+
+        def makes_it(choices: Choices) -> bool:
+            try:
+                return bool(choices.recipe().document(names) == document["recipe"])
+            except InvalidInputError:
+                return False
+
         recipe = {"to": MOE} | document["recipe"]
         texts = {}
         for one in CHOICES:
             value = recipe.get(one.name)
             if value is not None and recipe["to"] in one.outputs:
                 texts[one.name] = ("1" if value else "") if one.kind is FieldKind.SWITCH else _written(value)
-        try:
-            choices = cls.of_query(texts)
-            same = choices.recipe().document([str(one["name"]) for one in document["members"]]) == document["recipe"]
-        except InvalidInputError:
+        choices = cls.of_query(texts)
+        if {"parent", "from_base"} & document.keys() or not makes_it(choices):
             return None
-        return choices if same and not {"parent", "from_base"} & document.keys() else None
+        for name in choices.query:
+            shorter = cls.of_query({other: text for other, text in choices.query.items() if other != name})
+            choices = shorter if makes_it(shorter) else choices
+        return choices
 
     @property
     def to(self) -> str:

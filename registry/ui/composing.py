@@ -63,9 +63,9 @@ class Composing:
         versions = ",".join(member.version.ref for member in plan.members)
         return ["compose", "--experts", versions, *self.choices.words(), "--out", out]
 
-    def without(self, ref: str) -> Composing:
-        """Return the same without one of the experts."""
-        return replace(self, refs=tuple(one for one in self.refs if one != ref))
+    def without(self, *refs: str) -> Composing:
+        """Return the same without some of the experts."""
+        return replace(self, refs=tuple(one for one in self.refs if one not in refs))
 
     def having(self, **texts: str) -> Composing:
         """Return the same with other texts of some fields."""

@@ -38,6 +38,9 @@ CANCEL_SECONDS = 60
 CLOSE_SECONDS = 10
 """The same when the server ends."""
 
+_WRITING = ("composing", "writing")
+"""Labels of the steps that write the folder."""
+
 _PROGRESS = re.compile(r"progress: (.{1,200}) ([0-9]{1,18})/([0-9]{1,18}) (\S{1,40})")
 
 
@@ -96,6 +99,12 @@ class Job:
     def goes_on(self) -> bool:
         """Return whether it has not ended."""
         return self.state in GOING_ON
+
+    @property
+    def finishing(self) -> bool:
+        """Return whether all bytes are written, and its command, which says no more, only registers them."""
+        written = any(step.label in _WRITING for step in self.steps)
+        return self.state == RUNNING and written and all(step.share == 1.0 for step in self.steps)
 
     @property
     def seconds(self) -> int:

@@ -1,9 +1,13 @@
-"""Changes of the Compose page's choices that mend what is wrong with them; each is tried before it is offered."""
+"""Changes of the Compose page's choices that mend what is wrong with them; each is tried before it is offered.
+
+An expert that is unknown is only left out, whatever is wrong beside that.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from registry.composition import Preview, Recipe
@@ -46,13 +50,17 @@ def for_error(site: Site, composing: Composing) -> list[Remedy]:
     """Return changes of choices that have no plan, with which they have one."""
     if len(composing.refs) > MOST_TRIED_MEMBERS:
         return []
+    resolved = _resolved(site, composing)
+    unknown = [ref for ref in composing.refs if ref not in resolved]
+    if unknown:  # whatever else is wrong is seen without them
+        return [Remedy("Go on without it" if len(unknown) == 1 else "Go on without them", composing.without(*unknown))]
     found, tried, end = list[Remedy](), set[str](), time.monotonic() + SECONDS
-    for label, changed in _for_error(site, composing):
+    for label, changed in _for_error(composing, resolved):
         if len(found) == MOST or time.monotonic() > end:
             break
-        if label in tried or not changed.refs:
+        if not changed.refs or tried & {label, changed.address}:
             continue
-        tried.add(label)
+        tried |= {label, changed.address}
         try:
             changed.plan(site)
         except RegError:
@@ -86,29 +94,28 @@ def _faults(preview: Preview) -> int:
     return sum(member.drowned is not None for member in preview.members) + len(preview.indistinct)
 
 
-def _for_error(site: Site, composing: Composing) -> Iterator[tuple[str, Composing]]:
-    resolved: dict[str, str] = {}
-    kept = composing
+def _resolved(site: Site, composing: Composing) -> dict[str, str]:
+    """Return the version of each reference that names one."""
+    found = {}
     for ref in composing.refs:
-        try:
-            resolved[ref] = site.registry.resolve(ref).ref
-        except RegError:
-            kept = kept.without(ref)
-    if kept != composing:
-        yield "Go on without it" if len(composing.refs) - len(kept.refs) == 1 else "Go on without them", kept
+        with suppress(RegError):
+            found[ref] = site.registry.resolve(ref).ref
+    return found
+
+
+def _for_error(composing: Composing, resolved: Mapping[str, str]) -> Iterator[tuple[str, Composing]]:
     names = [ref.partition("@")[0] for ref in resolved.values()]
     for given, ref in resolved.items():
         name = ref.partition("@")[0]
         if names.count(name) > 1:
             others = [one for one, other in resolved.items() if one != given and other.partition("@")[0] == name]
-            changed = kept
-            for other in others:
-                changed = changed.without(other)
-            yield f"Keep {ref} alone", changed
+            dropped = dict.fromkeys(resolved[other] for other in others if resolved[other] != ref)
+            label = f"Keep {ref}, drop {' and '.join(dropped)}" if dropped else f"Keep {ref} once"
+            yield label, composing.without(*others)
     for one in CHOICES:
-        if one.name != "to" and kept.choices.texts[one.name] != default_text(one):
-            yield f"Put “{one.label}” back", kept.having(**{one.name: default_text(one)})
-    texts = kept.choices.texts
+        if one.name != "to" and composing.choices.texts[one.name] != default_text(one):
+            yield f"Put “{one.label}” back", composing.having(**{one.name: default_text(one)})
+    texts = composing.choices.texts
     for label, name, value in (
         ("Average the trunks", "trunk", "mean"),
         ("Use the context router", "router", "context"),
@@ -121,9 +128,9 @@ def _for_error(site: Site, composing: Composing) -> Iterator[tuple[str, Composin
         ("Make one dense model", "to", DENSE),
     ):
         if texts[name] != value:
-            yield label, kept.having(**{name: value})
-    for ref in kept.refs if 1 < len(kept.refs) <= 8 else ():
-        yield f"Go on without {ref}", kept.without(ref)
+            yield label, composing.having(**{name: value})
+    for ref in composing.refs if 1 < len(composing.refs) <= 8 else ():
+        yield f"Go on without {ref}", composing.without(ref)
 
 
 def _for_preview(composing: Composing, preview: Preview) -> Iterator[tuple[str, Composing]]:

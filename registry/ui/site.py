@@ -1,6 +1,7 @@
 """The state that all pages share: the registry, caches, templates, and the error page."""
 
 import os
+import re
 import shlex
 import sys
 import traceback
@@ -30,7 +31,11 @@ PART = "part"
 REPORTS = 8
 """Number of reports kept in memory, of some MB each."""
 
+_COMMAND = re.compile(r"(?P<before>^(?:or )?|: |\(|[;,] (?:or )?)reg (?=[a-z])")
+"""The beginning of a command in a text, not of a sentence about one."""
+
 _STATUSES = ((NotFoundError, 404), (ConflictError, 409), (InvalidInputError, 400), (RefusedError, 403))
+_RUN = "run: "
 _FAULT = "this is a bug in the program; started with REG_DEBUG=1, reg ui prints the traceback for a bug report"
 
 
@@ -75,6 +80,7 @@ class Site:
             titles=self._titles,
             opted_out=self._opted_out,
         )
+        self._templates.globals.update(prefixed=self.prefixed, next_step=self.next_step)
 
     def page(self, make: "Page") -> Callable[[Request], Response]:
         """Return `make` as an endpoint whose errors become a page with a hint."""
@@ -127,6 +133,21 @@ class Site:
     def command_line(self, *words: str) -> str:
         """Return a shell command on this registry."""
         return shlex.join([*self.command, *words])
+
+    def prefixed(self, text: str) -> str:
+        """Return a text of the library with its commands on this registry: `run: reg --home DIR list`."""
+        beginning = shlex.join(self.command)
+        return _COMMAND.sub(lambda found: f"{found['before']}{beginning} ", text)
+
+    def next_step(self, hint: str | None) -> tuple[str, str]:
+        """Return the command that a hint says to run, else nothing, and the hint's other words."""
+        if hint is None or not hint.startswith(_RUN):
+            return "", self.prefixed(hint or "")
+        command, separator, rest = hint.removeprefix(_RUN).partition("; ")
+        if not separator:
+            command, _, rest = command.partition(", which ")
+            rest = f"which {rest}" if rest else ""
+        return self.prefixed(command), self.prefixed(rest)
 
     def _titles(self) -> dict[str, str]:
         """Return the name of each composition by its digest."""

@@ -23,8 +23,10 @@ from registry import Registry
 def test_it_serves_until_it_is_interrupted(tmp_path: Path) -> None:
     Registry(tmp_path / "my home").close()
     script = "from cli.main import main; main()"
-    words = ["--home", str(tmp_path / "my home"), "ui", "--port", "0", "--json"]
-    with subprocess.Popen([sys.executable, "-c", script, *words], stdout=subprocess.PIPE, text=True) as process:
+    words = ["--home", "my home", "ui", "--port", "0", "--json"]  # from another folder the commands need the whole path
+    with subprocess.Popen(
+        [sys.executable, "-c", script, *words], stdout=subprocess.PIPE, text=True, cwd=tmp_path,
+    ) as process:  # fmt: skip
         assert process.stdout is not None
         told = json.loads("".join(process.stdout.readline() for _ in range(4)))
         assert told["home"] == str(tmp_path / "my home")

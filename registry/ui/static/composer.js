@@ -9,6 +9,7 @@ function composer(form) {
   const experts = document.getElementById("experts");
   const count = form.querySelector("[data-count]");
   const status = document.querySelector("[data-status]");
+  const unticked = form.querySelector("[data-unticked]");
   const search = form.elements.q;
   const last = {};
   form.querySelector(".submit").hidden = true;
@@ -63,11 +64,11 @@ function composer(form) {
   }
 
   function untickOthers(box) {
-    for (const other of form.querySelectorAll("[name=e]:checked")) {
-      if (other === box || other.dataset.name !== box.dataset.name) continue;
-      other.checked = false;
-      status.textContent = `${other.value} was unticked: a composition holds one version of an expert.`;
-    }
+    const others = [...form.querySelectorAll("[name=e]:checked")];
+    const same = others.filter((other) => other !== box && other.dataset.name === box.dataset.name);
+    for (const other of same) other.checked = false;
+    const refs = same.map((other) => other.value).join(", ");
+    if (refs) unticked.textContent = `${refs} ${same.length > 1 ? "were" : "was"} unticked: one version of a name at a time.`;
   }
 
   function apply(link) {
@@ -79,6 +80,7 @@ function composer(form) {
       else if (field.type === "checkbox") field.checked = wanted.has(field.name);
       else field.value = wanted.get(field.name) ?? field.dataset.default ?? "";
     }
+    unticked.textContent = "";
     changed();
     later("experts", experts);
     status.textContent = `Applied: ${link.textContent.trim()}`;
@@ -87,6 +89,7 @@ function composer(form) {
 
   form.addEventListener("input", (event) => {
     if (event.target === search) return later("experts", experts);
+    if (event.target.name === "e") unticked.textContent = "";
     if (event.target.name === "e" && event.target.checked) untickOthers(event.target);
     if (["router", "to"].includes(event.target.name)) later("experts", experts);
     return changed();
@@ -114,6 +117,7 @@ function composer(form) {
       badge.textContent = all === 1 ? "1 warning" : `${all} warnings`;
     }
   });
+  new ResizeObserver(() => outcome.style.setProperty("--height", `${outcome.offsetHeight}px`)).observe(outcome);
   fields();
 }
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from cli.main import main
-from registry import Recipe, Registry
+from registry import EnsembleRecipe, Recipe, Registry
 from registry.composition.recipe.recipe_field_type import FieldKind
 from registry.ui.choices import CHOICES, Choices, select_values
 from store.catalog import Catalog
@@ -39,6 +39,19 @@ def test_the_choices_of_a_recipe_are_read_back() -> None:
             made = choices.recipe()
             assert isinstance(made, Recipe)
             assert made.document(["a", "b"]) == document["recipe"]
+
+
+def test_choices_that_are_read_back_leave_defaults_out() -> None:
+    members = [{"name": "a"}, {"name": "b"}, {"name": "c"}]
+    for recipe, query in (
+        (Recipe(), {}),
+        (Recipe(router="ridge", lam="auto"), {"router": "ridge", "lam": "auto"}),
+        (EnsembleRecipe(), {"to": "ensemble"}),
+        (EnsembleRecipe(top_k=2), {"to": "ensemble", "top_k": "2"}),
+    ):
+        choices = Choices.of_document({"recipe": recipe.document(["a", "b", "c"]), "members": members})
+        assert choices is not None
+        assert choices.query == query
 
 
 def test_catalogs_search_takes_text_as_it_is(tmp_path: Path) -> None:

@@ -66,14 +66,32 @@ def test_a_typed_folder_is_in_the_command_and_nobody_learns_whether_it_is_there(
         assert str(Path.cwd()) not in pages.read("compose").text  # which only the browser with the secret is told
 
 
+def test_what_was_made_before_is_opened_first(filled: Registry, tmp_path: Path) -> None:
+    done = filled.compose(["math", "code"], tmp_path / "moe")
+    opening = f'<a class="button primary" href="/compositions/{done.digest}">Open it</a>'
+    with served(filled, may_write=True) as pages:
+        made = pages.ask("/compose?e=math&e=code&out=a", headers=pages.cookie).text
+        assert made.index(opening) < made.index('<button type="submit">Compose again into a</button>')
+        assert 'class="primary">Compose' not in made
+        new = pages.ask("/compose?e=math&e=law&out=a", headers=pages.cookie).text
+        assert '<button type="submit" class="primary">Compose into a</button>' in new
+        assert "Open it" not in new
+        read_only = pages.ask("/compose?e=math&e=code").text
+        assert opening in read_only
+        assert "Compose again" not in read_only
+
+
 def test_two_versions_of_one_expert_are_refused_with_a_choice(twice: Registry) -> None:
     assert twice.resolve("math").ref == "math@2"
     with served(twice, may_write=True) as pages:
         query: dict[str, Any] = {"e": ["code@1", "math@1", "math@2", "law@1"]}
         page = pages.read("compose", **query)
         assert "math is named more than once: a composition holds one version of an expert" in page.text
-        assert "Keep math@1 alone" in page.text
-        assert "Keep math@2 alone" in page.text
+        assert "Keep math@1, drop math@2" in page.text
+        assert "Keep math@2, drop math@1" in page.text
+        assert "Go on without math@" not in page.text  # which would be the same
+        assert len(set(offered(pages, **query))) == len(offered(pages, **query))
+        assert "Keep math@2 once" in pages.read("compose", e=["math", "math@2", "code"]).text
         assert "e=code%401&e=math%401&e=law%401" in offered(pages, **query)[0].replace("@", "%40")
         refused = pages.send("/jobs", **query)
         assert refused.status == 400
@@ -101,6 +119,17 @@ def test_a_choice_without_a_plan_has_changes_with_one(filled: Registry, query: d
         assert 1 <= len(found) <= 3
         for address in found:
             assert "reg compose --experts" in Page(pages.ask(address).text).text, address
+
+
+def test_who_is_unknown_is_only_left_out(filled: Registry) -> None:
+    with served(filled) as pages:
+        for query, rest in (
+            ({"e": ["math", "nope@1", "code"]}, "/compose?e=math&e=code"),
+            ({"e": ["math", "nope@1"], "to": "dense", "trunk": "base"}, "/compose?e=math&to=dense&trunk=base"),
+            ({"e": "nope@1"}, "/compose"),
+        ):
+            assert offered(pages, **query) == [rest]
+            assert "Go on without it" in pages.read("compose", **query).text
 
 
 def test_what_routes_badly_has_changes_with_which_it_routes_better(filled: Registry) -> None:

@@ -75,9 +75,48 @@ def test_ticking_a_version_unticks_the_other(browser: "Browser", pages: Pages) -
         page.goto(f"{pages.address}/compose?e=code@1&e=math@1")
         page.check("input[value='math@2']")
         assert not page.is_checked("input[value='math@1']")
-        assert page.locator("[data-status]").inner_text().startswith("math@1 was unticked")
+        page.locator("#result .command code", has_text="--experts code@1,math@2").wait_for()
+        told = page.locator("[role=status][data-unticked]")
+        assert told.inner_text() == "math@1 was unticked: one version of a name at a time."
+        assert told.is_visible()
+        page.uncheck("input[value='code@1']")
+        assert told.inner_text() == ""
+        page.check("input[value='code@1']")
         page.locator("#result .command code", has_text="--experts code@1,math@2").wait_for()
         assert page.locator("[data-count]").inner_text() == "2 ticked"
+        assert said == []
+
+
+def test_the_result_is_shown_whole_and_stays_beside_the_form_where_it_fits(browser: "Browser", pages: Pages) -> None:
+    top = "document.querySelector('.outcome').getBoundingClientRect().top"
+    bottom = "document.querySelector('.outcome').getBoundingClientRect().bottom"
+    with tab(browser, **LIGHT) as (_, page, said):
+        page.goto(f"{pages.address}/compose?e=code@1&e=math@1")
+        loaded(page)
+        for fold in page.locator("details > summary").all():
+            fold.click()
+        assert page.evaluate("(box => box.scrollHeight - box.clientHeight)(document.querySelector('.outcome'))") == 0
+        page.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
+        page.wait_for_function(f"{bottom} <= innerHeight")
+        page.goto(f"{pages.address}/compose")
+        for fold in page.locator("details > summary").all():
+            fold.click()
+        page.set_viewport_size({"width": 1200, "height": 500})
+        page.evaluate("scrollTo(0, 200)")
+        page.wait_for_function(f"{top} > 0 && {bottom} <= innerHeight")
+        assert said == []
+
+
+def test_what_is_being_computed_does_not_fade(browser: "Browser", pages: Pages) -> None:
+    with tab(browser, **LIGHT) as (_, page, said):
+        page.goto(f"{pages.address}/compose")
+        waiting = '<div id="busy" aria-busy="true"><p class="waiting">Computing …</p></div>'
+        page.evaluate("text => document.querySelector('main').insertAdjacentHTML('beforeend', text)", waiting)
+        page.wait_for_timeout(400)
+        assert page.evaluate("getComputedStyle(document.getElementById('busy')).opacity") == "1"
+        assert page.evaluate(
+            "getComputedStyle(document.querySelector('#busy p')).color === getComputedStyle(document.body).color"
+        )
         assert said == []
 
 
@@ -96,7 +135,7 @@ def test_a_change_that_mends_is_applied_by_its_button(browser: "Browser", pages:
         assert badge.is_hidden()
         assert page.locator("[data-apply]").count() == 0
         page.goto(f"{pages.address}/compose?e=code@1&e=law@1&e=math@1&e=math@2")
-        page.locator("[data-apply]", has_text="Keep math@2 alone").click()
+        page.locator("[data-apply]", has_text="Keep math@2, drop math@1").click()
         page.locator("#result .command code", has_text="--experts code@1,law@1,math@2").wait_for()
         assert not page.is_checked("input[value='math@1']")
         assert page.locator("#start").count() == 0  # without the secret there is only the command
@@ -161,7 +200,7 @@ def test_it_works_without_the_script(browser: "Browser", pages: Pages, tmp_path:
     with tab(browser, **LIGHT, java_script_enabled=False) as (_, page, _said):
         enter(page, pages)
         page.goto(f"{pages.address}/compose?e=code@1&e=math@1&e=math@2")
-        page.get_by_role("link", name="Keep math@1 alone").click()
+        page.get_by_role("link", name="Keep math@1, drop math@2").click()
         page.fill("#field-out", "mine")
         page.get_by_role("button", name="Show what that makes").click()
         page.get_by_role("button", name="Compose into mine").click()

@@ -10,6 +10,8 @@ import textwrap
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from registry import Recipe, Registry
 from registry.errors import ConflictError, InvalidInputError, NotFoundError
 from registry.ui import Jobs
 from registry.ui.jobs import MOST_KEPT, MOST_LINES, MOST_WAITING, Job, Step
-from registry.ui.site import url
+from registry.ui.site import Site, url
 from tests.conftest import files_of
 from tests.pages import Page, Pages, served
 
@@ -86,6 +88,14 @@ def test_the_page_composes_what_the_command_would(filled: Registry, pages: Pages
     assert "http-equiv" not in pages.ask(where, headers=pages.cookie).text  # it does not reload any more
     assert "done" in Page(pages.ask("/jobs", headers=pages.cookie).text).text
     assert "moe" in pages.ask(f"/compositions/{expected.digest}").text
+
+
+def test_a_folders_path_counts_from_where_the_server_was_started(pages: Pages, tmp_path: Path) -> None:
+    text = Page(pages.ask("/compose", headers=pages.cookie).text).text
+    assert f"a path counts from {tmp_path / 'work'}, where reg ui was started, and may lead outside" in text
+    assert "a path counts from where the command is run" in Page(pages.ask("/compose").text).text
+    shown = Page(pages.ask(url("compose", e=["math", "code"], out="../moe"), headers=pages.cookie).text)
+    assert "Compose into ../moe" in shown.text
 
 
 def test_a_folder_is_suggested_that_is_free(pages: Pages, tmp_path: Path) -> None:
@@ -236,6 +246,31 @@ def test_jobs_run_one_at_a_time_in_order_and_old_ones_are_forgotten(tmp_path: Pa
     assert [job.result["digest"] for job in found] == [job.words[0] for job in found]
     starts = [job.started for job in found if job.started]
     assert starts == sorted(starts)
+
+
+def test_a_job_that_has_written_all_says_that_it_finishes(filled: Registry, tmp_path: Path) -> None:
+    program = script("""
+        import sys, time
+        print("progress: solving 2/2 layer", file=sys.stderr)
+        print("progress: composing 9/9 B", file=sys.stderr, flush=True)
+        time.sleep(600)
+    """)
+    with served(filled, may_write=True, program=program) as pages:
+        where = pages.send("/jobs", e="math", out=str(tmp_path / "a")).headers["location"]
+        text = waits_for(
+            lambda: "composing" in (text := Page(pages.ask(where, headers=pages.cookie).text).text) and text
+        )
+        assert "9 B of 9 B 100.0 % finishing" in text
+        assert re.search(r"running for [0-9]{1,2} s ", text)
+        pages.send(f"{where}/cancel")
+    job = Job("a", "a", (), "/", "a", state="running", steps=(Step("solving", 2, 2, "layer"),))
+    assert not job.finishing
+    more = replace(job, steps=(Step("composing", 9, 9, "B"), Step("checking", 1, 9, "B")))
+    assert not more.finishing  # its command says what it does
+    begin = datetime.now(UTC)
+    long = replace(job, started=begin, ended=begin + timedelta(seconds=125))
+    template = Site(filled)._templates.from_string('{% import "job_macros.html" as j %}{{ j.time(job) }}')
+    assert template.render(job=long) == "2:05 min"
 
 
 def test_what_a_command_says_is_bounded() -> None:

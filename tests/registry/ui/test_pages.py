@@ -13,7 +13,7 @@ from cli.main import main
 from registry import ExpertTraining, Recipe, Registry
 from registry.composition.compose import used_versions
 from registry.ui.choices import Choices
-from registry.ui.site import url
+from registry.ui.site import Site, url
 from tests.conftest import Zoo, files_of
 from tests.pages import Page, Pages, served
 from tests.store.test_catalog import new
@@ -327,6 +327,36 @@ def test_the_composer_tells_why_there_is_no_plan(filled: Registry, pages: Pages)
     offered = Page(pages.ask("/compose?e=math&q=cod&part=experts").text)
     values = [value for tag, name, value in offered.attributes if (tag, name) == ("input", "value")]
     assert values == ["math@1", "code@1"]  # who is ticked stays
+
+
+def test_commands_in_errors_are_on_the_same_registry(filled: Registry) -> None:
+    with served(filled, ("reg", "--home", "/a b")) as pages:
+
+        def commands(*path: str, status: int = 404, **query: Any) -> list[str]:
+            found = pages.read(*path, status=status, **query).attributes
+            return [value for _, name, value in found if name == "data-copy" and value]
+
+        assert commands("versions", "nope") == ["reg --home '/a b' list"]
+        assert commands("compositions", "abcdef") == ["reg --home '/a b' compositions"]
+        assert commands("compose", status=200, e="nope") == ["reg --home '/a b' list"]
+        text = pages.read("compose", e=["base", "law"]).text
+        assert "reg --home '/a b' add-expert" in text
+
+
+def test_a_hint_is_taken_apart_into_a_command_and_words(filled: Registry) -> None:
+    site = Site(filled, ("reg", "--home", "/h"))
+    assert site.next_step(None) == ("", "")
+    assert site.next_step("see what reg evaluate shows") == ("", "see what reg evaluate shows")
+    assert site.next_step("register it: reg add-base a B; those registered: reg list") == (
+        "", "register it: reg --home /h add-base a B; those registered: reg --home /h list",
+    )  # fmt: skip
+    assert site.next_step("run: reg list --all, which shows the aliases there are") == (
+        "reg --home /h list --all", "which shows the aliases there are",
+    )  # fmt: skip
+    assert site.next_step("run: reg show a; or reg compositions, which lists all") == (
+        "reg --home /h show a", "or reg --home /h compositions, which lists all",
+    )  # fmt: skip
+    assert site.next_step("the first makes one: reg --home /x add-base a B")[1].endswith(": reg --home /x add-base a B")
 
 
 def test_the_composer_offers_the_base_model_where_it_can_be_an_expert(filled: Registry, pages: Pages, zoo: Zoo) -> None:
