@@ -114,7 +114,7 @@ def test_a_folder_is_suggested_that_is_free(pages: Pages, tmp_path: Path) -> Non
     ("out", "told"),
     [
         ("full", "exists and is not empty"),
-        ("file", "is a file, or below one"),
+        ("file", "exists and is not a folder"),
         ("link", "is a symbolic link"),
         ("-rf", "begins with -"),
         ("~/moe", "begins with ~"),
