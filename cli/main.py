@@ -164,7 +164,7 @@ def main(ctx: click.Context) -> None:
     """A registry of expert language models: register once, compose any subset into a sparse MoE, opt out exactly.
 
     \b
-    Start here:  reg demo trains, composes and opts out tiny experts in two minutes
+    Start here:  reg demo trains, composes and opts out tiny experts
     Your own:    reg add-expert NAME CKPT; reg compose --experts A,B --out DIR
     More:        reg COMMAND --help, with examples
     """

@@ -3,15 +3,11 @@
 A page of another site can make a browser send requests to this machine. With DNS rebinding, where the site points its
 own name at 127.0.0.1, it could even read the answer; so the Host header must be one of this machine's own names. Under
 these names another site cannot read answers, and only following a link is allowed. A content security policy limits
-<<<<<<< HEAD
-pages to this server's own scripts and stylesheet: nothing inline, nothing from elsewhere.
+pages to this server's own scripts and stylesheets: nothing inline, nothing from elsewhere.
 
 With write access, work can be started by whoever knows the secret of this start of the server. The browser gets it
 in an address and keeps it in a cookie that no other site's request carries and no script reads. A form must come from
 a page of this server (Origin) and hold a value that only a browser with the cookie was shown.
-=======
-pages to this server's own scripts and stylesheets: nothing inline, nothing from elsewhere.
->>>>>>> main
 """
 
 import hashlib

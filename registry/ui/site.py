@@ -22,7 +22,7 @@ from registry.ui.describing import title
 from registry.ui.guard import MAY_WRITE, RefusedError, WriteAccess
 from registry.ui.jobs import Jobs
 from registry.ui.page_cache import PageCache
-from registry.ui.wording import FILTERS, details
+from registry.ui.wording import FILTERS, details, sentence
 
 TEMPLATES = Path(__file__).with_name("templates")
 PART = "part"
@@ -128,6 +128,8 @@ class Site:
 
     def error(self, request: Request, status: int, message: str, hint: str | None) -> HTMLResponse:
         """Return the page of an error, with its message and hint."""
+        if message.partition(" ")[0].partition("@")[0] not in self.registry.catalog.names():
+            message = sentence(message)
         return self.render(request, "error.html", status, code=status, message=message, hint=hint)
 
     def command_line(self, *words: str) -> str:

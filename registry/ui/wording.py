@@ -1,5 +1,6 @@
 """Formatting of numbers, times and values on pages."""
 
+import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -77,6 +78,11 @@ def day(at: str) -> str:
 def score(value: int | float | None) -> str:
     """Format a score with one decimal; a dash for None."""
     return "–" if value is None else f"{value:.1f}"
+
+
+def sentence(text: str) -> str:
+    """Return a text with a capital, if it begins with a word."""
+    return text[:1].upper() + text[1:] if re.match(r"[a-z’']+[ ,]", text) else text
 
 
 def short(digest: str) -> str:

@@ -218,7 +218,7 @@ def test_dots_stand_beside_names_and_bars_have_one_scale(browser: "Browser", fil
     filled.catalog.record_evaluation(digest, "1" * 64, found)
     with served(filled) as own, tab(browser, **PHONE | {"viewport": {"width": 390, "height": 844}}) as (_, page, _said):
         page.goto(f"{own.address}/compositions/{digest}")
-        bars = [_box(box)["width"] for box in page.locator(".against .bar").all()]
+        bars = [_box(bar)["width"] for bar in page.locator(".against .bar").all()]
         assert len(bars) == 3
         assert len(set(bars)) == 1
         names = page.locator("table .named:visible, table .ref:visible").all()
@@ -229,10 +229,8 @@ def test_dots_stand_beside_names_and_bars_have_one_scale(browser: "Browser", fil
             assert dot["x"] < text["x"]
 
 
-def _box(element: Any) -> Any:
-    box = element.bounding_box()
-    assert box is not None
-    return box
+def _box(part: Any) -> Any:
+    return part.bounding_box()
 
 
 def test_the_server_gone_is_said(browser: "Browser", pages: Pages) -> None:

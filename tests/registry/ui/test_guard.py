@@ -164,7 +164,7 @@ def test_forms_of_others_are_refused(writable: Pages, headers: dict[str, str]) -
 def test_a_form_without_its_token_is_refused(writable: Pages, token: str) -> None:
     answer = writable.send("/jobs", e="code", form_token=token)
     assert answer.status == 403
-    assert "the form is not from this start of reg ui" in answer.text
+    assert "The form is not from this start of reg ui" in answer.text
 
 
 def test_a_browser_without_the_secret_reads_and_no_more(writable: Pages) -> None:

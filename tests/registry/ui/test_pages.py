@@ -409,11 +409,11 @@ def test_preview_of_context_routing_is_by_tokens_read(filled: Registry, pages: P
 @pytest.mark.parametrize(
     ("path", "status", "told"),
     [
-        ("/nowhere", 404, "this page does not exist"),
+        ("/nowhere", 404, "<strong>This page does not exist</strong>"),
         ("/versions/mth", 404, "did you mean &#39;math&#39;"),
-        ("/versions/math@7", 404, "has no version 7"),
+        ("/versions/math@7", 404, "<strong>math has no version 7"),
         ("/versions/%3Cb%3E", 400, "&lt;b&gt;"),
-        ("/compositions/abcdef", 404, "no composition"),
+        ("/compositions/abcdef", 404, "<strong>There is no composition"),
         ("/compositions/xyz", 404, "no composition"),
         ("/compose/preview?e=", 400, ""),
     ],
