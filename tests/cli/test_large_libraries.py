@@ -58,6 +58,11 @@ def test_warnings_of_libraries_are_shown_on_request(tmp_path: Path) -> None:
         assert ("of a library" in done.stderr) is shown
 
 
+def _hears_interrupts() -> None:
+    """Let the child hear SIGINT, which a shell makes its background processes ignore."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize("as_json", [False, True])
 def test_interrupted_pass_ends_with_130_and_leaves_no_half_output(zoo: Zoo, tmp_path: Path, as_json: bool) -> None:
     Registry(tmp_path / "home").close()
@@ -66,7 +71,7 @@ def test_interrupted_pass_ends_with_130_and_leaves_no_half_output(zoo: Zoo, tmp_
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     with subprocess.Popen(
         [*REG, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
-        env=environment,
+        env=environment, preexec_fn=_hears_interrupts,
     ) as process:  # fmt: skip
         mapped = Path(f"/proc/{process.pid}/maps")
         deadline = time.monotonic() + 120
