@@ -100,7 +100,7 @@ WRONG: dict[str, list[tuple[str, str]]] = {
     "proxy": [
         ("nosuch.txt --experts code --out x", "nosuch.txt is not a file"),
         ("text.txt --experts nosuch --out x", "no expert 'nosuch'"),
-        ("text.txt --experts code --out text.txt", "text.txt is a file"),
+        ("text.txt --experts code --out text.txt", "text.txt exists and is not a folder"),
     ],
     "train": [("nosuch --train all --data text.txt --out x", "nosuch is not a folder")],
     "train-router": [("nosuch --data text.txt --out x", "nosuch is not a folder")],
@@ -140,7 +140,10 @@ WRONG: dict[str, list[tuple[str, str]]] = {
     "compositions": [("nosuch", "no expert 'nosuch'")],
     "log": [("nosuch", "no expert 'nosuch'")],
     "alias": [("nosuch x", "no expert 'nosuch'")],
-    "export": [("nosuch --out x", "no expert 'nosuch'"), ("code --out text.txt", "text.txt is a file")],
+    "export": [
+        ("nosuch --out x", "no expert 'nosuch'"),
+        ("code --out text.txt", "text.txt exists and is not a folder"),
+    ],
     "push": [("nosuch org/name", "nosuch is not a folder"), ("model org/name", "model has no composition.json")],
     "push-expert": [("nosuch org/name", "no expert 'nosuch'")],
     "reproduce": [("nosuch", "nosuch is not a folder")],
