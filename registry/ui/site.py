@@ -143,7 +143,7 @@ class Site:
 
     def next_step(self, hint: str | None) -> tuple[str, str]:
         """Return the command that a hint says to run, else nothing, and the hint's other words."""
-        if hint is None or not hint.startswith(_RUN):
+        if hint is None or not hint.startswith((_RUN, "reg ")):
             return "", self.prefixed(hint or "")
         command, separator, rest = hint.removeprefix(_RUN).partition("; ")
         if not separator:
