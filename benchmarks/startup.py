@@ -23,15 +23,6 @@ from store.catalog.tables import Expert, Statistics, Tag, Version
 
 VERSIONS = 10_000
 ROUNDS = 7
-TINY = {
-    "vocab_size": 512,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-}
 TARGET = 1.5
 UNTIL_WORK = """
 import os, sys
@@ -88,7 +79,7 @@ def measure(scratch: Path) -> list[Comparison]:
 
 def working(scratch: Path, reg: str) -> list[Comparison]:
     """Return the comparisons of commands that compute."""
-    home, names = fill_experts(scratch, 2, **TINY)
+    home, names = fill_experts(scratch, 2, **first_output.TINY)
     checkpoint, text, out = make_checkpoint(scratch / "late", 9), scratch / "text.txt", scratch / "moe"
     text.write_text(text_of(9), encoding="utf-8")
     few = ["--data", str(text), "--tokens", "256", "--seq-len", "128", "--allow-unrelated"]

@@ -12,7 +12,7 @@ import click
 
 from cli.errors import CliError, translate_errors
 from cli.first_word import show_first_word
-from cli.jobs import ALIASES, write_jobs
+from cli.help_jobs import ALIASES, write_jobs
 from cli.large_libraries import announce_catalog, announce_imports, silence_libraries
 from cli.output import allows_colour, note, output_options
 from cli.session import Session, accept_place, place_options

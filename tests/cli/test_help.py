@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from cli.command_reference import commands
-from cli.jobs import ALIASES, JOBS
+from cli.help_jobs import ALIASES, JOBS
 from cli.main import COMMANDS, main
 from cli.option_groups import GroupedCommand
 from cli.summaries import SUMMARIES

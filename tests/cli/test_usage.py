@@ -9,7 +9,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from cli.jobs import ALIASES
+from cli.help_jobs import ALIASES
 from cli.main import COMMANDS, main
 from cli.synonyms import SYNONYMS
 
