@@ -17,6 +17,7 @@ from registry.composition.recipe.recipe_field_type import FieldKind
 from registry.errors import InvalidInputError, RegError
 from registry.ui.choices import BASICS, GROUPS, WORDS, default_text, select_values
 from registry.ui.composing import Composing, check_new_folder, suggested_folder
+from registry.ui.describing import ROUTING_WORDS
 from registry.ui.remedies import Remedy, for_error, for_preview
 from registry.ui.site import PART, Site, url
 from store.catalog import VersionRecord
@@ -85,6 +86,7 @@ def composer(site: Site, request: Request) -> Response:
         select_values=select_values,
         switch=FieldKind.SWITCH,
         words=WORDS,
+        routing_words=ROUTING_WORDS,
         folder=Path.cwd(),
         result=None
         if part == "experts" or not composing.refs

@@ -154,6 +154,7 @@ def composition(site: Site, request: Request) -> Response:
         request,
         "composition.html",
         names={*(ref.partition("@")[0] for ref in experts), *names},
+        grey=[ref.partition("@")[0] for ref in gone],
         composition=record,
         versions=versions,
         experts=experts,

@@ -17,6 +17,7 @@ from registry.composition.recipe.recipe_fields import (
     TRUNK_OPTIONS,
     default,
 )
+from registry.report.verdict import FEW_TOKENS
 from registry.ui.wording import counted, plain
 from store.catalog import CompositionRecord, EvaluationRecord
 
@@ -65,9 +66,6 @@ MADE = {
 }
 """Output → words."""
 
-FEW_TOKENS = 10_000
-"""Number of tokens below which pages say that scores are of few tokens."""
-
 MOST_CHANGES = 3
 """Number of differences up to which a composition is described by another one."""
 
@@ -83,14 +81,18 @@ class Score:
         average: average score over the domains; None if none of them has its own expert.
         oracle: the same with each domain's tokens sent to its own expert, if that was measured.
         tokens: number of tokens scored.
+        fewest: number of tokens of the domain with the fewest.
         domains: names of the domains.
+        labels: labels of their texts, each once.
         at: the time of the evaluation.
     """
 
     average: float | None
     oracle: float | None
     tokens: int
+    fewest: int
     domains: Sequence[str]
+    labels: Sequence[str]
     at: str
 
     @classmethod
@@ -99,8 +101,10 @@ class Score:
         document = evaluation.document
         data = document["data"]
         oracle = (document["oracle"] or {}).get("average")
-        tokens = sum(text["tokens"] for text in data.values())
-        return cls(document["figures"]["average"], oracle, tokens, tuple(data), evaluation.evaluated_at)
+        tokens = [text["tokens"] for text in data.values()]
+        labels = tuple(dict.fromkeys(text["label"] for text in data.values()))
+        average = document["figures"]["average"]
+        return cls(average, oracle, sum(tokens), min(tokens), tuple(data), labels, evaluation.evaluated_at)
 
     @property
     def sample(self) -> str:
@@ -109,8 +113,8 @@ class Score:
 
     @property
     def is_small(self) -> bool:
-        """True if scores are of so few tokens that small differences can be chance."""
-        return self.tokens < FEW_TOKENS
+        """True if some domain has so few tokens that small differences can be chance."""
+        return self.fewest < FEW_TOKENS
 
 
 @dataclass(frozen=True)
@@ -176,7 +180,8 @@ def kind(document: Mapping[str, Any]) -> str:
     """Return what a composition is, in a few words: `mixture · regmean · context, 1 per token`."""
     recipe, to = document["recipe"], output(document)
     words = {MOE: "mixture", DENSE: "dense model", ENSEMBLE: "ensemble", HETERO: "mixed architectures", SIMOE: "SIMoE"}
-    parts = [words.get(to, to), recipe.get("trunk"), recipe.get("routing")]
+    routing = ROUTING_WORDS.get(str(recipe.get("routing")), recipe.get("routing"))
+    parts = [words.get(to, to), recipe.get("trunk"), routing]
     if to == MOE:
         parts.append(f"{recipe.get('router')}, {recipe['top_k']} per token" if "top_k" in recipe else None)
     refits = [

@@ -9,7 +9,7 @@ import pytest
 
 from registry import Registry
 from tests.pages import Page, Pages, served
-from tests.registry.ui.test_pages import composed
+from tests.registry.ui.examples import composed
 
 pytest.importorskip("vl_convert")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
