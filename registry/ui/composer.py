@@ -179,5 +179,5 @@ def _result(site: Site, composing: Composing, may_write: bool) -> Result:
 
 def suggested(site: Site, composing: Composing, plan: composition.AnyPlan) -> str:
     """Return the folder that is written where none was typed."""
-    taken = [job.out for job in site.jobs.all() if job.goes_on] if site.jobs is not None else []
+    taken = [job.out for job in site.jobs.all() if job.goes_on and job.out] if site.jobs is not None else []
     return suggested_folder(plan.names, composing.choices.to, taken)

@@ -66,6 +66,9 @@ MADE = {
 }
 """Output → words."""
 
+EARLIER = 200
+"""Number of earlier compositions, the latest, among which a similar one is looked for."""
+
 MOST_CHANGES = 3
 """Number of differences up to which a composition is described by another one."""
 
@@ -83,6 +86,7 @@ class Score:
         tokens: number of tokens scored.
         fewest: number of tokens of the domain with the fewest.
         domains: names of the domains.
+        by_domain: domain → score, where it has its own expert.
         labels: labels of their texts, each once.
         at: the time of the evaluation.
     """
@@ -92,6 +96,7 @@ class Score:
     tokens: int
     fewest: int
     domains: Sequence[str]
+    by_domain: Mapping[str, float]
     labels: Sequence[str]
     at: str
 
@@ -103,8 +108,8 @@ class Score:
         oracle = (document["oracle"] or {}).get("average")
         tokens = [text["tokens"] for text in data.values()]
         labels = tuple(dict.fromkeys(text["label"] for text in data.values()))
-        average = document["figures"]["average"]
-        return cls(average, oracle, sum(tokens), min(tokens), tuple(data), labels, evaluation.evaluated_at)
+        figures, at = document["figures"], evaluation.evaluated_at
+        return cls(figures["average"], oracle, sum(tokens), min(tokens), tuple(data), figures["score"], labels, at)
 
     @property
     def sample(self) -> str:
@@ -129,7 +134,7 @@ class Described:
         copies: number of its experts, where they are copies of its base model.
         kind: what it is, in a few words.
         difference: how it differs from an earlier one, if it resembles one.
-        score: the latest scores.
+        score: its scores, as a rule the latest.
     """
 
     record: CompositionRecord
@@ -264,18 +269,20 @@ def difference(record: CompositionRecord, earlier: Sequence[CompositionRecord]) 
     return None if best is None else best[2]
 
 
-def describe(
-    record: CompositionRecord, earlier: Sequence[CompositionRecord], evaluations: Sequence[EvaluationRecord]
-) -> Described:
+def latest(evaluations: Sequence[EvaluationRecord]) -> Score | None:
+    """Return the scores of the first of some evaluations, which are sorted latest first; None if there is none."""
+    return Score.of(evaluations[0]) if evaluations else None
+
+
+def describe(record: CompositionRecord, earlier: Sequence[CompositionRecord], score: Score | None) -> Described:
     """Return a composition for a list.
 
     Args:
         record: the composition.
         earlier: the compositions made before it, oldest first.
-        evaluations: its evaluations, latest first.
+        score: its scores.
     """
     experts, base = expert_names(record)
-    score = Score.of(evaluations[0]) if evaluations else None
     copies = record.document.get("from_base")
     return Described(
         record, title(record), experts, base, copies, kind(record.document), difference(record, earlier), score

@@ -11,9 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from registry.registry import Registry
-from registry.ui.describing import Described, Score, describe
-from registry.ui.paging import Paging
-from registry.ui.site import Site, url, whole
+from registry.ui.describing import Described, Score, describe, latest
+from registry.ui.site import Paging, Site, url, whole
 from registry.ui.wording import counted
 from store.catalog import CompositionRecord, VersionRecord, schema
 from store.catalog.records import Kind
@@ -207,7 +206,7 @@ def _made(registry: Registry) -> Made:
     for number, record in enumerate(reversed(records[-RECENT:])):
         evaluations = registry.evaluations(record)
         earlier = records[: len(records) - 1 - number][-RECENT:] if number < LATELY else ()
-        described.append(describe(record, earlier, evaluations))
+        described.append(describe(record, earlier, latest(evaluations)))
         for evaluation in evaluations:
             routing = evaluation.document["figures"].get("routing") or {}
             _add_handled(handled, record, Score.of(evaluation), routing)

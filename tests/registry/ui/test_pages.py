@@ -38,6 +38,12 @@ def test_commands_in_errors_are_on_the_same_registry(filled: Registry) -> None:
         assert "reg --home '/a b' add-expert" in text
 
 
+def test_commands_name_a_database_by_its_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with Registry(tmp_path / "home", database="sqlite:///some.sqlite") as registry:
+        assert registry.catalog.place == f"sqlite:///{tmp_path / 'some.sqlite'}"
+
+
 def test_a_hint_is_taken_apart_into_a_command_and_words(filled: Registry) -> None:
     site = Site(filled, ("reg", "--home", "/h"))
     assert site.next_step(None) == ("", "")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from registry import Registry
 from tests.pages import Pages
-from tests.registry.ui.examples import composed
+from tests.registry.ui.examples import composed, evaluation
 
 
 def test_a_version_shows_what_it_is_and_was_used_for(filled: Registry, pages: Pages, tmp_path: Path) -> None:
@@ -50,3 +50,19 @@ def test_a_purge_is_not_held_up_by_pages(filled: Registry, pages: Pages) -> None
         pages.read("versions", f"{name}@1", "comparison")
     with Registry(filled.home.path) as other:
         assert other.opt_out("law", purge=True).remains == ()
+
+
+def test_an_expert_shows_its_text_and_its_own_perplexity(filled: Registry, pages: Pages, tmp_path: Path) -> None:
+    digest = composed(filled, tmp_path / "moe", "math", "code")
+    math, code = filled.resolve("math"), filled.resolve("code")
+    text = pages.read("versions", "math@1").text
+    assert "math.train.jsonl : 512 tokens" in text.partition("The text it is known from")[2]
+    assert "No stored evaluation of a composition scored text of its domain, math" in text
+    found = evaluation("math.test.jsonl") | {"experts": {"math": math.digest, "code": "0" * 64}}
+    filled.catalog.record_evaluation(digest, "1" * 64, found)
+    own = pages.read("versions", "math@1")
+    # a score of 88 at a perplexity of 6: the expert's own is 0.88 · 6
+    assert "math.test.jsonl 5.28 6.00 1,234 moe" in own.text.partition("Its own perplexity")[2]
+    assert f"/compositions/{digest}" in own.links
+    other = pages.read("versions", f"code@{code.number}").text  # that was evaluated against another expert
+    assert "No stored evaluation of a composition scored text of its domain, code" in other
