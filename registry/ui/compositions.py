@@ -149,7 +149,7 @@ def composition(site: Site, request: Request) -> Response:
         latest=scores[0] if scores else None,
         audits=registry.audits(record),
         data=[word for row in scores[0].rows for word in ("--data", f"{row['domain']}=FILE")] if scores else [],
-        evaluation=_evaluation(record, scores) if site.may_write(request) else None,
+        evaluation=_evaluation(record, scores) if site.may_write(request) and not gone else None,
         again=None if choices is None else url("compose", e=experts, **choices.query),
         events=registry.log(record.digest, limit=EVENTS),
     )
