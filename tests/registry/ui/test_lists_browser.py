@@ -6,7 +6,7 @@ Skipped where there is no Chromium, as `test_browser.py`, which says how accessi
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -29,9 +29,9 @@ def pages(filled: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """Two compositions with scores, one with a folder; the command of a job goes on until `go` is there."""
     for name, recipe, average in (("moe", Recipe(), 80.0), ("dense", Recipe(to="dense", trunk="mean"), 90.0)):
         digest = recorded(filled, filled.plan(["code", "math"], recipe), str(tmp_path / name))
-        found = evaluated(name)
-        found["figures"] = found["figures"] | {"average": average}
-        filled.catalog.record_evaluation(digest, "1" * 64, found)
+        scores = evaluated(name)
+        scores["figures"] = scores["figures"] | {"average": average}
+        filled.catalog.record_evaluation(digest, "1" * 64, scores)
     (tmp_path / "moe").mkdir()
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "math.txt").write_text("text")
@@ -55,13 +55,13 @@ def test_compositions_are_searched_and_sorted_by_keyboard(browser: "Browser", pa
         page.get_by_label("Search").focus()
         for _ in range(4):
             page.keyboard.press("Tab")  # member, domain, order, the button
-        assert page.evaluate("document.activeElement.textContent") == "Show" if script else True
+        assert page.locator("button:focus").inner_text() == "Show"
         assert said == []
 
 
 @pytest.mark.parametrize("options", [LIGHT, PHONE], ids=["light", "phone"])
 def test_an_evaluation_is_started_by_keyboard_and_the_list_follows_it(
-    browser: "Browser", pages: Pages, filled: Registry, tmp_path: Path, options: dict[str, object]
+    browser: "Browser", pages: Pages, filled: Registry, tmp_path: Path, options: dict[str, Any]
 ) -> None:
     digest = next(one.digest for one in filled.compositions() if one.folders[-1].endswith("moe"))
     with tab(browser, **options) as (_, page, said):
