@@ -1,13 +1,25 @@
-"""Colours of experts: one number per name, the same on every page."""
+"""Colours of experts: one number per name, the same on every page; base models and opted-out experts are grey."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 COLOURS = 12
 """Number of colours in tokens.css: `--e0` to `--e11`."""
 
 
-def expert_colours(names: Iterable[str], known: Iterable[str] = ()) -> dict[str, int]:
+NEUTRAL = "neutral"
+"""The grey of what has no colour of its own, in tokens.css: a base model, an opted-out expert, any other name."""
+
+
+def colour_class(name: str, colours: Mapping[str, int]) -> str:
+    """Return the class that gives an element the colour of a name: `e0` to `e11`, or `neutral`.
+
+    The token with that colour has the same name: `--e0`, `--neutral`.
+    """
+    return f"e{colours[name]}" if name in colours else NEUTRAL
+
+
+def expert_colours(names: Iterable[str], known: Iterable[str] = (), *, grey: Iterable[str] = ()) -> dict[str, int]:
     """Return name → number of its colour, which depends on the names alone, in any order.
 
     A name's colour comes from its hash. Of two names with one colour, the one with the larger digest takes the next
@@ -16,6 +28,7 @@ def expert_colours(names: Iterable[str], known: Iterable[str] = ()) -> dict[str,
     Args:
         names: the experts of a page.
         known: other experts. If there are no more than `COLOURS` in all, pages with the same `known` agree.
+        grey: names of base models and of opted-out experts, which get no number.
     """
     own = set(names)
     everybody = own.union(known)
@@ -30,4 +43,4 @@ def expert_colours(names: Iterable[str], known: Iterable[str] = ()) -> dict[str,
         first = digest[0] % COLOURS
         numbers[name] = (first + min((number - first) % COLOURS for number in free)) % COLOURS
         free.remove(numbers[name])
-    return {name: number for name, number in numbers.items() if name in own}
+    return {name: number for name, number in numbers.items() if name in own.difference(grey)}

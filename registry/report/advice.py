@@ -6,6 +6,7 @@ from typing import Any
 from registry.composition.ensemble.recipe import POSTERIOR
 from registry.report.data import MemberFigures, ReportData, RoutingData, Warned
 from registry.report.verdict import (
+    FEW_MEANS,
     PLACE,
     command,
     compose_command,
@@ -16,13 +17,14 @@ from registry.report.verdict import (
     percent,
     recipe_command,
     sample,
+    spaced,
 )
 
 CONTEXT = "context"
 """The router that reads the text so far, which separates domains best."""
 
 DROWNED = 0.5
-"""An expert that gets less than this share of its own domain's tokens is drowned out by the others."""
+"""An expert that gets less than this share of its own domain's tokens loses its text to the others."""
 
 CONFUSED = 0.25
 """Share of a domain's tokens from which on another expert that gets them is worth a warning."""
@@ -80,10 +82,10 @@ def _sample(figures: ReportData) -> Iterator[Warned]:
     missing = [name for name in figures.experts if name not in evaluated.tokens]
     if is_small(evaluated):
         least = min(evaluated.tokens.values())
-        text = f"Small sample: {sample(evaluated)}" + (
+        text = f"Few tokens: {sample(evaluated)}" + (
             f", the smallest of {least:,} tokens" if len(evaluated.tokens) > 1 else ""
         )
-        yield Warned(f"{text}. Its scores are uncertain.", "Evaluate on more text.", evaluation_command(figures))
+        yield Warned(f"{text}; {FEW_MEANS}.", "Evaluate on more text.", evaluation_command(figures))
     if has_domains(figures) and 0 < len(missing) < len(figures.experts):
         text = f"{len(missing)} of {len(figures.experts)} members are not evaluated on their own domains: "
         text = (
@@ -113,12 +115,12 @@ def _drowned(figures: ReportData, warned: _Pairs) -> Iterator[Warned]:
                 continue
             taker, taken = _taker(routing, name)
             only = f"only {percent(100 * share)} of its own domain's tokens go to it"
-            text = f"{name} is drowned out: {only}; {taker} gets {percent(100 * taken)}."
+            text = f"{name} loses its own text: {only}; {taker} gets {percent(100 * taken)}."
             yield Warned(text, *_separation(figures, name, taker))
             warned.add(frozenset((name, taker)))
         elif member.drowned:
             taker = _taker(routing, name)[0] if routing else ""
-            text = f"{name} is predicted to be drowned out: {member.drowned.partition(': try ')[0]}."
+            text = f"{name} is predicted to lose its own text: {spaced(member.drowned.partition(': try ')[0])}."
             if "--balance" in member.drowned:
                 yield Warned(text, "Balance the members' statistics.", compose_command(figures, "--balance", "tokens"))
             else:

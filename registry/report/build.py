@@ -1,6 +1,6 @@
 """Collection of a report's figures from a composition, the catalog, statistics and evaluations."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -96,10 +96,16 @@ def build_report(
         notes=tuple(gathering.notes),
         to=manifest.recipe.to,
         folder=folders[-1] if folders else None,
-        colours=expert_colours(names, workspace.catalog.names(kind="expert")),
+        colours=_colours(workspace, names, gathering.opted_out),
         indistinct=INDISTINCT_COUNTS if preview is not None and preview.by_tokens else INDISTINCT,
     )
     return replace(figures, verdict=verdict(figures), warnings=advice(figures))
+
+
+def _colours(workspace: Workspace, names: Sequence[str], opted_out: Iterable[str]) -> dict[str, int]:
+    """Return the colours of a composition's experts, as on all pages: base models and opted-out ones are grey."""
+    known = workspace.catalog.names(kind="expert")
+    return expert_colours(names, known, grey={*opted_out, *set(workspace.catalog.names(kind="base")).difference(known)})
 
 
 def _unmeasured(manifest: CompositionManifest, evaluated: Evaluated | None, preview: Preview | None) -> tuple[str, ...]:

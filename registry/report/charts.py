@@ -212,8 +212,8 @@ def _load(figures: ReportData, routing: RoutingData) -> Spec:
             "tooltip": [
                 {"field": "expert", "title": "expert"},
                 {"field": "share", "title": "mean over layers", "format": ".1%"},
-                {"field": "least", "title": "least in a layer", "format": ".1%"},
-                {"field": "most", "title": "most in a layer", "format": ".1%"},
+                {"field": "least", "title": "lowest in a layer", "format": ".1%"},
+                {"field": "most", "title": "highest in a layer", "format": ".1%"},
             ],
         },
     }

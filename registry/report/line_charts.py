@@ -6,7 +6,14 @@ from typing import Any
 from registry.report.data import ReportData, Training
 from registry.report.theme import Spec, colour_scale, linear_axis, ticks
 
-_LEGEND = {"title": None, "orient": "bottom", "columns": 3, "symbolType": "circle", "symbolStrokeWidth": 0}
+_LEGEND = {
+    "title": None,
+    "orient": "bottom",
+    "columns": 3,
+    "symbolType": "circle",
+    "symbolStrokeWidth": 0,
+    "symbolOpacity": 1,
+}
 
 
 def ridge_curves(figures: ReportData) -> Spec:

@@ -14,7 +14,8 @@ def lineage_graph(figures: ReportData) -> Spec:
     names = {member.digest: member.name for member in figures.members}
     for column_index, column in enumerate(columns):
         for index, node in enumerate(column):
-            shade = expert_colour(names.get(node.id, ""), figures.colours)
+            made = node.kind in ("composition", "trained")
+            shade = "var(--accent)" if made else expert_colour(names.get(node.id, ""), figures.colours)
             up = most - (index + 0.5) * most / len(column)
             rows[node.id] = {
                 "x": column_index,

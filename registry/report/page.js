@@ -1,12 +1,13 @@
 "use strict";
 (() => {
   const specs = JSON.parse(document.getElementById("charts").textContent);
+  const formatLocale = { decimal: ".", thousands: ",", grouping: [3], currency: ["", ""], percent: "\u00a0%" }; // as in the text
   function draw(place) {
     const spec = specs[place.dataset.chart];
     if (!spec || place.dataset.drawn) return;
     place.dataset.drawn = "yes";
     window
-      .vegaEmbed(place, spec, { actions: false, renderer: "svg", ast: true, tooltip: { theme: "own" } })
+      .vegaEmbed(place, spec, { actions: false, renderer: "svg", ast: true, tooltip: { theme: "own" }, formatLocale })
       .catch((error) => {
         place.textContent = "This chart cannot be drawn here; its figures are in the table.";
         console.error(error);

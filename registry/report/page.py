@@ -8,12 +8,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from registry.design import stylesheet
+from registry.design import colour_class, stylesheet
 from registry.errors import RegError
 from registry.report.charts import charts
 from registry.report.data import ReportData
 from registry.report.frame import Frame
-from registry.report.verdict import is_small, sample
+from registry.report.verdict import OVER_100, is_small, sample, spaced
 
 _FOLDER = Path(__file__).parent
 _SHARE = re.compile(r"(\b[0-9]+(?:\.[0-9]+)?) %")
@@ -53,8 +53,10 @@ def page(figures: ReportData, frame: Frame | None = None) -> str:
     return environment.get_template("page.html").render(
         figures=figures,
         frame=frame,
+        colour=lambda name: colour_class(name, figures.colours),
         sample=sample(evaluated) if evaluated else "",
         small=evaluated is not None and is_small(evaluated),
+        over_100=OVER_100,
         places=set(specs),
         style=_trusted("\n".join((stylesheet("tokens"), stylesheet("base"), own_style))),
         data=_trusted(as_data(specs)),
@@ -99,6 +101,7 @@ def _hash(text: str) -> str:
 
 def _sentence(text: str) -> str:
     """Return a note with a capital and a full stop."""
+    text = spaced(text)
     return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
 
 

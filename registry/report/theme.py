@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
+from registry.design import colour_class
+
 Spec = dict[str, Any]
 
 FONT = (
@@ -34,12 +36,12 @@ CONFIG: Spec = {
 
 
 def expert_colour(name: str, colours: Mapping[str, int]) -> str:
-    """Return the colour of an expert, as CSS; of another name the accent colour."""
-    return f"var(--e{colours[name]})" if name in colours else "var(--accent)"
+    """Return the colour of a name, as CSS: that of its expert, or grey."""
+    return f"var(--{colour_class(name, colours)})"
 
 
 def colour_scale(names: Sequence[str], colours: Mapping[str, int]) -> Spec:
-    """Return a colour scale: each expert has its own colour, other names have the accent colour."""
+    """Return a colour scale: each expert has its own colour, other names are grey."""
     return {"domain": list(names), "range": [expert_colour(name, colours) for name in names]}
 
 

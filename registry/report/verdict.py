@@ -1,13 +1,25 @@
 """The verdict of a report: how good the composition is, in a sentence or two, and on how much text."""
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from registry.report.data import Evaluated, ReportData, ScoreRow, Verdict
 
-SMALL_SAMPLE = 2000
-"""Predicted tokens of a domain below which its score is called a small sample."""
+FEW_TOKENS = 2000
+"""Predicted tokens of a domain below which its score is uncertain: pages say so, and how many would be enough."""
+
+FEW_MEANS = f"below {FEW_TOKENS:,} tokens of a domain, a difference of a point can be chance"
+"""What few tokens mean, in words."""
+
+OVER_100 = (
+    "A score can exceed 100: what a model has from its other experts may help it to predict a domain’s text better "
+    "than that domain’s own expert does."
+)
+"""Why scores over 100 are no mistake."""
+
+_PERCENT = re.compile(r"(?<=[0-9])%(?!\w)")
 
 PLACE = "DIR"
 """What commands name where a folder is to be chosen, or none is known."""
@@ -51,7 +63,7 @@ def sample(evaluated: Evaluated) -> str:
 
 def is_small(evaluated: Evaluated) -> bool:
     """Tell whether some domain has so few tokens that its score is uncertain."""
-    return min(evaluated.tokens.values(), default=SMALL_SAMPLE) < SMALL_SAMPLE
+    return min(evaluated.tokens.values(), default=FEW_TOKENS) < FEW_TOKENS
 
 
 def evaluation_command(figures: ReportData) -> str:
@@ -124,6 +136,11 @@ def _unscored(domains: Sequence[str]) -> str:
     if len(domains) == 1:
         return f"There is no score for {domains[0]}: no expert of this name is registered here."
     return f"There are no scores for {listed(domains)}: no experts of these names are registered here."
+
+
+def spaced(text: str) -> str:
+    """Return a text of the library with its percentages as pages have them: `92 %`."""
+    return _PERCENT.sub(" %", text)
 
 
 def percent(score: float, digits: int = 1) -> str:

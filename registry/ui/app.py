@@ -13,7 +13,8 @@ from starlette.staticfiles import StaticFiles
 
 from registry.registry import Registry
 from registry.ui.composer import composer, preview
-from registry.ui.compositions import composition, compositions, report
+from registry.ui.composition_list import compositions
+from registry.ui.compositions import composition, report
 from registry.ui.guard import Guard, WriteAccess
 from registry.ui.job_pages import FORMS, JOB_PAGES, form_endpoint
 from registry.ui.jobs import Jobs

@@ -17,6 +17,7 @@ from registry.composition.recipe.recipe_field_type import FieldKind
 from registry.errors import InvalidInputError, RegError
 from registry.ui.choices import BASICS, GROUPS, WORDS, default_text, select_values
 from registry.ui.composing import Composing, check_new_folder, suggested_folder
+from registry.ui.describing import ROUTING_WORDS
 from registry.ui.remedies import Remedy, for_error, for_preview
 from registry.ui.site import PART, Site, url
 from store.catalog import VersionRecord
@@ -85,6 +86,7 @@ def composer(site: Site, request: Request) -> Response:
         select_values=select_values,
         switch=FieldKind.SWITCH,
         words=WORDS,
+        routing_words=ROUTING_WORDS,
         folder=Path.cwd(),
         result=None
         if part == "experts" or not composing.refs
@@ -177,5 +179,5 @@ def _result(site: Site, composing: Composing, may_write: bool) -> Result:
 
 def suggested(site: Site, composing: Composing, plan: composition.AnyPlan) -> str:
     """Return the folder that is written where none was typed."""
-    taken = [job.out for job in site.jobs.all() if job.goes_on] if site.jobs is not None else []
+    taken = [job.out for job in site.jobs.all() if job.goes_on and job.out] if site.jobs is not None else []
     return suggested_folder(plan.names, composing.choices.to, taken)

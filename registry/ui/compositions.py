@@ -1,4 +1,4 @@
-"""The pages of compositions: the list, one composition with its scores, and its report."""
+"""The page of a composition with its scores, and that of its report."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -17,17 +17,14 @@ from registry.report.data import Warned
 from registry.report.frame import Frame
 from registry.report.page import page as report_page
 from registry.ui.choices import Choices
-from registry.ui.describing import Described, Score, describe, difference, expert_names, output, sentences
-from registry.ui.paging import Paging
-from registry.ui.site import Site, url, whole
+from registry.ui.describing import EARLIER, Score, difference, expert_names, output, sentences
+from registry.ui.evaluating import WINDOWS, domains_of, folders_of
+from registry.ui.site import Site, url
 from registry.ui.wording import percent
 from store.catalog import CompositionRecord, EvaluationRecord
 
-PAGE = 25
-"""Compositions per page."""
-
-EARLIER = 200
-"""Number of earlier compositions, the latest, among which a similar one is looked for."""
+EVENTS = 25
+"""Number of events on the page of a composition."""
 
 COLLAPSED = 0.25
 """Share of an even load below which a page says that an expert is hardly used."""
@@ -112,32 +109,9 @@ class Scores:
         ]
 
 
-def compositions(site: Site, request: Request) -> Response:
-    """Return all compositions, or those of a version or name, latest first, in pages."""
-    registry = site.registry
-    subject = request.query_params.get("of", "").strip()
-    records = registry.compositions(subject or None)[::-1]
-    paging = Paging.of(
-        whole(request, "page", 1),
-        len(records),
-        PAGE,
-        lambda page: url("compositions", of=subject, page=page if page > 1 else None),
-    )
-    everything = registry.compositions() if subject else records[::-1]
-    before = {record.digest: at for at, record in enumerate(everything)}
-
-    def described(record: CompositionRecord) -> Described:
-        earlier = everything[: before[record.digest]][-EARLIER:] if record.digest in before else ()
-        return describe(record, earlier, registry.evaluations(record))
-
-    lines = [described(record) for record in records[paging.offset : paging.offset + PAGE]]
-    names = {ref.partition("@")[0] for line in lines for ref in line.experts}
-    return site.render(request, "compositions.html", names=names, lines=lines, paging=paging, of=subject)
-
-
 def composition(site: Site, request: Request) -> Response:
     """Return one composition: verdict, members, recipe, folders, scores, audits."""
-    record = _requested(site, request)
+    record = requested(site, request)
     if request.path_params["digest"] != record.digest:
         return RedirectResponse(url("compositions", record.digest))
     registry, catalog = site.registry, site.registry.catalog
@@ -154,6 +128,7 @@ def composition(site: Site, request: Request) -> Response:
         request,
         "composition.html",
         names={*(ref.partition("@")[0] for ref in experts), *names},
+        grey=[ref.partition("@")[0] for ref in gone],
         composition=record,
         versions=versions,
         experts=experts,
@@ -174,9 +149,18 @@ def composition(site: Site, request: Request) -> Response:
         latest=scores[0] if scores else None,
         audits=registry.audits(record),
         data=[word for row in scores[0].rows for word in ("--data", f"{row['domain']}=FILE")] if scores else [],
+        evaluation=_evaluation(record, scores) if site.may_write(request) and not gone else None,
         again=None if choices is None else url("compose", e=experts, **choices.query),
-        events=registry.log(record.digest, limit=PAGE),
+        events=registry.log(record.digest, limit=EVENTS),
     )
+
+
+def _evaluation(record: CompositionRecord, scores: Sequence[Scores]) -> dict[str, Any] | None:
+    """Return what the form that evaluates a composition shows; None if no folder of it is there."""
+    folders = folders_of(record)
+    known = [row["domain"] for row in scores[0].rows] if scores else []
+    values = {"folders": folders, "domains": domains_of(record, known), "windows": WINDOWS, "place": Path.cwd()}
+    return {**values, "oracle": output(record.document) == "moe"} if folders else None
 
 
 def _opted_out(site: Site, record: CompositionRecord, gone: Sequence[str]) -> Warned:
@@ -189,7 +173,7 @@ def _opted_out(site: Site, record: CompositionRecord, gone: Sequence[str]) -> Wa
 
 def report(site: Site, request: Request) -> Response:
     """Return a composition's report, a self-contained page under the same head as the others, in the chosen theme."""
-    record = _requested(site, request)
+    record = requested(site, request)
     if request.path_params["digest"] != record.digest:
         return RedirectResponse(url("compositions", record.digest, "report"))
     chosen = request.cookies.get(THEME)
@@ -207,7 +191,12 @@ def report(site: Site, request: Request) -> Response:
     return HTMLResponse(text, headers={"Content-Security-Policy": REPORT_POLICY.format(scripts=scripts)})
 
 
-def _requested(site: Site, request: Request) -> CompositionRecord:
+def requested(site: Site, request: Request) -> CompositionRecord:
+    """Return the composition of an address.
+
+    Raises:
+        NotFoundError: there is none.
+    """
     digest = request.path_params["digest"]
     record = site.registry.composition(digest)
     if record is None:

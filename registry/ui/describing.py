@@ -17,6 +17,7 @@ from registry.composition.recipe.recipe_fields import (
     TRUNK_OPTIONS,
     default,
 )
+from registry.report.verdict import FEW_TOKENS
 from registry.ui.wording import counted, plain
 from store.catalog import CompositionRecord, EvaluationRecord
 
@@ -65,8 +66,8 @@ MADE = {
 }
 """Output → words."""
 
-FEW_TOKENS = 10_000
-"""Number of tokens below which pages say that scores are of few tokens."""
+EARLIER = 200
+"""Number of earlier compositions, the latest, among which a similar one is looked for."""
 
 MOST_CHANGES = 3
 """Number of differences up to which a composition is described by another one."""
@@ -83,14 +84,20 @@ class Score:
         average: average score over the domains; None if none of them has its own expert.
         oracle: the same with each domain's tokens sent to its own expert, if that was measured.
         tokens: number of tokens scored.
+        fewest: number of tokens of the domain with the fewest.
         domains: names of the domains.
+        by_domain: domain → score, where it has its own expert.
+        labels: labels of their texts, each once.
         at: the time of the evaluation.
     """
 
     average: float | None
     oracle: float | None
     tokens: int
+    fewest: int
     domains: Sequence[str]
+    by_domain: Mapping[str, float]
+    labels: Sequence[str]
     at: str
 
     @classmethod
@@ -99,8 +106,10 @@ class Score:
         document = evaluation.document
         data = document["data"]
         oracle = (document["oracle"] or {}).get("average")
-        tokens = sum(text["tokens"] for text in data.values())
-        return cls(document["figures"]["average"], oracle, tokens, tuple(data), evaluation.evaluated_at)
+        tokens = [text["tokens"] for text in data.values()]
+        labels = tuple(dict.fromkeys(text["label"] for text in data.values()))
+        figures, at = document["figures"], evaluation.evaluated_at
+        return cls(figures["average"], oracle, sum(tokens), min(tokens), tuple(data), figures["score"], labels, at)
 
     @property
     def sample(self) -> str:
@@ -109,8 +118,8 @@ class Score:
 
     @property
     def is_small(self) -> bool:
-        """True if scores are of so few tokens that small differences can be chance."""
-        return self.tokens < FEW_TOKENS
+        """True if some domain has so few tokens that small differences can be chance."""
+        return self.fewest < FEW_TOKENS
 
 
 @dataclass(frozen=True)
@@ -125,7 +134,7 @@ class Described:
         copies: number of its experts, where they are copies of its base model.
         kind: what it is, in a few words.
         difference: how it differs from an earlier one, if it resembles one.
-        score: the latest scores.
+        score: its scores, as a rule the latest.
     """
 
     record: CompositionRecord
@@ -176,7 +185,8 @@ def kind(document: Mapping[str, Any]) -> str:
     """Return what a composition is, in a few words: `mixture · regmean · context, 1 per token`."""
     recipe, to = document["recipe"], output(document)
     words = {MOE: "mixture", DENSE: "dense model", ENSEMBLE: "ensemble", HETERO: "mixed architectures", SIMOE: "SIMoE"}
-    parts = [words.get(to, to), recipe.get("trunk"), recipe.get("routing")]
+    routing = ROUTING_WORDS.get(str(recipe.get("routing")), recipe.get("routing"))
+    parts = [words.get(to, to), recipe.get("trunk"), routing]
     if to == MOE:
         parts.append(f"{recipe.get('router')}, {recipe['top_k']} per token" if "top_k" in recipe else None)
     refits = [
@@ -259,18 +269,20 @@ def difference(record: CompositionRecord, earlier: Sequence[CompositionRecord]) 
     return None if best is None else best[2]
 
 
-def describe(
-    record: CompositionRecord, earlier: Sequence[CompositionRecord], evaluations: Sequence[EvaluationRecord]
-) -> Described:
+def latest(evaluations: Sequence[EvaluationRecord]) -> Score | None:
+    """Return the scores of the first of some evaluations, which are sorted latest first; None if there is none."""
+    return Score.of(evaluations[0]) if evaluations else None
+
+
+def describe(record: CompositionRecord, earlier: Sequence[CompositionRecord], score: Score | None) -> Described:
     """Return a composition for a list.
 
     Args:
         record: the composition.
         earlier: the compositions made before it, oldest first.
-        evaluations: its evaluations, latest first.
+        score: its scores.
     """
     experts, base = expert_names(record)
-    score = Score.of(evaluations[0]) if evaluations else None
     copies = record.document.get("from_base")
     return Described(
         record, title(record), experts, base, copies, kind(record.document), difference(record, earlier), score

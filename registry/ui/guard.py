@@ -121,6 +121,8 @@ class Guard:
             scope[MAY_WRITE] = self.access.has(headers)
             if scope["method"] == "GET" and (answer := _exchange(self.access, scope)) is not None:
                 return await answer(scope, receive, sending)
+            if headers.get("sec-fetch-site") == "cross-site" and not scope[MAY_WRITE]:
+                return await _go_on(scope)(scope, receive, sending)
         return await self.app(scope, receive, sending)
 
 
@@ -140,17 +142,25 @@ def _refusal(scope: Scope, headers: Headers, *, may_post: bool) -> tuple[int, st
 
 
 def _exchange(access: WriteAccess, scope: Scope) -> Response | None:
-    """Return the answer to an address with the secret: a cookie, and the address without it; None for other addresses.
-
-    The browser goes on from a page of this server, not by a redirect: after one, a browser that came from another
-    program's page would not send the cookie yet.
-    """
+    """Return the answer to an address with the secret: a cookie, and the address without it; None for others."""
     query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
     given = [value for name, value in query if name == TOKEN]
     if not given:
         return None
     if len(given) > 1 or not access.is_token(given[0]):
         return PlainTextResponse("this address is from another start of reg ui: open the one it printed last\n", 403)
+    answer = _go_on(scope)
+    answer.set_cookie(access.cookie, access.token, httponly=True, samesite="strict", path="/")
+    return answer
+
+
+def _go_on(scope: Scope) -> HTMLResponse:
+    """Return a page that goes on to the address that was asked for, without the secret.
+
+    No browser sends the cookie with a link from elsewhere, nor after a redirect of one: from another program's page, or
+    from a report, whose sandbox has no origin. From this page of this server it does.
+    """
+    query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
     rest = urlencode([(name, value) for name, value in query if name != TOKEN])
     path = "/" + quote(scope["path"].lstrip("/"))  # two slashes would name another host
     target = escape(path + (f"?{rest}" if rest else ""))
@@ -159,6 +169,4 @@ def _exchange(access: WriteAccess, scope: Scope) -> Response | None:
         '<link rel="icon" href="/static/icon.svg" type="image/svg+xml">'
         f'<title>reg</title><p><a href="{target}">Go on</a></p></html>'
     )
-    answer = HTMLResponse(page)
-    answer.set_cookie(access.cookie, access.token, httponly=True, samesite="strict", path="/")
-    return answer
+    return HTMLResponse(page)

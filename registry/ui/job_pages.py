@@ -15,14 +15,14 @@ from registry.composition import AnyPlan
 from registry.errors import InvalidInputError
 from registry.ui.composer import suggested
 from registry.ui.composing import Composing, check_new_folder
+from registry.ui.compositions import requested
+from registry.ui.describing import title
+from registry.ui.evaluating import evaluating
 from registry.ui.guard import RefusedError
 from registry.ui.jobs import Job, Jobs
 from registry.ui.site import Page, Site, url
 
 MOST_FORM_BYTES, MOST_FORM_FIELDS = 1 << 16, 600
-
-CROSS = "cross-site"
-"""Where a browser says that a report's link came from, whose sandbox keeps the cookie from the request."""
 
 _MOST_IN_TITLE = 6
 
@@ -31,9 +31,8 @@ TakeForm = Callable[[Site, Request, QueryParams], Response]
 
 
 def jobs(site: Site, request: Request) -> Response:
-    """Return all jobs of this start of the server."""
-    away = site.jobs is not None and not site.may_write(request) and request.headers.get("sec-fetch-site") == CROSS
-    return site.render(request, "jobs.html", jobs=None if away else _jobs(site, request).all())
+    """Return all jobs of this start of the server: a page that follows them, or the part that the script asks for."""
+    return site.render(request, "jobs.html", jobs=_jobs(site, request).all())
 
 
 def job(site: Site, request: Request) -> Response:
@@ -52,6 +51,15 @@ def start(site: Site, request: Request, form: QueryParams) -> Response:
     return _see(added)
 
 
+def evaluation(site: Site, request: Request, form: QueryParams) -> Response:
+    """Start the evaluation of a form on a composition's page, and go to its job."""
+    record = requested(site, request)
+    words = evaluating(record, form)
+    back = url("compositions", record.digest)
+    assert site.jobs is not None
+    return _see(site.jobs.add(f"Evaluate {title(record)}", words, back=back, out=""))
+
+
 def cancel(site: Site, request: Request, form: QueryParams) -> Response:
     """Cancel a job, and go to its page."""
     return _see(_jobs(site, request).cancel(request.path_params["job"]))
@@ -60,7 +68,11 @@ def cancel(site: Site, request: Request, form: QueryParams) -> Response:
 JOB_PAGES: dict[str, Page] = {"/jobs": jobs, "/jobs/{job}": job}
 """Path → page, with write access."""
 
-FORMS: dict[str, TakeForm] = {"/jobs": start, "/jobs/{job}/cancel": cancel}
+FORMS: dict[str, TakeForm] = {
+    "/jobs": start,
+    "/jobs/{job}/cancel": cancel,
+    "/compositions/{digest}/evaluation": evaluation,
+}
 """Path → what a form that is sent there does."""
 
 

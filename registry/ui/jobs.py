@@ -68,7 +68,7 @@ class Job:
         title: what it does.
         words: the command's words after `reg`.
         back: the address of the form that started it.
-        out: the folder that it writes.
+        out: the folder that it writes; empty if it writes none.
         state: waiting, running, cancelling, done, failed or cancelled.
         created: when it was asked for.
         started: when its command was started.
@@ -143,7 +143,7 @@ class Jobs:
             waiting = [job for job in self._jobs.values() if job.goes_on]
             if len(waiting) > MOST_WAITING:
                 raise ConflictError(f"{MOST_WAITING} jobs are waiting already", "wait until one of them has ended")
-            if any(os.path.abspath(job.out) == os.path.abspath(out) for job in waiting):  # noqa: PTH100  # no link is followed
+            if out and any(job.out and os.path.abspath(job.out) == os.path.abspath(out) for job in waiting):  # noqa: PTH100  # no link is followed
                 raise ConflictError(f"another job is going to write {out}", "choose another output folder")
             job = Job(secrets.token_hex(6), title, tuple(words), back, out)
             self._jobs[job.id] = job

@@ -11,9 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from registry.registry import Registry
-from registry.ui.describing import FEW_TOKENS, Described, describe
-from registry.ui.paging import Paging
-from registry.ui.site import Site, url, whole
+from registry.ui.describing import Described, Score, describe, latest
+from registry.ui.site import Paging, Site, url, whole
 from registry.ui.wording import counted
 from store.catalog import CompositionRecord, VersionRecord, schema
 from store.catalog.records import Kind
@@ -97,6 +96,26 @@ class Ranking:
 
 
 @dataclass(frozen=True)
+class Handled:
+    """The tokens that a version gets in a composition, as an evaluation measured it.
+
+    Attributes:
+        record: the composition.
+        score: the scores of the evaluation, with its sample.
+        shares: the domains of which it gets the largest shares, from 0 to 1, largest first.
+    """
+
+    record: CompositionRecord
+    score: Score
+    shares: Sequence[tuple[str, float]]
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        """Number of domains, then average score: the largest is the best evaluation."""
+        return len(self.score.domains), -1.0 if self.score.average is None else self.score.average
+
+
+@dataclass(frozen=True)
 class Made:
     """A summary of the registry's compositions.
 
@@ -104,14 +123,14 @@ class Made:
         number: the number of all compositions.
         lately: the latest.
         rankings: best average scores among the latest `RECENT`, those over most domains first.
-        handled: version → the domains of which it handles the largest shares, by the latest evaluation with it.
+        handled: version → what it gets in the best evaluation with it.
         uses: version → number of compositions made from it.
     """
 
     number: int
     lately: Sequence[Described]
     rankings: Sequence[Ranking]
-    handled: Mapping[str, Sequence[tuple[str, float]]]
+    handled: Mapping[str, Handled]
     uses: Mapping[str, int]
 
 
@@ -162,7 +181,6 @@ def overview(site: Site, request: Request) -> Response:
         narrowed=narrowed,
         registered=bool(total) or registry.count_versions(everything=True) > 0,
         made=made,
-        few_tokens=FEW_TOKENS,
         health=health,
         attention=not all(check.good for check in health),
         whole_registry=whole_registry,
@@ -183,14 +201,15 @@ def _made(registry: Registry) -> Made:
     for record in records:
         for ref in record.members:
             uses[ref] = uses.get(ref, 0) + 1
-    handled: dict[str, Sequence[tuple[str, float]]] = {}
+    handled: dict[str, Handled] = {}
     described = []
     for number, record in enumerate(reversed(records[-RECENT:])):
         evaluations = registry.evaluations(record)
         earlier = records[: len(records) - 1 - number][-RECENT:] if number < LATELY else ()
-        described.append(describe(record, earlier, evaluations))
-        if evaluations:
-            _add_handled(handled, record, evaluations[0].document["figures"].get("routing") or {})
+        described.append(describe(record, earlier, latest(evaluations)))
+        for evaluation in evaluations:
+            routing = evaluation.document["figures"].get("routing") or {}
+            _add_handled(handled, record, Score.of(evaluation), routing)
     return Made(len(records), described[:LATELY], _rankings(described), handled, uses)
 
 
@@ -206,14 +225,15 @@ def _rankings(described: Sequence[Described]) -> list[Ranking]:
 
 
 def _add_handled(
-    handled: dict[str, Sequence[tuple[str, float]]], record: CompositionRecord, routing: Mapping[str, Any]
+    handled: dict[str, Handled], record: CompositionRecord, score: Score, routing: Mapping[str, Any]
 ) -> None:
-    """Add the domains of which a composition sends most tokens to each of its experts, unless a later one did."""
+    """Add the domains of which each expert of a composition gets most tokens, unless a better evaluation is known."""
     for ref in record.members:
         name = ref.partition("@")[0]
         shares = [(domain, fmean(experts[name])) for domain, experts in routing.items() if experts.get(name)]
-        if shares and ref not in handled:
-            handled[ref] = sorted(shares, key=lambda share: -share[1])[:DOMAINS]
+        found = Handled(record, score, sorted(shares, key=lambda share: -share[1])[:DOMAINS])
+        if shares and (ref not in handled or handled[ref].rank < found.rank):  # of equal ones the latest stays
+            handled[ref] = found
 
 
 def _health(site: Site) -> list[Check]:

@@ -1,4 +1,4 @@
-"""The state that all pages share: the registry, caches, templates, and the error page."""
+"""The state that all pages share: the registry, caches, templates, and the error page; addresses, and long lists."""
 
 import os
 import re
@@ -6,6 +6,7 @@ import shlex
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -15,9 +16,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from registry.design import expert_colours
+from registry.design import NEUTRAL, colour_class, expert_colours
 from registry.errors import ConflictError, InvalidInputError, NotFoundError, RegError, first_line
 from registry.registry import Registry
+from registry.report.verdict import FEW_MEANS, OVER_100, spaced
 from registry.ui.describing import title
 from registry.ui.guard import MAY_WRITE, RefusedError, WriteAccess
 from registry.ui.jobs import Jobs
@@ -81,6 +83,7 @@ class Site:
             opted_out=self._opted_out,
         )
         self._templates.globals.update(prefixed=self.prefixed, next_step=self.next_step)
+        self._templates.globals.update(over_100=OVER_100, few_means=FEW_MEANS)
 
     def page(self, make: "Page") -> Callable[[Request], Response]:
         """Return `make` as an endpoint whose errors become a page with a hint."""
@@ -104,19 +107,37 @@ class Site:
         return endpoint
 
     def render(
-        self, request: Request, template: str, status: int = 200, *, names: Iterable[str] = (), **values: Any
+        self,
+        request: Request,
+        template: str,
+        status: int = 200,
+        *,
+        names: Iterable[str] = (),
+        grey: Iterable[str] = (),
+        **values: Any,
     ) -> HTMLResponse:
-        """Return a page, or only the part that the script requests; `names` are the experts whose colours it shows."""
+        """Return a page, or only the part that the script requests.
+
+        Args:
+            request: the request.
+            template: the page's template.
+            status: of the answer.
+            names: the experts whose colours the page shows.
+            grey: those of them that were opted out, where the page names them without their versions.
+            values: of the template.
+        """
         part = request.query_params.get(PART) is not None
-        known = self._names.get("", lambda: self.registry.catalog.names(kind="expert"))
-        colours = expert_colours(names, known)
+        known, without = self._names.get("", self._known)
+        without = without.union(grey)
+        colours = expert_colours(names, known, grey=without)
 
         def colour(expert: str) -> str:
             """Return the class that gives an element the colour of an expert, named by its name or a reference."""
             name = expert.partition("@")[0]
-            if name not in colours and name not in known:  # a base model
-                return "neutral"
-            return f"e{colours[name] if name in colours else expert_colours([name], known)[name]}"
+            if expert in self._opted_out() or name in without:
+                return NEUTRAL
+            own = colours if name in colours or name not in known else expert_colours([name], known)
+            return colour_class(name, own)
 
         values |= {"part": part, "path": request.url.path, "colour": colour, "may_write": self.may_write(request)}
         values["form_token"] = self.access.form_token if self.access and values["may_write"] else ""
@@ -139,7 +160,7 @@ class Site:
     def prefixed(self, text: str) -> str:
         """Return a text of the library with its commands on this registry: `run: reg --home DIR list`."""
         beginning = shlex.join(self.command)
-        return _COMMAND.sub(lambda found: f"{found['before']}{beginning} ", text)
+        return _COMMAND.sub(lambda found: f"{found['before']}{beginning} ", spaced(text))
 
     def next_step(self, hint: str | None) -> tuple[str, str]:
         """Return the command that a hint says to run, else nothing, and the hint's other words."""
@@ -155,6 +176,12 @@ class Site:
         """Return the name of each composition by its digest."""
         return self.index.get("titles", lambda: {one.digest: title(one) for one in self.registry.compositions()})
 
+    def _known(self) -> tuple[Sequence[str], frozenset[str]]:
+        """Return the names of experts, and the names without a colour: of base models, and of opted-out experts."""
+        experts, bases = (self.registry.catalog.names(kind=kind) for kind in ("expert", "base"))
+        active = set(self.registry.catalog.names(kind="expert", states=("active",)))
+        return experts, frozenset(set(bases).difference(experts) | set(experts).difference(active))
+
     def _opted_out(self) -> frozenset[str]:
         """Return the references of the versions that were opted out, purged or not."""
 
@@ -165,6 +192,48 @@ class Site:
 
     def _state(self) -> str:
         return next((event.digest for event in self.registry.log(limit=1)), "")
+
+
+@dataclass(frozen=True)
+class Paging:
+    """One page of a list.
+
+    Attributes:
+        number: the number of the page, from 1.
+        total: number of items in the list.
+        size: number of items per page.
+        at: function from a page's number to its address.
+    """
+
+    number: int
+    total: int
+    size: int
+    at: Callable[[int], str]
+
+    @classmethod
+    def of(cls, number: int, total: int, size: int, at: Callable[[int], str]) -> "Paging":
+        """Return the page `number`, or the last page if there are fewer."""
+        return cls(max(1, min(number, -(-total // size))), total, size, at)
+
+    @property
+    def offset(self) -> int:
+        """Number of items before the page."""
+        return (self.number - 1) * self.size
+
+    @property
+    def last(self) -> int:
+        """The number of pages."""
+        return max(1, -(-self.total // self.size))
+
+    @property
+    def first_item(self) -> int:
+        """The number of the first item on the page, from 1; 0 if the list is empty."""
+        return min(self.total, self.offset + 1)
+
+    @property
+    def last_item(self) -> int:
+        """The number of the last item on the page."""
+        return min(self.total, self.offset + self.size)
 
 
 Page = Callable[[Site, Request], Response]

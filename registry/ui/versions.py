@@ -1,6 +1,7 @@
 """The pages of experts and base models: one version, and its comparison with others."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,10 @@ from starlette.responses import RedirectResponse, Response
 from registry.names.resolve import ALL_STATES, resolve, versions_of
 from registry.opt_out.shared_training import trained_together
 from registry.ui.comparing import MOST, compare
-from registry.ui.describing import describe
+from registry.ui.describing import describe, latest
 from registry.ui.site import PART, Site, url
-from store.catalog import VersionRecord
-from store.catalog.records import Role
+from store.catalog import CompositionRecord, EvaluationRecord, VersionRecord
+from store.catalog.records import Role, StatisticsRecord
 
 USES = 20
 """Number of compositions on the page of a version."""
@@ -46,7 +47,7 @@ def version(site: Site, request: Request) -> Response:
         count, nbytes = sizes.get(link.role, (0, 0))
         sizes[link.role] = count + 1, nbytes + link.nbytes
     compositions = list(reversed(registry.catalog.compositions([record])))
-    uses = [describe(made, (), registry.evaluations(made)) for made in compositions[:USES]]
+    uses = [describe(made, (), latest(registry.evaluations(made))) for made in compositions[:USES]]
     written = [folder for made in compositions for folder in made.folders]
     others = [version.name for version in registry.versions(kind="expert", limit=OTHERS) if version.name != record.name]
     return site.render(
@@ -55,6 +56,9 @@ def version(site: Site, request: Request) -> Response:
         names={ref.partition("@")[0] for made in uses for ref in made.experts},
         version=record,
         architecture=(record.content or {}).get("architecture", {}),
+        texts=_texts(record),
+        kept=any(link.role == "calibration" for link in registry.arrays_of(record)),
+        own=_own(record, [(made, registry.evaluations(made)) for made in compositions]),
         part_of=_part_of(record.content or {}),
         together=trained_together([record], registry.versions),
         arrays=[(ROLES[role], *sizes[role]) for role in ROLES if role in sizes],
@@ -124,6 +128,77 @@ def _part_of(content: Mapping[str, Any]) -> list[tuple[str, str]]:
     if "soup" in soup:
         return [("Soup", f"expert {soup['number']} of the soup {soup['soup'][:12]}")]
     return [("Soup", f"shared weights; experts: {soup['experts']}"), ("Domains", ", ".join(soup["domains"]))]
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text that statistics of a version were collected on.
+
+    Attributes:
+        label: its name.
+        digest: the digest of its tokens.
+        tokens: number of its tokens.
+        sites: what was collected on it.
+    """
+
+    label: str
+    digest: str
+    tokens: int
+    sites: Sequence[str]
+
+
+@dataclass(frozen=True)
+class OwnScore:
+    """The perplexity of an expert on a text of its domain, as an evaluation of a composition measured it.
+
+    Attributes:
+        record: the composition.
+        label: the text.
+        tokens: number of tokens scored.
+        perplexity: the expert's own.
+        composed: that of the composition.
+        at: the time of the evaluation.
+    """
+
+    record: CompositionRecord
+    label: str
+    tokens: int
+    perplexity: float
+    composed: float
+    at: str
+
+
+def _texts(version: VersionRecord) -> list[Text]:
+    """Return the texts that statistics of a version were collected on, each once."""
+    found: dict[str, list[StatisticsRecord]] = {}
+    for one in version.statistics:
+        found.setdefault(one.calibration_digest, []).append(one)
+    return [
+        Text(records[0].calibration_label, digest, records[0].tokens, [one.site for one in records])
+        for digest, records in found.items()
+    ]
+
+
+def _own(
+    version: VersionRecord, evaluated: Sequence[tuple[CompositionRecord, Sequence[EvaluationRecord]]]
+) -> list[OwnScore]:
+    """Return an expert's own perplexity on each text of its domain that a composition with it was scored on.
+
+    A score is 100 times the perplexity of the domain's own expert by that of the composition, so both give the first.
+    """
+    found: dict[tuple[str, str], OwnScore] = {}
+    for record, evaluations in evaluated:
+        for evaluation in evaluations:
+            document, domain = evaluation.document, version.name
+            score = document["figures"]["score"].get(domain)
+            if document["experts"].get(domain) != version.digest or score is None:
+                continue
+            text, composed = document["data"][domain], document["figures"]["perplexity"][domain]
+            own = OwnScore(
+                record, text["label"], text["tokens"], score * composed / 100, composed, evaluation.evaluated_at
+            )
+            found.setdefault((text["digest"], str(document["settings"])), own)
+    return sorted(found.values(), key=lambda one: one.at, reverse=True)[:USES]
 
 
 def _requested(site: Site, request: Request) -> VersionRecord:

@@ -155,20 +155,18 @@ class Compositions(Transactions):
                 session.delete(row)
         return groups
 
-    def evaluations(self, composition: str) -> list[EvaluationRecord]:
-        """Return the evaluations by scores of the composition with a digest, latest first."""
+    def evaluations(self, composition: str | None = None) -> list[EvaluationRecord]:
+        """Return the evaluations by scores of the composition with a digest, or of all, latest first."""
         return [record for record in self._figures(composition) if "extraction" not in record.document]
 
     def audits(self, composition: str) -> list[EvaluationRecord]:
         """Return the audits of extraction of the composition with a digest, latest first."""
         return [record for record in self._figures(composition) if "extraction" in record.document]
 
-    def _figures(self, composition: str) -> list[EvaluationRecord]:
-        query = (
-            select(Evaluation)
-            .where(Evaluation.composition_digest == composition)
-            .order_by(Evaluation.evaluated_at.desc(), Evaluation.asked)
-        )
+    def _figures(self, composition: str | None) -> list[EvaluationRecord]:
+        query = select(Evaluation).order_by(Evaluation.evaluated_at.desc(), Evaluation.asked)
+        if composition is not None:
+            query = query.where(Evaluation.composition_digest == composition)
         with self._reading() as session:
             return [
                 EvaluationRecord(

@@ -53,8 +53,10 @@ def make_engine(url: str) -> Engine:
 
 
 def place_of(engine: Engine) -> str:
-    """Return the database's URL, with any password hidden."""
-    return engine.url.render_as_string(hide_password=True)
+    """Return the database's URL, with any password hidden and the path of a SQLite file absolute."""
+    file = file_of(engine)
+    url = engine.url if file is None else engine.url.set(database=str(file))
+    return url.render_as_string(hide_password=True)
 
 
 def file_of(engine: Engine) -> Path | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from registry import ui
-from registry.design import COLOURS, expert_colours, stylesheet
+from registry.design import COLOURS, NEUTRAL, colour_class, expert_colours, stylesheet
 from registry.design.stylesheets import STATIC
 
 PAIRS = {
@@ -16,7 +16,7 @@ PAIRS = {
 """Token → its colours on a light and a dark page."""
 
 GROUNDS = ("--ground", "--surface", "--raised")
-TEXTS = ("--text", "--soft", "--accent", "--good", "--warn", "--bad", *(f"--e{n}" for n in range(COLOURS)))
+TEXTS = ("--text", "--soft", "--accent", "--good", "--warn", "--bad", *(f"--e{n}" for n in range(COLOURS)), "--neutral")
 
 
 def luminance(colour: str) -> float:
@@ -77,3 +77,12 @@ def test_of_many_experts_each_has_a_colour_and_a_page_of_few_has_none_twice() ->
     few = expert_colours(known[:COLOURS], known)
     assert len(set(few.values())) == COLOURS
     assert expert_colours(["\ud800", ""]) == expert_colours(["", "\ud800"])
+
+
+def test_base_models_and_opted_out_experts_are_grey_and_others_keep_their_colours() -> None:
+    names = ["code", "math", "law", "base"]
+    colours, some = expert_colours(names), expert_colours(names, grey=["base", "law"])
+    assert some == {name: colours[name] for name in ("code", "math")}
+    assert colour_class("code", some) == f"e{colours['code']}"
+    assert [colour_class(name, some) for name in ("base", "law", "nobody")] == [NEUTRAL] * 3
+    assert f".{NEUTRAL} {{ --e: var(--{NEUTRAL}); }}" in stylesheet("tokens")

@@ -1,6 +1,7 @@
 """Proves: in a real browser a report draws every chart, asks the network for nothing, and lets no name become code."""
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,6 +92,9 @@ def test_every_chart_is_drawn_in_light_and_dark(browser: Any, foretold: ReportDa
     tab.hover("[data-chart=load] .mark-rect path")
     tab.wait_for_selector("#vg-tooltip-element.visible")
     assert "mean over layers" in tab.inner_text("#vg-tooltip-element")
+    charts = tab.evaluate("[...document.querySelectorAll('.chart text')].map((one) => one.textContent).join('|')")
+    assert re.search("[0-9]\u00a0%", charts)  # as sentences have it
+    assert not re.search("[0-9]%", charts)
     tab.set_viewport_size({"width": 360, "height": 800})
     tab.reload()
     wait_for_charts(tab)

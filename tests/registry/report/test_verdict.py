@@ -78,12 +78,16 @@ def test_a_small_sample_of_one_domain_is_said_in_the_headline() -> None:
     )
     assert verdict(few).text == "The mixture reaches 94.0 % of its expert code on 510 tokens of one domain, code."
     small, missing = advice(few)
-    assert small.text == "Small sample: 510 tokens of one domain, code. Its scores are uncertain."
+    assert small.text == (
+        "Few tokens: 510 tokens of one domain, code; "
+        "below 2,000 tokens of a domain, a difference of a point can be chance."
+    )
     assert small.command == "reg evaluate moe --data code=FILE --data math=FILE --baselines --oracle"
     assert missing.text == "One of 2 members is not evaluated on its own domain: math."
     text = page(replace(few, verdict=verdict(few), warnings=advice(few)))
-    assert text.count("small sample</span>") == 2  # beside the figure and the chart
-    assert "small sample</span>" not in page(figures())
+    assert text.count("few tokens</span>") == 2  # beside the figure and the chart
+    assert "few tokens</span>" not in page(figures())
+    assert "A score can exceed 100: " in text
 
 
 def test_what_is_not_evaluated_says_how_to() -> None:
@@ -122,12 +126,12 @@ def test_the_average_of_other_experts_is_not_that_of_the_members() -> None:
     [
         (
             {"routing": routing(0.3, 0.9)},
-            "code is drowned out: only 30.0 % of its own domain's tokens go to it; math gets 70.0 %.",
+            "code loses its own text: only 30.0 % of its own domain's tokens go to it; math gets 70.0 %.",
             None,
         ),
         (
             {"routing": routing(0.3, 0.9), "recipe": {"router": "ridge", "trunk": "mean"}},
-            "code is drowned out",
+            "code loses its own text",
             "reg compose --experts code,math --trunk mean --router context --out DIR",
         ),
         ({"routing": routing(0.7, 0.9)}, "30.0 % of code's text goes to math.", None),
@@ -179,7 +183,7 @@ def test_predicted_drowning_is_mended_by_the_option_that_preview_names() -> None
     few = figures(members=members, routing=None, scores=(), evaluated=None, recipe={"router": "ridge"})
     (warning,) = advice(few)
     assert warning.text == (
-        "code is predicted to be drowned out: it brings 0.3% of the statistics that routers are solved from."
+        "code is predicted to lose its own text: it brings 0.3 % of the statistics that routers are solved from."
     )
     assert warning.command == "reg compose --experts code,math --router ridge --balance tokens --out DIR"
 

@@ -14,8 +14,8 @@ import pytest
 
 from registry import EnsembleRecipe, Registry
 from tests.pages import Pages, served
+from tests.registry.ui.examples import HOSTILE, composed, evaluation
 from tests.registry.ui.test_every_kind import LONG, evaluated, recorded
-from tests.registry.ui.test_pages import HOSTILE, composed, evaluation
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext
@@ -203,7 +203,7 @@ def test_it_works_without_the_script(browser: "Browser", pages: Pages) -> None:
         page.goto(f"{pages.address}/compose")
         page.check("input[value='code@1']")
         page.check("input[value='law@1']")
-        page.get_by_role("button", name="Show what that makes").click()
+        page.get_by_role("button", name="Show the plan").click()
         assert "--experts code@1,law@1" in page.locator("#result").inner_text()
         page.get_by_role("link", name="Predict the routing").click()
         assert "Routing accuracy" in page.locator("main").inner_text()

@@ -170,7 +170,7 @@ def test_a_job_is_started_and_followed_to_its_end(
         page.get_by_role("link", name="Open the composition").wait_for()
         assert page.locator("[data-job-status]").inner_text() == "The job is done."
         assert page.title() == "Compose code@1, math@1: done · reg"
-        assert page.locator("#job .command [data-copy]").is_visible()
+        assert page.locator("#following .command [data-copy]").is_visible()
         assert faults(page) == []
         page.goto(f"{pages.address}/jobs")
         assert "done" in page.locator("main").inner_text()
@@ -202,7 +202,7 @@ def test_it_works_without_the_script(browser: "Browser", pages: Pages, tmp_path:
         page.goto(f"{pages.address}/compose?e=code@1&e=math@1&e=math@2")
         page.get_by_role("link", name="Keep math@1, drop math@2").click()
         page.fill("#field-out", "mine")
-        page.get_by_role("button", name="Show what that makes").click()
+        page.get_by_role("button", name="Show the plan").click()
         page.get_by_role("button", name="Compose into mine").click()
         page.locator(".progress", has_text="writing").wait_for()
         (tmp_path / "go").touch()

@@ -14,7 +14,7 @@ from registry.ui.describing import MADE, difference, kind, sentences, stated
 from store.catalog import CompositionRecord
 from tests.conftest import Zoo
 from tests.pages import Pages, served
-from tests.registry.ui.test_pages import composed, evaluation
+from tests.registry.ui.examples import composed, evaluation
 from tests.store.test_catalog import new
 
 LONG = "an-expert-with-a-long-name-" * 3 + "and-a-number-of-999"

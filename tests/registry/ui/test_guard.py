@@ -114,6 +114,17 @@ def test_the_secret_in_the_address_becomes_a_cookie(writable: Pages) -> None:
     assert "Jobs" in writable.ask("/", headers=writable.cookie).text
 
 
+def test_a_link_from_elsewhere_goes_on_from_a_page_of_this_server(writable: Pages) -> None:
+    away = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+    answer = writable.ask("/compose?e=%3Cb%3E&e=math", headers=away)
+    assert (answer.status, "set-cookie" in answer.headers) == (200, False)
+    assert 'content="0; url=/compose?e=%3Cb%3E&amp;e=math"' in answer.text
+    assert "<main" not in answer.text
+    assert "<main" in writable.ask("/compose", headers=away | writable.cookie).text
+    assert writable.ask("/", headers=away | {"Sec-Fetch-Dest": "iframe"}).status == 403
+    assert 'href="/evil.example/"' in writable.ask("//evil.example/", headers=away).text
+
+
 def test_an_address_with_the_secret_leads_nowhere_else(writable: Pages) -> None:
     assert writable.access is not None
     assert 'href="/evil.example/"' in writable.ask(f"//evil.example/?token={writable.access.token}").text

@@ -198,11 +198,19 @@ def test_a_running_job_is_followed_and_cancelled(filled: Registry, tmp_path: Pat
         assert "waiting after 1 other" in Page(pages.ask(second, headers=pages.cookie).text).text
         part = pages.ask(f"{first}?part=progress", headers=pages.cookie).text
         assert "data-follow" in part
+        listed = pages.ask("/jobs", headers=pages.cookie).text
+        assert '<noscript><meta http-equiv="refresh" content="3"></noscript>' in listed
+        assert 'data-follow="/jobs?part=list"' in listed
+        assert "2 jobs going on" in listed
+        assert "<html" not in pages.ask("/jobs?part=list", headers=pages.cookie).text
         assert "<html" not in part
         assert pages.send(f"{second}/cancel").headers["location"] == second
         assert "cancelled" in pages.ask(second, headers=pages.cookie).text  # one that waits, at once
         assert pages.send(f"{first}/cancel").status == 303
         waits_for(lambda: "Nothing was written" in pages.ask(first, headers=pages.cookie).text)
+        waits_for(lambda: "Nothing is going on" in pages.ask("/jobs", headers=pages.cookie).text)
+        assert "data-follow" not in pages.ask("/jobs", headers=pages.cookie).text
+        assert "http-equiv" not in pages.ask("/jobs", headers=pages.cookie).text
         assert (tmp_path / "told").read_text() == "cleaned up\n"
         assert pages.send(f"{first}/cancel").status == 303  # it has ended: nothing happens
         assert pages.send("/jobs/nothing/cancel").status == 404

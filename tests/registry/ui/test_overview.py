@@ -13,8 +13,8 @@ from registry import Registry
 from registry.composition.recipe import Recipe
 from store.catalog.tables import Event
 from tests.pages import served
+from tests.registry.ui.examples import composed
 from tests.registry.ui.test_every_kind import evaluated, recorded
-from tests.registry.ui.test_pages import composed
 
 
 def test_home_shows_what_was_made_and_what_experts_handle(filled: Registry) -> None:
@@ -31,13 +31,31 @@ def test_home_shows_what_was_made_and_what_experts_handle(filled: Registry) -> N
     best = page.text[page.text.index("Best scores") : page.text.index("Health")]
     assert "over 2 domains: code, math first 89.6 on 2,468 tokens of 2 domains mixture · regmean · context" in best
     assert "second" not in best
-    assert page.links.count(f"/compositions/{first}") == 2
-    assert page.links.count(f"/compositions/{second}") == 1
+    assert page.links.count(f"/compositions/{first}") == 4  # made lately, best, and for what two experts get
     code = page.text[page.text.index(" code@1 ") : page.text.index(" german@1 ")]
     assert "in 2 compositions" in code
-    assert "code 75 % math 50 %" in code
+    handled = "In first , its best evaluation (89.6 on 2,468 tokens of 2 domains: test.jsonl ), it gets of each"
+    assert f"{handled} domain’s tokens: code 75 % math 50 %" in code
+    assert page.links.count(f"/compositions/{second}") == 1
     assert "Made lately" not in narrowed.text
     assert "Health" not in narrowed.text
+
+
+def test_what_an_expert_gets_is_from_the_best_evaluation_with_it(filled: Registry) -> None:
+    names = {"poor": Recipe(router="ridge"), "good": Recipe(), "late": Recipe(top_k=2)}
+    averages = {"poor": 70.0, "good": 90.0, "late": 80.0}
+    digests = {}
+    for name, recipe in names.items():
+        digests[name] = recorded(filled, filled.plan(["code", "math"], recipe), f"/somewhere/{name}")
+        found = evaluated(name)
+        found["figures"] = found["figures"] | {"average": averages[name]}
+        found["figures"]["routing"] = {"code": {"code": [averages[name] / 100], "math": [0.0]}}
+        filled.catalog.record_evaluation(digests[name], "1" * 64, found)
+    with served(filled) as pages:
+        text = pages.read().text
+    code = text[text.index(" code@1 ") : text.index(" german@1 ")]
+    assert "In good , its best evaluation (90.0 on 2,468 tokens of 2 domains: test.jsonl )" in code
+    assert "code 90 %" in code
 
 
 def test_home_says_what_of_opted_out_experts_is_left(filled: Registry, tmp_path: Path) -> None:
@@ -77,14 +95,16 @@ def test_home_says_that_the_log_was_changed(filled: Registry) -> None:
     assert "reg verify" in page
 
 
-@pytest.mark.parametrize(("tokens", "warned"), [(4_999, True), (5_000, False)])
+@pytest.mark.parametrize(("tokens", "warned"), [(1_999, True), (2_000, False)])
 def test_few_tokens_are_warned_of(filled: Registry, tmp_path: Path, tokens: int, warned: bool) -> None:
     digest = composed(filled, tmp_path / "moe", "math", "code")
     filled.catalog.record_evaluation(digest, "1" * 64, of_tokens(tokens))
     with served(filled) as pages:
         page = pages.read("compositions", digest).text
     assert f"{2 * tokens:,} tokens of 2 domains" in page
-    assert ("tokens are few" in page) == warned
+    few = f"Few tokens: {2 * tokens:,} tokens of 2 domains, the smallest of {tokens:,}. Below 2,000 tokens of a domain"
+    assert (few in page) == warned
+    assert "A score can exceed 100: " in page
     assert ("--windows 96 --data code=FILE --data math=FILE" in page) == warned
 
 
@@ -128,7 +148,7 @@ def test_best_scores_compare_within_the_same_domains_alone(filled: Registry) -> 
     scores = {
         "one": (99.0, {"code": 20_000}),
         "low": (80.0, {"code": 20_000, "math": 20_000}),
-        "high": (85.0, {"math": 4_999, "code": 5_000}),
+        "high": (85.0, {"math": 1_999, "code": 50_000}),
         "other": (98.0, {"code": 20_000, "law": 20_000}),
         "three": (70.0, {"code": 3_000, "law": 3_000, "math": 4_000}),
     }
@@ -151,10 +171,9 @@ def test_best_scores_compare_within_the_same_domains_alone(filled: Registry) -> 
     rows = best.partition("100 is each")[0]
     assert rows.count(few) == 1
     assert few in rows[rows.index("high 85.0") : rows.index("low 80.0")]
-    assert "fewer than 10,000" in best
+    assert "“few tokens”: below 2,000 tokens of a domain, a difference of a point can be chance" in best
+    assert "A score can exceed 100: " in best
     assert "dense model · regmean" in rows
-    titles = [value for tag, name, value in page.attributes if (tag, name) == ("span", "title") and value]
-    assert sum("fewer than 10,000 tokens" in title for title in titles) == 1
 
 
 @pytest.mark.parametrize("members", [("code", "math"), ("code", "law")])

@@ -9,7 +9,7 @@ import pytest
 
 from registry import Registry
 from tests.pages import Page, Pages, served
-from tests.registry.ui.test_pages import composed
+from tests.registry.ui.examples import composed
 
 pytest.importorskip("vl_convert")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -47,8 +47,12 @@ def test_a_report_links_to_the_jobs_of_a_browser_that_may_start_them(filled: Reg
     with served(filled, may_write=True) as pages:
         assert "/jobs" in Page(pages.ask(path, headers=pages.cookie).text).links
         assert "/jobs" not in Page(pages.ask(path).text).links
-        followed = pages.ask("/jobs", headers=away)  # no request of a sandboxed page carries the cookie
-        assert (followed.status, "Show the jobs" in followed.text) == (200, True)
+        for where in ("/jobs", "/compose?e=math&e=code"):  # no request of a sandboxed page carries the cookie
+            followed, target = pages.ask(where, headers=away), where.replace("&", "&amp;")
+            assert followed.status == 200
+            assert f'http-equiv="refresh" content="0; url={target}"' in followed.text
+            assert "form_token" not in followed.text
+            assert "set-cookie" not in followed.headers
         assert "No job was started yet" in pages.ask("/jobs", headers=pages.cookie).text
         assert pages.ask("/jobs").status == 403
     with served(filled) as pages:
@@ -75,7 +79,7 @@ def test_the_theme_and_the_way_back_work_in_the_sandbox(filled: Registry, pages:
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
-def test_the_jobs_are_reached_from_the_sandbox(filled: Registry, tmp_path: Path) -> None:
+def test_jobs_and_a_composer_that_may_start_them_are_reached_from_the_sandbox(filled: Registry, tmp_path: Path) -> None:
     started: Any = pytest.importorskip("playwright.sync_api").sync_playwright()
     digest = composed(filled, tmp_path / "moe", "math", "code")
     with served(filled, may_write=True) as pages, started as playwright:
@@ -87,6 +91,9 @@ def test_the_jobs_are_reached_from_the_sandbox(filled: Registry, tmp_path: Path)
         tab.wait_for_url(f"{pages.address}/")
         tab.goto(f"{pages.address}/compositions/{digest}/report")
         tab.click("nav a[href='/jobs']")
-        tab.click("text=Show the jobs")
         tab.wait_for_selector("text=No job was started yet")
+        tab.goto(f"{pages.address}/compositions/{digest}/report")
+        tab.click("nav a[href='/compose']")
+        tab.check("input[value='code@1']")
+        tab.wait_for_selector("#start button")  # it may start work
         browser.close()

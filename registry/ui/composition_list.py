@@ -1,0 +1,143 @@
+"""The list of compositions: searched, narrowed and sorted by the address, in pages."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from registry.errors import NotFoundError
+from registry.registry import Registry
+from registry.ui.describing import EARLIER, Described, Score, describe, kind, title
+from registry.ui.site import Paging, Site, url, whole
+from store.catalog import CompositionRecord
+
+PAGE = 25
+"""Compositions per page."""
+
+SORTS = {"newest": "newest first", "score": "best score first", "name": "name"}
+"""Order → its words; the first is the order of an address that names none."""
+
+MOST_DOMAINS = 200
+"""Domains that the filter offers."""
+
+_CHARACTERS = 200
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The search, filters and order of an address.
+
+    Attributes:
+        search: words that must all be in a composition's name, kind, folders, members or the beginning of its digest.
+        of: a member, as a name or a version, or the beginning of a digest.
+        domain: a domain that a score is wanted of.
+        sort: a key of `SORTS`.
+    """
+
+    search: str
+    of: str
+    domain: str
+    sort: str
+
+    @classmethod
+    def of_query(cls, query: Mapping[str, str]) -> "Wanted":
+        """Return those of a query."""
+        search, of, domain = (query.get(name, "").strip()[:_CHARACTERS] for name in ("q", "of", "domain"))
+        sort = query.get("sort", "")
+        return cls(search, of, domain, sort if sort in SORTS else next(iter(SORTS)))
+
+    @property
+    def narrows(self) -> bool:
+        """True if some compositions may be left out."""
+        return bool(self.search or self.of or self.domain)
+
+    def address(self, page: int = 1) -> str:
+        """Return the address of a page of the list."""
+        sort = self.sort if self.sort != next(iter(SORTS)) else None
+        return url(
+            "compositions", q=self.search, of=self.of, domain=self.domain, sort=sort, page=page if page > 1 else None
+        )
+
+
+def compositions(site: Site, request: Request) -> Response:
+    """Return the compositions that an address asks for, in pages."""
+    registry, wanted = site.registry, Wanted.of_query(request.query_params)
+    scores = site.index.get("scores", lambda: _scores(registry))
+    everything = registry.compositions()
+    before = {record.digest: at for at, record in enumerate(everything)}
+    found = _ordered(_matching(registry, everything, wanted, scores), wanted, scores)
+    paging = Paging.of(whole(request, "page", 1), len(found), PAGE, wanted.address)
+
+    def described(record: CompositionRecord) -> Described:
+        earlier = everything[: before[record.digest]][-EARLIER:] if record.digest in before else ()
+        return describe(record, earlier, _score(scores, record, wanted.domain))
+
+    lines = [described(record) for record in found[paging.offset : paging.offset + PAGE]]
+    domains = sorted({domain for each in scores.values() for score in each for domain in score.domains})
+    return site.render(
+        request,
+        "compositions.html",
+        names={ref.partition("@")[0] for line in lines for ref in line.experts},
+        lines=lines,
+        paging=paging,
+        wanted=wanted,
+        sorts=SORTS,
+        domains=list(dict.fromkeys([*domains[:MOST_DOMAINS], *([wanted.domain] if wanted.domain else [])])),
+        any_made=bool(everything),
+    )
+
+
+def _scores(registry: Registry) -> dict[str, list[Score]]:
+    """Return digest → the scores of each evaluation, latest first."""
+    found: dict[str, list[Score]] = {}
+    for evaluation in registry.catalog.evaluations():
+        found.setdefault(evaluation.composition, []).append(Score.of(evaluation))
+    return found
+
+
+def _score(scores: Mapping[str, Sequence[Score]], record: CompositionRecord, domain: str) -> Score | None:
+    """Return the latest scores of a composition, or the latest with a domain."""
+    return next((one for one in scores.get(record.digest, ()) if not domain or domain in one.domains), None)
+
+
+def _matching(
+    registry: Registry,
+    everything: Sequence[CompositionRecord],
+    wanted: Wanted,
+    scores: Mapping[str, Sequence[Score]],
+) -> list[CompositionRecord]:
+    found = list(everything)
+    if wanted.of:
+        try:
+            found = registry.compositions(wanted.of)
+        except NotFoundError:
+            found = []
+    words = wanted.search.casefold().split()
+    if words:
+        found = [record for record in found if _has(record, words)]
+    return [record for record in found if not wanted.domain or _score(scores, record, wanted.domain) is not None]
+
+
+def _has(record: CompositionRecord, words: Sequence[str]) -> bool:
+    texts = [title(record), kind(record.document), *record.members, *record.folders]
+    text = "\n".join(texts).casefold()
+    return all(word in text or record.digest.startswith(word) for word in words)
+
+
+def _ordered(
+    found: Sequence[CompositionRecord], wanted: Wanted, scores: Mapping[str, Sequence[Score]]
+) -> list[CompositionRecord]:
+    """Return compositions in the order that is asked for; of equal ones, and without a score, the latest first."""
+    newest = list(reversed(found))
+    if wanted.sort == "name":
+        return sorted(newest, key=lambda record: title(record).casefold())
+    if wanted.sort == "score":
+
+        def worth(record: CompositionRecord) -> float:
+            score = _score(scores, record, wanted.domain)
+            value = None if score is None else score.by_domain.get(wanted.domain) if wanted.domain else score.average
+            return float("-inf") if value is None else value
+
+        return sorted(newest, key=worth, reverse=True)
+    return newest

@@ -1,0 +1,82 @@
+"""The form that evaluates a composition: its rows of domain and file, and the command that they make."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from starlette.datastructures import QueryParams
+
+from registry.errors import InvalidInputError
+from registry.ui.composing import MOST_PATH
+from store.catalog import CompositionRecord
+
+MOST_DOMAINS = 64
+"""Domains that the form has rows for, beside the empty one."""
+
+WINDOWS = 48
+"""Windows per domain that the form begins with, as `reg evaluate`."""
+
+MOST_WINDOWS = 100_000
+
+_CORRECT = "correct it in the form"
+
+
+def domains_of(record: CompositionRecord, evaluated: Sequence[str]) -> list[str]:
+    """Return the domains that the form offers: those of the members, and others that were evaluated before."""
+    document = record.document
+    copies = "from_base" in document or document["recipe"].get("to") == "simoe"
+    members = [] if copies else [str(one["name"]) for one in document["members"]]
+    return list(dict.fromkeys([*members, *evaluated]))[:MOST_DOMAINS]
+
+
+def folders_of(record: CompositionRecord) -> list[str]:
+    """Return the folders of a composition that are there, the latest first."""
+    return [folder for folder in reversed(record.folders) if Path(folder).is_dir()]
+
+
+def evaluating(record: CompositionRecord, form: QueryParams) -> list[str]:
+    """Return the words of the command after `reg` that evaluates a composition as a form asks for.
+
+    Args:
+        record: the composition.
+        form: `folder`, pairs of `domain` and `file`, of which those without a file are left out, `windows`, and
+            `baselines` and `oracle`, each 1 or absent.
+
+    Raises:
+        InvalidInputError: the folder is not one of the composition's, a file is not there, no file is given, or the
+            number of windows is not from 1 to `MOST_WINDOWS`.
+    """
+    folder = form.get("folder", "")
+    if folder not in folders_of(record):
+        raise InvalidInputError(
+            f"{folder or 'no folder'} is not a folder of this composition", "choose one in the form"
+        )
+    rows = zip(form.getlist("domain"), form.getlist("file"), strict=False)
+    given = [(domain.strip(), file.strip()) for domain, file in rows if file.strip()]
+    if not given:
+        raise InvalidInputError("no file of test text is given", "give one for at least one domain in the form")
+    words = ["evaluate", str(Path(folder).absolute())]
+    for domain, file in given:
+        words += ["--data", f"{_domain(domain, file)}={_file(domain, file)}"]
+    windows = form.get("windows", "").strip() or str(WINDOWS)
+    if not (windows.isascii() and windows.isdecimal() and len(windows) < 7 and 1 <= int(windows) <= MOST_WINDOWS):
+        raise InvalidInputError(f"windows is {windows!r}, expected a number from 1 to {MOST_WINDOWS:,}", _CORRECT)
+    words += ["--windows", windows] if int(windows) != WINDOWS else []
+    return words + [f"--{name}" for name in ("baselines", "oracle") if form.get(name) == "1"]
+
+
+def _domain(domain: str, file: str) -> str:
+    if not domain or "=" in domain or not domain.isprintable():
+        raise InvalidInputError(f"the domain of {file} is {domain!r}, expected a name without =", _CORRECT)
+    return domain
+
+
+def _file(domain: str, file: str) -> str:
+    if len(file) > MOST_PATH or not file.isprintable():
+        raise InvalidInputError(
+            f"the file of {domain} is not a path of 1 to {MOST_PATH} printable characters", _CORRECT
+        )
+    if not Path(file).is_file():
+        raise InvalidInputError(f"the file of {domain} is not there: {Path(file).absolute()}", _CORRECT)
+    return file

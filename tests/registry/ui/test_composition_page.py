@@ -1,0 +1,120 @@
+"""Proves: the page of a composition shows its recipe, members, scores, audits and report."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from registry import Recipe, Registry
+from registry.composition.compose import used_versions
+from registry.design import colour_class, expert_colours
+from tests.pages import Page, Pages
+from tests.registry.ui.examples import composed, evaluation
+
+
+def test_a_composition_shows_recipe_members_and_scores(filled: Registry, pages: Pages, tmp_path: Path) -> None:
+    digest = composed(filled, tmp_path / "moe", "math", "code")
+    assert "It was not evaluated yet" in pages.read("compositions", digest).text
+    filled.catalog.record_evaluation(digest, "1" * 64, evaluation())
+    page = pages.read("compositions", digest)
+    for text in (
+        "regmean",
+        "mixtral",
+        "91.25",
+        "95.50",
+        "89.62",
+        "75.0 %",
+        "60.0 %",
+        str(tmp_path / "moe"),
+        "missing",
+    ):
+        assert text in page.text, text
+    assert pages.ask(f"/compositions/{digest[:8]}").headers["location"] == f"/compositions/{digest}"
+    listed = pages.read("compositions")
+    assert f"/compositions/{digest}" in listed.links
+    assert "moe" in listed.text
+    assert "89.6 on 2,468 tokens of 2 domains" in listed.text
+    assert "1–1 of 1" in pages.read("compositions", of="math").text
+    assert "No composition matches" in pages.read("compositions", of="law").text
+    again = next(link for link in page.links if link.startswith("/compose?"))
+    assert digest[:12] in Page(pages.ask(again).text).text
+
+
+def test_a_composition_shows_its_audits(filled: Registry, pages: Pages, tmp_path: Path) -> None:
+    digest = composed(filled, tmp_path / "moe", "math", "code")
+    assert "Extraction" not in pages.read("compositions", digest).text
+    audit = {
+        "data": {"digest": "0" * 64, "label": "<b>law.jsonl", "documents": 1234},
+        "experts": {},
+        "settings": {"prefix": 8, "continued": 4},
+        "extraction": {"extracted": 77, "rate": 0.0624, "similarity": 0.3125, "most": 0.875},
+    }
+    filled.catalog.record_evaluation(digest, "2" * 64, audit)
+    page = pages.read("compositions", digest)
+    (stored,) = filled.audits(filled.compositions(digest)[0])
+    row = page.text[page.text.index("<b>law.jsonl") :]
+    found = [row.index(text) for text in ("<b>law.jsonl", "1,234", "77", "6.2 %", "0.312", "0.875")]
+    assert found == sorted(found)
+    assert stored.evaluated_at[:10] in row
+    assert "It was not evaluated yet" in page.text  # an audit is no score
+
+
+def test_copies_of_a_base_model_are_counted(filled: Registry, pages: Pages, tmp_path: Path) -> None:
+    plan = filled.plan([], from_base=12)
+    filled.catalog.record_composition(plan.digest, plan.document, used_versions(plan), str(tmp_path))
+    page = pages.read("compositions", plan.digest)
+    assert "12 copies on base@1" in page.text
+    assert "A sparse mixture of 12 copies of the base model’s MLPs; 2 experts per token" in page.text
+    assert "Compose again" not in page.text
+    assert "12 copies on base@1" in pages.read("compositions").text
+
+
+def test_a_composition_has_its_report(filled: Registry, pages: Pages, tmp_path: Path) -> None:
+    pytest.importorskip("vl_convert")
+    digest = composed(filled, tmp_path / "<b>moe", "math", "code")
+    first, second = (pages.ask(f"/compositions/{digest}/report") for _ in range(2))
+    assert first.status == 200, first.text
+    assert first.text == second.text
+    policy = first.headers["content-security-policy"]
+    assert "script-src 'sha256-" in policy
+    assert "script-src 'unsafe" not in policy
+    assert "sandbox allow-scripts" in policy
+    assert digest[:16] in first.text
+    assert pages.ask(f"/compositions/{digest[:9]}/report").headers["location"] == f"/compositions/{digest}/report"
+    assert pages.ask("/compositions/abcdef/report").status == 404
+
+
+def test_the_base_model_of_a_trunk_is_no_member(filled: Registry, pages: Pages) -> None:
+    plan = filled.plan(["math", "code"], Recipe(trunk="ties"))
+    filled.catalog.record_composition(plan.digest, plan.document, used_versions(plan), "moe")
+    text = pages.ask(f"/compositions/{plan.digest}").text
+    members = text.partition('aria-label="Table of the members"')[2].partition("</table>")[0]
+    assert ("math@1" in members, "code@1" in members, "base@1" in members) == (True, True, False)
+    assert "Base model, no member: base@1" in Page(text).text
+
+
+@pytest.mark.parametrize("place", ["", "/report"])
+def test_one_rule_gives_dots_their_colours_on_pages_and_in_reports(filled: Registry, pages: Pages, place: str) -> None:
+    pytest.importorskip("vl_convert")
+    plan = filled.plan(["math", "code"], Recipe(trunk="ties"))
+    filled.catalog.record_composition(plan.digest, plan.document, used_versions(plan), "moe")
+    filled.opt_out("math")
+    own = colour_class("code", expert_colours(["code"], filled.catalog.names(kind="expert")))
+    text = pages.ask(f"/compositions/{plan.digest}{place}").text
+    assert f'class="dot {own}"' in text or f'class="ref {own}"' in text
+    grey = set(re.findall(r'class="(?:dot|chip|chip gone|ref)[^"]* neutral(?: gone)?"', text))
+    assert grey
+    assert set(re.findall(r'class="(?:dot|chip|ref) (e[0-9]+)[ "]', text)) <= {own}
+
+
+def test_the_base_model_and_an_opted_out_expert_are_grey_on_every_list(filled: Registry, pages: Pages) -> None:
+    filled.opt_out("math")
+    text = pages.ask("/?all=1").text
+    found = {name: colour for colour, name in re.findall(
+        r'<li class="card expert ([a-z0-9]+)[^"]*">.*?<bdi>([a-z]+)@1</bdi>', text, re.DOTALL)}  # fmt: skip
+    assert (found["math"], found["base"]) == ("neutral", "neutral")
+    assert re.fullmatch("e[0-9]+", found["code"])
+    page = pages.ask("/versions/math@1").text
+    assert '<header class="head neutral">' in page
+    composer = pages.ask("/compose?to=ensemble").text
+    assert '<span class="dot neutral" aria-hidden="true"></span><span class="what"><bdi>base@1' in composer

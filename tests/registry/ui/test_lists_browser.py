@@ -1,0 +1,89 @@
+"""Proves, in Chromium: compositions are searched and evaluated by keyboard alone, and the list of jobs follows itself.
+
+Skipped where there is no Chromium, as `test_browser.py`, which says how accessibility is checked.
+"""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from registry import Recipe, Registry
+from tests.pages import Pages, served
+from tests.registry.ui.test_browser import CHROMIUM, LIGHT, PHONE, browser, tab
+from tests.registry.ui.test_composer_browser import FOLLOWED, enter, faults
+from tests.registry.ui.test_every_kind import evaluated, recorded
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+__all__ = ["browser"]
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: apt-get install chromium")
+
+
+@pytest.fixture
+def pages(filled: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pages]:
+    """Two compositions with scores, one with a folder; the command of a job goes on until `go` is there."""
+    for name, recipe, average in (("moe", Recipe(), 80.0), ("dense", Recipe(to="dense", trunk="mean"), 90.0)):
+        digest = recorded(filled, filled.plan(["code", "math"], recipe), str(tmp_path / name))
+        scores = evaluated(name)
+        scores["figures"] = scores["figures"] | {"average": average}
+        filled.catalog.record_evaluation(digest, "1" * 64, scores)
+    (tmp_path / "moe").mkdir()
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "math.txt").write_text("text")
+    monkeypatch.chdir(tmp_path / "work")
+    with served(filled, may_write=True, program=(sys.executable, "-c", FOLLOWED, str(tmp_path / "go"))) as found:
+        yield found
+
+
+@pytest.mark.parametrize("script", [True, False], ids=["script", "no script"])
+def test_compositions_are_searched_and_sorted_by_keyboard(browser: "Browser", pages: Pages, script: bool) -> None:
+    with tab(browser, **LIGHT, java_script_enabled=script) as (_, page, said):
+        page.goto(f"{pages.address}/compositions")
+        page.get_by_label("Order").focus()
+        page.keyboard.press("ArrowUp")
+        page.get_by_label("Order").select_option("score")
+        page.get_by_label("Search").focus()
+        page.keyboard.type("code@1")
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/compositions?q=code%401&of=&domain=&sort=score")
+        assert page.locator(".composition h2").all_inner_texts() == ["dense", "moe"]
+        page.get_by_label("Search").focus()
+        for _ in range(4):
+            page.keyboard.press("Tab")  # member, domain, order, the button
+        assert page.locator("button:focus").inner_text() == "Show"
+        assert said == []
+
+
+@pytest.mark.parametrize("options", [LIGHT, PHONE], ids=["light", "phone"])
+def test_an_evaluation_is_started_by_keyboard_and_the_list_follows_it(
+    browser: "Browser", pages: Pages, filled: Registry, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    digest = next(one.digest for one in filled.compositions() if one.folders[-1].endswith("moe"))
+    with tab(browser, **options) as (_, page, said):
+        enter(page, pages)
+        page.goto(f"{pages.address}/compositions/{digest}")
+        page.locator("summary", has_text="Score it on text").focus()
+        page.keyboard.press("Enter")
+        page.get_by_label("math", exact=True).focus()
+        page.keyboard.type("math.txt")
+        assert faults(page) == []
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/jobs/*")
+        assert page.locator("h1").inner_text() == "Evaluate moe"
+        assert "--data math=math.txt" in page.locator(".job > .command code").inner_text()
+        page.goto(f"{pages.address}/jobs")
+        page.get_by_text("1 job going on").wait_for()
+        page.locator(".joblist a").focus()
+        (tmp_path / "go").touch()
+        page.get_by_text("Nothing is going on").wait_for()  # without being loaded again
+        assert page.locator("[data-job-status]").inner_text() == "0 jobs going on."
+        assert page.evaluate("document.activeElement.textContent") == "Evaluate moe"  # it keeps its focus
+        assert page.locator("[data-follow]").count() == 0
+        assert faults(page) == []
+        assert said == []

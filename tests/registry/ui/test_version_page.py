@@ -1,0 +1,68 @@
+"""Proves: the page of a version shows what it is and was used for, and nothing of what was opted out stays."""
+
+from pathlib import Path
+
+from registry import Registry
+from tests.pages import Pages
+from tests.registry.ui.examples import composed, evaluation
+
+
+def test_a_version_shows_what_it_is_and_was_used_for(filled: Registry, pages: Pages, tmp_path: Path) -> None:
+    digest = composed(filled, tmp_path / "moe", "math", "code")
+    page = pages.read("versions", "math@1")
+    version = filled.resolve("math")
+    for text in (version.digest, "mlp input", "512", "math.train.jsonl", "active", "add-expert", "family llama"):
+        assert text in page.text, text
+    assert f"/compositions/{digest}" in page.links
+    assert "/compose?e=math@1" in page.links or "/compose?e=math%401" in page.links
+    assert pages.ask("/versions/math").headers["location"] == "/versions/math@1"
+    assert pages.read("versions", "base@1").text.count("Compose with it") == 0
+    compared = pages.read("versions", "math@1", "comparison").text
+    for other in ("base@1", "code@1", "law@1", "german@1", "biomed@1"):
+        assert other in compared
+    assert "same base" in compared
+    assert f"/compositions/{digest}" in pages.read("versions", "math@1", "comparison").links
+    part = pages.ask("/versions/math@1/comparison?part=comparison").text
+    assert "<html" not in part
+    assert "same base" in part
+    overlap, lineage = (pages.ask(f"/versions/math@1/comparison?part={name}").text for name in ("overlap", "lineage"))
+    assert ("same base" in overlap, "same base" in lineage) == (False, True)
+    assert ("Overlap of text" in overlap, "Overlap of text" in lineage) == (True, False)
+
+
+def test_what_was_opted_out_says_so_and_nothing_of_it_stays(filled: Registry, pages: Pages, tmp_path: Path) -> None:
+    digest = composed(filled, tmp_path / "moe", "math", "code")
+    filled.catalog.set_tags(filled.resolve("math"), {"secret": "tag"})
+    assert "math@1" in pages.read("versions", "code@1", "comparison").text
+    filled.opt_out("math", purge=True)
+    assert "math@1" not in pages.read("versions", "code@1", "comparison").text.partition("Overlap")[2]
+    gone = pages.read("versions", "math@1").text
+    assert "opted out at" in gone
+    assert "purged" in gone
+    assert "secret" not in gone
+    assert "nothing to compare" in pages.read("versions", "math@1", "comparison").text
+    assert "cannot be made again" in pages.read("compositions", digest).text
+    assert "was opted out" in pages.read("compose", e="math@1").text
+
+
+def test_a_purge_is_not_held_up_by_pages(filled: Registry, pages: Pages) -> None:
+    for name in ("math", "code", "law"):
+        pages.read("versions", f"{name}@1", "comparison")
+    with Registry(filled.home.path) as other:
+        assert other.opt_out("law", purge=True).remains == ()
+
+
+def test_an_expert_shows_its_text_and_its_own_perplexity(filled: Registry, pages: Pages, tmp_path: Path) -> None:
+    digest = composed(filled, tmp_path / "moe", "math", "code")
+    math, code = filled.resolve("math"), filled.resolve("code")
+    text = pages.read("versions", "math@1").text
+    assert "math.train.jsonl : 512 tokens" in text.partition("The text it is known from")[2]
+    assert "No stored evaluation of a composition scored text of its domain, math" in text
+    found = evaluation("math.test.jsonl") | {"experts": {"math": math.digest, "code": "0" * 64}}
+    filled.catalog.record_evaluation(digest, "1" * 64, found)
+    own = pages.read("versions", "math@1")
+    # a score of 88 at a perplexity of 6: the expert's own is 0.88 · 6
+    assert "math.test.jsonl 5.28 6.00 1,234 moe" in own.text.partition("Its own perplexity")[2]
+    assert f"/compositions/{digest}" in own.links
+    other = pages.read("versions", f"code@{code.number}").text  # that was evaluated against another expert
+    assert "No stored evaluation of a composition scored text of its domain, code" in other

@@ -1,0 +1,36 @@
+"""Proves: pictures are taken of the pages that are named, and a name of no page is said."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from registry import Registry
+from tests.screenshots import LOOKS, addresses, wanted_of
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+PAGES = [(name, f"/{name}") for name in ("home", "compose", "compose-chosen", "composition-1", "composition-2")]
+
+
+def test_pages_are_chosen_by_their_names_or_beginnings() -> None:
+    assert wanted_of(PAGES, []) == (PAGES, [])
+    assert wanted_of(PAGES, ["compose"]) == ([PAGES[1]], [])
+    assert wanted_of(PAGES, ["composition", "home"]) == ([PAGES[0], *PAGES[3:]], [])
+    assert wanted_of(PAGES, ["composition-2", "x"]) == ([PAGES[4]], ["x"])
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
+def test_the_command_takes_the_pages_of_its_arguments(tmp_path: Path) -> None:
+    pytest.importorskip("playwright.sync_api")
+    with Registry(tmp_path / "home") as registry:
+        registry.catalog.create()
+        assert ("log", "/log") in addresses(registry)
+    words = [sys.executable, "-m", "tests.screenshots", str(tmp_path / "home"), str(tmp_path / "out")]
+    done = subprocess.run([*words, "log"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(f"log-{look}.png" for look in LOOKS)
+    wrong = subprocess.run([*words, "lgo"], capture_output=True, text=True, check=False)
+    assert wrong.returncode == 1
+    assert wrong.stderr.startswith("no page is called lgo; there are home, search, ")
