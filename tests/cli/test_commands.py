@@ -141,7 +141,7 @@ def test_base_model_is_no_member_in_the_table(ready: Run, tmp_path: Path) -> Non
     header, row = ready("compositions").stdout.splitlines()
     assert header.split() == ["composition", "made", "members", "base", "trunk", "router", "top-k"]
     assert row.split()[2:5] == ["code@1,math@1", "base@1", "base"]
-    assert "code@1,math@1  base base@1\n" in ready("show", "math").stdout
+    assert "code@1,math@1  base model base@1\n" in ready("show", "math").stdout
 
 
 def test_compose_and_plan(ready: Run, tmp_path: Path) -> None:
@@ -314,10 +314,14 @@ def test_evaluate(ready: Run, zoo: Zoo, tmp_path: Path) -> None:
     words += [word for name in ("code", "math") for word in ("--data", f"{name}={zoo.test[name]}")]
     table = ready(*words, "--baselines").stdout
     assert [line.split()[0] for line in table.splitlines() if line] == [
-        "perplexity", "base", "expert", "expert", "average", "moe", "(tokens)",
-        "normalised", "base", "expert", "expert", "average", "moe",
-        "routing", "moe", "load", "moe", "parameters", "base", "expert", "expert", "average", "moe",
+        "perplexity", "base", "expert", "expert", "averaged", "moe", "(tokens)",
+        "normalised", "base", "expert", "expert", "averaged", "moe",
+        "routing", "moe", "load", "moe", "parameters", "base", "expert", "expert", "averaged", "moe",
     ]  # fmt: skip
+    assert table.splitlines()[1].startswith("base model base@1  ")
+    assert "\naveraged weights  " in table
+    assert "average " not in table  # a row of weights and a column of means, not one word for both
+    assert next(line for line in table.splitlines() if line.startswith("normalised")).split()[-1] == "mean"
     (row,) = document(ready(*words, "--json"))
     assert row["name"] == "moe"
     assert set(row["perplexity"]) == {"code", "math"}
@@ -392,7 +396,9 @@ def test_demo_prints_tables_and_promises(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setattr(demo, "run_demo", lambda *_, **__: result)
     invoked = CliRunner().invoke(main, ["demo", "--out", str(tmp_path)])
     assert invoked.exit_code == 0
-    assert "Bit for bit: 2 orders of registering gave one folder (1…), and opting math out gave that" in invoked.stdout
+    assert (
+        "Bit for bit: all 2 orders of registering gave one folder (1…), and opting math out gave that" in invoked.stdout
+    )
     found = json.loads(CliRunner().invoke(main, ["demo", "--json"]).stdout)
     assert found["orders"] == {"a,b": "1", "b,a": "1"}
     broken = DemoResult(tmp_path, ("code",), rows, {("a", "b"): "1", ("b", "a"): "3"}, "2", "2", "math")

@@ -31,7 +31,7 @@ def test_demo_shows_the_promises(demo_result: DemoResult) -> None:
         "average",
         "moe",
     ]
-    assert len(result.orders) == 3
+    assert len(result.orders) == 6
     assert len(set(result.orders.values())) == 1
     assert result.opted_out == result.never_registered
     assert result.opted_out != next(iter(result.orders.values()))
@@ -114,8 +114,8 @@ def test_closing_lines_have_the_figures_of_the_rows(demo_result: DemoResult, tmp
     average = {row.name: row.average for row in demo_result.rows}
     moe, plain, same = average["moe"], average["average"], next(iter(demo_result.orders.values()))
     proof = (
-        f"Bit for bit: 3 orders of registering gave one folder ({same[:12]}…), and opting math out gave that of a "
-        f"registry which never held it ({demo_result.opted_out[:12]}…)."
+        f"Bit for bit: all 6 orders of registering gave one folder ({same[:12]}…), and opting math out gave that of "
+        f"a registry which never held it ({demo_result.opted_out[:12]}…)."
     )
     closing = lines.index("next:")
     assert lines[closing - 3 : closing] == [
