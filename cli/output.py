@@ -193,7 +193,9 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 def print_line(text: str) -> None:
     """Print a long line on stdout, wrapped where a terminal is narrower."""
     width = terminal_width()
-    for line in [text] if width is None else textwrap.wrap(text, width, subsequent_indent="  ") or [""]:
+    for line in (
+        [text] if width is None else textwrap.wrap(text, width, subsequent_indent="  ", break_on_hyphens=False) or [""]
+    ):
         click.echo(line)
 
 

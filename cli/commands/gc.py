@@ -8,7 +8,7 @@ from cli.session import Session, pass_session
 
 
 @click.command(cls=GroupedCommand, examples=("reg gc --dry-run", "reg gc"))
-@click.option("--dry-run", is_flag=True, help="Only list what would be deleted.")
+@click.option("--dry-run", is_flag=True, help="Only list what would be deleted, with its size.")
 @as_json
 @pass_session
 def gc(session: Session, dry_run: bool, as_json: bool) -> None:
@@ -32,13 +32,15 @@ def gc(session: Session, dry_run: bool, as_json: bool) -> None:
                 "work_bytes": garbage.work_bytes,
                 "cached": garbage.cached,
                 "cached_bytes": garbage.cached_bytes,
+                "pieces": [{"name": piece.name, "bytes": piece.nbytes} for piece in garbage.pieces],
                 "dry_run": dry_run,
             }
         )
         return
     verb = "would delete" if dry_run else "deleted"
     lines = [f"{verb} {count(len(garbage.digests), 'array')} ({size(garbage.nbytes)})"]
-    lines += [f"  {short(digest)}" for digest in garbage.digests]
+    arrays = len(garbage.digests)
+    lines += [f"  {short(piece.name)}  {size(piece.nbytes)}" for piece in garbage.pieces[:arrays]]
     for number, noun, plural, nbytes in (
         (garbage.passes, "running or interrupted pass", "running or interrupted passes", garbage.pass_bytes),
         (garbage.merged, "merged adapter", "merged adapters", garbage.merged_bytes),
@@ -49,7 +51,7 @@ def gc(session: Session, dry_run: bool, as_json: bool) -> None:
         if number:
             lines.append(f"{verb} {count(number, noun, plural)} ({size(nbytes)})")
     if dry_run:  # the list is the result, which --quiet must not hide
-        for line in lines:
+        for line in (*lines, *(f"  {piece.name}  {size(piece.nbytes)}" for piece in garbage.pieces[arrays:])):
             click.echo(line)
         next_step(["gc"])
     else:

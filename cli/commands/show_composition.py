@@ -195,7 +195,7 @@ def _print_evaluation(at: str, document: Mapping[str, Any], *, of_ensemble: bool
     if not oracle:
         header, rows = header[:3] + header[4:], [row[:3] + row[4:] for row in rows]
     setting = f"windows of {settings['seq_len']:,} tokens, {settings['dtype']}"
-    click.echo(f"evaluated {at[:19]}: {setting}")
+    print_line(f"evaluated {at[:19]}: {setting}")
     print_tables([Table(header, rows)])
     if active := [row for row in document.get("active_experts", ()) if row["average"] is not None]:
         scores = ", ".join(f"{row['experts_per_token']}: {figure(row['average'])}" for row in active)

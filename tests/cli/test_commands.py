@@ -356,22 +356,26 @@ def test_verify_and_gc(ready: Run, tmp_path: Path) -> None:
     assert "1 problem: 3 versions" in told
     assert "1 array belongs to no version" in told
     assert document(ready("verify", "--json", code=1))["orphans"] == 1
-    assert ready("gc", "--dry-run").stdout.splitlines() == ["would delete 1 array (0 B)", f"  {stray.name[:12]}"]
+    assert ready("gc", "--dry-run").stdout.splitlines() == [
+        "would delete 1 array (0 B)",
+        f"  {stray.name[:12]}  0 B",
+    ]
     assert stray.exists()
     partial = tmp_path / "home" / "partial" / "x.safetensors"
     partial.parent.mkdir()
     partial.write_bytes(bytes(2000))
     line = "1 running or interrupted pass (2.0 kB)"
-    assert ready("gc", "--dry-run").stdout.splitlines()[-1] == f"would delete {line}"
+    assert ready("gc", "--dry-run").stdout.splitlines()[-2:] == [f"would delete {line}", f"  {partial}  2.0 kB"]
     kinds = ("passes", "pass_bytes", "merged", "merged_bytes", "work", "work_bytes", "cached", "cached_bytes")
     nothing = dict.fromkeys(kinds, 0)
     found = {"digests": [stray.name], "bytes": 0, **nothing, "passes": 1, "pass_bytes": 2000}
+    found["pieces"] = [{"name": stray.name, "bytes": 0}, {"name": str(partial), "bytes": 2000}]
     assert document(ready("gc", "--dry-run", "--json")) == found | {"dry_run": True}
     assert partial.exists()
     assert ready("gc").stdout.splitlines()[-1] == f"deleted {line}"
     assert not stray.exists()
     assert not partial.exists()
-    assert document(ready("gc", "--json")) == {"digests": [], "bytes": 0, **nothing, "dry_run": False}
+    assert document(ready("gc", "--json")) == {"digests": [], "bytes": 0, **nothing, "pieces": [], "dry_run": False}
 
 
 def test_db(run: Run, tmp_path: Path) -> None:
