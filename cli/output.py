@@ -84,6 +84,12 @@ def note(text: str) -> None:
         click.echo(text, err=True)
 
 
+def announce(text: str) -> None:
+    """Print on stderr what a command begins with, where no terminal shows a first word and a bar; unless --quiet."""
+    if not sys.stderr.isatty():
+        note(f"{text} …")
+
+
 def done(brief: str | None, *lines: str) -> None:
     """Print the result of a command on stdout.
 

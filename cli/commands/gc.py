@@ -3,7 +3,7 @@
 import click
 
 from cli.option_groups import GroupedCommand
-from cli.output import as_json, count, done, next_step, print_json, short, size
+from cli.output import announce, as_json, count, done, next_step, print_json, short, size
 from cli.session import Session, pass_session
 
 
@@ -17,6 +17,7 @@ def gc(session: Session, dry_run: bool, as_json: bool) -> None:
     A pass that runs in another process continues, but can no longer be resumed after an interruption. Merged adapters
     and temporary models of compositions without an owner are deleted when they are a day old.
     """
+    announce("looking for what nothing uses")
     with session.registry() as registry:
         garbage = registry.gc(dry_run=dry_run)
     if as_json:
