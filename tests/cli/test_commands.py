@@ -189,6 +189,27 @@ def test_compose_and_plan(ready: Run, tmp_path: Path) -> None:
     assert words[words.index("base@1") - 1] == "base"
 
 
+def test_a_plan_names_what_it_makes_and_what_was_set(ready: Run) -> None:
+    def fields(*words: object) -> dict[str, str]:
+        lines = ready("compose", "--experts", "math,code", "--plan", *words).stdout.splitlines()
+        start = next(index for index, line in enumerate(lines) if line.startswith("composition"))
+        width = len(lines[start]) - len(lines[start].split(maxsplit=1)[1])
+        return {line[:width].strip(): line[width:] for line in lines[start + 1 :]}
+
+    plain, always = fields(), {"host", "parameters", "bytes", "peak memory"}
+    recipe = {"to": "moe", "trunk": "regmean", "router": "context", "top k": "1"}
+    assert {key: value for key, value in plain.items() if key not in {*always, "context routing adds"}} == recipe
+    ridge = fields("--router", "ridge", "--balance", "tokens", "--alpha", "0.9", "--temperature", "0.05", "--normalize")
+    assert {key: value for key, value in ridge.items() if key not in always} == {
+        **recipe, "alpha": "0.9", "router": "ridge", "lam": "0.01", "normalize": "yes", "top k": "2",
+        "balance": "tokens",
+    }  # fmt: skip
+    ensemble = fields("--to", "ensemble")
+    assert {key: value for key, value in ensemble.items() if key not in {*always, "note"}} == {
+        "to": "ensemble", "routing": "posterior", "top k": "2",
+    }  # fmt: skip
+
+
 def test_list_show_compositions_log(ready: Run, tmp_path: Path) -> None:
     ready("compose", "--experts", "math,code", "--out", tmp_path / "moe")
     listed = ready("list").stdout.splitlines()
@@ -245,7 +266,10 @@ def test_opt_out_asks_and_lists(ready: Run, tmp_path: Path) -> None:
     assert "withdrawn" in ready("show", "math").stdout
     purged = ready("opt-out", "math", "--purge", "--yes").stdout
     assert "  deleted " in purged
-    assert "purged" in ready("show", "math@1").stdout
+    shown = dict(line.split(maxsplit=1) for line in ready("show", "math@1").stdout.splitlines())
+    assert (shown["state"], shown["parameters"]) == ("purged", "purged")
+    (listed,) = [line for line in ready("list", "--all").stdout.splitlines() if line.startswith("math@1")]
+    assert listed.split()[3] == "purged"
     found = document(ready("opt-out", "code", "--purge", "--yes", "--json"))
     assert found["purged"] is True
     assert found["versions"][0]["ref"] == "code@1"

@@ -95,8 +95,11 @@ def test_an_interrupted_examination_leaves_what_was_written(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Registry, "doctor", interrupted)
-    out = tmp_path / "checked"
-    result = run(filled.home.path, "compose", "--experts", "code,math", "--check", "--out", out, code=130)
+    out, recipe = tmp_path / "checked", tmp_path / "recipe.yaml"
+    words = ("compose", "--experts", "code,math", "--check", "--out", out, "--save-recipe", recipe)
+    result = run(filled.home.path, *words, code=130)
+    again = json.loads(run(filled.home.path, "compose", "--recipe", recipe, "--plan", "--json").stdout)
+    assert again["digest"] == json.loads((out / "composition.json").read_text())["digest"]
     assert result.stdout.startswith(f"composed code@1, math@1 into {out}")
     assert f"error: {out} is written; its examination was interrupted\n" in result.stderr
     assert result.stderr.endswith(f"doctor {out}\n")
