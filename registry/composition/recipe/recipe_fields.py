@@ -295,7 +295,7 @@ def chosen(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _default_in(one: RecipeField, recipe: Mapping[str, Any]) -> Any:
-    methods = [recipe.get(name) for name in ("to", "trunk", "router")]
+    methods = [str(recipe.get(name)) for name in ("to", "trunk", "router")]
     return next((one.default_with[method] for method in methods if method in one.default_with), one.default)
 
 
