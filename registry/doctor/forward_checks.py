@@ -133,20 +133,21 @@ def _compared(exam: Examination, texts: DomainTexts, domains: list[str]) -> Iter
     members = list(folder.members.values())
     shapes = [{(link.name, link.shape) for link in one.arrays if link.role in ("trunk", "mlp")} for one in members]
     if any(shape != shapes[0] for shape in shapes):
-        yield passed(f"{said}; members of several architectures have no plain average")
+        yield passed(f"{said}; members of several architectures have no averaged weights")
         return
     with dense_model(folder, "average", members, exam.settings) as model:
         average = _mean(list(perplexities_of(model, windows, exam.settings, folder.progress).values()))
     data = " ".join(f"--data {domain}=FILE" for domain in domains)
     if ours > average * _WORSE:
         yield warning(
-            f"it is worse than the plain average of its members: {said}, the average {average:.4g}; a mixture should "
+            f"it is worse than the averaged weights of its members: {said}, averaged weights {average:.4g}; "
+            "a mixture should "
             "be better",
             f"see what routing and trunk each cost: reg evaluate {folder.quoted} {data} --baselines --oracle",
         )
     else:
         word = "better than" if ours < average / _WORSE else "as good as"
-        yield passed(f"it is {word} the plain average of its members: {said}, the average {average:.4g}")
+        yield passed(f"it is {word} the averaged weights of its members: {said}, averaged weights {average:.4g}")
 
 
 def _stored(exam: Examination) -> Iterator[Finding]:
