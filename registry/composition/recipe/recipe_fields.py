@@ -289,7 +289,7 @@ def chosen(recipe: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in recipe.items():
         if key == TRUNK_OPTIONS:
             found |= {name: one for name, one in value.items() if one != _default_in(FIELDS[name], recipe)}
-        elif value is not None and (key in _ALWAYS or value != _default_in(FIELDS[key], recipe)):
+        elif value is not None and (key in _ALWAYS or key not in FIELDS or value != _default_in(FIELDS[key], recipe)):
             found[key] = value
     return found
 
