@@ -18,7 +18,7 @@ from cli.output import allows_colour, note, output_options
 from cli.session import Session, accept_place, place_options
 from cli.summaries import SUMMARIES
 from cli.synonyms import SYNONYMS
-from registry.names.suggest import suggest
+from registry.names.suggest import closest, did_you_mean
 
 COMMANDS = {
     "add-expert": "add_expert",
@@ -105,6 +105,12 @@ class _Group(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] == "help":
+            named = [word for word in args if word != "help" and not word.startswith("-")]
+            if not named:
+                click.echo(ctx.get_help(), color=ctx.color)
+                ctx.exit()
+            args = [*named, "--help"]
         word = args[0]
         if word not in {*COMMANDS, *ALIASES} and not word.startswith("-") and not ctx.resilient_parsing:
             raise _unknown(word)
@@ -149,8 +155,8 @@ def _asks_for_json(words: Sequence[str]) -> bool:
 
 def _unknown(word: str) -> CliError:
     """Return the error of a word that is no command, with what was meant."""
-    meant = SYNONYMS.get(word.lower(), ())
-    guess = f"; did you mean {' or '.join(map(repr, meant))}?" if meant else suggest(word, [*COMMANDS, *ALIASES])
+    meant = SYNONYMS.get(word.lower()) or closest(word, [*COMMANDS, *ALIASES])
+    guess = did_you_mean(meant)
     following = f"reg {meant[0]} --help" if meant else "reg --help"
     return CliError(f"there is no command {word!r}{guess}", following, "UsageError", 2)
 
@@ -166,7 +172,7 @@ def main(ctx: click.Context) -> None:
     \b
     Start here:  reg demo trains, composes and opts out tiny experts
     Your own:    reg add-expert NAME CKPT; reg compose --experts A,B --out DIR
-    More:        reg COMMAND --help, with examples
+    More:        reg help COMMAND, with examples
     """
     ctx.obj = Session(ctx.meta)
 

@@ -5,6 +5,8 @@ from typing import Any
 
 import click
 
+from cli.errors import CliError
+from cli.output import reg_line
 from registry.composition.recipe.recipe_field_type import RecipeField
 from registry.composition.recipe.recipe_fields import DENSE, ENSEMBLE, FIELDS, HETERO, MOE, TRUNK_OPTIONS
 
@@ -111,6 +113,7 @@ class GroupedCommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the words after the command, and keep them for the line that follows it."""
         ctx.meta[_TYPED] = tuple(args)
+        _check_lists(self, args)
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -126,6 +129,36 @@ class GroupedCommand(click.Command):
         if self.examples:
             with formatter.section("Examples"):
                 formatter.write("".join(f"  {line}\n" for line in self.examples))
+
+
+def _check_lists(command: click.Command, words: Sequence[str]) -> None:
+    """Check that no list is typed with spaces, which would make several words of it.
+
+    Raises:
+        CliError: one is: `--experts code, math`. The next command is the same without them.
+    """
+    lists = {name for one in command.params if isinstance(one, click.Option) and "," in (one.metavar or "")
+             for name in one.opts}  # fmt: skip
+    takes_words = any(isinstance(one, click.Argument) for one in command.params)
+    for index, word in enumerate(words[:-1]):
+        option, equals, value = word.partition("=")
+        if option not in lists or word == "--":
+            continue
+        last = begin = index if equals else index + 1
+        while last + 1 < len(words) and not words[last + 1].startswith("-"):
+            if takes_words and not (words[last].endswith(",") or words[last + 1].startswith(",")):
+                break
+            last += 1
+        if last > begin:
+            parts = [value if equals else words[begin], *words[begin + 1 : last + 1]]
+            listed = ",".join(part.strip() for text in parts for part in text.split(",") if part.strip())
+            again = [*words[:index], option, listed, *words[last + 1 :]]
+            message = f"{option}: separate by commas, without spaces: {option} {listed}"
+            raise CliError(message, reg_line([*_words_of(command), *again]), "UsageError", 2)
+
+
+def _words_of(command: click.Command) -> list[str]:
+    return [] if command.name is None else [command.name]
 
 
 def typed_words(

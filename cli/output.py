@@ -84,6 +84,12 @@ def note(text: str) -> None:
         click.echo(text, err=True)
 
 
+def announce(text: str) -> None:
+    """Print on stderr what a command begins with, where no terminal shows a first word and a bar; unless --quiet."""
+    if not sys.stderr.isatty():
+        note(f"{text} …")
+
+
 def done(brief: str | None, *lines: str) -> None:
     """Print the result of a command on stdout.
 
@@ -193,7 +199,9 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 def print_line(text: str) -> None:
     """Print a long line on stdout, wrapped where a terminal is narrower."""
     width = terminal_width()
-    for line in [text] if width is None else textwrap.wrap(text, width, subsequent_indent="  ") or [""]:
+    for line in (
+        [text] if width is None else textwrap.wrap(text, width, subsequent_indent="  ", break_on_hyphens=False) or [""]
+    ):
         click.echo(line)
 
 

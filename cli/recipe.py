@@ -18,7 +18,7 @@ from registry.composition.recipe.recipe_field_type import AUTO, FieldKind, Recip
 from registry.composition.recipe.recipe_fields import FIELDS, MOE, OF_COPIES, obstacle
 from registry.composition.recipe.recipe_rules import problem_of_copies, without_trunk
 from registry.errors import InvalidInputError, RegError
-from registry.names.reference import Reference
+from registry.names.reference import Reference, check_distinct
 
 if TYPE_CHECKING:
     from store.catalog.records import Kind  # with SQLAlchemy
@@ -169,7 +169,7 @@ def asked(
                 file = file.resolved(registry.catalog)
     refs = split(experts) if experts else list(file.experts if file else ())
     if not (experts or refs):
-        raise click.UsageError("--experts is missing, or a --recipe that names them")
+        raise click.UsageError("give --experts A,B, or a --recipe that names them")
     check_members(session, refs)
     if base is not None and checks_base:
         check_members(session, [base], kind="base")
@@ -230,10 +230,13 @@ def check_members(session: Session, refs: Sequence[str], *, kind: Kind | None = 
     Nothing is checked where there is no registry yet, so that wrong options are reported first.
 
     Raises:
-        RegError: there is no such expert, it was opted out, or the catalog belongs to another registry.
+        RegError: one is named twice, there is no such expert, it was opted out, or the catalog belongs to another
+            registry.
     """
     from store.ownership import check_owner
 
+    if kind is None:
+        check_distinct([Reference.parse(ref).name for ref in refs])
     with ExitStack() as stack:
         try:
             registry = stack.enter_context(session.registry())

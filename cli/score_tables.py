@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
+_SHOWN = {"average": "averaged weights"}
+"""Name of a row → how tables show it, where its name alone could be taken for a column's."""
+
 
 class Table(NamedTuple):
     """A header and rows of equal length."""
@@ -135,15 +138,21 @@ def tables_of(rows: "Sequence[Row]", domains: Sequence[str]) -> list[Table]:
     ]
 
 
+def shown_name(name: str) -> str:
+    """Return the name of a row as tables show it: `averaged weights`, and `base model law@1` of a base model."""
+    kind, space, ref = name.partition(" ")
+    return f"base model {ref}" if kind == "base" and space else _SHOWN.get(name, name)
+
+
 def ranking_of(rows: "Sequence[Row]") -> list[Table]:
-    """Return the ranking of rows by average score, with each row's distance from the best."""
+    """Return the ranking of rows by mean score, with each row's distance from the best."""
     ranked = sorted((row for row in rows if row.average is not None), key=lambda row: -(row.average or 0))
     best = ranked[0].average or 0 if ranked else 0
     lines = [
-        [str(rank), row.name, figure(row.average), figure(best - (row.average or 0))]
+        [str(rank), shown_name(row.name), figure(row.average), figure(best - (row.average or 0))]
         for rank, row in enumerate(ranked, 1)
     ]
-    return [Table(("rank", "model", "average", "behind"), lines)] if len(lines) > 1 else []
+    return [Table(("rank", "model", "mean", "behind"), lines)] if len(lines) > 1 else []
 
 
 def wide_table(rows: "Sequence[Row]", domains: Sequence[str]) -> Table:
@@ -155,10 +164,10 @@ def wide_table(rows: "Sequence[Row]", domains: Sequence[str]) -> Table:
 
 def _wide(row: "Row", domains: Sequence[str]) -> dict[str, str | float | None]:
     """Return column → figure for a model."""
-    line: dict[str, str | float | None] = {"model": row.name}
+    line: dict[str, str | float | None] = {"model": shown_name(row.name)}
     line |= {f"perplexity {domain}": row.perplexity.get(domain) for domain in domains}
     line |= {f"score {domain}": row.score.get(domain) for domain in domains}
-    line |= {"score average": row.average, "parameters": row.parameters, "active parameters": row.active_parameters}
+    line |= {"score mean": row.average, "parameters": row.parameters, "active parameters": row.active_parameters}
     line |= {f"routing accuracy {domain}": share for domain, share in row.overall_accuracy.items()}
     line |= {f"load {expert}": share for expert, share in row.overall_load.items()}
     if row.relative_time is not None:
@@ -166,7 +175,7 @@ def _wide(row: "Row", domains: Sequence[str]) -> dict[str, str | float | None]:
     if row.spread is not None:
         line |= {f"perplexity {domain} sd": value for domain, value in row.spread.perplexity.items()}
         line |= {f"score {domain} sd": value for domain, value in row.spread.score.items()}
-        line |= {"score average sd": row.spread.average, "seeds": row.spread.seeds}
+        line |= {"score mean sd": row.spread.average, "seeds": row.spread.seeds}
     return line
 
 
@@ -179,7 +188,8 @@ def figure(value: float | None, spread: float | None = None) -> str:
 
 def _perplexity(rows: "Sequence[Row]", domains: Sequence[str]) -> list[Table]:
     lines = [
-        [row.name, *_figures(row.perplexity, row.spread.perplexity if row.spread else {}, domains)] for row in rows
+        [shown_name(row.name), *_figures(row.perplexity, row.spread.perplexity if row.spread else {}, domains)]
+        for row in rows
     ]
     tokens = [["(tokens)", *(f"{row.tokens[domain]:,}" for domain in domains)] for row in rows[:1] if row.tokens]
     return [Table(("perplexity", *domains), lines + tokens)]
@@ -190,13 +200,13 @@ def _score(rows: "Sequence[Row]", domains: Sequence[str]) -> list[Table]:
         return []
     lines = [
         [
-            row.name,
+            shown_name(row.name),
             *_figures(row.score, row.spread.score if row.spread else {}, domains),
             figure(row.average, row.spread.average if row.spread else None),
         ]
         for row in rows
     ]
-    return [Table(("normalised score", *domains, "average"), lines)]
+    return [Table(("normalised score", *domains, "mean"), lines)]
 
 
 def _figures(values: Mapping[str, float], spread: Mapping[str, float], domains: Sequence[str]) -> list[str]:
@@ -206,21 +216,32 @@ def _figures(values: Mapping[str, float], spread: Mapping[str, float], domains: 
 def _accuracy(rows: "Sequence[Row]", domains: Sequence[str]) -> list[Table]:
     known = [domain for domain in domains if any(domain in row.accuracy for row in rows)]
     lines = [
-        [row.name, *(_share(row.overall_accuracy.get(domain)) for domain in known)] for row in rows if row.accuracy
+        [shown_name(row.name), *(_share(row.overall_accuracy.get(domain)) for domain in known)]
+        for row in rows
+        if row.accuracy
     ]
     return [Table(("routing accuracy", *known), lines)] if lines else []
 
 
 def _load(rows: "Sequence[Row]") -> list[Table]:
     experts = list(dict.fromkeys(expert for row in rows for expert in row.load))
-    lines = [[row.name, *(_share(row.overall_load.get(expert)) for expert in experts)] for row in rows if row.load]
+    lines = [
+        [shown_name(row.name), *(_share(row.overall_load.get(expert)) for expert in experts)]
+        for row in rows
+        if row.load
+    ]
     return [Table(("load", *experts), lines)] if lines else []
 
 
 def _cost(rows: "Sequence[Row]") -> list[Table]:
     timed = any(row.relative_time is not None for row in rows)
     lines = [
-        [row.name, f"{row.parameters:,}", f"{row.active_parameters:,}", *([figure(row.relative_time)] if timed else [])]
+        [
+            shown_name(row.name),
+            f"{row.parameters:,}",
+            f"{row.active_parameters:,}",
+            *([figure(row.relative_time)] if timed else []),
+        ]
         for row in rows
         if row.parameters is not None
     ]

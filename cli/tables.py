@@ -1,8 +1,8 @@
 """Layout of tables as lines of text, of any width or at most that of a terminal."""
 
 import re
-import textwrap
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 
 GAP = "  "
 """What stands between two columns."""
@@ -20,8 +20,8 @@ _BLANK = ("", "-")
 def layout(header: Sequence[str], rows: Iterable[Sequence[str]], width: int | None = None) -> list[list[str]]:
     """Return the lines of a table; those of several tables, each with the first column, where one would be too wide.
 
-    Columns of numbers are aligned at the right. Where the width is limited, the text of the last of two columns is
-    wrapped, and that of more columns is shortened in the middle; columns without any content are left out.
+    Columns of numbers are aligned at the right. Where the width is limited, the text of the last of two columns and
+    lists with commas are wrapped, and other text is shortened in the middle; columns without any content are left out.
 
     Args:
         header: a title for each column.
@@ -79,21 +79,52 @@ def _lines(table: Sequence[Sequence[str]], widths: Sequence[int]) -> list[str]:
     at_right = [_has_numbers(table, column) for column in range(len(widths))]
     lines = []
     for row in table:
-        cells = [shorten(cell, width) for cell, width in zip(row, widths, strict=True)]
-        placed = [
-            cell.rjust(width) if right else cell.ljust(width)
-            for cell, width, right in zip(cells, widths, at_right, strict=True)
-        ]
-        lines.append(GAP.join(placed).rstrip())
+        parts = [_in_column(cell, width) for cell, width in zip(row, widths, strict=True)]
+        for cells in zip_longest(*parts, fillvalue=""):
+            placed = [
+                cell.rjust(width) if right else cell.ljust(width)
+                for cell, width, right in zip(cells, widths, at_right, strict=True)
+            ]
+            lines.append(GAP.join(placed).rstrip())
     return lines
+
+
+def _in_column(cell: str, width: int) -> list[str]:
+    """Return the lines of a cell: a list with commas is wrapped behind them, other text shortened."""
+    if len(cell) <= width or "," not in cell or _NUMBER.fullmatch(cell):
+        return [shorten(cell, width)]
+    return [shorten(line, width) for line in _filled(re.findall("[^,]*,|[^,]+", cell), width)]
+
+
+def wrap(text: str, width: int) -> list[str]:
+    """Return lines of at most `width` characters; a word that is longer is broken behind a slash or a comma if it can.
+
+    A hyphen is no place for a break: names and paths have them.
+    """
+    pieces: list[str] = []
+    for word in re.findall(r"\S+\s*", text):
+        parts = [word] if len(word.rstrip()) <= width else re.findall("[^/,]*[/,]+|[^/,]+", word)
+        pieces += [part[at : at + width] for part in parts for at in range(0, len(part.rstrip()), width)]
+    return _filled(pieces, width) or [""]
+
+
+def _filled(pieces: Iterable[str], width: int) -> list[str]:
+    """Return lines of as many pieces as fit, one at least."""
+    lines: list[str] = []
+    for piece in pieces:
+        if lines and len(lines[-1]) + len(piece.rstrip()) <= width:
+            lines[-1] += piece
+        else:
+            lines.append(piece)
+    return [line.rstrip() for line in lines]
 
 
 def _wrapped(table: Sequence[Sequence[str]], width: int) -> list[str]:
     """Return the lines of a table of names and values, the values wrapped."""
-    first = min(_widths(table)[0], width // 3)
+    first = min(_widths(table)[0], max(width // 3, _rigid(table, 0)))
     lines = []
     for name, value in table:
-        parts = textwrap.wrap(value, width - first - len(GAP)) or [""]
+        parts = wrap(value, width - first - len(GAP))
         names = [shorten(name, first), *[""] * (len(parts) - 1)]
         lines += [f"{own:<{first}}{GAP}{part}".rstrip() for own, part in zip(names, parts, strict=True)]
     return lines
@@ -117,8 +148,12 @@ def _parts(table: Sequence[Sequence[str]], width: int) -> list[list[int]]:
 
 def _kept(table: Sequence[Sequence[str]], column: int) -> int:
     """Return how many characters of a column are kept at least: all of a number or a time."""
-    rigid = max((len(row[column]) for row in table[1:] if _RIGID.fullmatch(row[column])), default=0)
-    return max(LEAST, rigid)
+    return max(LEAST, _rigid(table, column))
+
+
+def _rigid(table: Sequence[Sequence[str]], column: int) -> int:
+    """Return the length of the longest number or time of a column."""
+    return max((len(row[column]) for row in table[1:] if _RIGID.fullmatch(row[column])), default=0)
 
 
 def _fitting(table: Sequence[Sequence[str]], width: int) -> list[int]:

@@ -24,13 +24,21 @@ def version_document(version: "VersionRecord") -> dict[str, Any]:
     return {"ref": version.ref, **document}
 
 
+def shown_parameters(version: "VersionRecord") -> str:
+    """Return the number of a version's weights, which a purge deletes."""
+    return "purged" if version.state == "purged" else f"{version.parameters:,}"
+
+
 def members_and_base(composition: "CompositionRecord") -> tuple[str, str]:
-    """Return a composition's experts, or the number of copies, and its base model, if any; a public expert is both."""
+    """Return a composition's experts, or the number of copies, and its base model, if any; a public expert is both.
+
+    They are the versions of its latest folder, each name once.
+    """
     document = composition.document
     if "from_base" in document:
-        return f"{document['from_base']} copies", ",".join(composition.members)
+        return f"{document['from_base']} copies", ",".join(composition.current)
     experts, base = {member["name"] for member in document["members"]}, (document["base"] or {"name": None})["name"]
-    names = {ref: ref.partition("@")[0] for ref in composition.members}
+    names = {ref: ref.partition("@")[0] for ref in composition.current}
     return (
         ",".join(ref for ref, name in names.items() if name in experts),
         ",".join(ref for ref, name in names.items() if name == base),

@@ -63,7 +63,7 @@ class Home:
             raise NotFoundError(
                 f"there is no registry at {self.path}",
                 "name another folder with --home or REG_HOME; "
-                f"the first registration makes one: reg --home {shlex.quote(str(self.path))} add-base NAME CKPT",
+                f"to make one here, register a model: reg --home {shlex.quote(str(self.path))} add-base NAME CKPT",
             )
 
     @property

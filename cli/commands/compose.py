@@ -21,7 +21,7 @@ from cli.session import Session, pass_session
 from registry import composition
 from registry.calibration.corpus import check_files
 from registry.composition import recipe as recipes
-from registry.composition.recipe.recipe_fields import FROM_ROWS, LEAST_COPIES, MOE, MOST_COPIES
+from registry.composition.recipe.recipe_fields import FROM_ROWS, LEAST_COPIES, MOE, MOST_COPIES, chosen
 from registry.io.model_folder import check_output
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def compose(
 ) -> None:
     """Compose registered experts into one model that transformers loads: a sparse mixture, or what --to names."""
     if out is None and not plan_only:
-        raise click.UsageError("--out is missing, or --plan")
+        raise click.UsageError("give --out DIR, or --plan")
     if repo is None and (private or license_id):
         raise click.UsageError("--private and --license are for --push.")
     if check and plan_only:
@@ -137,6 +137,12 @@ def compose(
     if fit and plan_only and save_recipe is not None:
         raise click.UsageError("--plan fits no coefficients, so --save-recipe has none to write: drop one of them.")
     pushed, diagnosis, fit_reads = None, None, ""
+
+    def save() -> None:
+        if save_recipe is not None:
+            recipes.write_recipe(save_recipe, recipe, refs, base, from_base=copies, force=force)
+            note(f"recipe written to {save_recipe}")
+
     with session.registry() as registry:
         _note_without_public(registry, refs, recipe, base)
         if like:
@@ -157,6 +163,7 @@ def compose(
                 done(None, f"coefficients by --fit: {_shown(recipe.coefficients)}", f"  {fit_line(recipe)}")
         if out is None or plan_only:
             plan = registry.plan(refs, recipe, base=base, from_base=copies)
+            save()
         else:
             if repo is not None:
                 from registry.hub.target import Target
@@ -167,12 +174,10 @@ def compose(
             plan = registry.compose(refs, out, recipe, base=base, from_base=copies, force=force)
             if not as_json:
                 _print_composed(plan, out)
+            save()  # before the examination, which may be interrupted
             diagnosis = _examined(registry, out) if check else None
             if repo is not None and (diagnosis is None or diagnosis.is_healthy):
                 pushed = registry.push(out, target, license=license_id)
-    if save_recipe is not None:
-        recipes.write_recipe(save_recipe, recipe, refs, base, from_base=copies, force=force)
-        note(f"recipe written to {save_recipe}")
     if not as_json and not is_quiet():
         for warning in composition.plan_warnings(plan):
             note(f"warning: {warning.reason}; to mend it: {warning.remedy}")
@@ -297,7 +302,7 @@ def _print_plan(plan: composition.AnyPlan, fit_reads: str = "") -> None:
             for index, member in enumerate(plan.members)
         ],
     )
-    shown = [(key.replace("_", " "), _shown(value)) for key, value in recipe.items() if key not in _NOT_SHOWN]
+    shown = [(key.replace("_", " "), _shown(value)) for key, value in chosen(recipe).items() if key not in _NOT_SHOWN]
     if isinstance(plan.recipe, composition.Recipe) and plan.recipe.fit:
         shown.append(("fit", fit_line(plan.recipe)))
     shown += [("fit", fit_reads)] if fit_reads else []

@@ -78,11 +78,11 @@ def continual(
 
 
 def _table(result: "Continual", cell: Callable[[float | None], str]) -> Table:
-    """Return one line per step: the scores of the domains so far, their average, forgetting and backward transfer."""
+    """Return one line per step: the scores of the domains so far, their mean, forgetting and backward transfer."""
     lines = []
     for step, name in enumerate(result.schedule, start=1):
         so_far = result.until(step)
         scores = [*so_far.score[-1], *[None] * (len(result.schedule) - step)]
         figures = (so_far.average, so_far.forgetting, so_far.backward_transfer)
         lines.append([name, *map(cell, (*scores, *figures))])
-    return Table(("score after", *result.schedule, "average", "forgetting", "backward transfer"), lines)
+    return Table(("score after", *result.schedule, "mean", "forgetting", "backward transfer"), lines)

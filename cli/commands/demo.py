@@ -68,8 +68,8 @@ def _closing(result: "DemoResult") -> list[str]:
     orders, same = count(len(result.orders), "order"), next(iter(result.orders.values()))[:12]
     if result.holds:
         lines.append(
-            f"Bit for bit: {orders} of registering gave one folder ({same}…), and opting {result.withdrawn} out gave "
-            f"that of a registry which never held it ({result.opted_out[:12]}…)."
+            f"Bit for bit: all {orders} of registering gave one folder ({same}…), and opting {result.withdrawn} out "
+            f"gave that of a registry which never held it ({result.opted_out[:12]}…)."
         )
     else:
         lines.append("NOT bit for bit: SHA-256 over every byte of each composed folder:")

@@ -38,6 +38,7 @@ _COLOURS = {"error": "red", "warning": "yellow", "ok": "green"}
     "sampled; without a registry, a few built-in passages]",
 )
 @click.option("--quick", is_flag=True, help="Read files and weights, and run nothing.")
+@click.option("--every-check", is_flag=True, help="Print a line for each check that was skipped too.")
 @click.option("--device", metavar="DEVICE", help="A torch device. [default: the GPU if there is one]")
 @as_json
 @pass_session
@@ -49,6 +50,7 @@ def doctor(
     folder: Path,
     data: dict[str, list[Path]],
     quick: bool,
+    every_check: bool,
     device: str | None,
     as_json: bool,
 ) -> None:
@@ -76,17 +78,22 @@ def doctor(
     if as_json:
         print_json(diagnosis.document())
     else:
-        print_diagnosis(diagnosis)
+        print_diagnosis(diagnosis, every_check=every_check)
     context.exit(0 if diagnosis.is_healthy else 1)
 
 
-def print_diagnosis(diagnosis: Diagnosis) -> None:
-    """Print the verdict, with --quiet nothing else; then the findings, errors first, and the next command."""
+def print_diagnosis(diagnosis: Diagnosis, *, every_check: bool = False) -> None:
+    """Print the verdict, with --quiet nothing else; then the findings, errors first, and the next command.
+
+    Args:
+        diagnosis: of a folder.
+        every_check: print each skipped check with its reason, not one line with the names of all.
+    """
     click.echo(click.style(diagnosis.verdict, bold=True))
     if is_quiet():
         return
-    for finding in diagnosis.sorted_findings:
-        click.echo(f"  {_severity(finding)} {finding.check}: {finding.message}")
+    for finding in diagnosis.sorted_findings if every_check else diagnosis.short_findings:
+        click.echo(f"  {_severity(finding)} {finding.check}{': ' if finding.check else ''}{finding.message}")
         if finding.next and finding.next != diagnosis.next:
             click.echo(f"          {finding.next}")
     if diagnosis.next:

@@ -68,7 +68,9 @@ def _value(name: str, text: str) -> Any:
 )
 @click.argument("folders", metavar="[FOLDER…]", nargs=-1, type=file_path)
 @test_text
-@click.option("--baselines", is_flag=True, help="Add rows for the base model, the experts and their plain average.")
+@click.option(
+    "--baselines", is_flag=True, help="Add rows for the base model, the experts, and a model of their averaged weights."
+)
 @click.option(
     "--oracle",
     is_flag=True,
@@ -154,7 +156,7 @@ def evaluate(
     each expert's share of all tokens; both are means over the layers. --json has every layer, and routing accuracy by
     number of tokens read.
 
-    With --experts and --methods there is one row per method, and a ranking by average score; methods with several seeds
+    With --experts and --methods there is one row per method, and a ranking by mean score; methods with several seeds
     show mean ± standard deviation (the seed of the training where routers are trained, else that of the recipe).
     With --experts and --sweep there is one row per value of a field of a recipe, as in --sweep top_k=1,2,4.
     With --active-experts, the same folder is scored with other numbers of experts per token (FlexOlmo, Fig. 3); it is
@@ -164,7 +166,7 @@ def evaluate(
     if recipe_path is not None and not sweep:
         raise click.UsageError("--recipe goes with --sweep; to compose by it: reg compose --recipe FILE --out DIR")
     if not folders and not experts and recipe_path is None:
-        raise click.UsageError("FOLDER is missing, or --experts and --methods")
+        raise click.UsageError("give a FOLDER, or --experts and --methods")
     if sweep and not experts and recipe_path is None:
         raise click.UsageError(
             "--sweep composes experts once for each value, and changes no FOLDER: name the experts with --experts A,B "

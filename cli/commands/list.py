@@ -9,7 +9,7 @@ from cli.option_groups import GroupedCommand
 from cli.options import Choice, Integer, unique_pairs
 from cli.output import as_json, is_quiet, next_step, note, print_json, print_table, reg_line, short
 from cli.session import Session, pass_session
-from cli.version_output import version_document
+from cli.version_output import shown_parameters, version_document
 
 if TYPE_CHECKING:
     from store.catalog import VersionRecord
@@ -106,7 +106,7 @@ def _print(versions: "Sequence[VersionRecord]") -> None:
                 version.ref,
                 version.kind,
                 short(version.digest),
-                f"{version.parameters:,}",
+                shown_parameters(version),
                 _tokens(version),
                 ",".join(version.aliases),
                 ",".join(f"{key}={value}" for key, value in version.tags.items()),

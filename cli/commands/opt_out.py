@@ -10,7 +10,7 @@ import click
 
 from cli.option_groups import GroupedCommand
 from cli.options import file_path
-from cli.output import as_json, count, done, is_quiet, next_step, print_json, size
+from cli.output import as_json, count, done, is_quiet, next_step, print_json, short, size
 from cli.session import Session, pass_session
 from registry.errors import InvalidInputError
 
@@ -172,7 +172,7 @@ def _reach(did: "OptOut") -> list[str]:
     lines = [f"  {count(number, 'composition')} {were} made from it" + (":" if number else "")]
     heirs = {each.composition: each.shares for each in did.heirs}
     for composition in did.compositions:
-        lines.append(f"    {composition.digest}  {','.join(composition.members)}")
+        lines.append(f"    {short(composition.digest)}  {','.join(composition.members)}")
         lines += [_heirs(heirs[composition.digest])] if composition.digest in heirs else []
     if did.compositions:
         lines.append("  written to these folders, which contain it until you delete them:")
@@ -184,7 +184,7 @@ def _reach(did: "OptOut") -> list[str]:
     if did.pushes:
         lines.append("  pushed to these repositories, which contain it until you delete them there:")
     for push in did.pushes:
-        at = "started, its end was not recorded" if push.commit is None else f"commit {push.commit[:12]}"
+        at = "started, its end was not recorded" if push.commit is None else f"commit {short(push.commit)}"
         lines.append(f"    {push.endpoint}/{push.repo}  {push.revision}  {at}")
     return lines
 

@@ -8,7 +8,7 @@ import click
 from cli.next_steps import loading
 from cli.option_groups import GroupedCommand
 from cli.options import file_path, hub_target
-from cli.output import as_json, done, next_step, print_json, short, size
+from cli.output import announce, as_json, done, next_step, print_json, short, size
 from cli.session import Session, pass_session
 
 if TYPE_CHECKING:
@@ -51,6 +51,8 @@ def push(
     from registry.hub.target import Target
 
     target = Target.parse(repo, revision=revision, private=private, create_pr=create_pr, force=force)
+    if folder.is_dir():
+        announce(f"checking {folder} before the push")
     with session.registry() as registry:
         pushed = registry.push(folder, target, license=license_id)
     if as_json:

@@ -7,7 +7,7 @@ import click
 from cli.commands.push import print_pushed
 from cli.option_groups import GroupedCommand
 from cli.options import hub_target
-from cli.output import as_json, next_step, print_json
+from cli.output import announce, as_json, next_step, print_json
 from cli.session import Session, pass_session
 
 
@@ -40,6 +40,7 @@ def push_expert(
     from registry.hub.target import Target
 
     target = Target.parse(repo, revision=revision, private=private, create_pr=create_pr, force=force)
+    announce(f"reading {ref} for the push")
     with session.registry() as registry:
         pushed = registry.push_expert(ref, target, calibration=calibration)
     if as_json:

@@ -49,7 +49,7 @@ def verify(context: click.Context, session: Session, file: Path, folders: tuple[
         for line in check.notes:
             done(None, f"note: {line}")
         refs = ", ".join(version.ref for version in checked.versions)
-        verdict = count(len(check.problems), "problem") if check.problems else "holds"
+        verdict = count(len(check.problems), "problem") if check.problems else "receipt confirmed"
         affected = f"{count(len(checked.compositions), 'composition')} affected"
         done(
             None,

@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from cli.next_steps import evaluating
 from cli.opted_out import warn_of_opted_out
 from cli.option_groups import EVALUATION, GroupedCommand
 from cli.options import file_path
@@ -37,11 +38,11 @@ def report(
     """Write a page about a composition: routing by domain, confusion, overlap, load, scores, lam, lineage.
 
     It is one self-contained HTML file. With --data, routing and scores are measured now, also for the base model, the
-    experts, their average and oracle routing. Otherwise they come from the stored evaluation with the most domains;
-    without one, routing is predicted from statistics.
+    experts, their averaged weights and oracle routing. Otherwise they come from the stored evaluation with the most
+    domains; without one, routing is predicted from statistics.
     """
     if out is None and not as_json:
-        raise click.UsageError("--out is missing, or --json")
+        raise click.UsageError("give --out FILE, or --json")
 
     from registry import TestSettings
 
@@ -61,4 +62,8 @@ def report(
         print_json(figures.document())
         return
     done(str(out), f"wrote {out}", *(f"  {text}" for text in figures.notes))
-    next_step(["push", composition, "ORG/NAME"] if Path(composition).is_dir() else ["show", composition])
+    folder = composition if Path(composition).is_dir() else figures.folder
+    if not figures.scores and folder is not None:
+        next_step(evaluating([folder], figures.experts))
+    else:
+        next_step(["push", composition, "ORG/NAME"] if Path(composition).is_dir() else ["show", composition])

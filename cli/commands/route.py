@@ -56,7 +56,7 @@ def route(
     """
     if every_layer and layers:
         raise click.UsageError("--layer and --every-layer exclude one another.")
-    check_routed(folder)
+    check_routed(folder, layers)
     from registry.composition.trace import MOST_CHARACTERS, route
     from registry.errors import InvalidInputError
     from registry.io.display import printable

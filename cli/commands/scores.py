@@ -82,13 +82,13 @@ def _tables(rows: "Sequence[AccuracyRow]") -> list[Table]:
     domains = list(rows[0].metric)
     scored = [[row.name, *(figure(row.score.get(domain)) for domain in domains), figure(row.average)] for row in rows]
     titles = (printable(f"{domain}: {task} ({rows[0].metric[domain][task]})") for domain, task in columns)
-    return [Table(("accuracy", *titles), accuracies), Table(("normalised score", *domains, "average"), scored)]
+    return [Table(("accuracy", *titles), accuracies), Table(("normalised score", *domains, "mean"), scored)]
 
 
 def _wide(rows: "Sequence[AccuracyRow]") -> Table:
     columns, domains = _columns(rows), list(rows[0].metric)
     header = ["model", *(f"accuracy {domain} {task}" for domain, task in columns)]
-    header += [*(f"score {domain}" for domain in domains), "score average"]
+    header += [*(f"score {domain}" for domain in domains), "score mean"]
     return Table(
         header,
         [

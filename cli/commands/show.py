@@ -10,7 +10,7 @@ from cli.next_steps import after_registration
 from cli.option_groups import GroupedCommand
 from cli.output import as_json, count, next_step, print_json, print_table, short, size
 from cli.session import Session, pass_session
-from cli.version_output import members_and_base, relation_documents, version_document
+from cli.version_output import members_and_base, relation_documents, shown_parameters, version_document
 from registry.checkpoint.router_rows import ROUTER_FILE
 from registry.families.sites import TOKEN_COUNTS
 
@@ -60,7 +60,7 @@ def show(session: Session, ref: str, as_json: bool) -> None:
         ]
         rows += [("soup", _soup_line(version.content["soup"]))] if "soup" in version.content else []
         rows += [("simoe", _simoe_line(version.content["simoe"]))] if "simoe" in version.content else []
-    rows += [("parameters", f"{version.parameters:,}")]
+    rows += [("parameters", shown_parameters(version))]
     rows += [("aliases", ", ".join(version.aliases))] if version.aliases else []
     rows += [("tag", f"{key}={value}") for key, value in version.tags.items()]
     for s in version.statistics:
@@ -81,7 +81,7 @@ def show(session: Session, ref: str, as_json: bool) -> None:
     ]
     for composition in compositions:
         members, base = members_and_base(composition)
-        rows += [("composition", f"{short(composition.digest)}  {members}" + (f"  base {base}" if base else ""))]
+        rows += [("composition", f"{short(composition.digest)}  {members}" + (f"  base model {base}" if base else ""))]
     print_table((version.kind, version.ref), rows)
     if compositions:
         next_step(["show", short(compositions[0].digest)])

@@ -61,6 +61,8 @@ def show_composition(registry: "Registry", composition: "CompositionRecord", as_
     members, base = members_and_base(composition)
     rows = [("made", composition.created_at), ("host", composition.document["host"]), ("members", members)]
     rows += [("base", base)] if base else []
+    if earlier := [ref for ref in composition.members if ref not in composition.current]:
+        rows += [("earlier folders", f"made from {', '.join(earlier)}, of the same content")]
     rows += [("public expert", source.ref) for source in sources if source.public]
     rows += [
         ("opted out", f"{source.ref}, {source.state} {source.opted_out_at}")
@@ -171,7 +173,7 @@ def _training(document: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _print_evaluation(at: str, document: Mapping[str, Any], *, of_ensemble: bool) -> None:
-    """Print one evaluation: a line for each domain, and one for the average if there is one."""
+    """Print one evaluation: a line for each domain, and one for the mean if there is one."""
     figures, oracle, settings = document["figures"], document["oracle"] or {}, document["settings"]
     rows = []
     for domain, text in document["data"].items():
@@ -188,16 +190,16 @@ def _print_evaluation(at: str, document: Mapping[str, Any], *, of_ensemble: bool
         )
     averages = [figures["average"], oracle.get("average")]
     if any(each is not None for each in averages):
-        rows.append(["average", "", *map(figure, averages), "", ""])
+        rows.append(["mean", "", *map(figure, averages), "", ""])
     header = ["evaluation", "perplexity", "score", "oracle", "routing accuracy", "tokens"]
     if not oracle:
         header, rows = header[:3] + header[4:], [row[:3] + row[4:] for row in rows]
     setting = f"windows of {settings['seq_len']:,} tokens, {settings['dtype']}"
-    click.echo(f"evaluated {at[:19]}: {setting}")
+    print_line(f"evaluated {at[:19]}: {setting}")
     print_tables([Table(header, rows)])
     if active := [row for row in document.get("active_experts", ()) if row["average"] is not None]:
         scores = ", ".join(f"{row['experts_per_token']}: {figure(row['average'])}" for row in active)
-        print_line(f"average score by experts per token  {scores}")
+        print_line(f"mean score by experts per token  {scores}")
     if figures["overall_load"]:
         shares = ", ".join(f"{name} {share:.1%}" for name, share in figures["overall_load"].items())
         print_line(f"load  {shares}")

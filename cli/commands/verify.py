@@ -3,7 +3,7 @@
 import click
 
 from cli.option_groups import GroupedCommand
-from cli.output import as_json, count, done, next_step, note, print_json, size
+from cli.output import announce, as_json, count, done, next_step, note, print_json, size
 from cli.session import Session, pass_session
 
 
@@ -13,6 +13,7 @@ from cli.session import Session, pass_session
 @click.pass_context
 def verify(context: click.Context, session: Session, as_json: bool) -> None:
     """Hash all registered content again and verify the log; exit 1 if anything is damaged."""
+    announce("hashing all registered content")
     with session.registry() as registry:
         result = registry.verify()
     if as_json:

@@ -252,6 +252,10 @@ SCHEMAS: dict[str, Schema] = {
         work_bytes=whole("Their size."),
         cached=whole("Cached statistics of compositions."),
         cached_bytes=whole("Their size."),
+        pieces=several(
+            record("A piece.", name=text("Its path; of an array its digest."), bytes=whole("Its size on disk.")),
+            "Everything above, each with its size: arrays, then files and folders.",
+        ),
         dry_run=flag("True if nothing was deleted."),
     ),
     "reg ui": record(

@@ -225,6 +225,7 @@ COMPOSITION = record(
     created_at=text("The time when it was first composed, ISO 8601, UTC."),
     members=several(REF, "The versions it was made from, including a base model."),
     folders=several(text("A folder."), "The folders it was written to, according to the log."),
+    latest=several(REF, "Those of `members` that its latest folder was made from, according to the log."),
 )
 EVALUATION = record(
     "An evaluation.",

@@ -66,8 +66,9 @@ def weight_files(folder: Path) -> list[Path]:
             raise CheckpointError(f"{index} lists no weights", "copy the file again")
         paths = {name: own_file(folder, name) for name in names}
         if absent := [name for name, path in paths.items() if path is None]:
+            them = "it" if len(absent) == 1 else "them"
             raise CheckpointError(
-                f"{folder}: {some(absent)} missing, though {index.name} lists them", "copy them again"
+                f"{folder}: {some(absent)} missing, though {index.name} lists {them}", f"copy {them} again"
             )
         return [path for path in paths.values() if path is not None]
     if (single := own_file(folder, SINGLE)) is not None:

@@ -13,6 +13,7 @@ from registry.families.sites import MLP_INPUT, SITES, TOKEN_COUNTS
 from registry.maths.router import COUNTS, OWN, ROUTERS
 from registry.maths.trunk import TRUNKS
 from registry.member import AS_EXPERT, Member
+from registry.names.reference import check_distinct
 
 VOCABULARY = ("vocab_size",)
 """What members may differ in: some have rows for tokens that others lack."""
@@ -78,11 +79,7 @@ def ordered_members(members: Sequence[Member], recipe: AnyRecipe) -> tuple[Membe
     names = [member.name for member in ordered]
     if not ordered:
         raise InvalidInputError("a composition needs at least one expert", "name some: --experts code,math")
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise InvalidInputError(
-            f"{', '.join(twice)} is named more than once: a composition holds one version of an expert",
-            "name each once",
-        )
+    check_distinct(names)
     recipe.check_members(names)
     return ordered
 

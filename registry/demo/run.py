@@ -5,7 +5,7 @@ import importlib.util
 import json
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import permutations
 from pathlib import Path
@@ -20,12 +20,13 @@ from registry.evaluation import Row, TestSettings
 from registry.io.file_lock import try_lock
 from registry.io.limits import JSON_BYTES
 from registry.io.strict_json import json_object
-from registry.progress import Progress, remark, silent
+from registry.progress import Advance, Progress, remark, silent
 from registry.registry import Registry
 from registry.statistics.collect import collect_to
 from registry.statistics.file import FILE_NAME
 from registry.statistics.settings import DEFAULT_SEQ_LEN, PassSettings
 from registry.training import ExpertTraining
+from registry.training.announcement import GOES_ON
 from store.digest import json_digest
 
 BASE_STEPS, BASE_RATE = 300, 3e-3
@@ -136,9 +137,9 @@ def _run(out: Path, progress: Progress) -> DemoResult:
             baselines=True,
         )
 
-    remark(progress, "5 of 6: registering them in other orders")
+    remark(progress, "5 of 6: registering them in every order")
     orders = {}
-    for order in list(permutations(domains))[::2]:
+    for order in permutations(domains):
         orders[order] = _composed(scratch / "-".join(order), checkpoints, order, domains)
     *pair, withdrawn = domains
     remark(progress, f"6 of 6: opting {withdrawn} out of a copy")
@@ -231,8 +232,14 @@ def _train(folder: Path, scratch: Path, files: dict[str, Path], progress: Progre
 
 
 def _bars(progress: Progress, name: str) -> Progress:
-    """Return `progress` without its remarks, and with a name behind the label of each bar."""
-    return lambda label, total, unit: progress(f"{label} {name}", total, unit) if unit else silent(label, total, unit)
+    """Return `progress` with a name behind the label of each bar, and of remarks only that a training goes on."""
+
+    def named(label: str, total: int, unit: str) -> AbstractContextManager[Advance]:
+        if unit:
+            return progress(f"{label} {name}", total, unit)
+        return (progress if label.startswith(GOES_ON) else silent)(f"  {name}: {label}", total, unit)
+
+    return named
 
 
 def _settings(steps: int, rate: float) -> ExpertTraining:

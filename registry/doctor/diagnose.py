@@ -93,7 +93,7 @@ CHECKS = (
     ),
     Check(MEMBERS, HEADERS, "all members are registered and active", _of_folder(check_members)),
     Check("values", WEIGHTS, "every weight is finite, and no part is zero", _of_folder(check_values), _FILES),
-    Check("head", WEIGHTS, "no stored head contradicts the embedding", _of_folder(check_head), ("files", "tied")),
+    Check("head", WEIGHTS, "the head equals the embedding, if tied", _of_folder(check_head), ("files", "tied")),
     Check(
         "loads",
         FORWARD,

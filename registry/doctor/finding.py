@@ -68,6 +68,18 @@ class Diagnosis:
         return sorted(self.findings, key=lambda finding: _ORDER.index(finding.severity))
 
     @property
+    def short_findings(self) -> list[Finding]:
+        """The sorted findings, with one that names all skipped checks in place of several."""
+        skipped_checks = self.of("skipped")
+        if len(skipped_checks) < 2:
+            return self.sorted_findings
+        names = ", ".join(dict.fromkeys(finding.check for finding in skipped_checks))
+        reasons = {finding.message for finding in skipped_checks}
+        why = f" ({reasons.pop()})" if len(reasons) == 1 else "; --every-check says why"
+        done = [finding for finding in self.sorted_findings if finding.severity != "skipped"]
+        return [*done, skipped(f"{names}{why}")]
+
+    @property
     def verdict(self) -> str:
         """The diagnosis in one sentence."""
         errors, warnings, passed = self.of("error"), self.of("warning"), self.of("ok")

@@ -11,6 +11,7 @@ import json
 import os
 import shlex
 import shutil
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -111,8 +112,21 @@ def check_place(out: Path) -> None:
     above = next(folder for folder in out.absolute().parents if folder.exists())
     if not above.is_dir():
         raise OutputError(f"{above} is a file", "choose another --out")
-    if not out.exists() and not os.access(above, os.W_OK | os.X_OK):
+    if not out.exists() and not _can_be_written(above):
         raise OutputError(f"{out} cannot be made: {above} cannot be written to", "choose another --out")
+
+
+def _can_be_written(folder: Path) -> bool:
+    """Return False if nothing can be made in a folder; one without a disk behind it, such as /proc, is tried."""
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return False
+    if os.statvfs(folder).f_blocks:
+        return True
+    try:
+        with tempfile.TemporaryDirectory(dir=folder):
+            return True
+    except OSError:
+        return False
 
 
 def check_apart(out: Path, folder: Path, why: str) -> None:

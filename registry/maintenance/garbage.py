@@ -18,6 +18,19 @@ STALE_SECONDS = 24 * 3600.0
 
 
 @dataclass(frozen=True)
+class Piece:
+    """A file or folder of garbage, or an array.
+
+    Attributes:
+        name: the path; of an array its digest.
+        nbytes: its size on disk.
+    """
+
+    name: str
+    nbytes: int
+
+
+@dataclass(frozen=True)
 class Garbage:
     """Files that neither a version nor a running command needs.
 
@@ -32,6 +45,7 @@ class Garbage:
         work_bytes: their size on disk.
         cached: statistics that compositions recollected, which is repeatable, and summaries of inactive versions.
         cached_bytes: their size on disk.
+        pieces: everything above, each with its size: arrays, then files and folders.
     """
 
     digests: tuple[str, ...]
@@ -44,6 +58,7 @@ class Garbage:
     work_bytes: int = 0
     cached: int = 0
     cached_bytes: int = 0
+    pieces: tuple[Piece, ...] = ()
 
 
 def delete_cache(home: Home) -> None:
@@ -117,12 +132,11 @@ def delete_unreferenced(workspace: Workspace, *, dry_run: bool) -> Garbage:
     (check_owner if dry_run else claim)(catalog, store)
     needed = catalog.referenced()
     garbage = sorted({digest for digest in store.digests() if digest not in needed} | set(catalog.unreferenced()))
-    if dry_run:
-        return Garbage(tuple(garbage), sum(store.disk_bytes(digest) for digest in garbage))
-    freed = sum(store.delete(digest) for digest in garbage)
-    if garbage:
+    pieces = tuple(Piece(one, store.disk_bytes(one) if dry_run else store.delete(one)) for one in garbage)
+    freed = sum(piece.nbytes for piece in pieces)
+    if garbage and not dry_run:
         catalog.forget_unreferenced(len(garbage), freed)
-    return Garbage(tuple(garbage), freed)
+    return Garbage(tuple(garbage), freed, pieces=pieces)
 
 
 def delete_leftovers(home: Home, catalog: Catalog, garbage: Garbage, *, dry_run: bool) -> Garbage:
@@ -148,6 +162,10 @@ def delete_leftovers(home: Home, catalog: Catalog, garbage: Garbage, *, dry_run:
         work_bytes=_size(work),
         cached=len(cached) + len(strays),
         cached_bytes=_size(cached) + _size(strays),
+        pieces=(
+            *garbage.pieces,
+            *(Piece(str(path), _size([path])) for path in (*passes, *merged, *work, *cached, *strays)),
+        ),
     )
     if not dry_run:
         for path in (*passes, *merged, *work, *cached):

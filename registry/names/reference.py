@@ -39,6 +39,19 @@ def copy_name(name: str, number: int, count: int) -> str:
     return f"{name}-{number:0{len(str(count))}d}"
 
 
+def check_distinct(names: Sequence[str]) -> None:
+    """Check that no name is among the members of a composition twice.
+
+    Raises:
+        InvalidInputError: one is.
+    """
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise InvalidInputError(
+            f"{', '.join(twice)} is named more than once: a composition holds one version of an expert",
+            "name each once",
+        )
+
+
 def check_alias(alias: str) -> str:
     """Return `alias` if it is a name and not a number, which would name a version."""
     if check_name(alias, "alias").isdigit():

@@ -2,6 +2,9 @@
 
 from registry.progress import Progress, remark
 
+GOES_ON = "an interrupted training goes on"
+"""Beginning of the remark of a training that was interrupted, which says how many steps were done before."""
+
 
 def announce(
     progress: Progress, what: str, weights: int, *, steps: int, tokens: int, device: str, processes: int = 1

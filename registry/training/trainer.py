@@ -26,6 +26,7 @@ from registry.maths.router_training import balance_loss, straight_through, white
 from registry.progress import Progress, remark
 from registry.runtime.gates import Gate, gates
 from registry.training import state as states
+from registry.training.announcement import GOES_ON
 from registry.training.losses import next_token_loss
 from registry.training.settings import TrainSettings
 from registry.training.state import State
@@ -101,9 +102,7 @@ class Trainer:
         else:
             current = saved
             self._restore(current)
-            remark(
-                progress, f"an interrupted training goes on: {current.step} of {settings.steps} steps were done before"
-            )
+            remark(progress, f"{GOES_ON}: {current.step} of {settings.steps} steps were done before")
         saved_at, every, recent = time.monotonic(), max(1, settings.steps // REMARKS), []
         try:
             with self._trained(), progress("training routers", settings.steps, "step") as advance:

@@ -23,6 +23,7 @@ from registry.errors import InvalidInputError
 from registry.progress import Advance, Progress, remark
 from registry.training import sharding
 from registry.training import state as states
+from registry.training.announcement import GOES_ON
 from registry.training.expert.expert_settings import ExpertTraining
 from registry.training.processes import Processes
 from registry.training.state import State
@@ -115,9 +116,7 @@ class WeightTrainer:
         else:
             current = current or State(done, math.nan, (), (), ())  # of a worker, which reports no losses
             self._restore(current)
-            remark(
-                progress, f"an interrupted training goes on: {current.step} of {settings.steps} steps were done before"
-            )
+            remark(progress, f"{GOES_ON}: {current.step} of {settings.steps} steps were done before")
         if current.step < settings.steps:
             with progress("training", settings.steps, "step") as advance:
                 advance(current.step)

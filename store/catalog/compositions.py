@@ -73,9 +73,11 @@ class Compositions(Transactions):
             for digest, name, number in session.execute(links):
                 members.setdefault(digest, []).append(f"{name}@{number}")
             folders: dict[str, dict[str, None]] = {}
+            latest: dict[str, tuple[str, ...]] = {}
             for digest, details in session.execute(writes):
                 event = read_document(details, "the log")
                 folders.setdefault(digest, {})[str(event.get("out"))] = None
+                latest[digest] = tuple(map(str, event.get("members") or ()))
             return [
                 CompositionRecord(
                     row.digest,
@@ -83,6 +85,7 @@ class Compositions(Transactions):
                     row.created_at,
                     tuple(members.get(row.digest, ())),
                     tuple(folders.get(row.digest, ())),
+                    latest.get(row.digest, ()),
                 )
                 for row in session.scalars(query)
             ]

@@ -84,8 +84,9 @@ class TagCount:
 class CompositionRecord:
     """A composition that was made.
 
-    `members` are the versions it was made from (`code@1`), including a base model; `folders` are the folders that it
-    was written to, according to the log.
+    `members` are the versions it was made from (`code@1`), including a base model: in any of its folders, as two
+    versions may have the same content. `folders` are the folders that it was written to, and `latest` the versions that
+    the last of them was made from, both according to the log.
     """
 
     digest: str
@@ -93,6 +94,12 @@ class CompositionRecord:
     created_at: str
     members: tuple[str, ...]
     folders: tuple[str, ...]
+    latest: tuple[str, ...] = ()
+
+    @property
+    def current(self) -> tuple[str, ...]:
+        """The versions that its latest folder was made from; all of its versions if the log does not name them."""
+        return tuple(ref for ref in self.members if ref in self.latest) or self.members
 
 
 @dataclass(frozen=True)

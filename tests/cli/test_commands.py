@@ -141,7 +141,7 @@ def test_base_model_is_no_member_in_the_table(ready: Run, tmp_path: Path) -> Non
     header, row = ready("compositions").stdout.splitlines()
     assert header.split() == ["composition", "made", "members", "base", "trunk", "router", "top-k"]
     assert row.split()[2:5] == ["code@1,math@1", "base@1", "base"]
-    assert "code@1,math@1  base base@1\n" in ready("show", "math").stdout
+    assert "code@1,math@1  base model base@1\n" in ready("show", "math").stdout
 
 
 def test_compose_and_plan(ready: Run, tmp_path: Path) -> None:
@@ -187,6 +187,27 @@ def test_compose_and_plan(ready: Run, tmp_path: Path) -> None:
     words = ready("compose", "--experts", "code", "--plan", "--trunk", "base").stdout.split()
     assert words[words.index("trunk") + 1] == "base"
     assert words[words.index("base@1") - 1] == "base"
+
+
+def test_a_plan_names_what_it_makes_and_what_was_set(ready: Run) -> None:
+    def fields(*words: object) -> dict[str, str]:
+        lines = ready("compose", "--experts", "math,code", "--plan", *words).stdout.splitlines()
+        start = next(index for index, line in enumerate(lines) if line.startswith("composition"))
+        width = len(lines[start]) - len(lines[start].split(maxsplit=1)[1])
+        return {line[:width].strip(): line[width:] for line in lines[start + 1 :]}
+
+    plain, always = fields(), {"host", "parameters", "bytes", "peak memory"}
+    recipe = {"to": "moe", "trunk": "regmean", "router": "context", "top k": "1"}
+    assert {key: value for key, value in plain.items() if key not in {*always, "context routing adds"}} == recipe
+    ridge = fields("--router", "ridge", "--balance", "tokens", "--alpha", "0.9", "--temperature", "0.05", "--normalize")
+    assert {key: value for key, value in ridge.items() if key not in always} == {
+        **recipe, "alpha": "0.9", "router": "ridge", "lam": "0.01", "normalize": "yes", "top k": "2",
+        "balance": "tokens",
+    }  # fmt: skip
+    ensemble = fields("--to", "ensemble")
+    assert {key: value for key, value in ensemble.items() if key not in {*always, "note"}} == {
+        "to": "ensemble", "routing": "posterior", "top k": "2",
+    }  # fmt: skip
 
 
 def test_list_show_compositions_log(ready: Run, tmp_path: Path) -> None:
@@ -245,7 +266,10 @@ def test_opt_out_asks_and_lists(ready: Run, tmp_path: Path) -> None:
     assert "withdrawn" in ready("show", "math").stdout
     purged = ready("opt-out", "math", "--purge", "--yes").stdout
     assert "  deleted " in purged
-    assert "purged" in ready("show", "math@1").stdout
+    shown = dict(line.split(maxsplit=1) for line in ready("show", "math@1").stdout.splitlines())
+    assert (shown["state"], shown["parameters"]) == ("purged", "purged")
+    (listed,) = [line for line in ready("list", "--all").stdout.splitlines() if line.startswith("math@1")]
+    assert listed.split()[3] == "purged"
     found = document(ready("opt-out", "code", "--purge", "--yes", "--json"))
     assert found["purged"] is True
     assert found["versions"][0]["ref"] == "code@1"
@@ -314,10 +338,14 @@ def test_evaluate(ready: Run, zoo: Zoo, tmp_path: Path) -> None:
     words += [word for name in ("code", "math") for word in ("--data", f"{name}={zoo.test[name]}")]
     table = ready(*words, "--baselines").stdout
     assert [line.split()[0] for line in table.splitlines() if line] == [
-        "perplexity", "base", "expert", "expert", "average", "moe", "(tokens)",
-        "normalised", "base", "expert", "expert", "average", "moe",
-        "routing", "moe", "load", "moe", "parameters", "base", "expert", "expert", "average", "moe",
+        "perplexity", "base", "expert", "expert", "averaged", "moe", "(tokens)",
+        "normalised", "base", "expert", "expert", "averaged", "moe",
+        "routing", "moe", "load", "moe", "parameters", "base", "expert", "expert", "averaged", "moe",
     ]  # fmt: skip
+    assert table.splitlines()[1].startswith("base model base@1  ")
+    assert "\naveraged weights  " in table
+    assert "average " not in table  # a row of weights and a column of means, not one word for both
+    assert next(line for line in table.splitlines() if line.startswith("normalised")).split()[-1] == "mean"
     (row,) = document(ready(*words, "--json"))
     assert row["name"] == "moe"
     assert set(row["perplexity"]) == {"code", "math"}
@@ -352,22 +380,26 @@ def test_verify_and_gc(ready: Run, tmp_path: Path) -> None:
     assert "1 problem: 3 versions" in told
     assert "1 array belongs to no version" in told
     assert document(ready("verify", "--json", code=1))["orphans"] == 1
-    assert ready("gc", "--dry-run").stdout.splitlines() == ["would delete 1 array (0 B)", f"  {stray.name[:12]}"]
+    assert ready("gc", "--dry-run").stdout.splitlines() == [
+        "would delete 1 array (0 B)",
+        f"  {stray.name[:12]}  0 B",
+    ]
     assert stray.exists()
     partial = tmp_path / "home" / "partial" / "x.safetensors"
     partial.parent.mkdir()
     partial.write_bytes(bytes(2000))
     line = "1 running or interrupted pass (2.0 kB)"
-    assert ready("gc", "--dry-run").stdout.splitlines()[-1] == f"would delete {line}"
+    assert ready("gc", "--dry-run").stdout.splitlines()[-2:] == [f"would delete {line}", f"  {partial}  2.0 kB"]
     kinds = ("passes", "pass_bytes", "merged", "merged_bytes", "work", "work_bytes", "cached", "cached_bytes")
     nothing = dict.fromkeys(kinds, 0)
     found = {"digests": [stray.name], "bytes": 0, **nothing, "passes": 1, "pass_bytes": 2000}
+    found["pieces"] = [{"name": stray.name, "bytes": 0}, {"name": str(partial), "bytes": 2000}]
     assert document(ready("gc", "--dry-run", "--json")) == found | {"dry_run": True}
     assert partial.exists()
     assert ready("gc").stdout.splitlines()[-1] == f"deleted {line}"
     assert not stray.exists()
     assert not partial.exists()
-    assert document(ready("gc", "--json")) == {"digests": [], "bytes": 0, **nothing, "dry_run": False}
+    assert document(ready("gc", "--json")) == {"digests": [], "bytes": 0, **nothing, "pieces": [], "dry_run": False}
 
 
 def test_db(run: Run, tmp_path: Path) -> None:
@@ -392,7 +424,9 @@ def test_demo_prints_tables_and_promises(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setattr(demo, "run_demo", lambda *_, **__: result)
     invoked = CliRunner().invoke(main, ["demo", "--out", str(tmp_path)])
     assert invoked.exit_code == 0
-    assert "Bit for bit: 2 orders of registering gave one folder (1…), and opting math out gave that" in invoked.stdout
+    assert (
+        "Bit for bit: all 2 orders of registering gave one folder (1…), and opting math out gave that" in invoked.stdout
+    )
     found = json.loads(CliRunner().invoke(main, ["demo", "--json"]).stdout)
     assert found["orders"] == {"a,b": "1", "b,a": "1"}
     broken = DemoResult(tmp_path, ("code",), rows, {("a", "b"): "1", ("b", "a"): "3"}, "2", "2", "math")

@@ -35,7 +35,11 @@ def test_verdict_findings_next(filled: Registry, moe: Path) -> None:
     assert lines[0] == f"  error   values: layer 1's router is NaN ({ROUTER})"
     assert lines[1] == "  warning integrity: model.safetensors was changed since it was composed"
     assert "  ok      files: config.json and all weight files are there and whole" in lines
-    assert "  skipped loads: values has an error, which comes first" in lines
+    assert lines[-1].startswith("  skipped loads, logits, routing, ")
+    assert lines[-1].endswith("; --every-check says why")
+    every = run(filled.home.path, "doctor", moe, "--every-check", code=1).stdout.splitlines()
+    assert "  skipped loads: values has an error, which comes first" in every
+    assert [line for line in every if "  skipped " not in line] == [first, *lines[:-1]]
     assert result.stderr.splitlines()[-1] == f"  next: reg compose --recipe {moe}/composition.json --out {moe}-again"
     assert run(filled.home.path, "--quiet", "doctor", moe, code=1).stdout == f"{first}\n"
 
@@ -91,8 +95,11 @@ def test_an_interrupted_examination_leaves_what_was_written(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Registry, "doctor", interrupted)
-    out = tmp_path / "checked"
-    result = run(filled.home.path, "compose", "--experts", "code,math", "--check", "--out", out, code=130)
+    out, recipe = tmp_path / "checked", tmp_path / "recipe.yaml"
+    words = ("compose", "--experts", "code,math", "--check", "--out", out, "--save-recipe", recipe)
+    result = run(filled.home.path, *words, code=130)
+    again = json.loads(run(filled.home.path, "compose", "--recipe", recipe, "--plan", "--json").stdout)
+    assert again["digest"] == json.loads((out / "composition.json").read_text())["digest"]
     assert result.stdout.startswith(f"composed code@1, math@1 into {out}")
     assert f"error: {out} is written; its examination was interrupted\n" in result.stderr
     assert result.stderr.endswith(f"doctor {out}\n")

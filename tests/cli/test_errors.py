@@ -218,7 +218,7 @@ USAGE: dict[str, tuple[tuple[str, ...], str]] = {
     "empty database": (("--database", "", "list"), "error: --database is empty"),
     "no such option": (("list", "--nonsense"), "error: there is no option --nonsense\n  next: reg list --help"),
     "missing argument": (("add-expert", "math"), "error: CKPT is missing\n  next: reg add-expert --help"),
-    "missing out": (("compose", "--experts", "math"), "--out is missing, or --plan"),
+    "missing out": (("compose", "--experts", "math"), "give --out DIR, or --plan"),
     "no number": (("compose", "--experts", "a", "--lam", "x", "--out", "y"), "'x' is neither a number nor auto"),
     "no weight": (("compose", "--experts", "a", "--weights", "a", "--out", "y"), "'a' is not of the form NAME=WEIGHT"),
     "weight no number": (("compose", "--experts", "a", "--weights", "a=b", "--out", "y"), "the weight of a is 'b'"),

@@ -48,6 +48,42 @@ def test_quiet_json_and_help_have_none(tmp_path: Path, words: list[str]) -> None
     assert WORD not in shown(tmp_path / "home", *words)
 
 
+@pytest.mark.parametrize("option", ["", "--json"])
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("verify", "hashing all registered content …"),
+        ("gc --dry-run", "looking for what nothing uses …"),
+        ("push . org/x", "checking . before the push …"),
+        ("push-expert x org/x", "reading x for the push …"),
+    ],
+)
+def test_a_pipe_has_a_line_before_the_catalog_is_opened(tmp_path: Path, words: str, line: str, option: str) -> None:
+    Registry(tmp_path / "home").close()
+    script = (
+        "import sys\n"
+        "class Seen:\n"
+        "    def __init__(self, stream): self.stream, self.first = stream, None\n"
+        "    def write(self, text):\n"
+        "        self.first = self.first or (text and (text.strip(), 'sqlalchemy' in sys.modules))\n"
+        "        return self.stream.write(text)\n"
+        "    def __getattr__(self, name): return getattr(self.stream, name)\n"
+        "seen = sys.stderr = Seen(sys.stderr)\n"
+        "from cli.main import main\n"
+        f"try: main(['--home', {str(tmp_path / 'home')!r}, *{[*words.split(), *option.split()]!r}])\n"
+        "except SystemExit: pass\n"
+        "seen.stream.write(repr(seen.first))"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert result.stderr.endswith(repr((line, False)))
+    assert line not in result.stdout
+    quiet = subprocess.run(
+        [sys.executable, "-m", "cli", "--home", str(tmp_path / "home"), "-q", *words.split()],
+        capture_output=True, text=True, check=False, env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+    )  # fmt: skip
+    assert line not in quiet.stdout + quiet.stderr
+
+
 def test_a_terminal_that_cannot_erase_has_none(tmp_path: Path) -> None:
     Registry(tmp_path / "home").close()
     assert WORD not in shown(tmp_path / "home", "list", term="dumb")

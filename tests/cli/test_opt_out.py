@@ -41,6 +41,9 @@ def test_dry_run_changes_no_byte_and_says_what_would_be(home: Path, tmp_path: Pa
     for name in ("moe", "pair", "dense"):
         assert f"    {tmp_path / name}" in lines
     assert f"    https://hub.test/org/moe  main  commit {'c' * 12}" in lines
+    for one in found["compositions"]:
+        assert f"    {one['digest'][:12]}  {','.join(one['members'])}" in lines
+        assert not [line for line in lines if one["digest"] in line]
     assert any("cannot be undone" in line and "What remains" in line for line in lines)
     assert found["dry_run"] is True
     did = json.loads(run(home, "opt-out", "math", "--purge", "--yes", "--json").stdout)

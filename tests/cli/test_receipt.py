@@ -26,7 +26,7 @@ def test_receipt_is_written_and_checked(filled: Registry, tmp_path: Path) -> Non
     arrays = len(json.loads(file.read_bytes())["deleted"]["arrays"])
     rest = f"math@1 withdrawn, {arrays} arrays deleted, 1 composition affected"
     assert run("receipt", "verify", file, "--folder", tmp_path / "other").stdout == (
-        f"holds: {rest}, 1 folder checked\n"
+        f"receipt confirmed: {rest}, 1 folder checked\n"
     )
     lines = run("receipt", "verify", file, "--folder", tmp_path / "moe", code=1).stdout.splitlines()
     assert lines[0].startswith(f"problem: {tmp_path / 'moe'} holds math@1: ")

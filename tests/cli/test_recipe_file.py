@@ -173,7 +173,7 @@ def test_mistakes_in_a_file_are_errors(
 @pytest.mark.parametrize(
     ("text", "words", "message"),
     [
-        ("trunk: mean", (), "--experts is missing, or a --recipe that names them"),
+        ("trunk: mean", (), "give --experts A,B, or a --recipe that names them"),
         (
             "router: random",
             ("--lam", 1, "--experts", "code"),
@@ -195,7 +195,7 @@ def test_options_that_do_not_fit_the_file_are_usage_errors(
 
 def test_without_experts_nothing_is_composed(run: Run) -> None:
     for command in ("compose --plan", "preview", "lam-curve"):
-        assert "--experts is missing" in run(*command.split(), code=2).stderr
+        assert "give --experts A,B" in run(*command.split(), code=2).stderr
 
 
 def test_other_commands_read_the_file(run: Run, filled: Registry, file: Path) -> None:

@@ -49,7 +49,7 @@ def test_forms_hold_the_same_figures(run: Run, zoo: Zoo, tmp_path: Path) -> None
     markdown = run(*words, "--markdown").stdout
     assert [line["model"] for line in lines] == ["moe", "moe oracle"] == [moe["name"], oracle["name"]]
     assert float(lines[0]["score code"]) == moe["score"]["code"]
-    assert float(lines[1]["score average"]) == oracle["average"]
+    assert float(lines[1]["score mean"]) == oracle["average"]
     assert float(lines[0]["load math"]) == moe["overall_load"]["math"]
     assert lines[1]["load math"] == ""
     assert int(lines[0]["active parameters"]) == moe["active_parameters"]
@@ -71,7 +71,7 @@ def test_methods_stand_side_by_side(run: Run, zoo: Zoo) -> None:
     told = run("evaluate", "moe", *text(zoo, "code"), "--sweep", "lam=0.1,1", code=2).stderr
     assert "--sweep composes experts once for each value, and changes no FOLDER" in told
     assert "--methods" not in told
-    assert "FOLDER is missing" in run("evaluate", *text(zoo, "code"), code=2).stderr
+    assert "give a FOLDER" in run("evaluate", *text(zoo, "code"), code=2).stderr
 
 
 def test_active_experts_are_rows_and_shown_with_the_composition(run: Run, zoo: Zoo, tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_active_experts_are_rows_and_shown_with_the_composition(run: Run, zoo: Z
     lines = read_csv(run(*words, "2,1", "--csv").stdout)
     assert [int(line["active parameters"]) for line in lines[1:]] == [row["active_parameters"] for row in rows[1:]]
     (made,) = json.loads(run("compositions", "--json").stdout)
-    line = f"average score by experts per token  1: {rows[1]['average']:.2f}, 2: {rows[2]['average']:.2f}"
+    line = f"mean score by experts per token  1: {rows[1]['average']:.2f}, 2: {rows[2]['average']:.2f}"
     assert line in run("show", made["digest"]).stdout.splitlines()
     for wrong in ("0", "1,x", "-1", "²", "1e3", "all,1"):
         assert "is not all, nor a list of numbers" in run(*words, wrong, code=2).stderr
@@ -162,9 +162,9 @@ def test_continual(run: Run, zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
     (first, second) = read_csv(run(*words, "--csv").stdout)
     assert (first["score after"], first["math"], first["code"], first["forgetting"]) == ("math", "100.0", "", "")
     assert float(second["forgetting"]) == found["forgetting"] == -found["backward_transfer"]
-    assert float(second["average"]) == found["average"] == sum(found["score"][1]) / 2
+    assert float(second["mean"]) == found["average"] == sum(found["score"][1]) / 2
     header, one, two = run(*words).stdout.splitlines()
-    assert header.split() == ["score", "after", "math", "code", "average", "forgetting", "backward", "transfer"]
+    assert header.split() == ["score", "after", "math", "code", "mean", "forgetting", "backward", "transfer"]
     assert one.split() == ["math", "100.00", "100.00"]
     assert two.split()[:2] == ["code", f"{found['score'][1][0]:.2f}"]
     assert run(*words, "--markdown").stdout.startswith("| score after | math | code |")

@@ -87,6 +87,6 @@ def test_what_cannot_be_is_said(home: Path, tmp_path: Path, words: tuple[str, ..
 def test_a_withdrawn_member_is_in_the_receipt(home: Path, tmp_path: Path) -> None:
     run(home, "compose", "--experts", "code,law,math", "--to", "hetero", "--lead", "math", "--out", tmp_path / "out")
     run(home, "opt-out", "math", "--purge", "--yes", "--receipt", tmp_path / "receipt.json")
-    assert "holds: math@1" in run(home, "receipt", "verify", tmp_path / "receipt.json").output
+    assert "receipt confirmed: math@1" in run(home, "receipt", "verify", tmp_path / "receipt.json").output
     made = json.loads(run(home, "compose", "--experts", "code,law", "--to", "hetero", "--plan", "--json").output)
     assert made["digest"] in (tmp_path / "receipt.json").read_text()  # of those who remain, with another lead

@@ -88,6 +88,22 @@ def test_versions_that_were_opted_out_since_are_marked(filled: Registry, zoo: Zo
     assert (found["state"], found["opted_out_at"], found["trained_bias"]) == ("purged", purged.purged_at, None)
 
 
+def test_a_member_registered_again_is_named_once(filled: Registry, zoo: Zoo, tmp_path: Path, show: Show) -> None:
+    digest = filled.compose(["code", "math"], tmp_path / "old").digest
+    filled.opt_out("math")
+    filled.add_expert("math", zoo.experts["math"])
+    assert filled.compose(["code", "math"], tmp_path / "new").digest == digest
+    shown = show(digest)
+    assert shown["members"] == "code@1,math@2"
+    assert shown["earlier folders"] == "made from math@1, of the same content"
+    listed = CliRunner().invoke(main, ["--home", str(filled.home.path), "compositions"]).stdout
+    assert "code@1,math@2" in listed
+    assert "math@1" not in listed
+    purge = filled.opt_out("math@1", purge=True)  # finds the composition, with both folders
+    assert [one.folders for one in purge.compositions] == [(str(tmp_path / "old"), str(tmp_path / "new"))]
+    assert show(digest)["members"] == "code@1,math@2"
+
+
 def test_rows_that_are_damaged_are_remarked_on(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     filled.train_expert("trained", "base", [zoo.train["code"]], ExpertTraining(**vars(TINY) | {"router_bias": True}))
     digest = filled.compose(["base", "trained"], tmp_path / "moe", Recipe(router="anchored", trunk="base")).digest

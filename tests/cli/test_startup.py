@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cli.main import COMMANDS
-from registry import Registry
+from registry import Recipe, Registry
 from tests.conftest import Zoo
 
 HEAVY = ("torch", "transformers", "zarr", "numpy", "safetensors", "huggingface_hub", "alembic")
@@ -71,6 +71,7 @@ WRONG: dict[str, list[tuple[str, str]]] = {
     ],
     "compose": [
         ("--experts nosuch --out x", "no expert 'nosuch'"),
+        ("--experts code,math,code --out x", "code is named more than once"),
         ("--experts code,math --out /", "/ exists and is not empty"),
         ("--experts code,math --trunk ties --base nosuch --out x", "there is no base model 'nosuch'"),
         ("--experts code --to dense --trunk mean --like nosuch.txt --out x", "nosuch.txt is not a file"),
@@ -143,6 +144,7 @@ WRONG: dict[str, list[tuple[str, str]]] = {
     "export": [
         ("nosuch --out x", "no expert 'nosuch'"),
         ("code --out text.txt", "text.txt exists and is not a folder"),
+        ("code --out /proc/nope", "/proc/nope cannot be made"),
     ],
     "push": [("nosuch org/name", "nosuch is not a folder"), ("model org/name", "model has no composition.json")],
     "push-expert": [("nosuch org/name", "no expert 'nosuch'")],
@@ -201,6 +203,16 @@ def test_paths_of_a_training_are_checked_without_torch(
     *shown, last = loaded(filled.home.path, list(words), ("torch", "transformers", "zarr"))
     assert last == "loaded []"
     assert message in "\n".join(shown)
+
+
+@pytest.mark.parametrize("recipe", [Recipe(), Recipe(router="ridge")], ids=["context", "ridge"])
+def test_a_layer_that_is_not_there_is_refused_without_torch(filled: Registry, tmp_path: Path, recipe: Recipe) -> None:
+    filled.compose(["code", "math"], tmp_path / "moe", recipe)
+    *shown, last = loaded(filled.home.path, ["route", str(tmp_path / "moe"), "hi", "--layer", "2"], ("torch",))
+    assert last == "loaded []"
+    assert shown == [f"error: there is no layer 2 in {tmp_path / 'moe'}, which has 2", "  next: choose one from 0 to 1"]
+    *_, last = loaded(filled.home.path, ["route", str(tmp_path / "moe"), "hi", "--layer", "1"], ("torch",))
+    assert last == "loaded ['torch']"
 
 
 def test_composing_loads_no_more_than_it_needs(filled: Registry, tmp_path: Path) -> None:

@@ -71,6 +71,31 @@ def test_a_file_gets_every_character(capsys: pytest.CaptureFixture[str], monkeyp
     assert max(map(len, click.unstyle(capsys.readouterr().out).splitlines())) == 60
 
 
+def test_hyphens_are_no_place_for_a_break() -> None:
+    path = "/home/someone/my-models/code-english-math/first-try"
+    rows = [("2026-01-01 10:00", f"code@1, math@1 were composed into {path} (0123456789ab)")]
+    for width in (40, 50, 60):
+        (lines,) = layout(("time (UTC)", "event"), rows, width)
+        assert lines[1].startswith("2026-01-01 10:00  ")
+        texts = [line[18:] for line in lines[1:]]
+        assert max(map(len, lines)) <= width
+        assert path in "".join(texts)
+        assert not [text for text in texts if text.endswith("-")]
+
+
+def test_members_of_a_narrow_table_are_wrapped_not_cut() -> None:
+    header = ("composition", "made", "members", "trunk")
+    rows = [("0123456789ab", "2026-01-01T10:00:00", "biomed@1,code@1,english@2,math@1", "regmean")]
+    for width in (40, 50, 60):
+        text = "\n".join(line for lines in layout(header, rows, width) for line in lines)
+        for member in ("biomed@1,", "code@1,", "english@2,", "math@1"):
+            assert member in text
+        assert "…" not in text
+    (lines,) = layout(("a", "b", "c"), [("x", f"{LONG},short@1", "1,234,567")], 40)
+    assert [line.split()[-1] for line in lines[1:]] == ["1,234,567", "short@1"]
+    assert "…" in lines[1]  # one name that is longer than a line
+
+
 def test_columns_without_content_make_room() -> None:
     rows = [("code@1", "", "ab" * 10, ""), ("math@1", "", "cd" * 10, "")]
     assert layout(("version", "a" * 10, "digest", "b" * 10), rows, 40) == [

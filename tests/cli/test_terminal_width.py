@@ -11,7 +11,7 @@ from registry import Registry
 from registry.names.reference import NAME_LIMIT
 from tests.conftest import Zoo
 
-WIDTHS = (60, 80, 120)
+WIDTHS = (40, 60, 80, 120)
 FIRST, SECOND = ("n" * (NAME_LIMIT - 1) + number for number in "12")
 
 

@@ -27,7 +27,8 @@ VOICE: dict[str, tuple[list[str], str, str]] = {
     "range": (["list", "--limit", "0"], "--limit: 0 is not in the range x>=1", "reg list --help"),
     "without value": (["list", "--limit"], "option '--limit' requires an argument", "reg list --help"),
     "too many": (["list", "a", "b"], "got unexpected extra arguments (a b)", "reg list --help"),
-    "no command": (["lsit"], "there is no command 'lsit'; did you mean 'list'?", "reg --help"),
+    "no command": (["lsit"], "there is no command 'lsit'; did you mean 'list'?", "reg list --help"),
+    "unlike any": (["qqqq"], "there is no command 'qqqq'", "reg --help"),
     "no subcommand": (["db", "foo"], "no such command 'foo'", "reg db --help"),
     "of the group": (["--limit", "3", "list"], "there is no option --limit", "reg --help"),
     "of a group's command": (["receipt", "verify"], "FILE is missing", "reg receipt verify --help"),
@@ -44,6 +45,48 @@ def test_clicks_errors_have_the_programs_form(case: str) -> None:
     assert (result.exit_code, result.stdout) == (2, "")
     found = json.loads(result.stderr)["error"]
     assert (found["message"], found["next"], found["exit_code"]) == (message, following, 2)
+
+
+@pytest.mark.parametrize("words", [["help"], ["help", "help"], ["-q", "help", "--json"]], ids=" ".join)
+def test_help_is_a_word_too(words: list[str]) -> None:
+    assert CliRunner().invoke(main, words).stdout == CliRunner().invoke(main, ["--help"]).stdout
+
+
+def test_help_of_a_command() -> None:
+    for words in (["compose"], ["db", "upgrade"], ["ls"]):
+        result = CliRunner().invoke(main, ["help", *words])
+        assert result.exit_code == 0
+        assert result.stdout == CliRunner().invoke(main, [*words, "--help"]).stdout
+    result = CliRunner().invoke(main, ["help", "compse"])
+    assert (result.exit_code, result.stderr.splitlines()[-1]) == (2, "  next: reg compose --help")
+
+
+LISTS: dict[str, tuple[list[str], str, str]] = {
+    "comma and space": (["compose", "--experts", "code,", "math", "--plan"], "--experts code,math",
+                        "reg compose --experts code,math --plan"),
+    "space and comma": (["compose", "--plan", "--experts=code", ",math"], "--experts code,math",
+                        "reg compose --plan --experts code,math"),
+    "spaces alone": (["preview", "--experts", "code", "math", "law"], "--experts code,math,law",
+                     "reg preview --experts code,math,law"),
+    "beside a folder": (["evaluate", "--methods", "all,", "base", "moe", "--data", "a=b"], "--methods all,base",
+                        "reg evaluate --methods all,base moe --data a=b"),
+    "with a home": (["--home", "h", "lam-curve", "--experts", "a,", "b"], "--experts a,b",
+                    "reg --home h lam-curve --experts a,b"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LISTS)
+def test_a_list_with_spaces_is_typed_again_without(case: str) -> None:
+    words, listed, following = LISTS[case]
+    result = CliRunner().invoke(main, words)
+    message = f"{listed.split()[0]}: separate by commas, without spaces: {listed}"
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == f"error: {message}\n  next: {following}\n"
+
+
+def test_a_quoted_list_may_have_spaces() -> None:
+    result = CliRunner().invoke(main, ["--home", "absent", "compose", "--experts", "code, math", "--plan"])
+    assert "separate" not in result.stderr
 
 
 MEANT = {

@@ -209,6 +209,21 @@ def test_compositions_are_recorded_once_and_found_by_member(catalog: Catalog) ->
     assert catalog.compositions([]) == []
 
 
+def test_a_composition_made_again_of_another_version_names_each_member_once(catalog: Catalog) -> None:
+    code, _ = catalog.add_version(new("code"))
+    first, _ = catalog.add_version(new())
+    catalog.record_composition("d" * 64, {}, [code, first], "old")
+    catalog.withdraw([first])
+    again, added = catalog.add_version(new())
+    assert (added, again.ref) == (True, "math@2")
+    catalog.record_composition("d" * 64, {}, [code, again], "new")
+    (found,) = catalog.compositions([first])  # an opt-out still finds every folder with math@1
+    assert found.members == ("code@1", "math@1", "math@2")
+    assert found.folders == ("old", "new")
+    assert found.latest == found.current == ("code@1", "math@2")
+    assert catalog.compositions([again]) == [found]
+
+
 def test_composition_of_a_withdrawn_member_is_refused_and_not_recorded(catalog: Catalog) -> None:
     math, _ = catalog.add_version(new())
     catalog.withdraw([math])

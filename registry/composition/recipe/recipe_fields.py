@@ -279,6 +279,26 @@ def options_of(trunk: str) -> dict[str, float]:
     }
 
 
+_ALWAYS = ("to", "routing", "trunk", "router", "lam", "top_k")
+"""Fields that say what a composition is, at their defaults too."""
+
+
+def chosen(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a recipe's document that say what it makes, and those that differ from their defaults."""
+    found: dict[str, Any] = {}
+    for key, value in recipe.items():
+        if key == TRUNK_OPTIONS:
+            found |= {name: one for name, one in value.items() if one != _default_in(FIELDS[name], recipe)}
+        elif value is not None and (key in _ALWAYS or key not in FIELDS or value != _default_in(FIELDS[key], recipe)):
+            found[key] = value
+    return found
+
+
+def _default_in(one: RecipeField, recipe: Mapping[str, Any]) -> Any:
+    methods = [str(recipe.get(name)) for name in ("to", "trunk", "router")]
+    return next((one.default_with[method] for method in methods if method in one.default_with), one.default)
+
+
 def obstacle(one: RecipeField, values: Mapping[str, Any]) -> tuple[str, str | None] | None:
     """Return the field, and its value, because of which `one` has no part in a recipe; None where it has one.
 

@@ -4,7 +4,8 @@ import importlib.util
 import json
 import shlex
 import shutil
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,7 +32,7 @@ def test_demo_shows_the_promises(demo_result: DemoResult) -> None:
         "average",
         "moe",
     ]
-    assert len(result.orders) == 3
+    assert len(result.orders) == 6
     assert len(set(result.orders.values())) == 1
     assert result.opted_out == result.never_registered
     assert result.opted_out != next(iter(result.orders.values()))
@@ -108,14 +109,49 @@ def test_interrupted_demo_goes_on_with_the_models_that_were_trained(
     assert run_demo(demo) == again
 
 
+def test_a_resumed_training_says_at_which_step(
+    tmp_path: Path, demo_result: DemoResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    demo, remarks = shutil.copytree(demo_result.folder, tmp_path / "demo"), list[str]()
+    shutil.rmtree(demo / "checkpoints" / "math")
+
+    def note(label: str, total: int, unit: str) -> AbstractContextManager[Advance]:
+        remarks.append(label)
+        if interrupting and label == "training math":
+            return _interrupting()
+        return silent(label, total, unit)
+
+    @contextmanager
+    def _interrupting() -> Iterator[Advance]:
+        def advance(amount: int) -> None:
+            seen.append(amount)
+            if len(seen) > 2:  # after the first of two steps
+                raise KeyboardInterrupt
+
+        seen: list[int] = []
+        yield advance
+
+    files = {domain: demo / "text" / f"{domain}.train.jsonl.gz" for domain in demo_result.domains}
+    monkeypatch.setattr("registry.training.weight_trainer.SAVE_SECONDS", 0.0)
+    monkeypatch.setattr("registry.demo.run.EXPERT_STEPS", 2)
+    interrupting = True
+    with pytest.raises(KeyboardInterrupt):
+        run._train(demo / "checkpoints", demo / "scratch", files, note)
+    assert not [remark for remark in remarks if "goes on" in remark]
+    interrupting = False
+    run._train(demo / "checkpoints", demo / "scratch", files, note)
+    assert "  math: an interrupted training goes on: 1 of 2 steps were done before" in remarks
+    assert not [remark for remark in remarks if "weights, 2 steps" in remark]  # other remarks stay unsaid
+
+
 def test_closing_lines_have_the_figures_of_the_rows(demo_result: DemoResult, tmp_path: Path) -> None:
     demo = shutil.copytree(demo_result.folder, tmp_path / "demo")
     lines = CliRunner().invoke(main, ["demo", "--out", str(demo)]).stdout.splitlines()
     average = {row.name: row.average for row in demo_result.rows}
     moe, plain, same = average["moe"], average["average"], next(iter(demo_result.orders.values()))
     proof = (
-        f"Bit for bit: 3 orders of registering gave one folder ({same[:12]}…), and opting math out gave that of a "
-        f"registry which never held it ({demo_result.opted_out[:12]}…)."
+        f"Bit for bit: all 6 orders of registering gave one folder ({same[:12]}…), and opting math out gave that of "
+        f"a registry which never held it ({demo_result.opted_out[:12]}…)."
     )
     closing = lines.index("next:")
     assert lines[closing - 3 : closing] == [

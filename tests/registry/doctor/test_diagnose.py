@@ -42,7 +42,7 @@ def test_a_registry_knows_the_members_and_their_text(ward: Ward, ward_registry: 
     assert [finding.severity for finding in diagnosis.findings] == ["ok"] * len(diagnosis.findings)
     said = {finding.check: finding.message for finding in diagnosis.findings}
     assert said["loads"] == "transformers loads it; it is run on the members' kept text: code, math"
-    assert "the plain average of its members" in said["comparison"]
+    assert "the averaged weights of its members" in said["comparison"]
     assert diagnosis.next == f"reg evaluate {ward.folders['moe']} --data code=FILE --data math=FILE"
 
 
