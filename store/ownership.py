@@ -54,4 +54,4 @@ def check_unowned(store: ArrayStore, url: str) -> None:
 
 def _foreign(store: ArrayStore, owner: str | None, url: str) -> ConflictError:
     known = f" (its id is {owner})" if owner else " (none of them is known here)"
-    return ConflictError(f"the arrays below {store.root} belong to another catalog{known}, not to {url}", _HINT)
+    return ConflictError(f"the arrays below {store.place} belong to another catalog{known}, not to {url}", _HINT)

@@ -23,6 +23,7 @@ from sqlalchemy import Engine
 from registry import PassSettings, Registry
 from registry.demo import DemoResult, run_demo
 from registry.statistics.collect import collect_to
+from store.arrays import FolderArrays
 from store.catalog import schema
 from store.catalog.engine import file_of, translated
 from store.catalog.tables import VERSION_TABLE
@@ -237,6 +238,12 @@ def _link(folder: Path, to: Path) -> None:
                 stamp = found.st_size, found.st_mtime_ns
                 assert _stamps.setdefault(entry.path, stamp) == stamp, f"a test wrote to {entry.path}: use overwrite"
                 os.link(entry.path, to / entry.name)
+
+
+def array_folder(registry: Registry, digest: str) -> Path:
+    """Return the folder of an array of a registry whose arrays are in its home."""
+    assert isinstance(registry.arrays, FolderArrays)
+    return registry.arrays.path(digest)
 
 
 def overwrite(path: Path, data: bytes) -> None:

@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from registry import Registry
-from store import arrays as module
-from store.arrays import CARRIERS, ArraySource, ArrayStore, digest_of
+from store.arrays import CARRIERS, ArraySource, ArrayStore, Block, FolderArrays, digest_of
+from store.arrays import source as module
 from store.errors import DamagedError, InvalidInputError, NotFoundError, StorageError
 from tests.conftest import Zoo, files_of
 from tests.store.memory_arrays import MemoryArrays
@@ -27,7 +27,7 @@ from tests.store.test_arrays import array, content
 
 @pytest.fixture(params=["zarr", "memory"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> ArrayStore:
-    return MemoryArrays() if request.param == "memory" else ArrayStore(tmp_path / "arrays")
+    return MemoryArrays() if request.param == "memory" else FolderArrays(tmp_path / "arrays")
 
 
 def damage(store: ArrayStore, digest: str, position: int) -> None:
@@ -35,6 +35,7 @@ def damage(store: ArrayStore, digest: str, position: int) -> None:
     if isinstance(store, MemoryArrays):
         store.damage(digest, position)
         return
+    assert isinstance(store, FolderArrays)
     chunk = min(store.path(digest).glob("c.*"))
     data = bytearray(chunk.read_bytes())
     data[position % len(data)] ^= 4
@@ -105,7 +106,7 @@ def test_full_disk_leaves_nothing_behind(store: ArrayStore) -> None:
     good = array(shape=(4, 3))
     passes = count(1)
 
-    def blocks() -> Iterator[module.Block]:
+    def blocks() -> Iterator[Block]:
         number = next(passes)
         yield from good.blocks()
         if number > 1:  # the first pass makes the digest, the second one writes
@@ -147,7 +148,7 @@ ARRAYS = [array("float32", (5, 3), 1), array("bfloat16", (15,), 2), array("int64
 def test_disk_answers_as_memory_does(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int, int]]
 ) -> None:
-    disk, memory = ArrayStore(tmp_path_factory.mktemp("arrays") / "arrays"), MemoryArrays()
+    disk, memory = FolderArrays(tmp_path_factory.mktemp("arrays") / "arrays"), MemoryArrays()
     for action, number, position in steps:
         source = ARRAYS[number]
         digest = digest_of(source)
