@@ -8,7 +8,7 @@ from pathlib import Path
 
 from registry.errors import ConflictError, NotFoundError
 from store.arrays import ArrayStore, open_arrays
-from store.arrays.place import is_url
+from store.object_store import is_url
 
 HOME_VARIABLE = "REG_HOME"
 DATABASE_VARIABLE = "REG_DATABASE"

@@ -179,7 +179,9 @@ SCHEMAS: dict[str, Schema] = {
         deleted_bytes=whole("Their size on disk."),
         shared_arrays=whole("Number of arrays that stay because another version uses them."),
         cleared=several(text("A path."), "Paths of other deleted files."),
-        remains=several(text("A line."), "Files that could not be deleted yet; empty if none."),
+        remains=several(
+            text("A line."), "Files that could not be deleted yet, and old versions that a bucket keeps; empty if none."
+        ),
         receipt=maybe(text("The receipt's file.")),
     ),
     "reg receipt verify": record(

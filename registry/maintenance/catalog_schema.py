@@ -1,8 +1,7 @@
 """Inspection and upgrade of the catalog's schema, for catalogs that are too old to be opened."""
 
-import os
-
 from registry.home import Home
+from registry.workspace import PathLike
 from store.catalog import schema
 from store.catalog.engine import make_engine, place_of
 from store.lock import exclusive
@@ -10,9 +9,7 @@ from store.ownership import check_unowned
 
 
 def revisions(
-    home: str | os.PathLike[str] | None = None,
-    database: str | None = None,
-    arrays: str | os.PathLike[str] | None = None,
+    home: PathLike | None = None, database: str | None = None, arrays: PathLike | None = None
 ) -> tuple[str | None, str]:
     """Return the catalog's revision (None if it does not exist) and the revision this program works with.
 
@@ -29,9 +26,7 @@ def revisions(
 
 
 def upgrade(
-    home: str | os.PathLike[str] | None = None,
-    database: str | None = None,
-    arrays: str | os.PathLike[str] | None = None,
+    home: PathLike | None = None, database: str | None = None, arrays: PathLike | None = None
 ) -> schema.Upgrade:
     """Upgrade the catalog to this program's revision; a copy of an older SQLite database is kept beside it.
 

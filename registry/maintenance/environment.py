@@ -10,7 +10,7 @@ from registry.home import ARRAYS_VARIABLE, DATABASE_VARIABLE, HOME_VARIABLE, Hom
 from registry.hub.hub_errors import endpoint
 from registry.runtime.loading import device_name
 from store.arrays.chunk_cache import BYTES_VARIABLE, cache_bytes
-from store.arrays.place import is_url
+from store.object_store import is_url
 
 DEFAULT = "default"
 PACKAGES = (

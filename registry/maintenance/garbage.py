@@ -120,6 +120,7 @@ def delete_unreferenced(workspace: Workspace, *, dry_run: bool) -> Garbage:
     if dry_run:
         return Garbage(tuple(garbage), sum(store.disk_bytes(digest) for digest in garbage))
     freed = sum(store.delete(digest) for digest in garbage)
+    store.keep_copies_of(needed)
     if garbage:
         catalog.forget_unreferenced(len(garbage), freed)
     return Garbage(tuple(garbage), freed)

@@ -5,6 +5,9 @@ much the folder holds, at most; it is read and written under a lock, and space i
 written. So the limit holds for all processes together, and a crash leaves the figure too large, never too small. Where
 the space is used up, files that were not read for the longest time are deleted. A file that is open stays readable.
 
+Of an array that was deleted for good nothing is kept, even where another process has just fetched a chunk of it: a mark
+`gone/<digest>` is made before its copies are deleted, and looked for after a copy has appeared.
+
 A copy is never the only one, and whoever reads it checks it: so nothing here is flushed to disk, and a full disk only
 means that nothing is kept.
 """
@@ -25,7 +28,7 @@ BYTES_VARIABLE = "REG_CACHE_BYTES"
 _KEPT = 0.9
 """Share of the limit to which files are deleted, so that not every new file has others deleted."""
 
-_FIGURE, _LOCK, _NEW = "bytes", "lock", "new-"
+_FIGURE, _LOCK, _NEW, _GONE = "bytes", "lock", "new-", "gone"
 
 
 class ChunkCache:
@@ -70,19 +73,31 @@ class ChunkCache:
             self._reserve(size)
             fresh.write_bytes(data)
             fresh.replace(path)
+            if self._mark(digest).exists():
+                path.unlink()
         except OSError:
             with suppress(OSError):
                 fresh.unlink(missing_ok=True)
 
-    def drop(self, digest: str) -> None:
-        """Delete all copies of files of one array."""
+    def drop(self, digest: str, *, for_good: bool = False) -> None:
+        """Delete all copies of files of one array; `for_good`, nothing of it is kept until `allow`."""
+        if for_good and self.folder.exists():
+            self._mark(digest).parent.mkdir(exist_ok=True)
+            self._mark(digest).touch()
         shutil.rmtree(self.folder / digest[:2] / digest, ignore_errors=True)
+
+    def allow(self, digest: str) -> None:
+        """Keep copies of an array again that was deleted for good, and is stored again."""
+        self._mark(digest).unlink(missing_ok=True)
 
     def keep_only(self, digests: Collection[str]) -> None:
         """Delete copies of files of all other arrays."""
         for digest in self.digests():
             if digest not in digests:
                 self.drop(digest)
+        for mark in self.folder.glob(f"{_GONE}/*"):
+            if mark.name in digests:
+                mark.unlink(missing_ok=True)
 
     def digests(self) -> list[str]:
         """Return the digests of arrays of which there are copies."""
@@ -91,6 +106,9 @@ class ChunkCache:
     def nbytes(self) -> int:
         """Return the bytes of all copies."""
         return sum(size for _, size, _ in self._files())
+
+    def _mark(self, digest: str) -> Path:
+        return self.folder / _GONE / digest
 
     def _reserve(self, size: int) -> None:
         """Count a file that is about to be written; delete others if there is no space for it.
