@@ -259,6 +259,15 @@ SCHEMAS: dict[str, Schema] = {
     "reg ui": record(
         "Printed when the server is ready.", url=text("The address."), home=text("The registry's folder.")
     ),
+    "reg arrays copy": record(
+        "The result of copying arrays.",
+        source=text("Where they were, and still are."),
+        target=text("Where they are now too."),
+        copied=whole("Number of arrays that were written and read back."),
+        kept=whole("Number of arrays that were there already, intact."),
+        nbytes=whole("Uncompressed size of those that were written."),
+        problems=several(text("A line."), "Arrays that are damaged and were not copied; empty if none."),
+    ),
     "reg db current": record(
         "Revisions of the catalog's schema.",
         current=maybe(text("The catalog's revision; null if there is no catalog.")),

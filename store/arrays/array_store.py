@@ -143,6 +143,10 @@ class ArrayStore(ABC):
 
         return ArraySource(dtype, shape, blocks, raw)
 
+    def is_compressed(self, digest: str) -> bool:
+        """Return True if the chunks of `digest` are compressed (errors as `open`)."""
+        return self._files(digest, cached=True).layout.compressed
+
     def read(self, digest: str) -> Block:
         """Return the whole array in its carrier dtype, checked against the digest (errors as `open`)."""
         import numpy as np
