@@ -22,12 +22,16 @@ from sqlalchemy import Engine
 
 from registry import PassSettings, Registry
 from registry.demo import DemoResult, run_demo
+from registry.maintenance.array_copy import copy_arrays
 from registry.statistics.collect import collect_to
 from store.arrays import FolderArrays
 from store.catalog import schema
 from store.catalog.engine import file_of, translated
 from store.catalog.tables import VERSION_TABLE
 from tests.models import WORDS, make_model, save_checkpoint, sentences, train_tokenizer, write_jsonl
+from tests.s3_server import S3Server
+from tests.s3_server import s3 as s3
+from tests.s3_server import s3_server as s3_server
 from tests.transformers4 import PLACE, Transformers4
 
 _MEMORY = Path("/dev/shm")
@@ -125,7 +129,7 @@ def _quick_catalogs() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("REG_HOME", "REG_DATABASE", "REG_DEBUG"):
+    for name in ("REG_HOME", "REG_DATABASE", "REG_ARRAYS", "REG_CACHE_BYTES", "REG_DEBUG"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -181,6 +185,27 @@ def _filled_home(zoo: Zoo, shared: Shared) -> Path:
 def filled(_filled_home: Path, tmp_path: Path) -> Iterator[Registry]:
     """A registry of its own with the base model and the five experts."""
     with Registry(copy_home(_filled_home, tmp_path / "home")) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def _bucket(s3_server: S3Server) -> str:
+    return s3_server.new_bucket()
+
+
+@pytest.fixture
+def arrays_url(s3: S3Server, _bucket: str) -> str:
+    """The URL of an empty prefix of a bucket."""
+    return f"s3://{_bucket}/{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def filled_bucket(_filled_home: Path, arrays_url: str, tmp_path: Path) -> Iterator[Registry]:
+    """A registry as `filled`, whose arrays are in a bucket."""
+    home = tmp_path / "home with a bucket"
+    shutil.copytree(_filled_home, home, ignore=lambda folder, _: ["arrays"] if Path(folder) == _filled_home else [])
+    copy_arrays(_filled_home / "arrays", arrays_url, home=home)
+    with Registry(home, arrays=arrays_url) as opened:
         yield opened
 
 

@@ -1,8 +1,8 @@
 """Copies of chunks in a local folder, for arrays that are elsewhere: bounded, and shared by processes.
 
 A copy is a file `<first two digits>/<digest>/<name>`, which appears at once, by a rename. The file `bytes` says how
-much the folder holds, at most; it is read and written under a lock, and space is reserved there before a file is
-written. So the limit holds for all processes together, and a crash leaves the figure too large, never too small. Where
+much the folder holds, at most; it is read and written under a lock, as files are, and space is reserved there before
+a file is written. So the limit holds for all processes together, and a crash leaves the figure too large, never too small. Where
 the space is used up, files that were not read for the longest time are deleted. A file that is open stays readable.
 
 Of an array that was deleted for good nothing is kept, even where another process has just fetched a chunk of it: a mark
@@ -69,10 +69,11 @@ class ChunkCache:
             return
         fresh = path.with_name(f"{_NEW}{uuid4().hex}")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._reserve(size)
-            fresh.write_bytes(data)
-            fresh.replace(path)
+            with self._locked():  # a file that is counted and not yet there would be missed by who counts again
+                self._reserve(size)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                fresh.write_bytes(data)
+                fresh.replace(path)
             if self._mark(digest).exists():
                 path.unlink()
         except OSError:
@@ -111,16 +112,15 @@ class ChunkCache:
         return self.folder / _GONE / digest
 
     def _reserve(self, size: int) -> None:
-        """Count a file that is about to be written; delete others if there is no space for it.
+        """Count a file that is about to be written; delete others if there is no space for it. The lock is held.
 
         Raises:
             OSError: the figure cannot be written.
         """
-        with self._locked():
-            held = self._figure() + size
-            if held > self.limit:
-                held = self._delete_down_to(max(0, int(self.limit * _KEPT) - size)) + size
-            (self.folder / _FIGURE).write_text(str(held))
+        held = self._figure() + size
+        if held > self.limit:
+            held = self._delete_down_to(max(0, int(self.limit * _KEPT) - size)) + size
+        (self.folder / _FIGURE).write_text(str(held))
 
     def _figure(self) -> int:
         try:

@@ -29,11 +29,14 @@ from store.arrays.zarr_layout import (
     check_chunk,
     parse_layout,
 )
-from store.errors import ConflictError, NotFoundError
+from store.errors import ConflictError, NotFoundError, StorageError
 from store.object_store import normal_url, open_store, storage_errors
 
 RANGE_BYTES = 8 * 2**20
 """Bytes of a ranged read; larger objects are read by several at once."""
+
+CREATES = 3
+"""Tries of a conditional create that times out, which the library does not repeat: the object may be there."""
 
 AHEAD_BYTES, AHEAD_CHUNKS = 64 * 2**20, 4
 """Bytes and number of chunks of one array that are fetched or written at once, at most."""
@@ -235,11 +238,17 @@ class ObjectArrays(ArrayStore):
         import obstore
         from obstore.exceptions import AlreadyExistsError
 
-        try:
-            with storage_errors(self.url, "cannot be written", key):
-                obstore.put(self._store, key, data, mode="create", use_multipart=False)
-        except AlreadyExistsError:
-            return False
+        for left in reversed(range(CREATES)):
+            try:
+                with storage_errors(self.url, "cannot be written", key):
+                    obstore.put(self._store, key, data, mode="create", use_multipart=False)
+            except AlreadyExistsError:
+                return False
+            except StorageError as error:
+                if not left or "Timeout" not in str(error.__cause__):
+                    raise
+            else:
+                break
         return True
 
     def _overwrite(self, key: str, data: bytes | memoryview) -> None:
