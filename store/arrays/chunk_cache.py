@@ -2,8 +2,9 @@
 
 A copy is a file `<first two digits>/<digest>/<name>`, which appears at once, by a rename. The file `bytes` says how
 much the folder holds, at most; it is read and written under a lock, as files are, and space is reserved there before
-a file is written. So the limit holds for all processes together, and a crash leaves the figure too large, never too small. Where
-the space is used up, files that were not read for the longest time are deleted. A file that is open stays readable.
+a file is written. So the limit holds for all processes together, and a crash leaves the figure too large, never too
+small. Where the space is used up, files that were not read for the longest time are deleted. A file that is open stays
+readable.
 
 Of an array that was deleted for good nothing is kept, even where another process has just fetched a chunk of it: a mark
 `gone/<digest>` is made before its copies are deleted, and looked for after a copy has appeared.
@@ -102,7 +103,7 @@ class ChunkCache:
 
     def digests(self) -> list[str]:
         """Return the digests of arrays of which there are copies."""
-        return sorted(path.name for path in self.folder.glob("??/*"))
+        return sorted(name for begin in _names(self.folder) if len(begin) == 2 for name in _names(self.folder / begin))
 
     def nbytes(self) -> int:
         """Return the bytes of all copies."""
@@ -144,10 +145,12 @@ class ChunkCache:
 
     def _files(self) -> Iterator[tuple[float, int, Path]]:
         """Yield time of last use, size and path of every file, those of crashed writers too."""
-        for path in self.folder.glob("??/*/*"):
-            with suppress(OSError):
-                status = path.stat()
-                yield status.st_mtime, status.st_size, path
+        for digest in self.digests():
+            with suppress(OSError), os.scandir(self.folder / digest[:2] / digest) as entries:
+                for entry in entries:
+                    with suppress(OSError):  # deleted meanwhile, as its folder may be
+                        status = entry.stat(follow_symlinks=False)
+                        yield status.st_mtime, status.st_size, Path(entry.path)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -156,6 +159,14 @@ class ChunkCache:
         self.folder.mkdir(parents=True, exist_ok=True)
         with FileLock(self.folder / _LOCK):
             yield
+
+
+def _names(folder: Path) -> list[str]:
+    """Return the names in a folder, none if it does not exist."""
+    try:
+        return os.listdir(folder)  # noqa: PTH208
+    except OSError:
+        return []
 
 
 def cache_bytes() -> int:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import obstore
@@ -54,9 +55,12 @@ def test_description_is_written_last_and_deleted_first(store: ObjectArrays, monk
     monkeypatch.setattr(module, "CHUNK_ELEMENTS", 64)
     written, deleted = list[str](), list[str]()
     put, delete = obstore.put, obstore.delete
-    monkeypatch.setattr(
-        obstore, "put", lambda to, key, *args, **more: (written.append(key), put(to, key, *args, **more))[1]
-    )
+
+    def noted(to: Any, key: str, *args: Any, **more: Any) -> Any:
+        written.append(key)
+        return put(to, key, *args, **more)
+
+    monkeypatch.setattr(obstore, "put", noted)
     monkeypatch.setattr(obstore, "delete", lambda of, keys: (deleted.extend(keys), delete(of, keys))[1])
     digest = store.put(array(shape=(100, 7)))
     assert written[-1].endswith("/zarr.json")
@@ -131,9 +135,9 @@ def test_large_chunks_are_read_by_ranges(store: ObjectArrays, monkeypatch: pytes
     ranges = []
     get_ranges = obstore.get_ranges
 
-    def noted(*args: object, **more: object) -> object:
-        ranges.append(len(more["starts"]))  # type: ignore[arg-type]
-        return get_ranges(*args, **more)  # type: ignore[call-overload]
+    def noted(*args: Any, **more: Any) -> Any:
+        ranges.append(len(more["starts"]))
+        return get_ranges(*args, **more)
 
     monkeypatch.setattr(obstore, "get_ranges", noted)
     assert store.read(digest).tobytes() == data.tobytes()
@@ -205,9 +209,10 @@ def test_killed_writer_leaves_what_the_next_completes(
     assert process.returncode == -signal.SIGKILL
     source = ArraySource.of(np.arange(100 * 7, dtype=np.float32).reshape(100, 7), "float32")
     digest, store = digest_of(source), open_arrays(arrays_url)
-    assert writes - 4 < len(files_in(s3, arrays_url)) <= writes
+    left = files_in(s3, arrays_url)
+    assert writes - 4 < len(left) <= writes  # some are written at once
     assert not store.is_intact(digest)
-    assert store.has(digest) is (writes > 0)
+    assert store.has(digest) is bool(left)
     assert store.put(source) == digest
     assert content(store.open(digest)) == content(source)
     assert store.delete(digest) > 0
@@ -241,7 +246,7 @@ def test_url_of_no_bucket_is_refused(url: str) -> None:
         open_arrays(url)
 
 
-def test_nothing_is_fetched_twice_at_once_for_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_that_are_made_ahead_come_in_order() -> None:
     """What is done ahead comes in order, and ends with the first failure."""
     assert list(objects._ahead(lambda n: n * n, range(50), 4)) == [n * n for n in range(50)]
 
@@ -250,8 +255,7 @@ def test_nothing_is_fetched_twice_at_once_for_order(monkeypatch: pytest.MonkeyPa
             raise OSError("seven")
         return number
 
-    seen = []
+    results = objects._ahead(failing, range(50), 4)
+    assert [next(results) for _ in range(7)] == list(range(7))
     with pytest.raises(OSError, match="seven"):
-        for number in objects._ahead(failing, range(50), 4):
-            seen.append(number)
-    assert seen == list(range(7))
+        next(results)

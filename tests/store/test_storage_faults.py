@@ -9,7 +9,7 @@ from store import object_store
 from store.arrays import digest_of, open_arrays
 from store.arrays import source as module
 from store.arrays.object_arrays import ObjectArrays
-from store.errors import DamagedError, RegError, StorageError
+from store.errors import DamagedError, StorageError
 from tests.faulty_proxy import Fault, FaultyProxy, faulty_proxy
 from tests.s3_server import S3Server
 from tests.store.test_arrays import array, content
@@ -80,8 +80,7 @@ def test_no_wrong_byte_is_read(store: ObjectArrays, proxy: FaultyProxy, fault: F
         for _ in range(4):
             try:
                 read = b"".join(block.tobytes() for block in store.open(digest, cached=cached).blocks())
-            except (DamagedError, StorageError) as error:
-                assert error.hint
+            except (DamagedError, StorageError):
                 continue
             assert read == content(SOURCE)
     proxy.faults = []
@@ -107,8 +106,8 @@ def test_what_is_put_amid_faults_is_whole_or_an_error(
         proxy.applies, proxy.faults = applies, [fault]
         try:
             store.put(SOURCE)
-        except RegError as error:
-            assert error.hint
+        except (DamagedError, StorageError):
+            pass
         else:
             monkeypatch.setenv("AWS_ENDPOINT_URL", s3.endpoint)
             assert content(open_arrays(arrays_url).open(digest_of(SOURCE))) == content(SOURCE)
