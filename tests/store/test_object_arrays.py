@@ -61,7 +61,12 @@ def test_description_is_written_last_and_deleted_first(store: ObjectArrays, monk
         return put(to, key, *args, **more)
 
     monkeypatch.setattr(obstore, "put", noted)
-    monkeypatch.setattr(obstore, "delete", lambda of, keys: (deleted.extend(keys), delete(of, keys))[1])
+
+    def noted_too(of: Any, keys: list[str]) -> None:
+        deleted.extend(keys)
+        delete(of, keys)
+
+    monkeypatch.setattr(obstore, "delete", noted_too)
     digest = store.put(array(shape=(100, 7)))
     assert written[-1].endswith("/zarr.json")
     assert len(written) == 13

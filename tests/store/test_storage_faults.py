@@ -1,6 +1,6 @@
 """Proves: faults of a bucket or of the way to it are overcome or become errors that name it; never a wrong byte."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -59,7 +59,11 @@ def test_faults_that_stay_are_errors_that_name_the_bucket(
 ) -> None:
     digest = digest_of(SOURCE) if doing == "put" else store.put(SOURCE)
     proxy.faults = [fault] * 500
-    calls = {"put": lambda: store.put(SOURCE), "digests": lambda: list(store.digests()), "owner": store.owner}
+    calls: dict[str, Callable[[], object]] = {
+        "put": lambda: store.put(SOURCE),
+        "digests": lambda: list(store.digests()),
+        "owner": store.owner,
+    }
     with pytest.raises(StorageError) as caught:
         calls.get(doing, lambda: getattr(store, doing)(digest))()
     assert store.url in caught.value.message
@@ -118,7 +122,12 @@ def test_what_is_put_amid_faults_is_whole_or_an_error(
 
 def test_missing_bucket_is_no_missing_array(s3: S3Server) -> None:
     store = open_arrays("s3://nosuchbucket/team")
-    for call in (lambda: store.open("0" * 64), lambda: store.put(SOURCE), lambda: list(store.digests())):
+    calls: list[Callable[[], object]] = [
+        lambda: store.open("0" * 64),
+        lambda: store.put(SOURCE),
+        lambda: list(store.digests()),
+    ]
+    for call in calls:
         with pytest.raises(StorageError, match="there is no bucket nosuchbucket"):
             call()
 
