@@ -15,6 +15,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from benchmarks.random_experts import CONFIG, make_checkpoint, text_of
@@ -43,23 +44,25 @@ def measure_storage(scratch: Path, rounds: int) -> dict[str, object]:
                 arrays = f"s3://{server.new_bucket()}/team" if where == "bucket" else None
                 with Registry(home, arrays=arrays) as registry:
                     timed = _timer(steps, where)
-                    timed("register", lambda r=registry: _register(r, folders, texts))
                     names = [folder.name for folder in folders]
-                    timed("compose", lambda r=registry, n=names, h=home: r.compose(n, h / "moe"))
-                    timed("compose from copies", lambda r=registry, n=names, h=home: r.compose(n, h / "moe2"))
-                    timed("verify", lambda r=registry: r.verify())
+                    timed("register", partial(_register, registry, folders, texts))
+                    timed("compose", partial(registry.compose, names, home / "moe"))
+                    timed("compose from copies", partial(registry.compose, names, home / "again"))
+                    timed("verify", registry.verify)
                     nbytes = registry.verify().nbytes
                 shutil.rmtree(home)
     finally:
         stop_s3(server)
-    medians = {step: {where: statistics.median(each) for where, each in found.items()} for step, found in steps.items()}
+    seconds = {
+        step: {where: statistics.median(times) for where, times in found.items()} for step, found in steps.items()
+    }
     return {
         "stored_bytes": nbytes,
         "rounds": rounds,
         "seconds": {
-            step: {where: round(value, 3) for where, value in found.items()} for step, found in medians.items()
+            step: {where: round(value, 3) for where, value in found.items()} for step, found in seconds.items()
         },
-        "ratio": {step: round(found["bucket"] / found["disk"], 2) for step, found in medians.items()},
+        "ratio": {step: round(found["bucket"] / found["disk"], 2) for step, found in seconds.items()},
     }
 
 

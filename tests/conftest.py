@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import hashlib
 import os
 import pickle
 import shutil
@@ -9,7 +10,7 @@ import sqlite3
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +23,7 @@ from sqlalchemy import Engine
 
 from registry import PassSettings, Registry
 from registry.demo import DemoResult, run_demo
+from registry.home import Home
 from registry.maintenance.array_copy import copy_arrays
 from registry.statistics.collect import collect_to
 from store.arrays import FolderArrays
@@ -47,6 +49,7 @@ hypothesis.settings.load_profile("tests")
 tqdm.tqdm.monitor_interval = 0
 
 T = TypeVar("T")
+_IN_A_BUCKET = os.environ.get("REG_TEST_ARRAYS") == "s3"
 SETTINGS = PassSettings(tokens=512, seq_len=32, batch_size=4)
 EXPERTS = tuple(WORDS)
 DEMO_SIZES = {"vocab_size": 768, "num_hidden_layers": 1, "max_position_embeddings": 512}
@@ -133,6 +136,24 @@ def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
+@pytest.fixture(autouse=True)
+def _arrays_in_a_bucket(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `REG_TEST_ARRAYS=s3`, keep the arrays of every new registry of a test in a bucket."""
+    if not _IN_A_BUCKET:
+        return
+    request.getfixturevalue("s3")
+    bucket, locate = request.getfixturevalue("_bucket"), Home.locate
+
+    def located(*arguments: Any, **named: Any) -> Home:
+        home = locate(*arguments, **named)
+        if home.arrays_elsewhere is not None or home.arrays.exists():
+            return home
+        prefix = hashlib.sha256(str(home.path).encode()).hexdigest()[:16]
+        return replace(home, arrays_elsewhere=f"s3://{bucket}/{prefix}")
+
+    monkeypatch.setattr(Home, "locate", located)
+
+
 @pytest.fixture(scope="session")
 def tokenizer() -> Any:
     return train_tokenizer()
@@ -184,6 +205,12 @@ def _filled_home(zoo: Zoo, shared: Shared) -> Path:
 @pytest.fixture
 def filled(_filled_home: Path, tmp_path: Path) -> Iterator[Registry]:
     """A registry of its own with the base model and the five experts."""
+    if _IN_A_BUCKET:
+        shutil.copytree(_filled_home, tmp_path / "home", ignore=shutil.ignore_patterns("arrays"))
+        copy_arrays(_filled_home / "arrays", Home.locate(tmp_path / "home").arrays_place)
+        with Registry(tmp_path / "home") as opened:
+            yield opened
+        return
     with Registry(copy_home(_filled_home, tmp_path / "home")) as opened:
         yield opened
 
