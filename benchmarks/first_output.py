@@ -77,6 +77,7 @@ CALLS: dict[str, tuple[str, str]] = {
     "verify": ("", "x"),
     "gc": ("--dry-run", "x"),
     "ui": ("--port 0", "--port x"),
+    "arrays": ("copy home/arrays copied", "copy nosuch copied"),
     "db": ("current", "x"),
     "config": ("", "x"),
     "completion": ("bash", "x"),

@@ -88,7 +88,7 @@ def register_zeros(home: Path, header: Header) -> None:
         links = []
         for number, (name, tensor) in enumerate(header.items()):
             digest, shape = f"{number:064x}", tuple(tensor["shape"])
-            path = registry.arrays.path(digest)
+            path = registry.home.arrays / digest[:2] / digest
             path.mkdir(parents=True)
             chunks = (rows_per_block(shape), *shape[1:])
             zarr.create_array(

@@ -25,7 +25,7 @@ JOBS: dict[str, tuple[str, ...]] = {
     ),
     "Share": ("push", "push-expert", "export"),
     "Withdraw": ("opt-out", "receipt"),
-    "Maintain": ("verify", "gc", "db", "schema"),
+    "Maintain": ("verify", "gc", "arrays", "db", "schema"),
 }
 """Job → commands, in the order of the help; every command stands in one of them."""
 

@@ -56,6 +56,7 @@ COMMANDS = {
     "verify": "verify",
     "gc": "gc",
     "ui": "ui",
+    "arrays": "arrays",
     "db": "db",
     "config": "config",
     "completion": "completion",

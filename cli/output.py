@@ -117,12 +117,12 @@ def next_step(command: str | Sequence[str | os.PathLike[str]]) -> None:
 
 
 def reg_line(words: Sequence[str]) -> str:
-    """Return a command line of reg, quoted for a shell, with --home and --database as they were given."""
+    """Return a command line of reg, quoted for a shell, with --home, --database and --arrays as they were given."""
     context = click.get_current_context(silent=True)
     session = None if context is None else context.find_root().obj
     above: list[str] = []
-    for name in ("home", "database"):
-        if session is not None and name in session.typed:
+    for name in ("home", "database", "arrays"):
+        if session is not None and name in session.typed and f"--{name}" not in words:
             value = str(getattr(session, name))
             above += [f"--{name}", _SECRET.sub(r"\1\2***", value) if name == "database" else value]
     return shlex.join(("reg", *above, *words))

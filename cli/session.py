@@ -1,4 +1,4 @@
-"""The registry that a command line names, by --home and --database anywhere on it, and how it is opened."""
+"""The registry that a command line names, by --home, --database and --arrays anywhere on it, and how it is opened."""
 
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ else:
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-PLACES = ("home", "database")
+PLACES = ("home", "database", "arrays")
 """The options, in the order of the help."""
 
 
@@ -45,6 +45,11 @@ class Session:
         return place(self._meta, "database")
 
     @property
+    def arrays(self) -> str | None:
+        """The folder or URL of the arrays, if one is named."""
+        return place(self._meta, "arrays")
+
+    @property
     def typed(self) -> frozenset[str]:
         """Names of the options that are on the command line, not in the environment."""
         return frozenset(name for name in PLACES if _key(name, typed=True) in self._meta)
@@ -59,7 +64,9 @@ class Session:
         from registry import Registry
 
         made: Literal["when written to", False] = "when written to" if create else False
-        with Registry(self.home, database=self.database, progress=progress(), create=made) as registry:
+        with Registry(
+            self.home, database=self.database, arrays=self.arrays, progress=progress(), create=made
+        ) as registry:
             yield registry
 
 
@@ -67,7 +74,7 @@ pass_session = click.make_pass_decorator(Session)
 
 
 def place(meta: MutableMapping[str, Any], name: str) -> str | None:
-    """Return the value of --home or --database: that of the command line, else that of the environment."""
+    """Return the value of --home, --database or --arrays: that of the command line, else that of the environment."""
     found: str | None = meta.get(_key(name, typed=True), meta.get(_key(name, typed=False)))
     return found
 
@@ -106,19 +113,23 @@ _SETTINGS: dict[str, dict[str, Any]] = {
         "metavar": "URL",
         "help": "SQLAlchemy URL of the catalog (REG_DATABASE), before or after the command.",
     },
+    "arrays": {
+        "metavar": "DIR|URL",
+        "help": "Folder or bucket (s3://, gs://, az://) of the arrays (REG_ARRAYS), before or after the command.",
+    },
 }
 _SHARED: dict[str, Any] = {"multiple": True, "expose_value": False, "callback": _keep, "type": _Whole()}
 
 
 def place_options(group: Command) -> Command:
-    """Add --home and --database to the group."""
+    """Add --home, --database and --arrays to the group."""
     for name in reversed(PLACES):
         group = click.option(f"--{name}", envvar=f"REG_{name.upper()}", **_SETTINGS[name], **_SHARED)(group)
     return group
 
 
 def accept_place(command: click.Command) -> None:
-    """Let --home and --database stand after a command too, or a command of its own; its help does not repeat them."""
+    """Let these options stand after a command too, or a command of its own; its help does not repeat them."""
     command.params += [click.Option([f"--{name}"], hidden=True, **_SETTINGS[name], **_SHARED) for name in PLACES]
     for subcommand in command.commands.values() if isinstance(command, click.Group) else ():
         accept_place(subcommand)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 from click.shell_completion import BashComplete, CompletionItem, add_completion_class, get_completion_class
 
-from cli.session import place
+from cli.session import PLACES, place
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -117,9 +117,9 @@ class Registered(_Text):
         return [CompletionItem(before + comma + ref) for ref in refs if ref.startswith(last)]
 
     def _references(self, ctx: click.Context, last: str, taken: Collection[str]) -> list[str]:
-        home, database = place(ctx.meta, "home"), place(ctx.meta, "database")
+        home, database, arrays = (place(ctx.meta, name) for name in PLACES)
         with suppress(Exception):
-            refs = references(home, database, last, self.kind, everything=self.everything)
+            refs = references(home, database, arrays, last, self.kind, everything=self.everything)
             return [ref for ref in refs if ref not in taken]
         return []
 
@@ -127,6 +127,7 @@ class Registered(_Text):
 def references(
     home: str | None,
     database: str | None,
+    arrays: str | None,
     text: str,
     kind: Literal["expert", "base"] | None = None,
     *,
@@ -137,6 +138,7 @@ def references(
     Args:
         home: the home, as in `Registry`.
         database: the database, as in `Registry`.
+        arrays: the arrays, as in `Registry`.
         text: the typed text.
         kind: only experts, or only base models.
         everything: include opted-out versions.
@@ -148,12 +150,12 @@ def references(
     from registry.names.resolve import ALL_STATES
     from registry.registry import Registry
 
-    revision, head = revisions(home, database)
+    revision, head = revisions(home, database, arrays)
     if revision != head:
         return []
     states = ALL_STATES if everything else ("active",)
     name, at, _ = text.partition("@")
-    with Registry(home, database=database, create=False) as registry:
+    with Registry(home, database=database, arrays=arrays, create=False) as registry:
         if not at:
             return [known for known in registry.catalog.names(kind=kind, states=states) if known.startswith(text)]
         own = registry.catalog.versions(name, kind=kind, states=states)

@@ -7,40 +7,55 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from registry.errors import ConflictError, NotFoundError
+from store.arrays import ArrayStore, open_arrays
+from store.object_store import is_url
 
 HOME_VARIABLE = "REG_HOME"
 DATABASE_VARIABLE = "REG_DATABASE"
+ARRAYS_VARIABLE = "REG_ARRAYS"
 _CATALOG, _ARRAYS, _LOCK, _LOCKS = "catalog.sqlite", "arrays", "lock", "locks"
 _PARTIAL, _MERGED, _WORK, _CACHE, _FOLDERS, _SUMMARIES = "partial", "merged", "work", "cache", "folders", "summaries"
+_CHUNKS = "chunks"
 
 
 @dataclass(frozen=True)
 class Home:
-    """The folder of one registry, and its catalog's database.
+    """The folder of one registry, its catalog's database, and where its arrays are.
 
     Attributes:
         path: the folder; created by the first write.
         database: a SQLAlchemy URL.
         is_default: the folder is the default, not a named one.
+        arrays_elsewhere: the URL of a bucket, or an absolute path, that holds the arrays in place of the folder.
     """
 
     path: Path
     database: str
     is_default: bool = False
+    arrays_elsewhere: str | None = None
 
     @classmethod
-    def locate(cls, path: str | os.PathLike[str] | None = None, database: str | None = None) -> "Home":
+    def locate(
+        cls,
+        path: str | os.PathLike[str] | None = None,
+        database: str | None = None,
+        arrays: str | os.PathLike[str] | None = None,
+    ) -> "Home":
         """Return the home from the arguments, else from the environment, else the default."""
         named = path or os.environ.get(HOME_VARIABLE)
         folder = Path(named or _default()).expanduser().absolute()
         url = database or os.environ.get(DATABASE_VARIABLE) or _embedded(folder)
-        return cls(folder, url, is_default=not named)
+        place = os.fspath(arrays or os.environ.get(ARRAYS_VARIABLE) or "")
+        if place and not is_url(place):
+            place = str(Path(place).expanduser().absolute())
+        elsewhere = None if place in ("", str(folder / _ARRAYS)) else place
+        return cls(folder, url, is_default=not named, arrays_elsewhere=elsewhere)
 
     def check(self, *, create: bool) -> None:
         """Check that the folder holds a registry, or with `create` that one may be created there.
 
         The default folder need not exist. If the catalog is in a database elsewhere, a folder without arrays may be a
-        registry's too.
+        registry's too; if the arrays are elsewhere as well, it need not exist.
 
         Raises:
             NotFoundError: the folder does not exist, or holds no registry.
@@ -53,13 +68,14 @@ class Home:
         names = {entry.name for entry in self.path.iterdir()} if self.path.is_dir() else set()
         if names & {_CATALOG, _ARRAYS}:
             return
-        if names - {_PARTIAL, _MERGED, _WORK, _CACHE, _FOLDERS, _SUMMARIES, _LOCK, _LOCKS}:
+        if names - {_PARTIAL, _MERGED, _WORK, _CACHE, _FOLDERS, _SUMMARIES, _CHUNKS, _LOCK, _LOCKS}:
             raise ConflictError(
                 f"the folder {self.path} is not empty and holds no registry",
                 "name a registry's folder with --home or REG_HOME, or for a new registry one that is absent or empty",
             )
         embedded = self.database == _embedded(self.path)
-        if not create and not self.is_default and (embedded or not self.path.exists()):
+        absent = not self.path.exists() and self.arrays_elsewhere is None
+        if not create and not self.is_default and (embedded or absent):
             raise NotFoundError(
                 f"there is no registry at {self.path}",
                 "name another folder with --home or REG_HOME; "
@@ -68,8 +84,27 @@ class Home:
 
     @property
     def arrays(self) -> Path:
-        """The array store."""
+        """The folder of the arrays, unless they are elsewhere."""
         return self.path / _ARRAYS
+
+    @property
+    def arrays_place(self) -> str:
+        """The path or URL of the arrays."""
+        return self.arrays_elsewhere or str(self.arrays)
+
+    @property
+    def chunks(self) -> Path:
+        """Copies of chunks of arrays that are in a bucket."""
+        return self.path / _CHUNKS
+
+    def open_arrays(self) -> ArrayStore:
+        """Return the array store.
+
+        Raises:
+            InvalidInputError: the place is no path and no URL of a bucket.
+            StorageError: the library for object stores is not installed, or its settings are wrong.
+        """
+        return open_arrays(self.arrays_place, self.chunks)
 
     @property
     def partial(self) -> Path:

@@ -48,6 +48,7 @@ class Registry:
     Args:
         home: the registry's folder; default REG_HOME, else the platform's user-data folder.
         database: SQLAlchemy URL of the catalog; default REG_DATABASE, else SQLite in the home.
+        arrays: folder or bucket URL (s3://, gs://, az://) of the arrays; default REG_ARRAYS, else a folder in the home.
         progress: receives the progress of long steps; default none.
         create: create the registry if it does not exist, at once or `"when written to"`; otherwise a `home` without one
             is a NotFoundError.
@@ -60,10 +61,11 @@ class Registry:
         home: PathLike | None = None,
         *,
         database: str | None = None,
+        arrays: PathLike | None = None,
         progress: Progress = silent,
         create: bool | Literal["when written to"] = True,
     ) -> None:
-        self._workspace = Workspace.open(home, database, progress, create=create)
+        self._workspace = Workspace.open(home, database, progress, arrays=arrays, create=create)
 
     def __enter__(self) -> Registry:
         return self

@@ -46,15 +46,16 @@ class Workspace:
         database: str | None,
         progress: Progress,
         *,
+        arrays: PathLike | None = None,
         create: bool | Literal["when written to"],
     ) -> "Workspace":
         """Open the registry of a home (arguments as `Registry`).
 
         Raises:
             NotFoundError: the registry does not exist, and `create` is False.
-            StorageError: the home cannot be created.
+            StorageError: the home cannot be created, or the arrays cannot be reached.
         """
-        located = Home.locate(home, database)
+        located = Home.locate(home, database, arrays)
         located.check(create=bool(create))
         made = tuple(path for path in (located.path, *located.path.parents) if not path.exists())
         try:
@@ -64,10 +65,10 @@ class Workspace:
                 f"the registry's home {located.path} cannot be created: {error.strerror}",
                 "name another one with --home",
             ) from error
-        arrays = ArrayStore(located.arrays)
-        unowned, at_once = partial(check_unowned, arrays), create != "when written to"
+        store = located.open_arrays()
+        unowned, at_once = partial(check_unowned, store), create != "when written to"
         catalog = Catalog(located.database, located.lock, unowned, at_once=at_once)
-        return cls(located, catalog, arrays, progress, made)
+        return cls(located, catalog, store, progress, made)
 
     def close(self) -> None:
         """Release the database's connections; leave no empty folder of a registry that was not created."""

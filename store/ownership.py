@@ -20,7 +20,15 @@ def check_owner(catalog: Catalog, store: ArrayStore) -> None:
         ConflictError: the arrays belong to another catalog.
     """
     owner = store.owner()
-    if owner == catalog.id or next(store.digests(), None) is None:
+    if owner == catalog.id:
+        return
+    if next(store.digests(), None) is None:
+        if owner is None and catalog.exists and catalog.referenced():
+            raise ConflictError(
+                f"no array of {catalog.place} is below {store.place}",
+                "name where they are with --arrays or REG_ARRAYS; if they are lost, restore them from a backup, or "
+                f"write {catalog.id} to the file registry there and add each expert again",
+            )
         return
     if owner is None:
         known = catalog.referenced() | set(catalog.unreferenced())
@@ -54,4 +62,4 @@ def check_unowned(store: ArrayStore, url: str) -> None:
 
 def _foreign(store: ArrayStore, owner: str | None, url: str) -> ConflictError:
     known = f" (its id is {owner})" if owner else " (none of them is known here)"
-    return ConflictError(f"the arrays below {store.root} belong to another catalog{known}, not to {url}", _HINT)
+    return ConflictError(f"the arrays below {store.place} belong to another catalog{known}, not to {url}", _HINT)

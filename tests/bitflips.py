@@ -34,7 +34,7 @@ from click.testing import CliRunner
 from cli.main import main as reg
 from registry import EnsembleRecipe, PassSettings, Recipe, Registry
 from registry.errors import DamagedError, RegError
-from store.arrays import ArrayStore
+from store.arrays import FolderArrays
 from tests.conftest import files_of
 from tests.models import make_model, save_checkpoint, sentences, train_tokenizer, write_jsonl
 
@@ -175,7 +175,7 @@ class Place:
         return (
             area == "arrays"
             and path.name.startswith("c.")
-            and ArrayStore(self.home / "arrays").is_intact(path.parent.name)
+            and FolderArrays(self.home / "arrays").is_intact(path.parent.name)
         )
 
 

@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import hashlib
 import os
 import pickle
 import shutil
@@ -9,7 +10,7 @@ import sqlite3
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,11 +23,17 @@ from sqlalchemy import Engine
 
 from registry import PassSettings, Registry
 from registry.demo import DemoResult, run_demo
+from registry.home import Home
+from registry.maintenance.array_copy import copy_arrays
 from registry.statistics.collect import collect_to
+from store.arrays import FolderArrays
 from store.catalog import schema
 from store.catalog.engine import file_of, translated
 from store.catalog.tables import VERSION_TABLE
 from tests.models import WORDS, make_model, save_checkpoint, sentences, train_tokenizer, write_jsonl
+from tests.s3_server import S3Server
+from tests.s3_server import s3 as s3
+from tests.s3_server import s3_server as s3_server
 from tests.transformers4 import PLACE, Transformers4
 
 _MEMORY = Path("/dev/shm")
@@ -42,6 +49,7 @@ hypothesis.settings.load_profile("tests")
 tqdm.tqdm.monitor_interval = 0
 
 T = TypeVar("T")
+_IN_A_BUCKET = os.environ.get("REG_TEST_ARRAYS") == "s3"
 SETTINGS = PassSettings(tokens=512, seq_len=32, batch_size=4)
 EXPERTS = tuple(WORDS)
 DEMO_SIZES = {"vocab_size": 768, "num_hidden_layers": 1, "max_position_embeddings": 512}
@@ -124,8 +132,26 @@ def _quick_catalogs() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("REG_HOME", "REG_DATABASE", "REG_DEBUG"):
+    for name in ("REG_HOME", "REG_DATABASE", "REG_ARRAYS", "REG_CACHE_BYTES", "REG_DEBUG"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _arrays_in_a_bucket(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `REG_TEST_ARRAYS=s3`, keep the arrays of every new registry of a test in a bucket."""
+    if not _IN_A_BUCKET:
+        return
+    request.getfixturevalue("s3")
+    bucket, locate = request.getfixturevalue("_bucket"), Home.locate
+
+    def located(*arguments: Any, **named: Any) -> Home:
+        home = locate(*arguments, **named)
+        if home.arrays_elsewhere is not None or home.arrays.exists():
+            return home
+        prefix = hashlib.sha256(str(home.path).encode()).hexdigest()[:16]
+        return replace(home, arrays_elsewhere=f"s3://{bucket}/{prefix}")
+
+    monkeypatch.setattr(Home, "locate", located)
 
 
 @pytest.fixture(scope="session")
@@ -179,7 +205,34 @@ def _filled_home(zoo: Zoo, shared: Shared) -> Path:
 @pytest.fixture
 def filled(_filled_home: Path, tmp_path: Path) -> Iterator[Registry]:
     """A registry of its own with the base model and the five experts."""
+    if _IN_A_BUCKET:
+        shutil.copytree(_filled_home, tmp_path / "home", ignore=shutil.ignore_patterns("arrays"))
+        copy_arrays(_filled_home / "arrays", Home.locate(tmp_path / "home").arrays_place)
+        with Registry(tmp_path / "home") as opened:
+            yield opened
+        return
     with Registry(copy_home(_filled_home, tmp_path / "home")) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def _bucket(s3_server: S3Server) -> str:
+    return s3_server.new_bucket()
+
+
+@pytest.fixture
+def arrays_url(s3: S3Server, _bucket: str) -> str:
+    """The URL of an empty prefix of a bucket."""
+    return f"s3://{_bucket}/{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def filled_bucket(_filled_home: Path, arrays_url: str, tmp_path: Path) -> Iterator[Registry]:
+    """A registry as `filled`, whose arrays are in a bucket."""
+    home = tmp_path / "home with a bucket"
+    shutil.copytree(_filled_home, home, ignore=lambda folder, _: ["arrays"] if Path(folder) == _filled_home else [])
+    copy_arrays(_filled_home / "arrays", arrays_url, home=home)
+    with Registry(home, arrays=arrays_url) as opened:
         yield opened
 
 
@@ -237,6 +290,12 @@ def _link(folder: Path, to: Path) -> None:
                 stamp = found.st_size, found.st_mtime_ns
                 assert _stamps.setdefault(entry.path, stamp) == stamp, f"a test wrote to {entry.path}: use overwrite"
                 os.link(entry.path, to / entry.name)
+
+
+def array_folder(registry: Registry, digest: str) -> Path:
+    """Return the folder of an array of a registry whose arrays are in its home."""
+    assert isinstance(registry.arrays, FolderArrays)
+    return registry.arrays.path(digest)
 
 
 def overwrite(path: Path, data: bytes) -> None:

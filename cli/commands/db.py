@@ -19,7 +19,7 @@ def current(session: Session, as_json: bool) -> None:
     """Print the catalog's revision and the revision that this program works with."""
     from registry.maintenance.catalog_schema import revisions
 
-    revision, head = revisions(session.home, session.database)
+    revision, head = revisions(session.home, session.database, session.arrays)
     if as_json:
         print_json({"current": revision, "head": head})
     else:
@@ -40,7 +40,7 @@ def upgrade(session: Session, as_json: bool) -> None:
     """
     from registry.maintenance.catalog_schema import upgrade as upgrade_catalog
 
-    upgraded = upgrade_catalog(session.home, session.database)
+    upgraded = upgrade_catalog(session.home, session.database, session.arrays)
     if as_json:
         print_json(upgraded)
         return

@@ -70,7 +70,7 @@ def doctor(
         try:
             registry = stack.enter_context(session.registry())
         except (NotFoundError, SchemaError, StorageError, DamagedError, ConflictError) as error:
-            if session.home is not None or session.database is not None:
+            if any(named is not None for named in (session.home, session.database, session.arrays)):
                 note(f"without a registry: {error.message}")
             diagnosis = diagnose(None, folder, data, quick=quick, device=device, progress=progress())
         else:

@@ -88,7 +88,7 @@ def opt_out(
                 "deleted_bytes": did.deleted_bytes,
                 "shared_arrays": did.shared_arrays,
                 "cleared": did.cleared,
-                "remains": did.remains,
+                "remains": [*did.remains, *did.old_versions],
                 "receipt": receipt,
             }
         )
@@ -158,6 +158,8 @@ def _print(did: "OptOut", receipt: Path | None) -> None:
     done(" ".join(did.withdrew or (version.ref for version in did.versions)), *lines)
     for line in did.remains:  # with --quiet too: the request is not complete yet
         click.echo(f"  not deleted yet: {line}", err=is_quiet())
+    for line in did.old_versions:
+        click.echo(f"  not deleted: {line}", err=is_quiet())
     if did.remains:
         click.echo("  repeat the command when those processes have ended, to delete the rest", err=is_quiet())
     done(None, *_reach(did), *([] if receipt is None else [f"  receipt: {receipt}"]))

@@ -15,6 +15,7 @@ from cli.option_groups import GroupedCommand
 from cli.output import as_json, done, print_json
 from cli.session import Session, pass_session
 from registry.errors import StorageError
+from registry.home import ARRAYS_VARIABLE, DATABASE_VARIABLE
 
 if TYPE_CHECKING:
     from registry import Registry
@@ -61,6 +62,8 @@ def ui(session: Session, port: int, open_browser: bool, may_write: bool, as_json
             command += ["--home", str(registry.home.path)]
         if session.database is not None:
             command += ["--database", registry.catalog.place]
+        if session.arrays is not None:
+            command += ["--arrays", registry.home.arrays_place]
         url = f"http://127.0.0.1:{listening.getsockname()[1]}/"
         access = jobs = None
         if may_write:
@@ -83,7 +86,10 @@ def _jobs(session: Session, registry: "Registry") -> "Jobs":
     from registry.ui import Jobs
 
     program = [sys.executable, "-P", "-m", "cli.job", "--home", str(registry.home.path)]
-    return Jobs(program, {} if session.database is None else {"REG_DATABASE": session.database})
+    named = {DATABASE_VARIABLE: session.database}
+    if session.arrays is not None:
+        named[ARRAYS_VARIABLE] = registry.home.arrays_place
+    return Jobs(program, {name: value for name, value in named.items() if value is not None})
 
 
 @contextmanager

@@ -179,7 +179,9 @@ SCHEMAS: dict[str, Schema] = {
         deleted_bytes=whole("Their size on disk."),
         shared_arrays=whole("Number of arrays that stay because another version uses them."),
         cleared=several(text("A path."), "Paths of other deleted files."),
-        remains=several(text("A line."), "Files that could not be deleted yet; empty if none."),
+        remains=several(
+            text("A line."), "Files that could not be deleted yet, and old versions that a bucket keeps; empty if none."
+        ),
         receipt=maybe(text("The receipt's file.")),
     ),
     "reg receipt verify": record(
@@ -260,6 +262,15 @@ SCHEMAS: dict[str, Schema] = {
     ),
     "reg ui": record(
         "Printed when the server is ready.", url=text("The address."), home=text("The registry's folder.")
+    ),
+    "reg arrays copy": record(
+        "The result of copying arrays.",
+        source=text("Where they were, and still are."),
+        target=text("Where they are now too."),
+        copied=whole("Number of arrays that were written and read back."),
+        kept=whole("Number of arrays that were there already, intact."),
+        nbytes=whole("Uncompressed size of those that were written."),
+        problems=several(text("A line."), "Arrays that are damaged and were not copied; empty if none."),
     ),
     "reg db current": record(
         "Revisions of the catalog's schema.",

@@ -16,8 +16,7 @@ from registry.errors import StorageError
 from registry.io.atomic import atomic_file
 from registry.io.dtypes import SAFETENSORS
 from registry.progress import Advance
-from store.arrays import CARRIERS, Block
-from store.raw_chunks import RawArray
+from store.arrays import CARRIERS, Block, RawArray
 
 PYTORCH = {"format": "pt"}
 """The metadata of a model's file."""

@@ -22,7 +22,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from fcntl import ioctl
 from functools import cached_property
-from io import FileIO
 from itertools import accumulate
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -31,8 +30,9 @@ from typing import TypeVar
 from registry.io.safetensors_writer import Span, Stream, allocate, check_size, head, in_order, write_at
 from registry.io.tree_digest import combine
 from registry.progress import Advance
-from store.arrays import check_digest, new_hash, unreadable
-from store.raw_chunks import RawArray, fill
+from store.arrays import RawArray, fill, new_hash, unreadable
+from store.arrays.zarr_layout import ChunkFile
+from store.errors import StorageError
 
 ALIGN = 4096
 """Tensors begin at a multiple of so many bytes of their file: the block size of common file systems."""
@@ -262,7 +262,7 @@ class _Writing:
                         if own is not None:
                             own.update(part)
                         self._wrote(tensor, len(part))
-                    check_digest(span.raw.digest, state)
+                    span.raw.check(state)
                     for part in self._zeros(tensor, nbytes + span.nbytes - span.after, span.after):
                         if own is not None:
                             own.update(part)
@@ -322,7 +322,7 @@ class _Writing:
             write_at(self._files[tensor.file], part, tensor.begin + nbytes + start)
             yield part
 
-    def _share(self, source: FileIO, begin: int, target: int, at: int, nbytes: int) -> int:
+    def _share(self, source: ChunkFile, begin: int, target: int, at: int, nbytes: int) -> int:
         """Share blocks of a file with the target, and return how many bytes from `begin` on are there now."""
         nbytes -= nbytes % ALIGN
         if not self._shares_blocks or nbytes <= 0 or begin % ALIGN or at % ALIGN:
@@ -386,21 +386,24 @@ def _is_whole(span: Span, stream: Stream) -> bool:
 
 
 @contextmanager
-def _opened(raw: RawArray, number: int) -> Iterator[FileIO]:
+def _opened(raw: RawArray, number: int) -> Iterator[ChunkFile]:
     """Open one file of an array.
 
     Raises:
         DamagedError: the file is not as it was stored.
+        StorageError: it cannot be fetched.
     """
     with ExitStack() as stack:
         try:
             file = stack.enter_context(raw.opened(number))
+        except StorageError:  # it is elsewhere, and cannot be fetched
+            raise
         except OSError as error:
             raise unreadable(raw.digest, error) from error
         yield file
 
 
-def _filled(raw: RawArray, file: FileIO, buffer: memoryview) -> memoryview:
+def _filled(raw: RawArray, file: ChunkFile, buffer: memoryview) -> memoryview:
     """Fill a buffer from a file of an array, and return it.
 
     Raises:

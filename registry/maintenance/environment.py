@@ -6,9 +6,11 @@ import sys
 from dataclasses import dataclass
 from importlib import metadata
 
-from registry.home import DATABASE_VARIABLE, HOME_VARIABLE, Home
+from registry.home import ARRAYS_VARIABLE, DATABASE_VARIABLE, HOME_VARIABLE, Home
 from registry.hub.hub_errors import endpoint
 from registry.runtime.loading import device_name
+from store.arrays.chunk_cache import BYTES_VARIABLE, cache_bytes
+from store.object_store import is_url
 
 DEFAULT = "default"
 PACKAGES = (
@@ -34,20 +36,30 @@ class Setting:
 
 
 def configuration(
-    home: str | os.PathLike[str] | None = None, database: str | None = None, *, given: frozenset[str] = frozenset()
+    home: str | os.PathLike[str] | None = None,
+    database: str | None = None,
+    arrays: str | os.PathLike[str] | None = None,
+    *,
+    given: frozenset[str] = frozenset(),
 ) -> list[Setting]:
     """Return every setting with its source; nothing is created or fetched.
 
     Args:
         home: the home, as in `Registry`.
         database: the database, as in `Registry`.
-        given: those of `home` and `database` that an option named; the others come from the environment.
+        arrays: the arrays, as in `Registry`.
+        given: those of `home`, `database` and `arrays` that an option named; the others come from the environment.
     """
-    location = Home.locate(home, database)
-    url = "option --database" if "database" in given else _source(DATABASE_VARIABLE)
+    location = Home.locate(home, database, arrays)
+
+    def source(option: str, variable: str) -> str:
+        return f"option --{option}" if option in given else _source(variable)
+
     return [
-        Setting("home", str(location.path), "option --home" if "home" in given else _source(HOME_VARIABLE)),
-        Setting("database", _without_password(location.database), url),
+        Setting("home", str(location.path), source("home", HOME_VARIABLE)),
+        Setting("database", _without_password(location.database), source("database", DATABASE_VARIABLE)),
+        Setting("arrays", location.arrays_place, source("arrays", ARRAYS_VARIABLE)),
+        *_copies(location),
         Setting("cache", str(location.cache), "in the home"),
         *_hub(),
         *_machine(),
@@ -85,6 +97,17 @@ def _without_password(url: str) -> str:
         return "(not a database URL)"
     hidden = {key: "***" for key in shown.query if re.search("pass|secret|token|key", key, re.IGNORECASE)}
     return shown.update_query_dict(hidden).render_as_string(hide_password=True)
+
+
+def _copies(home: Home) -> list[Setting]:
+    """Return where copies of chunks are kept, and how many bytes of them, where the arrays are in a bucket."""
+    if not is_url(home.arrays_place):
+        return []
+    try:
+        limit = f"{cache_bytes():,} bytes"
+    except ValueError as error:
+        limit = str(error)
+    return [Setting("chunk cache", f"{home.chunks}, at most {limit}", _source(BYTES_VARIABLE))]
 
 
 def _hub() -> list[Setting]:

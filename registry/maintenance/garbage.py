@@ -134,6 +134,8 @@ def delete_unreferenced(workspace: Workspace, *, dry_run: bool) -> Garbage:
     garbage = sorted({digest for digest in store.digests() if digest not in needed} | set(catalog.unreferenced()))
     pieces = tuple(Piece(one, store.disk_bytes(one) if dry_run else store.delete(one)) for one in garbage)
     freed = sum(piece.nbytes for piece in pieces)
+    if not dry_run:
+        store.keep_copies_of(needed)
     if garbage and not dry_run:
         catalog.forget_unreferenced(len(garbage), freed)
     return Garbage(tuple(garbage), freed, pieces=pieces)

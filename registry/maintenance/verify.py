@@ -49,8 +49,8 @@ def verify(workspace: Workspace) -> Verification:
     workspace.check_owner()
     catalog, store, progress = workspace.catalog, workspace.arrays, workspace.progress
     problems: list[str] = []
-    if store.owner_file.exists() and store.owner() is None:
-        problems.append(f"{store.owner_file} is damaged; the next registration writes it again")
+    if problem := store.owner_problem():
+        problems.append(problem)
     needed: Needed = {}
     chain = catalog.chain()
     problems += catalog.discrepancies(log=chain.broken is None)
@@ -74,7 +74,7 @@ def verify(workspace: Workspace) -> Verification:
     with progress("verifying", total, "B") as advance:
         for digest, (subject, kind) in needed.items():
             try:
-                source = store.open(digest)
+                source = store.open(digest, cached=False)
                 for block in source.blocks():
                     advance(block.nbytes)
                 if (source.dtype, source.shape, source.nbytes) != kind:

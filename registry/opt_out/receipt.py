@@ -92,7 +92,7 @@ class Receipt:
         nbytes: their size on disk.
         shared: their arrays that stay.
         head: the digest of the last event of the log.
-        remains: one line for each file that another process used and that could not be deleted yet.
+        remains: one line for each file that could not be deleted yet, and for old versions that a bucket keeps.
         pushes: pushes to the Hub of the versions, and of compositions made from them.
         trained_together: versions that were active and whose weights were trained together with any of them.
     """
@@ -190,7 +190,7 @@ def make_receipt(workspace: Workspace, result: OptOut) -> Receipt:
         sum(deleted.values()) + max(0, result.deleted_bytes - in_log),
         tuple(Shared(digest, tuple(catalog.users_of(digest))) for digest in sorted({*shared, *result.shared_digests})),
         catalog.chain().head,
-        result.remains,
+        (*result.remains, *result.old_versions),
         result.pushes,
         result.trained_together,
     )

@@ -37,9 +37,6 @@ from store.ownership import claim
 
 CONTENT_FORMAT = 1
 
-WRITERS = 4
-"""Arrays that are written at once: most of the time goes into waiting for the disk."""
-
 
 @dataclass(frozen=True)
 class Registration:
@@ -120,6 +117,8 @@ def write_arrays(
 ) -> tuple[ArrayLink, ...]:
     """Write the arrays of a version that the store lacks, and return links to all; a failure leaves nothing behind.
 
+    Where several may write at once, it leaves garbage, which `reg gc` deletes.
+
     Several arrays are compressed, written, flushed and read back at once. The caller holds the registry's lock.
 
     Raises:
@@ -142,7 +141,7 @@ def write_arrays(
             store.put(source, compress=role == "statistics", digest=digest)
         return ArrayLink(role, name, digest, source.dtype, source.shape, source.nbytes)
 
-    with ThreadPoolExecutor(WRITERS, thread_name_prefix="storing") as pool:
+    with ThreadPoolExecutor(store.writers, thread_name_prefix="storing") as pool:
         try:
             with progress("storing", sum(source.nbytes for _, _, source, _ in items), "B") as advance:
                 futures = [pool.submit(store_array, *item) for item in items]
@@ -151,8 +150,9 @@ def write_arrays(
                 return tuple(future.result() for future in futures)
         except BaseException:
             pool.shutdown(cancel_futures=True)
-            for digest in fresh:  # unreferenced: the caller holds the registry's lock
-                store.delete(digest)
+            if not store.concurrent_writers:  # else another process may be about to use what this one has written
+                for digest in fresh:  # unreferenced: the caller holds the registry's lock
+                    store.delete(digest)
             raise
 
 

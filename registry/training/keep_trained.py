@@ -58,8 +58,9 @@ def keep_trained(
                 links = _store(workspace, tensors, digests)
                 catalog.record_composition(trained.digest, document, used, str(out), links)
             except BaseException:
-                for digest in fresh:  # nothing refers to them: the registry's lock is held
-                    workspace.arrays.delete(digest)
+                if not workspace.arrays.concurrent_writers:  # else another process may be about to use them
+                    for digest in fresh:  # nothing refers to them: the registry's lock is held
+                        workspace.arrays.delete(digest)
                 raise
 
     write_trained(composed, tensors, [trained], out, replace=replace, record=recorded, progress=workspace.progress)

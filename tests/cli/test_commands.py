@@ -13,7 +13,7 @@ from cli.main import main
 from registry import Registry
 from registry.io.model_folder import MARKER
 from store.catalog import schema
-from tests.conftest import EXPERTS, Shared, Zoo, copy_home, files_of, overwrite
+from tests.conftest import EXPERTS, Shared, Zoo, array_folder, copy_home, files_of, overwrite
 
 Run = Callable[..., Result]
 
@@ -372,8 +372,8 @@ def test_verify_and_gc(ready: Run, tmp_path: Path) -> None:
     assert document(ready("verify", "--json"))["problems"] == []
     with Registry(tmp_path / "home") as registry:
         (link, *_) = [x for x in registry.arrays_of(registry.resolve("math")) if x.role == "mlp"]
-        overwrite(registry.arrays.path(link.digest) / "c.0.0", b"")
-        stray = registry.arrays.root / "ab" / ("ab" + "0" * 62)
+        overwrite(array_folder(registry, link.digest) / "c.0.0", b"")
+        stray = registry.home.arrays / "ab" / ("ab" + "0" * 62)
         stray.mkdir(parents=True)
     told = ready("verify", code=1).stdout
     assert f"problem: math@1, mlp {link.name}: array {link.digest[:12]} is damaged" in told

@@ -101,6 +101,7 @@ def outputs(zoo: Zoo, _filled_home: Path, tmp_path_factory: pytest.TempPathFacto
             "--tokens", 64, "--seq-len", 32)  # fmt: skip
         run("instantiate", "mixed", "--weights", "code=1", "--out", work / "instance")
         run("export", "math", "--out", work / "math")
+        run("arrays", "copy", home / "arrays", work / "arrays")
         run("opt-out", "math", "--purge", "--yes", "--receipt", receipt)
         run("receipt", "verify", receipt)
         for words in ("list", "list --all", "show law", "show math", "compositions", "log", "verify", "gc --dry-run"):

@@ -149,6 +149,7 @@ WRONG: dict[str, list[tuple[str, str]]] = {
     "push": [("nosuch org/name", "nosuch is not a folder"), ("model org/name", "model has no composition.json")],
     "push-expert": [("nosuch org/name", "no expert 'nosuch'")],
     "reproduce": [("nosuch", "nosuch is not a folder")],
+    "arrays": [("copy nosuch text", "there are no arrays below ")],
     "completion": [("nosuch", "'nosuch' is not one of 'bash', 'zsh', 'fish'")],
     "schema": [("nosuch", "there is no command 'nosuch'")],
     "demo": [("--out text.txt", "text.txt exists and is not a folder")],

@@ -199,9 +199,12 @@ def test_history_leaves_no_trace(histories: Path, tmp_path: Path, name: str) -> 
 @pytest.mark.parametrize(
     ("withdrawn", "purge"), list(product(EXPERTS, (False, True))) if EVERYTHING else [("code", False), ("law", True)]
 )
+@pytest.mark.parametrize("where", ["filled", "filled_bucket"])
 def test_opt_out_equals_never_registered(
-    zoo: Zoo, filled: Registry, tmp_path: Path, withdrawn: str, purge: bool
+    zoo: Zoo, request: pytest.FixtureRequest, tmp_path: Path, withdrawn: str, purge: bool, where: str
 ) -> None:
+    """In a bucket as on the disk."""
+    filled: Registry = request.getfixturevalue(where)
     rest = tuple(name for name in EXPERTS if name != withdrawn)
     with fresh(tmp_path / "never", zoo, rest) as registry:
         registry.compose(rest, tmp_path / "expected")
@@ -247,12 +250,22 @@ def test_registering_changes_no_stored_byte_of_another(zoo: Zoo, tmp_path: Path)
     assert files_of(tmp_path / "moe") == made
 
 
-def test_two_homes_anywhere_give_the_same_bytes(zoo: Zoo, tmp_path: Path) -> None:
+def test_homes_anywhere_give_the_same_bytes(
+    zoo: Zoo, tmp_path: Path, arrays_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     deep = tmp_path / "a" / "very" / "different" / "place"
-    for home, out in ((tmp_path / "home", tmp_path / "moe"), (deep / "home", deep / "other-name")):
+    for home, out, arrays in (
+        (tmp_path / "home", tmp_path / "moe", None),
+        (deep / "home", deep / "other-name", None),
+        (deep / "third", deep / "from-bucket", arrays_url),
+    ):
+        if arrays is not None:
+            monkeypatch.setenv("REG_ARRAYS", arrays)
         with fresh(home, zoo, ("code", "math")) as registry:
             registry.compose(["code", "math"], out)
+    assert not (deep / "third" / "arrays").exists()
     assert files_of(deep / "other-name") == files_of(tmp_path / "moe")
+    assert files_of(deep / "from-bucket") == files_of(tmp_path / "moe")
 
 
 def test_folder_names_no_time_place_or_number(filled: Registry, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from registry.errors import (
 )
 from store.arrays import ArraySource
 from store.catalog import CompositionRecord
-from tests.conftest import EXPERTS, SETTINGS, Zoo, files_of, overwrite
+from tests.conftest import EXPERTS, SETTINGS, Zoo, array_folder, files_of, overwrite
 from tests.models import make_model, save_checkpoint, sentences, write_jsonl
 
 
@@ -231,7 +231,7 @@ def test_after_purge_no_weight_of_it_is_left_in_the_store(filled: Registry, zoo:
 def test_verify_names_whom_damage_concerns(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     version = filled.resolve("math")
     link = next(link for link in filled.arrays_of(version) if link.role == "mlp")
-    chunk = filled.arrays.path(link.digest) / "c.0.0"
+    chunk = array_folder(filled, link.digest) / "c.0.0"
     data = bytearray(chunk.read_bytes())
     data[100] ^= 1
     overwrite(chunk, bytes(data))

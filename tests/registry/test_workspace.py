@@ -16,10 +16,10 @@ from registry import EnsembleRecipe, Recipe, Registry
 from registry.errors import ConflictError, OutputError, StorageError
 from registry.io.model_folder import check_output, fresh_folder
 from registry.progress import Advance
-from store.arrays import ArrayStore
+from store.arrays import FolderArrays
 from store.catalog import Catalog
 from store.ownership import check_owner, claim
-from tests.conftest import Zoo, files_of, overwrite
+from tests.conftest import Zoo, array_folder, files_of, overwrite
 
 
 class Meanwhile:
@@ -125,7 +125,7 @@ def test_version_purged_while_all_is_verified(filled: Registry, step: int) -> No
 
 def test_damage_is_found_while_another_is_purged(filled: Registry) -> None:
     link = next(link for link in filled.arrays_of(filled.resolve("law")) if link.role == "mlp")
-    overwrite(filled.arrays.path(link.digest) / "c.0.0", b"")
+    overwrite(array_folder(filled, link.digest) / "c.0.0", b"")
     with disturbed(filled.home.path, "verifying", 0, purge) as registry:
         assert len(registry.verify().problems) == 1
 
@@ -216,7 +216,7 @@ def test_folder_that_vanishes_while_it_is_looked_at(tmp_path: Path, monkeypatch:
 
 def test_first_arrays_stored_while_they_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who looked for the owner before there was one, and for arrays after, is not told that they are another's."""
-    store = ArrayStore(tmp_path / "arrays")
+    store = FolderArrays(tmp_path / "arrays")
     catalog = Catalog(f"sqlite:///{tmp_path / 'catalog.sqlite'}", tmp_path / "lock")
     owner, asked = store.owner, []
 
@@ -224,7 +224,7 @@ def test_first_arrays_stored_while_they_are_looked_at(tmp_path: Path, monkeypatc
         asked.append(True)
         if len(asked) > 1:
             return owner()
-        claim(catalog, ArrayStore(tmp_path / "arrays"))
+        claim(catalog, FolderArrays(tmp_path / "arrays"))
         (store.root / "ab" / ("ab" + 62 * "0")).mkdir(parents=True)
         return None
 

@@ -8,8 +8,7 @@ import zarr
 from zarr.codecs import ZstdCodec
 from zarr.storage import LocalStore
 
-from store import arrays
-from store.arrays import CARRIERS, ArraySource, ArrayStore, rows_per_block
+from store.arrays import CARRIERS, ArraySource, FolderArrays, rows_per_block, source
 
 
 @pytest.mark.parametrize("compress", [True, False])
@@ -19,10 +18,10 @@ from store.arrays import CARRIERS, ArraySource, ArrayStore, rows_per_block
 def test_files_are_those_of_zarr(
     dtype: str, shape: tuple[int, ...], compress: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arrays, "CHUNK_ELEMENTS", 10)  # several chunks, the last one padded
+    monkeypatch.setattr(source, "CHUNK_ELEMENTS", 10)  # several chunks, the last one padded
     carrier = CARRIERS[dtype][0]
     data = np.random.default_rng(0).integers(0, 100, shape).astype(carrier)
-    store = ArrayStore(tmp_path / "ours")
+    store = FolderArrays(tmp_path / "ours")
     ours = store.path(store.put(ArraySource.of(data, dtype), compress=compress))
     theirs = tmp_path / "theirs"
     array = zarr.create_array(

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from store.arrays import ArraySource, ArrayStore
+from store.arrays import ArraySource, FolderArrays
 from store.catalog import Catalog
 from store.errors import ConflictError
 from store.ownership import check_owner, check_unowned, claim
@@ -16,8 +16,8 @@ from tests.store.test_catalog import link, new
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> ArrayStore:
-    return ArrayStore(tmp_path / "arrays")
+def store(tmp_path: Path) -> FolderArrays:
+    return FolderArrays(tmp_path / "arrays")
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def other(tmp_path: Path) -> Iterator[Catalog]:
     opened.close()
 
 
-def put(store: ArrayStore) -> str:
+def put(store: FolderArrays) -> str:
     return store.put(ArraySource.of(np.ones(3, dtype=np.float32), "float32"))
 
 
@@ -45,7 +45,7 @@ def test_id_is_random_and_stays(catalog: Catalog, other: Catalog, tmp_path: Path
     again.close()
 
 
-def test_arrays_carry_the_id_which_is_no_array(store: ArrayStore, catalog: Catalog) -> None:
+def test_arrays_carry_the_id_which_is_no_array(store: FolderArrays, catalog: Catalog) -> None:
     claim(catalog, store)
     assert store.owner() == catalog.id
     assert list(store.digests()) == []
@@ -54,7 +54,7 @@ def test_arrays_carry_the_id_which_is_no_array(store: ArrayStore, catalog: Catal
     assert list(store.digests()) == [digest]
 
 
-def test_another_catalog_is_refused(store: ArrayStore, catalog: Catalog, other: Catalog) -> None:
+def test_another_catalog_is_refused(store: FolderArrays, catalog: Catalog, other: Catalog) -> None:
     claim(catalog, store)
     put(store)
     check_owner(catalog, store)
@@ -68,7 +68,7 @@ def test_another_catalog_is_refused(store: ArrayStore, catalog: Catalog, other: 
     assert store.owner() == catalog.id
 
 
-def test_folder_without_arrays_is_anybodys(store: ArrayStore, catalog: Catalog, other: Catalog) -> None:
+def test_folder_without_arrays_is_anybodys(store: FolderArrays, catalog: Catalog, other: Catalog) -> None:
     check_owner(catalog, store)
     assert not store.root.exists()
     claim(catalog, store)
@@ -78,7 +78,7 @@ def test_folder_without_arrays_is_anybodys(store: ArrayStore, catalog: Catalog, 
 
 @pytest.mark.parametrize("left", [None, b"", b"0123\n"], ids=["none", "empty", "cut"])
 def test_arrays_without_an_id_are_adopted_by_the_catalog_that_knows_one(
-    store: ArrayStore, catalog: Catalog, other: Catalog, left: bytes | None
+    store: FolderArrays, catalog: Catalog, other: Catalog, left: bytes | None
 ) -> None:
     digest = put(store)
     if left is not None:
@@ -92,7 +92,7 @@ def test_arrays_without_an_id_are_adopted_by_the_catalog_that_knows_one(
     assert store.owner() == other.id
 
 
-def test_catalog_is_not_made_anew_beside_arrays(store: ArrayStore, tmp_path: Path) -> None:
+def test_catalog_is_not_made_anew_beside_arrays(store: FolderArrays, tmp_path: Path) -> None:
     put(store)
     with pytest.raises(ConflictError, match=r"new\.sqlite, which holds no catalog"):
         Catalog(f"sqlite:///{tmp_path / 'new.sqlite'}", tmp_path / "lock", partial(check_unowned, store))

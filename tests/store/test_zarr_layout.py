@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from store import arrays as module
-from store.arrays import ArraySource, ArrayStore
+from store.arrays import ArraySource, FolderArrays
+from store.arrays import source as module
 from store.errors import DamagedError, InvalidInputError
 
 Change = Callable[[Path], object]
@@ -98,7 +98,7 @@ BAD: dict[str, tuple[Change, str]] = {
 @pytest.mark.parametrize("case", sorted(BAD))
 def test_array_of_somebody_else_is_refused_before_zarr_reads_it(tmp_path: Path, case: str) -> None:
     change, message = BAD[case]
-    store = ArrayStore(tmp_path)
+    store = FolderArrays(tmp_path)
     digest = store.put(ArraySource.of(np.arange(16), "int64"), compress=True)
     assert store.is_intact(digest)
     change(store.path(digest))
@@ -113,7 +113,7 @@ def test_array_of_somebody_else_is_refused_before_zarr_reads_it(tmp_path: Path, 
 
 def test_chunk_of_another_size_and_padding_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CHUNK_ELEMENTS", 64)
-    store = ArrayStore(tmp_path)
+    store = FolderArrays(tmp_path)
     source = ArraySource.of(np.arange(100), "int64")
     digest = store.put(source)
     last = store.path(digest) / "c.1"
@@ -132,7 +132,7 @@ def test_chunk_of_another_size_and_padding_are_told(tmp_path: Path, monkeypatch:
 
 
 def test_missing_chunk_of_zeros_is_told(tmp_path: Path) -> None:
-    store = ArrayStore(tmp_path)
+    store = FolderArrays(tmp_path)
     digest = store.put(ArraySource.of(np.zeros(4), "float64"))
     (store.path(digest) / "c.0").unlink()
     with pytest.raises(DamagedError, match="unreadable"):
@@ -140,7 +140,7 @@ def test_missing_chunk_of_zeros_is_told(tmp_path: Path) -> None:
 
 
 def test_folder_that_is_a_link_is_told_and_deleted_alone(tmp_path: Path) -> None:
-    store = ArrayStore(tmp_path / "arrays")
+    store = FolderArrays(tmp_path / "arrays")
     digest = store.put(ArraySource.of(np.zeros(4), "float64"))
     shutil.move(store.path(digest), tmp_path / "elsewhere")
     store.path(digest).symlink_to(tmp_path / "elsewhere")
@@ -153,16 +153,16 @@ def test_folder_that_is_a_link_is_told_and_deleted_alone(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("digest", ["", "../../x", "0" * 63, "A" * 64, "0" * 64 + "\n", "/etc"])
 def test_path_is_made_of_digests_alone(tmp_path: Path, digest: str) -> None:
-    for call in (ArrayStore(tmp_path).path, ArrayStore(tmp_path).open, ArrayStore(tmp_path).delete):
+    for call in (FolderArrays(tmp_path).path, FolderArrays(tmp_path).open, FolderArrays(tmp_path).delete):
         with pytest.raises(DamagedError, match="is not the digest of an array"):
             call(digest)
 
 
 def test_owner_that_is_no_file_is_none(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "registry")
-    assert ArrayStore(tmp_path).owner() is None
+    assert FolderArrays(tmp_path).owner() is None
 
 
 def test_row_of_too_many_elements_is_not_stored(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="cannot store an array"):
-        ArrayStore(tmp_path).put(ArraySource("float32", (1, 2**24 + 1), lambda: iter(())))
+        FolderArrays(tmp_path).put(ArraySource("float32", (1, 2**24 + 1), lambda: iter(())))

@@ -21,20 +21,19 @@ from registry.io import shard_writer as module
 from registry.io.safetensors_writer import Span, Stream
 from registry.io.shard_writer import Shard, write_shards
 from registry.io.tree_digest import tree_digest
-from store import arrays
-from store.arrays import CARRIERS, ArraySource, ArrayStore
+from store.arrays import CARRIERS, ArraySource, FolderArrays, source
+from store.arrays.raw_chunks import fill
 from store.errors import DamagedError, StorageError
-from store.raw_chunks import fill
 from tests.models import make_model, save_checkpoint, sentences, write_jsonl
 from tests.registry.io.plain_writer import write_plain
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ArrayStore:
-    monkeypatch.setattr(arrays, "CHUNK_ELEMENTS", 64)  # several files an array
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FolderArrays:
+    monkeypatch.setattr(source, "CHUNK_ELEMENTS", 64)  # several files an array
     monkeypatch.setattr(module, "PIECE", 100)  # several pieces a file
     monkeypatch.setattr(module, "FLUSH_BYTES", 1000)
-    return ArrayStore(tmp_path / "arrays")
+    return FolderArrays(tmp_path / "arrays")
 
 
 def random(dtype: str, shape: tuple[int, ...], seed: int) -> ArraySource:
@@ -44,7 +43,7 @@ def random(dtype: str, shape: tuple[int, ...], seed: int) -> ArraySource:
     return ArraySource.of(bits.view(carrier).reshape(shape), dtype)
 
 
-def stored(store: ArrayStore, name: str, dtype: str, shape: tuple[int, ...], seed: int) -> tuple[Stream, str]:
+def stored(store: FolderArrays, name: str, dtype: str, shape: tuple[int, ...], seed: int) -> tuple[Stream, str]:
     digest = store.put(random(dtype, shape, seed))
 
     def spans() -> list[Span]:
@@ -59,7 +58,7 @@ def made(name: str, dtype: str, shape: tuple[int, ...], seed: int) -> Stream:
     return Stream(name, dtype, shape, random(dtype, shape, seed).blocks)
 
 
-def two_rows(store: ArrayStore) -> Stream:
+def two_rows(store: FolderArrays) -> Stream:
     """Return rows 20 to 49 of one array above rows 0 to 9 of another."""
     digests = [store.put(random("int16", (60, 7), seed)) for seed in (7, 8)]
 
@@ -75,7 +74,7 @@ def two_rows(store: ArrayStore) -> Stream:
     return Stream("rows", "int16", (40, 7), blocks, spans)
 
 
-def stacked(store: ArrayStore) -> Stream:
+def stacked(store: FolderArrays) -> Stream:
     """Return two arrays as one tensor with one axis more."""
     raws = [store.open(store.put(random("bfloat16", (33, 5), seed))).raw for seed in (9, 10)]
     spans = [Span(raw, 0, raw.nbytes) for raw in raws if raw is not None]
@@ -87,7 +86,7 @@ def stacked(store: ArrayStore) -> Stream:
     return Stream("stacked", "bfloat16", (2, 33, 5), blocks, lambda: spans)
 
 
-def widened(store: ArrayStore) -> Stream:
+def widened(store: FolderArrays) -> Stream:
     """Return rows 4 to 25 of one array and all of another, both a column of zeros after them, and rows of zeros."""
     raws = [store.open(store.put(random("int16", (rows, 6), rows))).raw for rows in (37, 19)]
     spans = [
@@ -104,7 +103,7 @@ def widened(store: ArrayStore) -> Stream:
     return Stream("widened", "int16", (22 + 1 + 19 + 11, 7), blocks, lambda: spans)
 
 
-def several(store: ArrayStore) -> list[Stream]:
+def several(store: FolderArrays) -> list[Stream]:
     return [
         made("z", "float32", (70, 3), 1),
         stored(store, "c", "bfloat16", (33, 5), 2)[0],
@@ -120,13 +119,13 @@ def several(store: ArrayStore) -> list[Stream]:
     ]
 
 
-def in_blocks(store: ArrayStore) -> list[Stream]:
+def in_blocks(store: FolderArrays) -> list[Stream]:
     """Return tensors whose first bytes, at least, are whole blocks both of the array's files and of the shard."""
     return [stored(store, "a", "uint8", (3, 8192), 1)[0], stored(store, "b", "uint8", (2, 5000), 2)[0]]
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
-def test_files_are_those_of_the_plain_way(store: ArrayStore, tmp_path: Path, workers: int) -> None:
+def test_files_are_those_of_the_plain_way(store: FolderArrays, tmp_path: Path, workers: int) -> None:
     streams, told = several(store), list[int]()
     shards = [
         Shard(tmp_path / "1", tuple(streams)),
@@ -164,9 +163,9 @@ def test_shared_blocks_give_the_same_files(
         clone(source, begin, target, at, nbytes)
 
     monkeypatch.setattr(module, "clone", count)
-    monkeypatch.setattr(arrays, "CHUNK_ELEMENTS", 4096)
+    monkeypatch.setattr(source, "CHUNK_ELEMENTS", 4096)
     monkeypatch.setattr(module, "COPIERS", 1)
-    shard = Shard(tmp_path / "1", tuple(in_blocks(ArrayStore(tmp_path / "arrays"))))
+    shard = Shard(tmp_path / "1", tuple(in_blocks(FolderArrays(tmp_path / "arrays"))))
     (digest,) = write_shards([shard], lambda amount: None)
     assert digest == write_plain(tmp_path / "plain", shard.given)
     assert (tmp_path / "plain").read_bytes() == shard.path.read_bytes()
@@ -211,7 +210,7 @@ def lose(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", [damage, cut, lose])
-def test_damaged_array_stops_it(store: ArrayStore, tmp_path: Path, harm: Callable[[Path], None]) -> None:
+def test_damaged_array_stops_it(store: FolderArrays, tmp_path: Path, harm: Callable[[Path], None]) -> None:
     stream, digest = stored(store, "b", "float64", (2000,), 3)
     harm(store.path(digest))
     before = threading.active_count()
@@ -223,21 +222,22 @@ def test_damaged_array_stops_it(store: ArrayStore, tmp_path: Path, harm: Callabl
 @pytest.mark.parametrize("harm", [damage, cut, lose])
 @pytest.mark.parametrize("make", [two_rows, stacked, widened])
 def test_damaged_part_stops_it(
-    store: ArrayStore, tmp_path: Path, make: Callable[[ArrayStore], Stream], harm: Callable[[Path], None]
+    store: FolderArrays, tmp_path: Path, make: Callable[[FolderArrays], Stream], harm: Callable[[Path], None]
 ) -> None:
     stream = make(store)
     raw = (stream.spans() or ())[-1].raw
-    chunk = raw.layout.chunk(raw.folder, raw.count - 1)  # of rows, beyond those that are copied
-    chunk.rename(raw.folder / "c.3")
-    harm(raw.folder)
-    if (raw.folder / "c.3").exists():
-        (raw.folder / "c.3").rename(chunk)
+    folder = store.path(raw.digest)
+    chunk = raw.layout.chunk(folder, raw.count - 1)  # of rows, beyond those that are copied
+    chunk.rename(folder / "c.3")
+    harm(folder)
+    if (folder / "c.3").exists():
+        (folder / "c.3").rename(chunk)
     with pytest.raises(DamagedError, match=rf"array {raw.digest[:12]} is damaged"):
         write_shards([Shard(tmp_path / "1", (stream,))], lambda amount: None)
 
 
 def test_array_that_is_cut_while_it_is_read_stops_it(
-    store: ArrayStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: FolderArrays, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream, digest = stored(store, "b", "float64", (2000,), 3)
 
@@ -251,7 +251,7 @@ def test_array_that_is_cut_while_it_is_read_stops_it(
 
 
 @pytest.mark.parametrize("rows", [9, 11])
-def test_tensor_of_another_size_is_told(store: ArrayStore, tmp_path: Path, rows: int) -> None:
+def test_tensor_of_another_size_is_told(store: FolderArrays, tmp_path: Path, rows: int) -> None:
     wrong = Stream("a", "float32", (10,), random("float32", (rows,), 1).blocks)
     with pytest.raises(StorageError, match=rf"tensor a came to {4 * rows} bytes, 40 were expected"):
         write_shards([Shard(tmp_path / "1", (wrong, stored(store, "b", "uint8", (999,), 1)[0]))], lambda amount: None)
@@ -260,7 +260,7 @@ def test_tensor_of_another_size_is_told(store: ArrayStore, tmp_path: Path, rows:
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("call", ["pwrite", "posix_fallocate", "fsync"])
 def test_disk_that_refuses_stops_it(
-    store: ArrayStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, workers: int
+    store: FolderArrays, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, workers: int
 ) -> None:
     streams = several(store)
 
@@ -272,7 +272,7 @@ def test_disk_that_refuses_stops_it(
         write_shards([Shard(tmp_path / "1", tuple(streams))], lambda amount: None, workers=workers)
 
 
-def test_first_failure_of_a_rendering_thread_stops_the_others(store: ArrayStore, tmp_path: Path) -> None:
+def test_first_failure_of_a_rendering_thread_stops_the_others(store: FolderArrays, tmp_path: Path) -> None:
     before, failed = threading.active_count(), threading.Event()
 
     def fails() -> Iterator[Any]:
@@ -297,7 +297,7 @@ def slowly(count: int) -> Iterator[Any]:
         yield from random("uint8", (1,), 1).blocks()
 
 
-def test_signal_stops_rendering_threads(store: ArrayStore, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_signal_stops_rendering_threads(store: FolderArrays, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a process among others may ignore it
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, handler))
     before = threading.active_count()
@@ -313,7 +313,7 @@ def test_signal_stops_rendering_threads(store: ArrayStore, tmp_path: Path, reque
     assert threading.active_count() == before
 
 
-def test_interrupt_stops_it(store: ArrayStore, tmp_path: Path) -> None:
+def test_interrupt_stops_it(store: FolderArrays, tmp_path: Path) -> None:
     def blocks() -> Iterator[Any]:
         yield from random("float32", (5,), 1).blocks()
         raise KeyboardInterrupt

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from registry import Registry
-from tests.conftest import Zoo, overwrite
+from tests.conftest import Zoo, array_folder, overwrite
 
 NAMES = {"weights": "model.layers.0.mlp.gate_proj.weight", "statistics": "mlp_input/gram/0"}
 
@@ -14,7 +14,7 @@ NAMES = {"weights": "model.layers.0.mlp.gate_proj.weight", "statistics": "mlp_in
 def damage(registry: Registry, ref: str, name: str, kind: str) -> None:
     """Flip a byte of one array's first chunk, delete that chunk, or delete the array."""
     (link,) = (link for link in registry.arrays_of(registry.resolve(ref)) if link.name == name)
-    (chunk,) = registry.arrays.path(link.digest).glob("c.0*")
+    (chunk,) = array_folder(registry, link.digest).glob("c.0*")
     if kind == "changed":
         data = bytearray(chunk.read_bytes())
         data[len(data) // 2] ^= 1

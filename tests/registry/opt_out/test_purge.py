@@ -28,7 +28,7 @@ from registry.statistics.forward_pass import take_statistics
 from store.catalog import backup
 from store.catalog import vacuum as erasing
 from store.catalog.tables import Base
-from tests.conftest import SETTINGS, Zoo
+from tests.conftest import SETTINGS, Zoo, array_folder
 from tests.residue import own_windows, search
 
 MARKS = ("a-secret-tag", "a-secret-license", "a-secret-label", "1234.5678")
@@ -152,7 +152,7 @@ def test_no_window_of_it_is_left_in_any_file(lived_in: Registry) -> None:
     own = [link.digest for link in lived_in.arrays_of(lived_in.resolve("code")) if link.digest not in needed]
 
     def stored(digests: Any) -> list[bytes]:
-        chunks = [file.read_bytes() for digest in digests for file in arrays.path(digest).glob("c.*")]
+        chunks = [file.read_bytes() for digest in digests for file in array_folder(lived_in, digest).glob("c.*")]
         return [*chunks, *(arrays.read(digest).tobytes() for digest in digests)]
 
     left = [file for place in PLACES[1:] for file in (home / place).rglob("*.safetensors")]

@@ -13,8 +13,8 @@ from registry import EnsembleRecipe, Recipe, Registry
 from registry.errors import ConflictError, InvalidInputError, NotFoundError, OutputError
 from registry.io.model_folder import MARKER
 from registry.opt_out.receipt import NOT_ERASED, receipt_file
-from store.arrays import ArrayStore
-from tests.conftest import Zoo, files_of
+from store.arrays import FolderArrays
+from tests.conftest import Zoo, array_folder, files_of
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +71,8 @@ def test_receipt_says_what_was_done(withdrawn: Registry, made: dict[str, Any], p
     assert (made["registry"], made["head"]) == (withdrawn.catalog.id, withdrawn.log(limit=1)[0].digest)
     assert len(made["deleted"]["arrays"]) > 10
     assert made["deleted"]["bytes"] == withdrawn.log(limit=1)[0].details["bytes"]
-    assert not any(withdrawn.arrays.path(digest).exists() for digest in made["deleted"]["arrays"])
-    assert all(withdrawn.arrays.path(one["digest"]).exists() and one["versions"] for one in made["shared"])
+    assert not any(array_folder(withdrawn, digest).exists() for digest in made["deleted"]["arrays"])
+    assert all(array_folder(withdrawn, one["digest"]).exists() and one["versions"] for one in made["shared"])
     folders = [str(place / name) for name in ("moe", "biased", "dense", "ensemble", "alone", "trained")]
     assert made["not_erased"] == {"folders": folders, "pushed": [], "copies": NOT_ERASED, "remains": []}
     expected: dict[str, Any] = {  # the same recipes without it, as anybody would ask for them
@@ -137,18 +137,18 @@ def test_purge_that_was_interrupted_has_its_whole_receipt_when_repeated(
     filled.compose(["math", "code"], tmp_path / "moe")
     links = {link.digest for link in filled.arrays_of(filled.resolve("math"))}
     sizes = {digest: filled.arrays.disk_bytes(digest) for digest in links}
-    delete, left = ArrayStore.delete, {"before": 0, "amid": 5, "after": len(links)}[where]
+    delete, left = FolderArrays.delete, {"before": 0, "amid": 5, "after": len(links)}[where]
 
     def interrupted(*words: Any) -> Any:
         raise KeyboardInterrupt
 
-    def some(store: ArrayStore, digest: str) -> int:
+    def some(store: FolderArrays, digest: str) -> int:
         nonlocal left
         left -= 1
         return delete(store, digest) if left >= 0 else interrupted()
 
     with monkeypatch.context() as patch:
-        patch.setattr(ArrayStore, "delete", some)
+        patch.setattr(FolderArrays, "delete", some)
         patch.setattr("registry.opt_out.perform.make_receipt", interrupted)
         with pytest.raises(KeyboardInterrupt):
             filled.opt_out("math", purge=True, receipt=tmp_path / "receipt.json")
@@ -216,7 +216,7 @@ CONTRADICTIONS: dict[str, tuple[Change, str]] = {
         "the log has no opt-out of math@1 before the receipt",
     ),
     "array is back": (
-        lambda registry, made, _f: registry.arrays.path(made["deleted"]["arrays"][0]).mkdir(parents=True),
+        lambda registry, made, _f: array_folder(registry, made["deleted"]["arrays"][0]).mkdir(parents=True),
         "exists, and no version uses it",
     ),
     "composition left out": (

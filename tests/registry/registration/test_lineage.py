@@ -10,7 +10,7 @@ from registry import Registry
 from registry.checkpoint import Checkpoint
 from registry.errors import DamagedError, IncompatibleError
 from registry.registration.lineage import Relation, relation, weights_of_checkpoint, weights_of_version
-from tests.conftest import SETTINGS, Zoo, files_of
+from tests.conftest import SETTINGS, Zoo, array_folder, files_of
 from tests.models import make_model, save_checkpoint
 
 
@@ -90,15 +90,15 @@ def test_sample_reads_whole_rows_across_chunks(filled: Registry, monkeypatch: py
     (link,) = (link for link in filled.arrays_of(filled.resolve("code")) if link.name == name)
     assert (filled.arrays.sample(link.digest, rows) == tensor[rows]).all()
     assert (Checkpoint(zoo.experts["code"]).sample(name, rows) == tensor[rows]).all()
-    monkeypatch.setattr("store.arrays.CHUNK_ELEMENTS", 20 * 32)
+    monkeypatch.setattr("store.arrays.source.CHUNK_ELEMENTS", 20 * 32)
     with Registry(filled.home.path.with_name("chunked")) as chunked:
         chunked.add_base("code", zoo.experts["code"])
-        assert len(list(chunked.arrays.path(link.digest).glob("c.*"))) == 4
+        assert len(list(array_folder(chunked, link.digest).glob("c.*"))) == 4
         assert (chunked.arrays.sample(link.digest, rows) == tensor[rows]).all()
-        (chunked.arrays.path(link.digest) / "c.3.0").write_bytes(b"short")
+        (array_folder(chunked, link.digest) / "c.3.0").write_bytes(b"short")
         with pytest.raises(DamagedError, match="cannot be sampled"):
             chunked.arrays.sample(link.digest, rows)
-        (chunked.arrays.path(link.digest) / "c.3.0").unlink()
+        (array_folder(chunked, link.digest) / "c.3.0").unlink()
         with pytest.raises(DamagedError, match="cannot be sampled"):
             chunked.arrays.sample(link.digest, rows)
 

@@ -18,7 +18,7 @@ from registry.checkpoint import Checkpoint
 from registry.errors import IncompatibleError
 from registry.registration.lineage import Relation, pack_weights, weights_of_checkpoint
 from registry.registration.summary_store import summary_store
-from store.arrays import ArrayStore
+from store.arrays import FolderArrays
 from tests.conftest import Zoo, files_of
 from tests.models import make_model, save_checkpoint
 
@@ -51,7 +51,7 @@ def test_summaries_say_what_arrays_say_and_leave_them_alone(
         raise AssertionError("an array was read")
 
     for reads in ("open", "read", "sample"):
-        monkeypatch.setattr(ArrayStore, reads, refuse)
+        monkeypatch.setattr(FolderArrays, reads, refuse)
     assert told(filled.relations("code")) == told(by_arrays[0])
     found = filled.check(zoo.experts["code"], data=[zoo.train["code"]], allow_unrelated=True)
     assert found.overlaps == by_arrays[1].overlaps

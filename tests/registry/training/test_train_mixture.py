@@ -29,9 +29,9 @@ from registry.errors import (
 from registry.io.model_folder import MARKER
 from registry.progress import Advance, silent
 from registry.training.weight_trainer import _InOrder
-from store.arrays import ArrayStore
+from store.arrays import FolderArrays
 from store.catalog import VersionRecord
-from tests.conftest import Zoo, files_of
+from tests.conftest import Zoo, array_folder, files_of
 from tests.models import make_model, save_checkpoint, train_tokenizer
 from tests.writable_hub import WritableHub, writable_hub
 
@@ -192,9 +192,9 @@ def test_an_opt_out_taints_what_was_trained(
         assert "compose the others without it, and delete" in str(caught.value.hint)
     with pytest.raises(InvalidInputError, match="describes a trained composition"):
         read_recipe(tmp_path / "second" / MARKER)
-    delete, left = ArrayStore.delete, 5
+    delete, left = FolderArrays.delete, 5
 
-    def dying(store: ArrayStore, digest: str) -> int:
+    def dying(store: FolderArrays, digest: str) -> int:
         nonlocal left
         left -= 1
         if left < 0:
@@ -202,12 +202,12 @@ def test_an_opt_out_taints_what_was_trained(
         return delete(store, digest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(ArrayStore, "delete", dying)
+        patch.setattr(FolderArrays, "delete", dying)
         with pytest.raises(KeyboardInterrupt):
             filled.opt_out("law", purge=True)
     assert any(filled.arrays.has(digest) for digest in trained)
     filled.opt_out("law", purge=True, receipt=tmp_path / "receipt.json")
-    assert not any(filled.arrays.path(digest).exists() for digest in trained)
+    assert not any(array_folder(filled, digest).exists() for digest in trained)
     for use in refused:  # the member is named, not the tensors that are gone with it
         with pytest.raises(ConflictError, match=r"holds law@1, which was opted out"):
             use()
@@ -239,9 +239,9 @@ def digests_of(registry: Registry, version: VersionRecord) -> set[str]:
 def test_a_crash_before_the_record_leaves_what_gc_deletes(
     filled: Registry, moe: Path, zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    before, (put, left) = set(filled.arrays.digests()), (ArrayStore.put, 5)
+    before, (put, left) = set(filled.arrays.digests()), (FolderArrays.put, 5)
 
-    def dying(store: ArrayStore, source: Any, **options: Any) -> str:
+    def dying(store: FolderArrays, source: Any, **options: Any) -> str:
         nonlocal left
         left -= 1
         if left < 0:
@@ -253,10 +253,10 @@ def test_a_crash_before_the_record_leaves_what_gc_deletes(
 
     with monkeypatch.context() as patch:
         if when == "storing":
-            patch.setattr(ArrayStore, "put", dying)
+            patch.setattr(FolderArrays, "put", dying)
         else:
             patch.setattr(type(filled.catalog), "record_composition", died)
-        patch.setattr(ArrayStore, "delete", died)  # a process that is killed cleans nothing up
+        patch.setattr(FolderArrays, "delete", died)  # a process that is killed cleans nothing up
         with pytest.raises(KeyboardInterrupt):
             train(filled, moe, tmp_path / "out", zoo)
     assert not (tmp_path / "out").exists()

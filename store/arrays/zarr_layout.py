@@ -1,7 +1,7 @@
 """Validation of zarr.json: only what this program writes is accepted, so that no other codec, type or size is tried.
 
 The `zarr.json` of an untrusted array may describe anything. It is read as JSON here and compared key by key with what
-`ArrayStore` writes. Chunks are checked against it before zarr opens them: a chunk is a regular file of exactly the
+`ArrayStore` writes. Chunks are checked against it before anything reads them: a chunk is a regular file of exactly the
 bytes of its rows, or a zstd frame whose header declares that size.
 """
 
@@ -9,12 +9,18 @@ import json
 import math
 import os
 import stat
-from collections.abc import Sequence
 from dataclasses import dataclass
+from io import BytesIO, FileIO
 from pathlib import Path
 from typing import Any
 
 from store.digest import canonical_json
+
+ChunkFile = FileIO | BytesIO
+"""An open chunk, at its first byte: a file, or the bytes of one that came from elsewhere."""
+
+DESCRIPTION = "zarr.json"
+"""The file that describes an array."""
 
 DESCRIPTION_BYTES = 2**16
 """The largest zarr.json that is read."""
@@ -63,9 +69,23 @@ class Layout:
         """Bytes of one row."""
         return math.prod(self.shape[1:]) * CARRIERS[self.dtype][1]
 
+    @property
+    def count(self) -> int:
+        """Number of chunks."""
+        return -(-self.shape[0] // self.height)
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of a chunk, uncompressed."""
+        return self.height * self.row_bytes
+
+    def chunk_name(self, number: int) -> str:
+        """Return the name of the file of one chunk."""
+        return ".".join(["c", str(number), *["0"] * (len(self.shape) - 1)])
+
     def chunk(self, folder: Path, number: int) -> Path:
         """Return the file of one chunk."""
-        return folder / ".".join(["c", str(number), *["0"] * (len(self.shape) - 1)])
+        return folder / self.chunk_name(number)
 
     def document(self) -> dict[str, Any]:
         """Return the content of zarr.json."""
@@ -96,13 +116,24 @@ def read_layout(folder: Path) -> Layout:
         ValueError: zarr.json is not one that this program writes.
         OSError: zarr.json cannot be read.
     """
-    file = folder / "zarr.json"
+    file = folder / DESCRIPTION
     if stat.S_ISLNK(folder.lstat().st_mode):
         raise ValueError("its folder is a symbolic link")
     if regular_size(file) > DESCRIPTION_BYTES:
         raise ValueError(f"zarr.json has more than {DESCRIPTION_BYTES:,} bytes")
+    return parse_layout(file.read_bytes())
+
+
+def parse_layout(data: bytes) -> Layout:
+    """Return the layout that the content of a zarr.json describes.
+
+    Raises:
+        ValueError: it is not one that this program writes.
+    """
+    if len(data) > DESCRIPTION_BYTES:
+        raise ValueError(f"zarr.json has more than {DESCRIPTION_BYTES:,} bytes")
     try:
-        document = json.loads(file.read_bytes(), object_pairs_hook=_unique)
+        document = json.loads(data, object_pairs_hook=_unique)
         shape, dtype = document["shape"], document["attributes"]["dtype"]
         height, compressed = document["chunk_grid"]["configuration"]["chunk_shape"][0], len(document["codecs"]) > 1
     except (KeyError, TypeError, IndexError, RecursionError) as error:
@@ -120,28 +151,23 @@ def read_layout(folder: Path) -> Layout:
     return layout
 
 
-def check_chunks(layout: Layout, folder: Path, numbers: Sequence[int]) -> None:
-    """Check that chunks are regular files that expand to the size in `layout`, before any is read.
+def check_chunk(layout: Layout, number: int, file: ChunkFile) -> None:
+    """Check that an open chunk expands to the size in `layout`, before it is read; afterwards it is at its first byte.
 
     Raises:
-        ValueError: a chunk has another size or type.
-        OSError: a chunk is absent.
+        ValueError: it has another size, or its padding is not zeros.
+        OSError: it cannot be read.
     """
-    expected = layout.height * layout.row_bytes
-    for number in numbers:
-        file = layout.chunk(folder, number)
-        size = regular_size(file)
-        if layout.compressed:
-            with file.open("rb") as chunk:
-                size = _expanded(chunk.read(_HEAD_BYTES))
-        if size != expected:
-            raise ValueError(f"{file.name} holds {size:,} bytes, {expected:,} were expected")
-        if not layout.compressed and (padding := (number + 1) * layout.height - layout.shape[0]) > 0:
-            with file.open("rb") as chunk:
-                chunk.seek(expected - padding * layout.row_bytes)
-                rest = chunk.read()
-                if rest != bytes(len(rest)):
-                    raise ValueError(f"{file.name} does not end in zeros")
+    name, expected = layout.chunk_name(number), layout.chunk_bytes
+    size = _expanded(file.read(_HEAD_BYTES) or b"") if layout.compressed else file.seek(0, os.SEEK_END)
+    if size != expected:
+        raise ValueError(f"{name} holds {size:,} bytes, {expected:,} were expected")
+    if not layout.compressed and (padding := (number + 1) * layout.height - layout.shape[0]) > 0:
+        file.seek(expected - padding * layout.row_bytes)
+        rest = file.read() or b""
+        if rest != bytes(len(rest)):
+            raise ValueError(f"{name} does not end in zeros")
+    file.seek(0)
 
 
 def regular_size(file: Path) -> int:

@@ -1,0 +1,275 @@
+"""The contract of an array store: arrays under the digest of their content, written once, never changed.
+
+Each array is a zarr v3 array, in the files `<first two digits>/<digest>/{zarr.json, c.0.0, …}` below the place of the
+store. The digest is SHA-256 over the dtype, the shape and the row-major little-endian bytes, so equal content is stored
+only once. The file `registry` holds the id of the catalog that these arrays belong to.
+
+Every array that is written is read back and compared with its digest. A crash leaves an incomplete array that no
+catalog row refers to; the next `put` of the same content completes it, and `reg gc` deletes it.
+"""
+
+import math
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING
+
+from store.arrays.chunk_files import ArrayFiles, decoded_chunks
+from store.arrays.content_digest import Block, checked, damaged
+from store.arrays.raw_chunks import raw_blocks, raw_form
+from store.arrays.source import ArraySource, digest_of, rows_per_block
+from store.arrays.zarr_layout import CARRIERS, ROW_ELEMENTS
+from store.errors import DamagedError, InvalidInputError, NotFoundError, RegError, StorageError
+from store.permissions import SPACE
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+OWNER_FILE = "registry"
+"""The file beside the arrays that holds the id of their catalog."""
+
+OWNER_BYTES = 100
+"""The largest such file that is read."""
+
+_DIGEST = re.compile("[0-9a-f]{64}")
+_OWNER = re.compile(rb"[0-9a-f]{32}\n")
+
+
+class ArrayStore(ABC):
+    """Arrays in one place.
+
+    Safe for concurrent readers. Writers and deleters exclude one another through the registry's lock (`store.lock`),
+    except that several may write where `concurrent_writers` says so.
+    """
+
+    concurrent_writers = False
+    """Several processes may write the same array at once."""
+
+    writers = 4
+    """Arrays that one process writes at once."""
+
+    @property
+    @abstractmethod
+    def place(self) -> str:
+        """The path or URL of the store."""
+
+    @property
+    def damage_hint(self) -> str:
+        """The advice where bytes read back differ from those written."""
+        return "check that disk, then repeat the command"
+
+    @abstractmethod
+    def owner(self) -> str | None:
+        """Return the id of the catalog that these arrays belong to; None if it is absent or incomplete."""
+
+    @abstractmethod
+    def owner_problem(self) -> str | None:
+        """Return one line if the id of the catalog is there and unreadable; None otherwise."""
+
+    @abstractmethod
+    def set_owner(self, owner: str) -> None:
+        """Write the id of the catalog that these arrays belong to, atomically."""
+
+    def put(self, source: ArraySource, *, compress: bool = False, digest: str | None = None) -> str:
+        """Store `source` unless an intact copy exists, and return its digest.
+
+        On return the bytes are in lasting storage, and were read back from there and compared with the digest.
+
+        Args:
+            source: the array to store.
+            compress: compress with zstd, as for statistics; weights stay raw so that composing copies bytes.
+            digest: the digest of `source`, if the caller has computed it already.
+
+        Raises:
+            InvalidInputError: the dtype is not supported, the array is empty, or a row exceeds `ROW_ELEMENTS`.
+            StorageError: the array cannot be written.
+            DamagedError: the bytes read back differ from those written.
+        """
+        sound = source.dtype in CARRIERS and bool(source.shape) and min(source.shape) >= 1
+        if not sound or math.prod(source.shape[1:]) > ROW_ELEMENTS:
+            raise InvalidInputError(
+                f"cannot store an array of dtype {source.dtype} and shape {list(source.shape)}",
+                f"convert it to one of {', '.join(CARRIERS)}, with no axis of length 0",
+            )
+        digest = digest or digest_of(source)
+        if self.is_intact(digest):
+            return digest
+        try:
+            self._write(source, digest, compress)
+        except OSError as error:
+            self._abandon(digest)
+            if isinstance(error, RegError):
+                raise
+            raise StorageError(
+                f"array {digest[:12]} ({source.nbytes:,} bytes) cannot be written below {self.place}: "
+                f"{error.strerror or error}",
+                SPACE,
+            ) from error
+        if not self.is_intact(digest):
+            raise DamagedError(
+                f"array {digest[:12]}: the bytes read back are not the bytes written below {self.place}",
+                self.damage_hint,
+            )
+        return digest
+
+    def open(self, digest: str, *, cached: bool = True) -> ArraySource:
+        """Return `digest` as a source; every full pass over it ends with a check of the digest.
+
+        Args:
+            digest: the array.
+            cached: copies of its files may be read in their place, where the store keeps copies.
+
+        Raises:
+            NotFoundError: the array does not exist.
+            DamagedError: `zarr.json` is not one that this program writes; during a pass, the bytes do not match the
+                digest.
+            StorageError: it cannot be fetched.
+        """
+        files = self._files(digest, cached=cached)
+        layout = files.layout
+        dtype, shape = layout.dtype, layout.shape
+        rows = rows_per_block(shape)
+        raw = raw_form(files, digest) if layout.height == rows else None
+
+        def blocks() -> Iterator[Block]:
+            if raw is not None:
+                read = raw_blocks(raw, raw.height)
+            elif layout.height == rows:
+                read = decoded_chunks(files)
+            else:  # written when chunks had another size
+                read = _regrouped(decoded_chunks(files), rows)
+            return checked(digest, dtype, shape, read, files.drop)
+
+        return ArraySource(dtype, shape, blocks, raw)
+
+    def is_compressed(self, digest: str) -> bool:
+        """Return True if the chunks of `digest` are compressed (errors as `open`)."""
+        return self._files(digest, cached=True).layout.compressed
+
+    def read(self, digest: str) -> Block:
+        """Return the whole array in its carrier dtype, checked against the digest (errors as `open`)."""
+        import numpy as np
+
+        blocks = list(self.open(digest).blocks())
+        return blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
+
+    def sample(self, digest: str, rows: "npt.NDArray[np.int64]") -> Block:
+        """Return some rows of an uncompressed array, in its carrier dtype, without checking them against the digest.
+
+        Only these rows are read, so that sampling many large arrays is cheap.
+
+        Args:
+            digest: the array.
+            rows: row numbers in ascending order.
+
+        Raises:
+            DamagedError: the array is missing or damaged.
+            StorageError: it cannot be fetched.
+        """
+        import numpy as np
+
+        parts = []
+        try:
+            files = self._files(digest, cached=True)
+            layout = files.layout
+            if layout.compressed:
+                raise ValueError("it is compressed")
+            carrier = np.dtype(CARRIERS[layout.dtype][0]).newbyteorder("<")
+            for chunk in np.unique(rows // layout.height).tolist():
+                wanted = rows[rows // layout.height == chunk] - chunk * layout.height
+                part = np.empty((len(wanted), *layout.shape[1:]), carrier)
+                with files.opened(chunk) as file:
+                    for at, row in enumerate(wanted.tolist()):
+                        file.seek(row * layout.row_bytes)
+                        data = file.read(layout.row_bytes) or b""
+                        part[at] = np.frombuffer(data, carrier).reshape(layout.shape[1:])
+                parts.append(part.astype(CARRIERS[layout.dtype][0], copy=False))
+        except StorageError:
+            raise
+        except (OSError, ValueError, LookupError, OverflowError) as error:
+            raise damaged(digest, f"it cannot be sampled ({error})") from error
+        return np.concatenate(parts)
+
+    def is_intact(self, digest: str) -> bool:
+        """Return True if `digest` is present and its bytes match the digest; copies of its files do not count."""
+        try:
+            for _ in self.open(digest, cached=False).blocks():
+                pass
+        except (NotFoundError, DamagedError):
+            return False
+        return True
+
+    @abstractmethod
+    def has(self, digest: str) -> bool:
+        """Return True if any file of `digest` exists, intact or not."""
+
+    @abstractmethod
+    def delete(self, digest: str) -> int:
+        """Delete `digest` and copies of its files, and return the bytes freed; 0 if it was absent."""
+
+    @abstractmethod
+    def disk_bytes(self, digest: str) -> int:
+        """Return the size of the files of `digest` in bytes; 0 if it is absent."""
+
+    @abstractmethod
+    def digests(self) -> Iterator[str]:
+        """Yield the digest of every array, complete or not, in order; other files are ignored."""
+
+    def keep_copies_of(self, digests: Collection[str]) -> None:
+        """Delete copies of files of all other arrays, where the store keeps copies."""
+        return
+
+    def past_deletion(self) -> str | None:
+        """Return one line on what deleting leaves behind, such as old versions in a bucket; None if nothing."""
+        return None
+
+    @abstractmethod
+    def _files(self, digest: str, *, cached: bool) -> ArrayFiles:
+        """Return the files of an array (errors as `open`)."""
+
+    @abstractmethod
+    def _write(self, source: ArraySource, digest: str, compress: bool) -> None:
+        """Write an array that is absent, incomplete or damaged.
+
+        Raises:
+            OSError: the storage refuses, or the source cannot be read.
+        """
+
+    def _abandon(self, digest: str) -> None:
+        """Delete what a write that failed has left, where nobody else can use it."""
+        return
+
+
+def check_is_digest(digest: str) -> None:
+    """Check that a text is a digest, before a path is built from it.
+
+    Raises:
+        DamagedError: it is not.
+    """
+    if not is_digest(digest):
+        raise DamagedError(f"{digest[:80]!r} is not the digest of an array", "reg verify")
+
+
+def is_digest(text: str) -> bool:
+    """Tell whether a text is the digest of an array."""
+    return _DIGEST.fullmatch(text) is not None
+
+
+def parse_owner(data: bytes) -> str | None:
+    """Return the id of a catalog from the content of its file; None if it is incomplete."""
+    return data.decode().strip() if _OWNER.fullmatch(data) else None
+
+
+def _regrouped(blocks: Iterator[Block], rows: int) -> Iterator[Block]:
+    """Yield the same rows in blocks of `rows`, of which the last may have fewer."""
+    import numpy as np
+
+    rest: Block | None = None
+    for block in blocks:
+        rest = block if rest is None else np.concatenate([rest, block])
+        while len(rest) >= rows:
+            yield rest[:rows]
+            rest = rest[rows:]
+    if rest is not None and len(rest):
+        yield rest
