@@ -21,6 +21,7 @@ from registry import soup as soup_
 from registry.calibration.corpus import check_files
 from registry.checkpoint import TrainingRecord, readable_training
 from registry.checkpoint.annotations import Annotations
+from registry.distributed import Cluster
 from registry.home import Home
 from registry.io.model_folder import check_output, require_composed
 from registry.names.reference import check_alias, require_list
@@ -51,6 +52,8 @@ class Registry:
         progress: receives the progress of long steps; default none.
         create: create the registry if it does not exist, at once or `"when written to"`; otherwise a `home` without one
             is a NotFoundError.
+        cluster: a result of `registry.distributed.connect`, whose nodes take parts of `add_expert`, `add_experts`,
+            `compose` and `evaluate`. They see the home, the checkpoints and the outputs by the same paths.
 
     Every method raises subclasses of `registry.errors.RegError`, and a wrong request raises before anything is written.
     """
@@ -62,8 +65,9 @@ class Registry:
         database: str | None = None,
         progress: Progress = silent,
         create: bool | Literal["when written to"] = True,
+        cluster: Cluster | None = None,
     ) -> None:
-        self._workspace = Workspace.open(home, database, progress, create=create)
+        self._workspace = Workspace.open(home, database, progress, create=create, cluster=cluster)
 
     def __enter__(self) -> Registry:
         return self
