@@ -229,7 +229,8 @@ def _nodes() -> list[dict[str, float]]:
     """Return the resources of each node that is alive."""
     import ray
 
-    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    list_nodes: Any = ray.nodes
+    return [node["Resources"] for node in list_nodes() if node["Alive"]]
 
 
 def _cancel(waiting: Mapping[Any, int]) -> None:

@@ -15,11 +15,12 @@ _VARIABLES = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "
 """Environment variables that choose among the instructions of a processor."""
 
 
-def node_kind(device: str) -> str:
+def node_kind(device: str, threads: int | None = None) -> str:
     """Return the kind of this node: processor or GPU, its instructions, torch's threads, and the libraries' versions.
 
     Args:
         device: a torch device.
+        threads: of torch; default those of this process now.
     """
     import torch
 
@@ -27,7 +28,7 @@ def node_kind(device: str) -> str:
     if device.startswith("cuda"):
         return f"{torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}, {libraries}"
     chosen = "".join(f", {name}={os.environ[name]}" for name in _VARIABLES if os.environ.get(name))
-    capability, threads = torch.backends.cpu.get_cpu_capability(), torch.get_num_threads()
+    capability, threads = torch.backends.cpu.get_cpu_capability(), threads or torch.get_num_threads()
     return f"{device}: {_processor()}, {capability}, {threads} threads{chosen}, {libraries}"
 
 

@@ -257,7 +257,7 @@ class _OpenSlice:
     @classmethod
     def open(cls, path: Path) -> "_OpenSlice":
         try:
-            file = safe_open(path, framework="pt")
+            file: Any = safe_open(path, framework="pt")
             return cls(path, file, json.loads(file.metadata()["expert-registry"])["saturated"])
         except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
             raise DamagedError(
