@@ -165,6 +165,24 @@ class Registry:
         with registration.open_candidate(self._workspace, request) as candidate:
             return registration.register_expert(self._workspace, candidate)
 
+    def add_experts(self, file: PathLike, *, settings: PassSettings | None = None) -> registration.RegisteredList:
+        """Register the experts of a list, each as `add_expert` does.
+
+        All are checked before the first is registered. One that fails after all is among the failed ones, and the
+        others are registered; experts that are registered already are skipped.
+
+        Args:
+            file: YAML, a list of experts: name, checkpoint, and what else `add_expert` takes. Paths in it start from
+                its folder.
+            settings: settings of the forward passes.
+
+        Raises:
+            InvalidInputError: the file is no such list; the message has the line.
+            CheckpointError, CalibrationError, IncompatibleError, ConflictError: an expert cannot be registered.
+        """
+        requests = registration.read_experts(Path(file), settings or PassSettings())
+        return registration.register_experts(self._workspace, requests)
+
     def add_base(
         self,
         name: str,

@@ -51,6 +51,11 @@ class Cluster:
         """Tasks that run at once, 1 or more."""
         return max(1, self._slots())
 
+    @property
+    def machines(self) -> set[str]:
+        """Names of the machines that nodes run on."""
+        return {str(node["NodeManagerHostname"]) for node in _nodes()}
+
     def device(self, named: str | None) -> str:
         """Return the device that tasks compute on: the named one, a GPU if they take one, else the processor.
 
@@ -137,7 +142,7 @@ class Cluster:
 
     def _slots(self) -> int:
         count = 0
-        for resources in _nodes():
+        for resources in _resources():
             processors = int(resources.get("CPU", 0.0) // (1 if self.gpus else self.threads))
             count += min(processors, int(resources.get("GPU", 0.0) / self.gpus)) if self.gpus else processors
         return count
@@ -145,7 +150,7 @@ class Cluster:
     def _require_node(self) -> None:
         if self._slots():
             return
-        largest = max((int(resources.get("CPU", 0.0)) for resources in _nodes()), default=0)
+        largest = max((int(resources.get("CPU", 0.0)) for resources in _resources()), default=0)
         if self.gpus:
             raise ClusterError(f"no node of {self.address} has {self.gpus:g} free GPUs", "start a node with one")
         raise ClusterError(
@@ -225,12 +230,17 @@ def connect(address: str, *, gpus: float = 0.0) -> Iterator[Cluster]:
             ray.shutdown()
 
 
-def _nodes() -> list[dict[str, float]]:
+def _resources() -> list[dict[str, float]]:
     """Return the resources of each node that is alive."""
+    return [node["Resources"] for node in _nodes()]
+
+
+def _nodes() -> list[dict[str, Any]]:
+    """Return what Ray says of each node that is alive."""
     import ray
 
     list_nodes: Any = ray.nodes
-    return [node["Resources"] for node in list_nodes() if node["Alive"]]
+    return [node for node in list_nodes() if node["Alive"]]
 
 
 def _cancel(waiting: Mapping[Any, int]) -> None:
