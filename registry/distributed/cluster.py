@@ -5,6 +5,7 @@ so that running twice changes nothing. Nodes share a file system, and tensor par
 """
 
 import importlib.util
+import logging
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -210,7 +211,7 @@ def connect(address: str, *, gpus: float = 0.0) -> Iterator[Cluster]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
 
-    settings: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
+    settings: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
     if is_mine := not ray.is_initialized():
         if address == LOCAL:
             settings |= {"num_cpus": len(os.sched_getaffinity(0)), "object_store_memory": OBJECT_BYTES}

@@ -1,4 +1,4 @@
-"""Tasks for tests: the first of them to run kills its process or waits until it is killed; or all wait for each other."""
+"""Tasks for tests: the first of them to run kills its process, or waits until it is killed; or all wait for all."""
 
 import os
 import signal

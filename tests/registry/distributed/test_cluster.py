@@ -5,6 +5,7 @@ cancels tasks, and the next run goes on; errors of tasks are this program's own.
 """
 
 import json
+import logging
 import os
 import signal
 import threading
@@ -14,7 +15,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from click.testing import CliRunner
@@ -51,7 +51,7 @@ class Nodes:
         self._cluster: Any = RayCluster(initialize_head=True, head_node_args=head)
         self._ray: Any = ray
         self._nodes: list[Any] = []
-        ray.init(address=self._cluster.address, log_to_driver=False, logging_level="ERROR")
+        ray.init(address=self._cluster.address, log_to_driver=False, logging_level=logging.ERROR)
 
     @property
     def address(self) -> str:
@@ -127,6 +127,19 @@ class Seen:
         yield advance
 
 
+def test_nodes_of_two_kinds_are_refused(
+    zoo: Zoo, nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes.use(1)
+    monkeypatch.setattr(sliced_pass, "take_in_task", faults.together)
+    faults.marker_of(tmp_path).write_text("2")
+    other = nodes.add(env_vars={"MKL_CBWR": "COMPATIBLE"})
+    with connect(nodes.address) as cluster, pytest.raises(ClusterError, match=r"different kinds.*MKL_CBWR=COMPATIBLE"):
+        statistics(zoo, tmp_path, cluster)
+    nodes.remove(other.node_id)
+    assert [*tmp_path.glob("partial/*/slice-*")] == []
+
+
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_statistics_are_those_of_one_pass(
     zoo: Zoo, alone: bytes, nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
@@ -142,14 +155,6 @@ def test_statistics_are_those_of_one_pass(
     assert seen.done["collecting"] == seen.totals["collecting"] == SETTINGS.tokens
 
 
-def test_a_killed_process_changes_nothing(
-    zoo: Zoo, alone: bytes, two: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sliced_pass, "take_in_task", faults.killed_once)
-    assert statistics(zoo, tmp_path, two) == alone
-    assert faults.marker_of(tmp_path).exists()
-
-
 def test_a_node_that_is_removed_in_the_middle_changes_nothing(
     zoo: Zoo, alone: bytes, nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,6 +165,14 @@ def test_a_node_that_is_removed_in_the_middle_changes_nothing(
     with connect(nodes.address) as cluster:
         assert statistics(zoo, tmp_path, cluster) == alone
     removed.join()
+
+
+def test_a_killed_process_changes_nothing(
+    zoo: Zoo, alone: bytes, two: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sliced_pass, "take_in_task", faults.killed_once)
+    assert statistics(zoo, tmp_path, two) == alone
+    assert faults.marker_of(tmp_path).exists()
 
 
 def stuck(out: Path) -> tuple[str, int]:
@@ -193,27 +206,13 @@ def test_an_interrupt_cancels_tasks_and_the_next_run_goes_on(
     thread.join()
     assert result.exit_code == 130
     assert "run it again; it goes on where it stopped" in result.stderr
-    assert not psutil.pid_exists(processes[0]) or psutil.Process(processes[0]).status() == psutil.STATUS_ZOMBIE
+    status = Path(f"/proc/{processes[0]}/stat")
+    assert not status.exists() or status.read_text().rpartition(")")[2].split()[0] in "ZX"  # it has ended
     seen = Seen()
     assert statistics(zoo, tmp_path, two, seen) == alone
     half = SETTINGS.tokens // 2
     assert f"resuming an interrupted pass: {half} of {SETTINGS.tokens} tokens are counted already" in seen.remarks
     assert seen.done["collecting"] == half
-
-
-def test_nodes_of_two_kinds_are_refused(
-    zoo: Zoo, alone: bytes, nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    nodes.use(1)
-    monkeypatch.setattr(sliced_pass, "take_in_task", faults.together)
-    faults.marker_of(tmp_path).write_text("2")
-    other = nodes.add(env_vars={"MKL_CBWR": "COMPATIBLE"})
-    with connect(nodes.address) as cluster:
-        with pytest.raises(ClusterError, match=r"different kinds.*MKL_CBWR=COMPATIBLE"):
-            statistics(zoo, tmp_path, cluster)
-        nodes.remove(other.node_id)
-        monkeypatch.undo()
-        assert statistics(zoo, tmp_path, cluster) == alone
 
 
 def test_errors_of_tasks_are_ours(zoo: Zoo, two: Cluster, tmp_path: Path, bare: Path) -> None:

@@ -1,6 +1,7 @@
 """Proves: a list of experts is read strictly, and everything bad in it is refused before the first is registered."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -29,7 +30,7 @@ def written(folder: Path, text: str) -> Path:
         ("- {name: x}", ":1: an expert has no checkpoint"),
         ("- {checkpoint: x}", ":1: an expert has no name"),
         ("- {name: X!, checkpoint: x}", ":1: name 'X!' is not of the form"),
-        ("- {name: x, checkpoint: x, datas: [y]}", "there is no key 'datas'; did you mean data"),
+        ("- {name: x, checkpoint: x, datas: [y]}", "there is no key 'datas'; did you mean 'data'?"),
         ("- {name: x, checkpoint: x, data: y}", "data must be a list of text"),
         ("- {name: x, checkpoint: x, keep_calibration: 1}", "keep_calibration must be true or false"),
         ("- {name: x, checkpoint: x, tags: [a]}", "tags must be a mapping of text to text"),
@@ -56,7 +57,9 @@ def test_paths_start_from_the_folder_of_the_list(tmp_path: Path) -> None:
     assert other.checkpoint == "hf://f/g"
 
 
-def test_a_bad_expert_is_refused_before_the_first_is_registered(registry: Registry, zoo: Zoo, tmp_path: Path) -> None:
+def test_a_bad_expert_is_refused_before_the_first_is_registered(
+    registry: Registry, zoo: Zoo, tokenizer: Any, tmp_path: Path
+) -> None:
     code = f"- {{name: code, checkpoint: {zoo.experts['code']}}}\n"
     for bad, message in (
         ("- {name: bad, checkpoint: nosuch}\n", "bad: .*nosuch is not a folder"),
@@ -67,7 +70,7 @@ def test_a_bad_expert_is_refused_before_the_first_is_registered(registry: Regist
     ):
         with pytest.raises(InvalidInputError, match=message):
             registry.add_experts(written(tmp_path, code + bad), settings=SETTINGS)
-    stranger = save_checkpoint(make_model("llama", 7, initializer_range=1.0), tmp_path / "stranger")
+    stranger = save_checkpoint(make_model("llama", 7, initializer_range=1.0), tmp_path / "stranger", tokenizer)
     with pytest.raises(IncompatibleError, match=r"stranger: .*unrelated to every model before it in the list"):
         registry.add_experts(written(tmp_path, f"{code}- {{name: stranger, checkpoint: {stranger}}}\n"))
     assert registry.versions() == []
