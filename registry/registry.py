@@ -176,6 +176,9 @@ class Registry:
                 its folder.
             settings: settings of the forward passes.
 
+        Returns:
+            registrations and errors, by name.
+
         Raises:
             InvalidInputError: the file is no such list; the message has the line.
             CheckpointError, CalibrationError, IncompatibleError, ConflictError: an expert cannot be registered.

@@ -1,4 +1,4 @@
-"""What the bits of a forward pass depend on beside the weights, the tokens and the settings, as one line of text.
+"""The kind of a node, as far as the bits of a pass depend on it: processor, threads and libraries, as one line of text.
 
 Products of float32 matrices on 1 and on 3 threads differ in their last bits, and so do those of two generations of
 processors. Tasks therefore use as many threads as the process that divides the work, and results of two kinds of nodes
