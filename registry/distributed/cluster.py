@@ -30,6 +30,9 @@ POLL_SECONDS = 0.25
 LOST_SECONDS = 60.0
 """Seconds without a node that could run a task, after which a step is given up."""
 
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "1", "RAY_DEDUP_LOGS_SKIP_REGEX": "(?s).*"}
+"""Variables that Ray reads when it is imported: it reports nothing, and prints nothing to stdout, where results go."""
+
 _AGAIN = "start it again: what is finished is kept"
 
 
@@ -208,7 +211,8 @@ def connect(address: str, *, gpus: float = 0.0) -> Iterator[Cluster]:
         raise StorageError("--ray needs Ray, which is not installed", "run: pip install 'expert-registry[ray]'")
     import torch
 
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
     import ray
 
     settings: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}

@@ -22,6 +22,7 @@ from click.testing import CliRunner
 from cli.main import main
 from registry import PassSettings, Recipe, Registry, TestSettings
 from registry.distributed import Cluster, Step, Task, connect
+from registry.distributed.cluster import QUIET
 from registry.errors import CalibrationError, CheckpointError, ClusterError, InvalidInputError
 from registry.io import model_folder
 from registry.progress import Advance, silent
@@ -38,7 +39,7 @@ class Nodes:
     """A cluster on this machine: a head that runs no task, and nodes of one processor each."""
 
     def __init__(self) -> None:
-        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        os.environ.update(QUIET)  # which `connect` sets, before Ray is imported
         import ray
         from ray.cluster_utils import Cluster as RayCluster
 
@@ -156,7 +157,12 @@ def test_statistics_are_those_of_one_pass(
 
 
 def test_a_node_that_is_removed_in_the_middle_changes_nothing(
-    zoo: Zoo, alone: bytes, nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    zoo: Zoo,
+    alone: bytes,
+    nodes: Nodes,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     nodes.use(3)
     monkeypatch.setattr(sliced_pass, "take_in_task", faults.stuck_once)
@@ -165,6 +171,7 @@ def test_a_node_that_is_removed_in_the_middle_changes_nothing(
     with connect(nodes.address) as cluster:
         assert statistics(zoo, tmp_path, cluster) == alone
     removed.join()
+    assert "raylet" not in capfd.readouterr().out  # where results go
 
 
 def test_a_killed_process_changes_nothing(
