@@ -42,6 +42,7 @@ CALLS: dict[str, tuple[str, str]] = {
     "log": ("", "nosuch"),
     "alias": ("expert0 good", "nosuch good"),
     "add-expert": ("new late --data text.txt --allow-unrelated", "new nosuch"),
+    "add-experts": ("experts.yaml", "nosuch.yaml"),
     "add-base": ("new late", "new nosuch"),
     "check": ("late --data text.txt --allow-unrelated", "nosuch"),
     "collect": ("late --data text.txt --out collected", "nosuch --out collected"),
@@ -91,6 +92,7 @@ def make_world(scratch: Path) -> Path:
     """Make a registry of three tiny experts with a mixture, a receipt and text beside it; return its home."""
     home, _ = fill(scratch, 3, **TINY)
     make_checkpoint(scratch / "late", 9)
+    (scratch / "experts.yaml").write_text("- {name: late, checkpoint: late, data: [text.txt], allow_unrelated: true}\n")
     (scratch / "text.txt").write_text(text_of(9), encoding="utf-8")
     (scratch / "results.json").write_text('{"results": {"t": {"acc,none": 0.5}}}', encoding="utf-8")
     with Registry(home) as registry:

@@ -6,7 +6,7 @@ import click
 
 JOBS: dict[str, tuple[str, ...]] = {
     "Start": ("demo", "config", "completion"),
-    "Register": ("add-expert", "add-base", "check", "collect", "alias"),
+    "Register": ("add-expert", "add-experts", "add-base", "check", "collect", "alias"),
     "Train": ("train-expert", "train", "train-router", "proxy", "train-soup", "train-simoe"),
     "Compose": ("compose", "instantiate", "preview", "lam-curve", "reproduce"),
     "Look": (

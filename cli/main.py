@@ -22,6 +22,7 @@ from registry.names.suggest import closest, did_you_mean
 
 COMMANDS = {
     "add-expert": "add_expert",
+    "add-experts": "add_experts",
     "add-base": "add_base",
     "check": "check",
     "collect": "collect",

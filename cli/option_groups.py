@@ -36,13 +36,13 @@ OPTIONS = "Options"
 Headings = Mapping[str, Sequence[str]]
 """Heading → names of parameters, in the order of the help."""
 
-_COMPUTATION = ("batch_size", "device", "dtype")
+_COMPUTATION = ("batch_size", "device", "dtype", "ray", "num_gpus")
 _VERSION = ("tags", "license_id", "alias")
 
 RECIPE: Headings = {
     EXPERTS: ("experts", "schedule", "recipe_path", "base", "from_base", "public", "like", "weights"),
     OUTPUT: (
-        *("out", "to", "dtype", "host", "remote_code", "save_recipe", "plan_only", "check", "force"),
+        *("out", "ray", "to", "dtype", "host", "remote_code", "save_recipe", "plan_only", "check", "force"),
         *("as_markdown", "as_csv"),
     ),
     TRUNK: (),

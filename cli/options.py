@@ -105,6 +105,18 @@ def annotations(command: Command) -> Command:
 
 def calibration(command: Command) -> Command:
     """Add --data and the settings of the forward pass."""
+    data = click.option(
+        "--data",
+        multiple=True,
+        type=file_path,
+        metavar="FILE",
+        help="Calibration text: .txt, .jsonl, .jsonl.gz, .parquet (repeatable).",
+    )
+    return data(pass_options(command))
+
+
+def pass_options(command: Command) -> Command:
+    """Add the settings of the forward pass."""
     for option in (
         click.option(
             "--dtype",
@@ -162,13 +174,6 @@ def calibration(command: Command) -> Command:
             show_default=True,
             help="all; or router: only the statistics of ridge routers, without those that --trunk regmean needs; or "
             "counts: only how often each token occurs, without a forward pass.",
-        ),
-        click.option(
-            "--data",
-            multiple=True,
-            type=file_path,
-            metavar="FILE",
-            help="Calibration text: .txt, .jsonl, .jsonl.gz, .parquet (repeatable).",
         ),
     ):
         command = option(command)

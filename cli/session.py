@@ -12,6 +12,7 @@ from cli.output import progress
 
 if TYPE_CHECKING:
     from registry import Registry
+    from registry.distributed import Cluster
 
     _Text = click.ParamType[str]
 else:
@@ -55,18 +56,18 @@ class Session:
         return frozenset(name for name in PLACES if _key(name, typed=True) in self._meta)
 
     @contextmanager
-    def registry(self, *, create: bool = False) -> Iterator["Registry"]:
+    def registry(self, *, create: bool = False, cluster: "Cluster | None" = None) -> Iterator["Registry"]:
         """Open the registry with progress bars, and close it.
 
         Args:
             create: the registry need not exist: the first write creates it, and a command that fails leaves nothing.
+            cluster: the nodes that long steps run on.
         """
         from registry import Registry
 
         made: Literal["when written to", False] = "when written to" if create else False
-        with Registry(
-            self.home, database=self.database, arrays=self.arrays, progress=progress(), create=made
-        ) as registry:
+        places: dict[str, Any] = {"database": self.database, "arrays": self.arrays, "cluster": cluster}
+        with Registry(self.home, create=made, progress=progress(), **places) as registry:
             yield registry
 
 

@@ -2,6 +2,7 @@
 
 SUMMARIES = {
     "add-expert": "Register CKPT as the next version of expert NAME.",
+    "add-experts": "Register the experts that FILE lists, as add-expert does each.",
     "add-base": "Register CKPT, a Hugging Face folder or hf://ORG/NAME[@REVISION], as the next version of base model NAME.",
     "check": "Report on CKPT as add-expert would, without registering it.",
     "collect": "Collect the statistics of CKPT next to its data, so that the data need not move.",

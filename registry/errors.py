@@ -1,6 +1,7 @@
 """Errors of the domain, derived from the root and the storage errors of `store.errors`.
 
 RegError
+├── ClusterError             the nodes of a Ray cluster cannot do the work
 └── InvalidInputError        (ValueError)
     ├── CheckpointError      the checkpoint cannot be registered
     │   └── UnsupportedFamilyError   no native host carries the model exactly
@@ -22,6 +23,7 @@ from store.errors import (
 __all__ = [
     "CalibrationError",
     "CheckpointError",
+    "ClusterError",
     "ConflictError",
     "DamagedError",
     "IncompatibleError",
@@ -47,6 +49,10 @@ class UnsupportedFamilyError(CheckpointError):
 
 class CalibrationError(InvalidInputError):
     """There is no token to collect statistics on, or the model's activations are not finite."""
+
+
+class ClusterError(RegError):
+    """The nodes of a Ray cluster cannot do the work: none can be reached, they differ, or a task lost its process."""
 
 
 class IncompatibleError(InvalidInputError):

@@ -21,6 +21,7 @@ from registry import soup as soup_
 from registry.calibration.corpus import check_files
 from registry.checkpoint import TrainingRecord, readable_training
 from registry.checkpoint.annotations import Annotations
+from registry.distributed import Cluster
 from registry.home import Home
 from registry.io.model_folder import check_output, require_composed
 from registry.names.reference import check_alias, require_list
@@ -52,6 +53,8 @@ class Registry:
         progress: receives the progress of long steps; default none.
         create: create the registry if it does not exist, at once or `"when written to"`; otherwise a `home` without one
             is a NotFoundError.
+        cluster: a result of `registry.distributed.connect`, whose nodes take parts of `add_expert`, `add_experts`,
+            `compose` and `evaluate`. They see the home, the checkpoints and the outputs by the same paths.
 
     Every method raises subclasses of `registry.errors.RegError`, and a wrong request raises before anything is written.
     """
@@ -64,8 +67,9 @@ class Registry:
         arrays: PathLike | None = None,
         progress: Progress = silent,
         create: bool | Literal["when written to"] = True,
+        cluster: Cluster | None = None,
     ) -> None:
-        self._workspace = Workspace.open(home, database, progress, arrays=arrays, create=create)
+        self._workspace = Workspace.open(home, database, progress, arrays=arrays, create=create, cluster=cluster)
 
     def __enter__(self) -> Registry:
         return self
@@ -162,6 +166,27 @@ class Registry:
         )
         with registration.open_candidate(self._workspace, request) as candidate:
             return registration.register_expert(self._workspace, candidate)
+
+    def add_experts(self, file: PathLike, *, settings: PassSettings | None = None) -> registration.RegisteredList:
+        """Register the experts of a list, each as `add_expert` does.
+
+        All are checked before the first is registered. One that fails after all is among the failed ones, and the
+        others are registered; experts that are registered already are skipped.
+
+        Args:
+            file: YAML, a list of experts: name, checkpoint, and what else `add_expert` takes. Paths in it start from
+                its folder.
+            settings: settings of the forward passes.
+
+        Returns:
+            registrations and errors, by name.
+
+        Raises:
+            InvalidInputError: the file is no such list; the message has the line.
+            CheckpointError, CalibrationError, IncompatibleError, ConflictError: an expert cannot be registered.
+        """
+        requests = registration.read_experts(Path(file), settings or PassSettings())
+        return registration.register_experts(self._workspace, requests)
 
     def add_base(
         self,

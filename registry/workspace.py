@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from registry.distributed import Cluster
 from registry.errors import ConflictError, DamagedError, NotFoundError, StorageError
 from registry.home import Home
 from registry.names.resolve import ALL_STATES, resolve
@@ -31,6 +32,7 @@ class Workspace:
         arrays: their weights and statistics.
         progress: receives the progress of long steps.
         made: folders that were made for the home, the innermost first.
+        cluster: nodes that long steps run on; None to run them in this process.
     """
 
     home: Home
@@ -38,6 +40,7 @@ class Workspace:
     arrays: ArrayStore
     progress: Progress
     made: tuple[Path, ...] = ()
+    cluster: Cluster | None = None
 
     @classmethod
     def open(
@@ -48,6 +51,7 @@ class Workspace:
         *,
         arrays: PathLike | None = None,
         create: bool | Literal["when written to"],
+        cluster: Cluster | None = None,
     ) -> "Workspace":
         """Open the registry of a home (arguments as `Registry`).
 
@@ -68,7 +72,7 @@ class Workspace:
         store = located.open_arrays()
         unowned, at_once = partial(check_unowned, store), create != "when written to"
         catalog = Catalog(located.database, located.lock, unowned, at_once=at_once)
-        return cls(located, catalog, store, progress, made)
+        return cls(located, catalog, store, progress, made, cluster)
 
     def close(self) -> None:
         """Release the database's connections; leave no empty folder of a registry that was not created."""

@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from cli.cluster import cluster_options, connected
 from cli.option_groups import STATISTICS, GroupedCommand
 from cli.options import (
     adapter_base,
@@ -32,6 +33,7 @@ from cli.version_output import print_registration
 @click.argument("name")
 @checkpoint
 @calibration
+@cluster_options
 @annotations
 @adapter_base
 @click.option("--keep-calibration", is_flag=True, help="Store the calibration tokens too.")
@@ -52,6 +54,8 @@ def add_expert(
     keep_calibration: bool,
     allow_unrelated: bool,
     remote_code: bool,
+    ray: str | None,
+    num_gpus: float | None,
     as_json: bool,
     **settings: Any,
 ) -> None:
@@ -64,7 +68,7 @@ def add_expert(
     reg collect) are used, and the options of the pass have no effect. Without these too, the expert generates its own
     calibration text. With --sites counts, tokens are only counted, and no model runs unless it generates the text.
     """
-    with session.registry(create=True) as registry:
+    with connected(ray, num_gpus) as cluster, session.registry(create=True, cluster=cluster) as registry:
         registration = registry.add_expert(
             name,
             checkpoint,

@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from cli.cluster import cluster_options, connected
 from cli.option_groups import STATISTICS, GroupedCommand
 from cli.options import adapter_base, calibration, checkpoint, file_path, pass_settings
 from cli.output import as_json, done, next_step, print_json, progress, reg_line
@@ -21,6 +22,7 @@ from registry.io.model_folder import check_place
 )
 @checkpoint
 @calibration
+@cluster_options
 @adapter_base
 @click.option("--out", type=file_path, metavar="DIR", required=True, help="Folder for statistics.safetensors.")
 @click.option("--keep-calibration", is_flag=True, help="Write the calibration tokens to the file too.")
@@ -31,6 +33,8 @@ def collect(
     base: str | None,
     out: Path,
     keep_calibration: bool,
+    ray: str | None,
+    num_gpus: float | None,
     as_json: bool,
     **settings: Any,
 ) -> None:
@@ -44,15 +48,17 @@ def collect(
     check_place(out)
     from registry.statistics.collect import collect_to
 
-    path, collected = collect_to(
-        checkpoint,
-        out,
-        data=data,
-        settings=pass_settings(**settings),
-        keep_calibration=keep_calibration,
-        base=base,
-        progress=progress(),
-    )
+    with connected(ray, num_gpus) as cluster:
+        path, collected = collect_to(
+            checkpoint,
+            out,
+            data=data,
+            settings=pass_settings(**settings),
+            keep_calibration=keep_calibration,
+            base=base,
+            cluster=cluster,
+            progress=progress(),
+        )
     tokens = dict.fromkeys(collected.sites or [TOKEN_COUNTS], collected.tokens)
     if as_json:
         print_json(

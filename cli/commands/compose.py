@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cli.cluster import connected, ray_option
 from cli.commands.doctor import print_diagnosis
 from cli.commands.push import print_pushed
 from cli.errors import INTERRUPTED, CliError
@@ -89,6 +90,7 @@ _NOT_SHOWN = ("weights", "coefficients", "fit", "dtype")
     help="Replace --out if it is an earlier composition, the file of --save-recipe, and with --push what an earlier "
     "push put there.",
 )
+@ray_option
 @as_json
 @pass_session
 @click.pass_context
@@ -109,6 +111,7 @@ def compose(
     check: bool,
     plan_only: bool,
     force: bool,
+    ray: str | None,
     as_json: bool,
     **settings: Any,
 ) -> None:
@@ -143,7 +146,7 @@ def compose(
             recipes.write_recipe(save_recipe, recipe, refs, base, from_base=copies, force=force)
             note(f"recipe written to {save_recipe}")
 
-    with session.registry() as registry:
+    with connected(None if plan_only else ray) as cluster, session.registry(cluster=cluster) as registry:
         _note_without_public(registry, refs, recipe, base)
         if like:
             assert isinstance(recipe, composition.Recipe)

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import click
 
+from cli.cluster import cluster_options, connected
 from cli.next_steps import composing, reporting
 from cli.opted_out import warn_of_opted_out
 from cli.option_groups import EVALUATION, GroupedCommand
@@ -125,6 +126,7 @@ def _value(name: str, text: str) -> Any:
     callback=_counts,
     help="Add a row for every folder and each of these numbers of experts per token.",
 )
+@cluster_options
 @forms
 @pass_session
 @click.pass_context
@@ -144,6 +146,8 @@ def evaluate(
     base: str | None,
     seeds: int | None,
     active_experts: list[int] | Literal["all"],
+    ray: str | None,
+    num_gpus: float | None,
     as_json: bool,
     as_markdown: bool,
     as_csv: bool,
@@ -187,7 +191,7 @@ def evaluate(
         check_members(session, refs)
     from registry import TestSettings
 
-    with session.registry(create=True) as registry:
+    with connected(ray, num_gpus) as cluster, session.registry(create=True, cluster=cluster) as registry:
         warn_of_opted_out(registry, folders)
         rows = registry.evaluate(
             folders,

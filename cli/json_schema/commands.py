@@ -39,6 +39,29 @@ from cli.json_schema.objects import (
 
 SCHEMAS: dict[str, Schema] = {
     "reg add-expert": REGISTRATION,
+    "reg add-experts": record(
+        "The experts of a list.",
+        experts=several(
+            record(
+                "A registered expert.",
+                name=text("Its name."),
+                ref=REF,
+                digest=digest("The digest of its content."),
+                added=flag("False if this content was registered already."),
+            ),
+            "The registered experts, in the order of the list.",
+        ),
+        failed=several(
+            record(
+                "An expert that could not be registered.",
+                name=text("Its name."),
+                kind=text("The kind of error."),
+                message=text("What failed."),
+                next=maybe(text("The next command.")),
+            ),
+            "The others; the exit code is 1 if there are any.",
+        ),
+    ),
     "reg add-base": REGISTRATION,
     "reg check": record(
         "A report on a checkpoint.",

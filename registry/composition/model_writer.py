@@ -1,6 +1,7 @@
 """Writer of a plan's model: weights, config.json, tokenizer and code."""
 
 import json
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,18 @@ from registry.io.memory import available_memory
 from registry.io.model_folder import json_file, write_files, write_weights
 from registry.io.safetensors_writer import Stream
 from registry.io.shard_reuse import ShardReuse
+from registry.io.shard_writer import Shard
 from registry.maths.threads import one_thread
 from registry.maths.trunk import TRUNKS
-from registry.progress import Progress
+from registry.progress import Advance, Progress
 
 
 def write_model(
-    source: TensorSource, folder: Path, progress: Progress, reuse: ShardReuse | None = None
+    source: TensorSource,
+    folder: Path,
+    progress: Progress,
+    reuse: ShardReuse | None = None,
+    writer: Callable[[Sequence[Shard], Advance], list[str]] | None = None,
 ) -> dict[str, str]:
     """Write weights, config.json, tokenizer and code of a plan into a folder, and return file name → digest.
 
@@ -33,12 +39,13 @@ def write_model(
         folder: an empty folder.
         progress: reports the bytes written.
         reuse: shards of the folder that this one replaces.
+        writer: as in `write_weights`.
     """
     plan = source.plan
     workers = rendering_threads(plan)
     # Each tensor is computed on one thread, so that its bits do not depend on their number.
     with one_thread(), progress("composing", plan.nbytes, "B") as advance:
-        digests = write_weights(folder, streams_of(source), advance, reuse, workers=workers)
+        digests = write_weights(folder, streams_of(source), advance, reuse, workers=workers, writer=writer)
     copied = {name: plan.lead.file(name) for name in plan.lead.names("file") if name in COPIED_FILES}
     return digests | write_files(folder, copied | dict(plan.host.files) | {"config.json": json_file(host_config(plan))})
 

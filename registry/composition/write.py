@@ -10,6 +10,7 @@ from registry.composition.model_writer import streams_of, write_model
 from registry.composition.passes import PassContext, tensor_source_of
 from registry.composition.plan import Plan
 from registry.composition.recipe import AUTO
+from registry.composition.shards.shard_tasks import ShardTasks
 from registry.composition.tensor_source import TensorSource
 from registry.io.model_folder import MARKER, check_output, fresh_folder, json_file, layout, write_files
 from registry.io.shard_reuse import ShardReuse
@@ -39,7 +40,7 @@ def write_composition(
     reuse = None if record is None else ShardReuse.of(context.workspace.home, out)
     reused = sum(shard.nbytes for shard in layout(out, streams_of(source)) if reuse and reuse.has(shard))
     with fresh_folder(out, replace=replace, nbytes=plan.nbytes - reused) as folder:
-        digests = write_model(source, folder, context.progress, reuse)
+        digests = write_model(source, folder, context.progress, reuse, ShardTasks.of(context.workspace, plan))
         digests |= write_files(folder, {"README.md": model_card(plan)})
         strengths = {"lam": lam_document(source)} if plan.recipe.to == "moe" and plan.recipe.lam == AUTO else {}
         document = folder_document(plan.document | strengths, plan.digest, digests)

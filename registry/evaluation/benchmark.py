@@ -1,6 +1,7 @@
 """Benchmark of a table: the same windows of text for every row, and each domain's own expert."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from registry.composition.dense import write_dense
 from registry.composition.plan import Plan
 from registry.errors import IncompatibleError
 from registry.evaluation.results import TestSettings
-from registry.evaluation.scoring import Model, open_model
+from registry.evaluation.scoring import Losses, Model, Tally, open_model, perplexities_of
 from registry.evaluation.text import conflict, predicted, shortened, test_windows
 from registry.io.dtypes import AUTO
 from registry.io.model_folder import composed_of, write_files
@@ -72,6 +73,8 @@ class Benchmark:
         no_base: the reason why there is no base model.
         settings: the settings of scoring; every model accepts windows of this length.
         progress: reports windows scored, and remarks on every figure that cannot be computed.
+        losses: computes the losses of models in place of this process; None for this process.
+        work: the folder for models that are deleted again, default the system's temporary folder.
     """
 
     windows: Mapping[str, Calibration]
@@ -80,18 +83,45 @@ class Benchmark:
     no_base: str
     settings: TestSettings
     progress: Progress
+    losses: Losses | None = None
+    work: Path | None = None
 
     @property
     def tokens(self) -> dict[str, int]:
         """Domain → predicted tokens."""
         return {domain: predicted(windows) for domain, windows in self.windows.items()}
 
-    def dense(self, name: str, members: Sequence[Member]) -> Model:
-        """Open the plain average of `members`, or a single member."""
-        with temporary_folder() as temporary:
+    @contextmanager
+    def dense(self, name: str, members: Sequence[Member]) -> Iterator[Model]:
+        """Open the plain average of `members`, or a single member; its folder is deleted afterwards."""
+        with temporary_folder(self.work) as temporary:
             folder = temporary / name
             write_dense(members, folder, self.progress)
-            return open_model(name, folder, self.settings)
+            yield self.open(name, folder)
+
+    def open(self, name: str, folder: Path) -> Model:
+        """Load the model in a folder: on this process's processor, if others compute its losses."""
+        settings = self.settings if self.losses is None else replace(self.settings, device="cpu")
+        return open_model(name, folder, settings)
+
+    def perplexities(
+        self,
+        model: Model,
+        windows: Mapping[str, Calibration] | None = None,
+        *,
+        tally: Tally | None = None,
+        expert_of: Mapping[str, int] | None = None,
+    ) -> dict[str, float]:
+        """Return the perplexity of a model on each domain, default all (arguments as `perplexities_of`)."""
+        return perplexities_of(
+            model,
+            self.windows if windows is None else windows,
+            self.settings,
+            self.progress,
+            tally=tally,
+            expert_of=expert_of,
+            losses=self.losses,
+        )
 
 
 def make_benchmark(

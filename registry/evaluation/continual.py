@@ -7,7 +7,7 @@ from typing import Any
 
 from registry.evaluation.benchmark import Benchmark
 from registry.evaluation.methods import Compose
-from registry.evaluation.scoring import Model, open_model, perplexities_of
+from registry.evaluation.scoring import Model
 from registry.io.work_dirs import temporary_folder
 
 
@@ -76,18 +76,18 @@ def continual(schedule: Sequence[str], benchmark: Benchmark, compose: Sequence[C
 
     def perplexities(model: Model, domains: Sequence[str]) -> list[float]:
         windows = {domain: benchmark.windows[domain] for domain in domains}
-        by_domain = perplexities_of(model, windows, benchmark.settings, benchmark.progress)
+        by_domain = benchmark.perplexities(model, windows)
         return [by_domain[domain] for domain in domains]
 
     own = []
     for domain in schedule:
         member = benchmark.experts[domain]
-        own += perplexities(benchmark.dense(member.version.ref, [member]), [domain])
+        with benchmark.dense(member.version.ref, [member]) as model:
+            own += perplexities(model, [domain])
     rows = []
     for step, compose_step in enumerate(compose, start=1):
-        with temporary_folder() as temporary:
+        with temporary_folder(benchmark.work) as temporary:
             folder = temporary / "composed"
             compose_step({}, folder)
-            model = open_model(f"step {step}", folder, benchmark.settings)
-        rows.append(perplexities(model, schedule[:step]))
+            rows.append(perplexities(benchmark.open(f"step {step}", folder), schedule[:step]))
     return Continual(tuple(schedule), rows, [[100 * (o / p) for o, p in zip(own, row, strict=False)] for row in rows])

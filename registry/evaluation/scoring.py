@@ -5,7 +5,7 @@ experts, k experts per token.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,11 +51,13 @@ class Model:
         name: its name in messages and tables.
         loaded: the model of transformers.
         routers: the routers, layer by layer; empty if the model is not a mixture.
+        folder: the folder that it was loaded from.
     """
 
     name: str
     loaded: Any
     routers: tuple[Gate, ...]
+    folder: Path = Path()
 
     @property
     def parameters(self) -> int:
@@ -111,9 +113,9 @@ def open_model(name: str, folder: Path, settings: TestSettings) -> Model:
     """
     loaded = load_for_pass(folder, settings.dtype, settings.device, prefer_whole=True)
     try:
-        return Model(name, loaded, tuple(gates(loaded)))
+        return Model(name, loaded, tuple(gates(loaded)), folder)
     except InvalidInputError:
-        return Model(name, loaded, ())
+        return Model(name, loaded, (), folder)
 
 
 class Tally:
@@ -125,22 +127,21 @@ class Tally:
     """
 
     def __init__(self, layers: int, experts: int) -> None:
-        self._shape = (layers, experts)
+        self.shape = layers, experts
         self._first: dict[str, Tensor] = {}
         self._by_length: dict[str, Tensor] = {}
-        self._weight = torch.zeros(self._shape, dtype=torch.float64)
         self._weights: dict[str, Tensor] = {}
         self._tokens: dict[str, int] = {}
 
     def add(self, domain: str, routings: Sequence[RoutingRecord], keep: Bool[Tensor, "B S"]) -> None:
         """Count one batch; `keep` is False for padding."""
-        first = self._first.setdefault(domain, torch.zeros(self._shape, dtype=torch.float64))
-        own = self._weights.setdefault(domain, torch.zeros(self._shape, dtype=torch.float64))
+        first = self._first.setdefault(domain, torch.zeros(self.shape, dtype=torch.float64))
+        own = self._weights.setdefault(domain, torch.zeros(self.shape, dtype=torch.float64))
         counted = keep.flatten()  # (B, S) → (T,): the order of tokens in a routing record
         read = keep.cumsum(dim=1).flatten()[counted]  # tokens read so far, from 1
         span = read.double().log2().ceil().long()  # 0 for the first token, 1 for the second, 2 for 3 and 4, …
         spans = int(keep.shape[1] - 1).bit_length() + 1
-        by_length = self._by_length.setdefault(domain, torch.zeros((spans, self._shape[1]), dtype=torch.float64))
+        by_length = self._by_length.setdefault(domain, torch.zeros((spans, self.shape[1]), dtype=torch.float64))
         self._tokens[domain] = self._tokens.get(domain, 0) + int(counted.sum())
         for layer, routing in enumerate(routings):
             chosen, weights = routing.chosen[-1][counted], routing.weights[-1][counted].double()  # (T, k) each
@@ -150,10 +151,16 @@ class Tally:
                 part = (weights == weights[:, :1]).double()
                 part /= part.sum(dim=1, keepdim=True)
             first[layer].index_add_(0, chosen.flatten(), part.flatten())
-            place = span.unsqueeze(1) * self._shape[1] + chosen  # in (spans, E)
+            place = span.unsqueeze(1) * self.shape[1] + chosen  # in (spans, E)
             by_length.view(-1).index_add_(0, place.flatten(), part.flatten())
-            for weight in (self._weight, own):
-                weight[layer].index_add_(0, chosen.flatten(), weights.flatten())
+            own[layer].index_add_(0, chosen.flatten(), weights.flatten())
+
+    def include(self, other: "Tally") -> None:
+        """Add the domains of another tally, which this one has not."""
+        self._first |= other._first
+        self._by_length |= other._by_length
+        self._weights |= other._weights
+        self._tokens |= other._tokens
 
     def accuracy(self, names: Sequence[str]) -> dict[str, list[float]]:
         """Return domain → for each layer the share of its tokens that went to the expert of its name first."""
@@ -194,7 +201,10 @@ class Tally:
 
     def load(self, names: Sequence[str]) -> dict[str, list[float]]:
         """Return expert → for each layer its share of all tokens, by routing weights."""
-        shares = (self._weight / sum(self._tokens.values())).T.tolist()  # (L, E) → (E, L)
+        total = torch.zeros(self.shape, dtype=torch.float64)
+        for own in self._weights.values():
+            total += own
+        shares = (total / sum(self._tokens.values())).T.tolist()  # (L, E) → (E, L)
         return dict(zip(names, shares, strict=True))
 
 
@@ -218,6 +228,7 @@ def perplexities_of(
     *,
     tally: Tally | None = None,
     expert_of: Mapping[str, int] | None = None,
+    losses: "Losses | None" = None,
 ) -> dict[str, float]:
     """Return the perplexity of a model on each domain.
 
@@ -228,6 +239,7 @@ def perplexities_of(
         progress: reports windows scored.
         tally: counts the experts that tokens go to, for a mixture.
         expert_of: domain → the number of the expert that every token of it is sent to, for a mixture.
+        losses: computes the losses in place of this process.
 
     Raises:
         CheckpointError: a token is unknown to the model, or its loss is NaN or infinite.
@@ -238,19 +250,64 @@ def perplexities_of(
             f"{model.name}: the tokenizer gives token {largest}, the model knows {known}",
             "put the tokenizer that the model was trained with into the folder",
         )
-    total = sum(len(text.ids) for text in windows.values())
+    by_domain = (losses or _losses_here)(model, windows, settings, progress, tally, expert_of or {})
     perplexity = {}
-    with progress(f"evaluating {model.name}", total, "window") as advance, quiet_transformers():
-        for domain, text in windows.items():
-            with nullcontext() if expert_of is None else force_expert(model.loaded, expert_of[domain]):
-                loss = _loss(model.loaded, domain, text, settings.batch_size, tally, advance)
-            perplexity[domain] = math.exp(loss) if loss < _LARGEST_LOSS or math.isnan(loss) else math.inf
-            if not math.isfinite(perplexity[domain]):
-                raise CheckpointError(
-                    f"{model.name}: its loss on domain {domain} is {loss:g} nats a token, which gives no perplexity",
-                    "check its weights, or compute with --dtype float32",
-                )
+    for domain, loss in by_domain.items():
+        perplexity[domain] = math.exp(loss) if loss < _LARGEST_LOSS or math.isnan(loss) else math.inf
+        if not math.isfinite(perplexity[domain]):
+            raise CheckpointError(
+                f"{model.name}: its loss on domain {domain} is {loss:g} nats a token, which gives no perplexity",
+                "check its weights, or compute with --dtype float32",
+            )
     return perplexity
+
+
+Losses = Callable[
+    [Model, Mapping[str, Calibration], TestSettings, Progress, Tally | None, Mapping[str, int]], dict[str, float]
+]
+"""Returns domain → loss in nats a token, with arguments as `perplexities_of`; domains without an expert are routed."""
+
+
+def _losses_here(
+    model: Model,
+    windows: Mapping[str, Calibration],
+    settings: TestSettings,
+    progress: Progress,
+    tally: Tally | None,
+    expert_of: Mapping[str, int],
+) -> dict[str, float]:
+    total = sum(len(text.ids) for text in windows.values())
+    losses = {}
+    with progress(f"evaluating {model.name}", total, "window") as advance:
+        for domain, text in windows.items():
+            losses[domain] = loss_of(model, domain, text, settings.batch_size, tally, expert_of.get(domain), advance)
+            if not math.isfinite(losses[domain]):
+                break
+    return losses
+
+
+def loss_of(
+    model: Model,
+    domain: str,
+    text: Calibration,
+    batch_size: int,
+    tally: Tally | None,
+    expert: int | None,
+    advance: Advance,
+) -> float:
+    """Return the loss of a model on one domain, in nats a token.
+
+    Args:
+        model: the model.
+        domain: the domain.
+        text: its windows.
+        batch_size: windows in a batch.
+        tally: counts the experts that tokens go to.
+        expert: the number of the expert that every token is sent to; None to leave it to the routers.
+        advance: receives the windows scored.
+    """
+    with quiet_transformers(), nullcontext() if expert is None else force_expert(model.loaded, expert):
+        return _loss(model.loaded, domain, text, batch_size, tally, advance)
 
 
 def _vocabulary_size(model: Any) -> int:

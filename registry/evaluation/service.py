@@ -1,7 +1,8 @@
 """Evaluation of folders and methods against the registered experts, and of schedules of experts."""
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -9,9 +10,11 @@ from typing import Any
 
 from registry.composition import AnyRecipe, EnsembleRecipe, HeteroRecipe, Recipe, SimoeRecipe
 from registry.composition.compose import plan_composition, write_plan
+from registry.composition.passes import working_folder
 from registry.errors import IncompatibleError, InvalidInputError
 from registry.evaluation.benchmark import TokenizerSource, make_benchmark
 from registry.evaluation.continual import Continual, continual
+from registry.evaluation.domain_tasks import DomainTasks
 from registry.evaluation.methods import Compose, named_methods
 from registry.evaluation.model_folders import check_model_folders, check_perplexities
 from registry.evaluation.record import recorder
@@ -63,16 +66,28 @@ def evaluate_registered(
             composer_of(workspace, experts, base),
             {label: composer_of(workspace, experts, base, recipe) for label, recipe in recipes.items()},
         )
-    return evaluate(
-        paths,
-        files,
-        _registered(workspace, files),
-        settings or TestSettings(),
-        progress=workspace.progress,
-        wanted=wanted,
-        composed=composed,
-        keep=recorder(workspace.catalog),
-    )
+    registered = _registered(workspace, files)
+    with _domain_tasks(workspace, registered) as tasks:
+        return evaluate(
+            paths,
+            files,
+            registered,
+            settings or TestSettings(),
+            progress=workspace.progress,
+            wanted=replace(wanted, tasks=tasks),
+            composed=composed,
+            keep=recorder(workspace.catalog),
+        )
+
+
+@contextmanager
+def _domain_tasks(workspace: Workspace, registered: Sequence[Member]) -> Iterator[DomainTasks | None]:
+    """Yield what scores models on the registry's cluster, with a folder in the home; None without a cluster."""
+    if workspace.cluster is None:
+        yield None
+        return
+    with working_folder(workspace.home.work, [member.version.digest for member in registered]) as work:
+        yield DomainTasks(workspace.cluster, work)
 
 
 def continual_registered(

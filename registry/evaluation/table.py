@@ -7,10 +7,11 @@ from typing import Literal
 
 from registry.errors import InvalidInputError
 from registry.evaluation.benchmark import Benchmark, TokenizerSource, make_benchmark
+from registry.evaluation.domain_tasks import DomainTasks
 from registry.evaluation.methods import DENSE, METHODS, Compose, named_methods
 from registry.evaluation.model_folders import active_experts_of
 from registry.evaluation.results import Row, TestSettings, over_seeds
-from registry.evaluation.scoring import Model, Tally, open_model, perplexities_of, relative_time
+from registry.evaluation.scoring import Model, Tally, relative_time
 from registry.io.model_folder import composed_of
 from registry.io.work_dirs import temporary_folder
 from registry.member import Member
@@ -20,7 +21,7 @@ from registry.runtime.gates import experts_per_token
 
 @dataclass(frozen=True)
 class Wanted:
-    """Selection of a table's rows and figures.
+    """Selection of a table's rows and figures, and of where they are computed.
 
     Attributes:
         baselines: add rows for base models, experts and the experts' average.
@@ -30,6 +31,7 @@ class Wanted:
             experts, with a remark.
         seeds: number of seeds of methods with randomness, 1 or more; None for each method's own.
         active_experts: add a row for every folder and each of these numbers of experts per token; or `all`.
+        tasks: scores models on a cluster; None to score them in this process.
     """
 
     baselines: bool = False
@@ -38,6 +40,7 @@ class Wanted:
     methods: tuple[str, ...] = ()
     seeds: int | None = None
     active_experts: tuple[int, ...] | Literal["all"] = ()
+    tasks: DomainTasks | None = None
 
     def has(self, dense: str) -> bool:
         """Tell whether a row without a composition is selected."""
@@ -124,7 +127,10 @@ def evaluate(
     labels = [path.name if path.name and names.count(path.name) == 1 else str(path) for path in folders]
     sources = [TokenizerSource.of_folder(folder, name) for folder, name in zip(folders, labels, strict=True)]
     sources += [composed.tokenizer] if composed else []
-    table = _Table(make_benchmark(sources, data, registered, settings, progress), wanted, keep)
+    benchmark = make_benchmark(sources, data, registered, settings, progress)
+    if wanted.tasks is not None:
+        benchmark = replace(benchmark, losses=wanted.tasks, work=wanted.tasks.work)
+    table = _Table(benchmark, wanted, keep)
     rows = table.dense_rows()
     for name, folder, active in zip(labels, folders, counts, strict=True):
         rows += table.folder_rows(name, folder, active)
@@ -153,10 +159,8 @@ class _Table:
         rows = []
 
         def measure(name: str, label: str, members: Sequence[Member]) -> Row:
-            model = benchmark.dense(label, members)
-            rows.append(
-                self._row(name, perplexities_of(model, benchmark.windows, benchmark.settings, self._progress), model)
-            )
+            with benchmark.dense(label, members) as model:
+                rows.append(self._row(name, benchmark.perplexities(model), model))
             return rows[-1]
 
         if self._wanted.has("base"):
@@ -168,10 +172,8 @@ class _Table:
             if self._wanted.has("experts"):
                 self._own[domain] = measure(f"expert {domain}", member.version.ref, [member]).perplexity[domain]
             else:
-                model = benchmark.dense(member.version.ref, [member])
-                self._own |= perplexities_of(
-                    model, {domain: benchmark.windows[domain]}, benchmark.settings, self._progress
-                )
+                with benchmark.dense(member.version.ref, [member]) as model:
+                    self._own |= benchmark.perplexities(model, {domain: benchmark.windows[domain]})
         members = [benchmark.experts[name] for name in sorted(benchmark.experts)]
         if self._wanted.has("average"):
             if len(members) < 2:
@@ -190,7 +192,7 @@ class _Table:
 
         With `oracle` return the oracle's row alone.
         """
-        model = open_model(name, folder, self._benchmark.settings)
+        model = self._benchmark.open(name, folder)
         experts = _expert_names(folder, model)
         if oracle:
             return [row] if (row := self._oracle_row(name, model, experts)) else []
@@ -207,7 +209,7 @@ class _Table:
         method = METHODS[name]
         runs: list[list[Row]] = []
         for settings in method.runs(self._wanted.seeds):
-            with temporary_folder() as temporary:
+            with temporary_folder(self._benchmark.work) as temporary:
                 folder = temporary / name
                 try:
                     compose(settings, folder)
@@ -221,7 +223,7 @@ class _Table:
 
     def swept_rows(self, name: str, compose: Compose) -> list[Row]:
         """Return the rows of one value of a sweep; its composition is deleted once it is scored."""
-        with temporary_folder() as temporary:
+        with temporary_folder(self._benchmark.work) as temporary:
             folder = temporary / "swept"
             compose({}, folder)
             return self.folder_rows(name, folder)
@@ -229,11 +231,9 @@ class _Table:
     def _routed_row(self, model: Model, experts: Sequence[str], composed: Mapping[str, str]) -> Row:
         benchmark = self._benchmark
         if not model.layers:
-            return self._row(
-                model.name, perplexities_of(model, benchmark.windows, benchmark.settings, self._progress), model
-            )
+            return self._row(model.name, benchmark.perplexities(model), model)
         tally = Tally(model.layers, len(experts))
-        perplexity = perplexities_of(model, benchmark.windows, benchmark.settings, self._progress, tally=tally)
+        perplexity = benchmark.perplexities(model, tally=tally)
         time = self._relative_time(model, composed) if self._wanted.speed and model.routers else None
         row = self._row(model.name, perplexity, model, tally.accuracy(experts), tally.load(experts), time)
         return replace(
@@ -252,8 +252,7 @@ class _Table:
         with experts_per_token(model.loaded, count):
             benchmark = self._benchmark
             named = replace(model, name=name)
-            perplexity = perplexities_of(named, benchmark.windows, benchmark.settings, self._progress)
-            return self._row(name, perplexity, named)
+            return self._row(name, benchmark.perplexities(named), named)
 
     def _oracle_row(self, name: str, model: Model, experts: Sequence[str]) -> Row | None:
         benchmark = self._benchmark
@@ -265,9 +264,7 @@ class _Table:
         if missing := [domain for domain in benchmark.windows if domain not in known]:
             remark(self._progress, f"no oracle routing of {', '.join(missing)} in {model.name}: not among its members")
         numbers = {domain: experts.index(domain) for domain in known}
-        return self._row(
-            name, perplexities_of(model, known, benchmark.settings, self._progress, expert_of=numbers), model
-        )
+        return self._row(name, benchmark.perplexities(model, known, expert_of=numbers), model)
 
     def _relative_time(self, model: Model, composed: Mapping[str, str]) -> float | None:
         benchmark = self._benchmark
@@ -278,8 +275,8 @@ class _Table:
             remark(self._progress, f"no relative time for {model.name}: none of its experts is registered for a domain")
             return None
         windows = next(iter(benchmark.windows.values()))
-        dense = benchmark.dense(members[0].version.ref, members[:1])
-        return relative_time(model, dense, windows, benchmark.settings.batch_size)
+        with benchmark.dense(members[0].version.ref, members[:1]) as dense:
+            return relative_time(model, dense, windows, benchmark.settings.batch_size)
 
     def _score(self, perplexity: Mapping[str, float]) -> dict[str, float]:
         return {domain: 100 * (own / perplexity[domain]) for domain, own in self._own.items() if domain in perplexity}

@@ -12,7 +12,7 @@ import os
 import shlex
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -167,7 +167,13 @@ def composed_of(folder: Path) -> dict[str, str]:
 
 
 def write_weights(
-    folder: Path, streams: Iterable[Stream], advance: Advance, reuse: ShardReuse | None = None, *, workers: int = 1
+    folder: Path,
+    streams: Iterable[Stream],
+    advance: Advance,
+    reuse: ShardReuse | None = None,
+    *,
+    workers: int = 1,
+    writer: Callable[[Sequence[Shard], Advance], list[str]] | None = None,
 ) -> dict[str, str]:
     """Write all tensors as safetensors, in one file or in shards with an index, and return file name → digest.
 
@@ -179,6 +185,7 @@ def write_weights(
         advance: receives the bytes written or reused.
         reuse: the record of the folder that this one replaces; unchanged files are linked to it.
         workers: rendering threads (see `write_shards`).
+        writer: writes the files in place of `write_shards`, and returns the tree digest of each.
     """
     shards, digests = layout(folder, streams), dict[str, str]()
     if len(shards) == 1:  # a single file has the routers too, so it always changes
@@ -188,7 +195,7 @@ def write_weights(
             digests[shard.path.name] = digest
             advance(shard.nbytes)
     fresh = [shard for shard in shards if shard.path.name not in digests]
-    written = write_shards(fresh, advance, workers=workers)
+    written = write_shards(fresh, advance, workers=workers) if writer is None else writer(fresh, advance)
     digests |= dict(zip((shard.path.name for shard in fresh), written, strict=True))
     if reuse is not None:
         reuse.note(shards, [digests[shard.path.name] for shard in shards])

@@ -101,6 +101,40 @@ def resumable(above: Path | None, key: str, holds: Collection[str]) -> Iterator[
 
 
 @contextmanager
+def resumable_folder(above: Path, key: str, holds: Collection[str]) -> Iterator[Path]:
+    """Yield a folder below `above` for the parts of a pass, which stay there after an interruption.
+
+    It is deleted when the context ends without an error, or holds nothing. If another process runs the same pass, the
+    folder is a new one. It may disappear meanwhile, if a version was opted out.
+
+    Args:
+        above: the parent folder; created if absent.
+        key: digest of everything that the pass depends on.
+        holds: digests of the versions or weights that the parts come from.
+
+    Raises:
+        StorageError: `above` cannot be written.
+    """
+    folder, descriptor = above / key, None
+    try:
+        while descriptor is None:
+            folder.mkdir(parents=True, exist_ok=True)
+            descriptor = _hold(folder, holds)
+            if descriptor is None:
+                folder = Path(tempfile.mkdtemp(prefix="pass-", dir=above))
+    except OSError as error:
+        raise StorageError(f"{folder} cannot be written: {error.strerror}", "free some space on that disk") from error
+    is_complete = False
+    try:
+        yield folder
+        is_complete = True
+    finally:
+        if is_complete or not any(path.name != _HELD for path in folder.glob("*")):
+            shutil.rmtree(folder, ignore_errors=True)
+        os.close(descriptor)
+
+
+@contextmanager
 def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
     """Yield a temporary folder below `parent`, default the system's temporary folder; it is deleted afterwards.
 

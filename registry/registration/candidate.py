@@ -17,7 +17,7 @@ from registry.errors import InvalidInputError, NotFoundError
 from registry.names.resolve import check_name_is_free
 from registry.registration.lineage import Relation, WeightSamples, weights_of_checkpoint
 from registry.registration.lineage_index import LineageIndex
-from registry.statistics.settings import PassSettings
+from registry.statistics.settings import PassSettings, on_cluster
 from registry.workspace import PathLike, Workspace
 from store.catalog.records import Kind
 
@@ -105,7 +105,7 @@ def open_candidate(workspace: Workspace, request: RegistrationRequest) -> Iterat
             annotations,
             manifest,
             files,
-            request.settings or PassSettings(),
+            on_cluster(request.settings or PassSettings(), workspace.cluster),
             samples,
             relations,
         )

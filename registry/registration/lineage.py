@@ -167,6 +167,18 @@ def relation(samples: WeightSamples, version: VersionRecord, registered: WeightS
 
     Tensors outside the layers may differ in their first axis: a vocabulary may have grown.
     """
+    return relation_to(samples, version.ref, version.kind, registered)
+
+
+def relation_to(samples: WeightSamples, ref: str, kind: str, registered: WeightSamples) -> Relation | None:
+    """Return the distance of a checkpoint to another model (see `relation`).
+
+    Args:
+        samples: the checkpoint's samples.
+        ref: a name of the other model.
+        kind: expert or base.
+        registered: its samples.
+    """
     if samples.shapes.keys() != registered.shapes.keys():
         return None
     for name, shape in registered.shapes.items():
@@ -174,7 +186,7 @@ def relation(samples: WeightSamples, version: VersionRecord, registered: WeightS
         if samples.shapes[name][first:] != shape[first:]:
             return None
     distances = {name: _distance(name, samples, registered) for name in samples.shapes}
-    return Relation(version.ref, version.kind, distances, grown=dict(samples.shapes) != dict(registered.shapes))
+    return Relation(ref, kind, distances, grown=dict(samples.shapes) != dict(registered.shapes))
 
 
 def relations_of(

@@ -181,6 +181,7 @@ def _expert(workspace: Workspace, candidate: Candidate, hashed: HashedCheckpoint
             settings,
             keep_calibration=request.keep_calibration,
             partial=workspace.home.partial,
+            cluster=workspace.cluster,
             progress=workspace.progress,
         )
     summaries = summarise(collected.sites.get(MLP_INPUT, ()), workspace.progress)

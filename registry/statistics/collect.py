@@ -17,9 +17,11 @@ from registry.calibration.corpus import find_calibration
 from registry.calibration.windows import start_token
 from registry.checkpoint import Checkpoint, HashedCheckpoint, hash_checkpoint
 from registry.checkpoint.open import open_checkpoint
+from registry.distributed import Cluster, Step, Task
 from registry.errors import CalibrationError, CheckpointError, StorageError
 from registry.families.sites import COUNTS, MLP_INPUT, SITES
 from registry.io.files import own_file
+from registry.io.work_dirs import temporary_folder
 from registry.progress import Progress, silent
 from registry.runtime.loading import load_tokenizer
 from registry.runtime.upcast import load_for_pass
@@ -27,7 +29,8 @@ from registry.statistics import file as statistics_file
 from registry.statistics.file import Collected
 from registry.statistics.forward_pass import ModelRun, computed_by, take_statistics, window_size
 from registry.statistics.scales import scales
-from registry.statistics.settings import PassSettings
+from registry.statistics.settings import PassSettings, on_cluster
+from registry.statistics.sliced_pass import SharedCheckpoint, collect_slices, open_shared
 
 SEED = 0
 
@@ -140,6 +143,7 @@ def collect(
     *,
     keep_calibration: bool = False,
     partial: Path | None = None,
+    cluster: Cluster | None = None,
     progress: Progress,
 ) -> Collected:
     """Return the expert's statistics on `calibration`, default text that it samples itself.
@@ -152,15 +156,26 @@ def collect(
         settings: settings of the pass.
         keep_calibration: include the tokens in the result; self-sampled tokens are always included.
         partial: as in `take_statistics`.
+        cluster: the nodes that take slices of the pass; None to run it in this process.
         progress: receives the tokens sampled and counted.
 
     Raises:
         CalibrationError: the expert cannot sample text, or an activation is NaN or infinite.
         CheckpointError: the model cannot be loaded.
+        ClusterError: the nodes cannot do the work.
     """
     checkpoint = hashed.checkpoint
     if calibration is not None and settings.sites == COUNTS:
         collected = _counted(hashed, calibration, computed_by(checkpoint, settings))
+        return replace(collected, calibration=calibration) if keep_calibration else collected
+    if cluster is not None:
+        settings = on_cluster(settings, cluster)
+        if calibration is None:
+            calibration, keep_calibration = _sampled_by(cluster, hashed, settings, partial, progress), True
+        if settings.sites == COUNTS:
+            collected = _counted(hashed, calibration, computed_by(checkpoint, settings, self_sampled=True))
+        else:
+            collected = collect_slices(hashed, calibration, settings, cluster, partial, progress)
         return replace(collected, calibration=calibration) if keep_calibration else collected
     model = load_for_pass(
         checkpoint.folder,
@@ -201,12 +216,23 @@ def collect_to(
     settings: PassSettings | None = None,
     keep_calibration: bool = False,
     base: str | os.PathLike[str] | None = None,
+    cluster: Cluster | None = None,
     progress: Progress = silent,
 ) -> tuple[Path, Collected]:
     """Collect the statistics of a checkpoint without a registry, and write them to `out`/statistics.safetensors.
 
     With that file in its folder, the checkpoint registers anywhere without data and without a forward pass. An
     interrupted pass resumes when it is started again with the same `out`.
+
+    Args:
+        folder: the checkpoint, as `Registry.add_expert` takes it.
+        out: the folder of the file; created if absent.
+        data: calibration files; default the checkpoint's own.
+        settings: settings of the pass.
+        keep_calibration: write the tokens too.
+        base: an adapter's base model.
+        cluster: the nodes that take slices of the pass; they see the checkpoint and `out`.
+        progress: receives the tokens counted.
 
     Raises:
         CheckpointError, UnsupportedFamilyError: the checkpoint cannot be registered.
@@ -228,12 +254,33 @@ def collect_to(
             settings,
             keep_calibration=keep_calibration,
             partial=target / "partial",
+            cluster=cluster,
             progress=progress,
         )
     path = target / statistics_file.FILE_NAME
     statistics_file.save(path, collected)
     shutil.rmtree(target / "partial", ignore_errors=True)
     return path, collected
+
+
+def _sampled_by(
+    cluster: Cluster, hashed: HashedCheckpoint, settings: PassSettings, partial: Path | None, progress: Progress
+) -> Calibration:
+    """Let one task of a cluster sample the expert's text; `partial` is a folder that all nodes see."""
+    shared, device = (SharedCheckpoint.of(hashed), settings), str(settings.device)
+    with temporary_folder(partial) as folder:
+        tasks = [Task("text", (), settings.tokens)]
+        step = Step("sampling", "token", sample_in_task, shared, tasks, folder.absolute(), device)
+        sampled: Calibration = cluster.results(step, progress)[0].result
+        return sampled
+
+
+def sample_in_task(shared: tuple[SharedCheckpoint, PassSettings], *, progress: Progress) -> Calibration:
+    """Sample an expert's text in a task."""
+    described, settings = shared
+    checkpoint = open_shared(described)
+    model = load_for_pass(checkpoint.folder, settings.dtype, settings.device, prefer_whole=True, progress=progress)
+    return _sampled_calibration(checkpoint, model, settings, progress)
 
 
 def _sampled_calibration(checkpoint: Checkpoint, model: Any, settings: PassSettings, progress: Progress) -> Calibration:

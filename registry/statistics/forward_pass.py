@@ -75,6 +75,7 @@ def take_statistics(
     calibration: Calibration,
     settings: PassSettings,
     *,
+    windows: range | None = None,
     partial: Path | None = None,
     progress: Progress,
 ) -> Collected:
@@ -89,6 +90,8 @@ def take_statistics(
         run: the model, its hook points and the weights of tokens.
         calibration: the tokens.
         settings: sites, folds, batch size, device and dtype.
+        windows: whole batches of consecutive windows to count; None for all. Such parts add up to the whole, bit for
+            bit: folds and batches are numbered over all windows. Token counts are those of the whole.
         partial: a folder for the state of a running pass; the same pass, started again, resumes from it.
         progress: receives the tokens counted.
 
@@ -101,9 +104,11 @@ def take_statistics(
     with resumable(partial, key, [weights]) as state_path:
         if state_path is not None:
             collector.resume(state_path)
-        start = collector.completed_windows
-        counted = int(calibration.lengths[:start].sum())
-        if start:
+        windows = range(len(calibration.ids)) if windows is None else windows
+        start = max(collector.completed_windows, windows.start)
+        total = int(calibration.lengths[windows.start : windows.stop].sum())
+        counted = int(calibration.lengths[windows.start : start].sum())
+        if counted:
             remark(
                 progress,
                 f"resuming an interrupted pass: {counted:,} of {calibration.tokens:,} tokens are counted already",
@@ -113,10 +118,10 @@ def take_statistics(
             with (
                 torch.no_grad(),
                 collector.attached(),
-                progress("collecting", calibration.tokens, "token") as advance,
+                progress("collecting", total, "token") as advance,
             ):
                 advance(counted)
-                for first in range(start, len(calibration.ids), settings.batch_size):
+                for first in range(start, windows.stop, settings.batch_size):
                     ids, keep = batch(calibration, first, settings.batch_size)  # both (B, S)
                     collector.next_batch(first, keep)
                     # The base model stops before the head: no logits (B, S, V) are computed.
@@ -166,7 +171,7 @@ class _Collector:
         self._device = torch.device("cpu") if device.type == "mps" else device  # mps has no float64
         # Routed models may see other activations at a site, so only a dense model's sites share sums.
         shared = run.hook_points is None and settings.sites == "all"
-        self._same = _same_inputs(checkpoint) if shared else {}
+        self._same = same_inputs(checkpoint) if shared else {}
         points = (run.hook_points or dense_hook_points(checkpoint))(run.model)
         self._points = [
             point for point in points if point.site in SITES[settings.sites] and point.site not in self._same
@@ -326,7 +331,7 @@ def _joined(runs: Iterable[slice]) -> tuple[slice, ...]:
     return tuple(joined)
 
 
-def _same_inputs(checkpoint: Checkpoint) -> dict[str, str]:
+def same_inputs(checkpoint: Checkpoint) -> dict[str, str]:
     """Return the sites whose activations equal those of another site of the same layer: site → that site."""
     family, architecture = checkpoint.family, checkpoint.architecture
     attention_input = family.attention_input(architecture)

@@ -1,7 +1,8 @@
 """Settings of the forward pass that collects an expert's statistics."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from registry.distributed import Cluster
 from registry.errors import InvalidInputError
 from registry.families.sites import SITES
 from registry.io.dtypes import AUTO, COMPUTE_DTYPES
@@ -63,3 +64,8 @@ class PassSettings:
             raise InvalidInputError(
                 f"dtype {self.dtype!r} is not one of {', '.join(COMPUTE_DTYPES)}", "choose one of them: --dtype float32"
             )
+
+
+def on_cluster(settings: PassSettings, cluster: Cluster | None) -> PassSettings:
+    """Return the settings of a pass with the device that tasks compute on, where there is a cluster."""
+    return settings if cluster is None else replace(settings, device=cluster.device(settings.device))

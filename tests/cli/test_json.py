@@ -65,6 +65,8 @@ def outputs(zoo: Zoo, _filled_home: Path, tmp_path_factory: pytest.TempPathFacto
         run("collect", bare, "--data", zoo.train["code"], "--tokens", 64, "--seq-len", 32, "--out", work / "stats")
         run("add-base", "base", zoo.base)
         run("add-expert", "law", zoo.experts["law"], "--tag", "a=b")
+        (work / "experts.yaml").write_text(f"- {{name: law, checkpoint: {zoo.experts['law']}}}\n")
+        run("add-experts", work / "experts.yaml")
         run("alias", "law", "good")
         run("compose", "--experts", "math,code", "--plan")
         run("compose", "--experts", "math,code", "--out", moe)

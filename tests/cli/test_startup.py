@@ -62,6 +62,7 @@ WRONG: dict[str, list[tuple[str, str]]] = {
         ("X! nosuch", "name 'X!' is not of the form"),
         ("x . --data nosuch.txt", "nosuch.txt is not a file"),
     ],
+    "add-experts": [("nosuch.yaml", "nosuch.yaml is not a file"), ("text.txt", "must be a list of experts")],
     "add-base": [("x nosuch", "nosuch is not a folder"), ("code nosuch", "code is registered as an expert")],
     "check": [("nosuch", "nosuch is not a folder"), (". --data nosuch.txt", "nosuch.txt is not a file")],
     "collect": [

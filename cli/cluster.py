@@ -1,0 +1,53 @@
+"""The Ray cluster that --ray names."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from registry.distributed import connect
+
+if TYPE_CHECKING:
+    from registry.distributed import Cluster
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def ray_option(command: Command) -> Command:
+    """Add --ray."""
+    return click.option(
+        "--ray",
+        metavar="ADDRESS",
+        help="Run parts of the work as tasks of a Ray cluster: local for the processors of this machine, auto for the "
+        "cluster of this node, or HOST:PORT. The result is the same, bit for bit.",
+    )(command)
+
+
+def cluster_options(command: Command) -> Command:
+    """Add --ray and --num-gpus."""
+    gpus = click.option(
+        "--num-gpus",
+        type=click.FloatRange(min=0),
+        metavar="N",
+        help="With --ray: GPUs that each task takes; 0.5 lets two tasks share one. [default: 0: tasks compute on the "
+        "processor]",
+    )
+    return ray_option(gpus(command))
+
+
+@contextmanager
+def connected(ray: str | None, num_gpus: float | None = None) -> "Iterator[Cluster | None]":
+    """Connect to the cluster that the options name; None without --ray.
+
+    Raises:
+        click.UsageError: --num-gpus stands alone.
+        ClusterError: there is no cluster.
+    """
+    if ray is None:
+        if num_gpus is not None:
+            raise click.UsageError("--num-gpus goes with --ray.")
+        yield None
+        return
+    with connect(ray, gpus=num_gpus or 0.0) as cluster:
+        yield cluster

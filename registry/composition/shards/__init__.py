@@ -1,0 +1,1 @@
+"""Files of a composition's weights as tasks of a cluster."""

@@ -1,0 +1,112 @@
+"""Scores of a model on a cluster: each task scores one domain, batch by batch in the order of one process.
+
+A domain is not divided further: its loss is a sum of floats, whose last bits depend on the order.
+"""
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from registry.calibration import Calibration
+from registry.distributed import Cluster, Step, Task
+from registry.errors import ClusterError
+from registry.evaluation.results import TestSettings
+from registry.evaluation.scoring import Model, Tally, loss_of, open_model
+from registry.progress import Progress
+from registry.runtime.gates import experts_per_token
+
+
+@dataclass(frozen=True)
+class _Shared:
+    name: str
+    folder: Path
+    settings: TestSettings
+    experts_per_token: int | None
+
+
+@dataclass(frozen=True)
+class DomainTasks:
+    """Computes losses by tasks of a cluster, in place of this process (`scoring.Losses`).
+
+    Attributes:
+        cluster: the cluster.
+        work: a folder that all nodes see, for the progress of tasks.
+        kinds: kind of node → a node of that kind that scored a domain.
+    """
+
+    cluster: Cluster
+    work: Path
+    kinds: dict[str, str] = field(default_factory=dict)
+
+    def __call__(
+        self,
+        model: Model,
+        windows: Mapping[str, Calibration],
+        settings: TestSettings,
+        progress: Progress,
+        tally: Tally | None,
+        expert_of: Mapping[str, int],
+    ) -> dict[str, float]:
+        """Return domain → loss in nats a token, and add the experts that tokens went to to the tally.
+
+        Raises:
+            CheckpointError: a node cannot load the model.
+            ClusterError: nodes are of different kinds, or tasks lost their processes too often.
+        """
+        settings = replace(settings, device=self.cluster.device(settings.device))
+        shared = _Shared(model.name, model.folder.absolute(), settings, model.experts_per_token)
+        shape = None if tally is None else tally.shape
+        tasks = [
+            Task(f"on {domain}", (domain, text, expert_of.get(domain), shape), len(text.ids))
+            for domain, text in windows.items()
+        ]
+        label = f"evaluating {model.name}"
+        step = Step(label, "window", score_in_task, shared, tasks, self.work, str(settings.device))
+        losses = {}
+        for finished in self.cluster.results(step, progress):
+            self.kinds.setdefault(finished.kind, finished.node)
+            losses[str(finished.task.arguments[0])], counted = finished.result
+            if tally is not None:
+                tally.include(counted)
+        if len(self.kinds) > 1:
+            listed = "; ".join(f"{node} is {kind}" for kind, node in self.kinds.items())
+            raise ClusterError(
+                f"the nodes are of different kinds, whose figures may differ in their last digits: {listed}",
+                "use nodes of one kind, with the same libraries",
+            )
+        return losses
+
+
+def score_in_task(
+    shared: _Shared,
+    domain: str,
+    text: Calibration,
+    expert: int | None,
+    shape: tuple[int, int] | None,
+    *,
+    progress: Progress,
+) -> tuple[float, Tally | None]:
+    """Score one domain in a task, and return the loss and the experts that tokens went to."""
+    model = _loaded(shared)
+    tally = None if shape is None else Tally(*shape)
+    active = shared.experts_per_token
+    other = active is not None and active != model.experts_per_token
+    with (
+        experts_per_token(model.loaded, active) if other and active is not None else nullcontext(),
+        progress(f"evaluating {shared.name}", len(text.ids), "window") as advance,
+    ):
+        return loss_of(model, domain, text, shared.settings.batch_size, tally, expert, advance), tally
+
+
+_opened: dict[tuple[Path, TestSettings, tuple[tuple[str, int, int], ...]], Model] = {}
+"""The model that this process loaded last: its next task mostly needs the same."""
+
+
+def _loaded(shared: _Shared) -> Model:
+    states = ((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(shared.folder.iterdir()))
+    key = shared.folder, shared.settings, tuple(states)
+    if key not in _opened:
+        _opened.clear()
+        _opened[key] = open_model(shared.name, shared.folder, shared.settings)
+    return _opened[key]

@@ -1,0 +1,153 @@
+"""Registration of many experts: all are checked before the first is registered, then each is a task or a turn.
+
+Each expert is registered as `register_expert` does, in this process or in one of a cluster. An expert that cannot be
+registered after all names itself, and the others are registered; a repeat skips those that are.
+"""
+
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from registry.distributed import Cluster, Step, Task
+from registry.errors import ClusterError, IncompatibleError, RegError
+from registry.io.work_dirs import temporary
+from registry.progress import Progress, remark
+from registry.registration.candidate import Candidate, RegistrationRequest, open_candidate
+from registry.registration.lineage import WeightSamples, check_related, relation_to
+from registry.registration.register import Registration, register_expert
+from registry.statistics.settings import PassSettings, on_cluster
+from registry.workspace import Workspace
+
+
+@dataclass(frozen=True)
+class RegisteredList:
+    """Results of registering many experts, by name in the order of the list.
+
+    Attributes:
+        registered: name → its registration.
+        failed: name → the reason why it is not registered.
+    """
+
+    registered: dict[str, Registration] = field(default_factory=dict)
+    failed: dict[str, RegError] = field(default_factory=dict)
+
+
+def register_experts(workspace: Workspace, requests: Sequence[RegistrationRequest]) -> RegisteredList:
+    """Register experts, one after another or as tasks of the registry's cluster.
+
+    Raises:
+        CheckpointError, CalibrationError, IncompatibleError, ConflictError: an expert cannot be registered; raised
+            before the first is.
+        ClusterError: the nodes of the cluster cannot do the work.
+    """
+    _check_all(workspace, requests)
+    # The check has compared all with each other and with the registered: in any order the same ones pass.
+    requests = [replace(request, allow_unrelated=True) for request in requests]
+    if workspace.cluster is not None:
+        return _on_cluster(workspace, workspace.cluster, requests)
+    result = RegisteredList()
+    with workspace.progress("registering", len(requests), "expert") as advance:
+        for request in requests:
+            name = str(request.name)
+            try:
+                result.registered[name] = _register(workspace, request)
+            except RegError as error:
+                result.failed[name] = error
+                remark(workspace.progress, f"{name} is not registered: {error.message}")
+            advance(1)
+    return result
+
+
+def _check_all(workspace: Workspace, requests: Sequence[RegistrationRequest]) -> None:
+    """Open every checkpoint, and compare it with the registered ones and with those before it in the list."""
+    kept: list[tuple[str, WeightSamples]] = []
+    with workspace.progress("checking", len(requests), "expert") as advance:
+        for request in requests:
+            try:
+                with open_candidate(workspace, request) as candidate:
+                    _compare(candidate, kept)
+            except RegError as error:
+                raise type(error)(f"{request.name}: {error.message}", error.hint) from error
+            advance(1)
+
+
+def _compare(candidate: Candidate, kept: list[tuple[str, WeightSamples]]) -> None:
+    """Check that a candidate is related to an earlier one of its shape, if none is registered.
+
+    Args:
+        candidate: the candidate.
+        kept: name and samples of earlier ones; of those that are related to each other, one.
+
+    Raises:
+        IncompatibleError: it is related to none of them.
+    """
+    if candidate.relations:
+        return
+    samples = WeightSamples(
+        candidate.samples.shapes, candidate.samples.dtypes, candidate.samples.sample, candidate.samples.own
+    )
+    others = [(name, other) for name, other in kept if dict(other.shapes) == dict(samples.shapes)]
+    found = [relation_to(samples, name, "expert", other) for name, other in others]
+    relations = [relation for relation in found if relation is not None]
+    if any(relation.verdict != "unrelated" for relation in relations):
+        return
+    if not candidate.request.allow_unrelated:
+        try:
+            check_related(candidate.checkpoint.label, relations)
+        except IncompatibleError as error:
+            raise IncompatibleError(
+                error.message.replace("every registered model", "every model before it in the list"), error.hint
+            ) from error
+    kept.append((str(candidate.request.name), samples))
+
+
+def _on_cluster(workspace: Workspace, cluster: Cluster, requests: Sequence[RegistrationRequest]) -> RegisteredList:
+    here = socket.gethostname()
+    home = workspace.home
+    if home.database.startswith("sqlite") and (others := sorted(cluster.machines - {here})):
+        raise ClusterError(
+            f"the catalog is an SQLite file, which {others[0]} and {here} cannot write at once",
+            "put the catalog into PostgreSQL: --database postgresql://…; or leave out --ray",
+        )
+    requests = [replace(request, settings=_pinned(request, cluster)) for request in requests]
+    done: dict[str, Registration | RegError] = {}
+    with temporary(home.work) as folder:
+        tasks = [Task(str(request.name), (request,), 1) for request in requests]
+        device = cluster.device(requests[0].settings.device if requests[0].settings else None)
+        shared = home.path, home.database
+        step = Step("registering", "expert", register_in_task, shared, tasks, folder, device)
+        for finished in cluster.run(step, workspace.progress):
+            if finished.error is not None and not isinstance(finished.error, RegError):
+                raise finished.error
+            done[finished.task.name] = finished.error or finished.result
+            if finished.error is not None:
+                remark(workspace.progress, f"{finished.task.name} is not registered: {finished.error.message}")
+    result = RegisteredList()
+    for request in requests:
+        outcome = done[str(request.name)]
+        if isinstance(outcome, RegError):
+            result.failed[str(request.name)] = outcome
+        else:
+            result.registered[str(request.name)] = outcome
+    return result
+
+
+def _pinned(request: RegistrationRequest, cluster: Cluster) -> PassSettings:
+    return on_cluster(request.settings or PassSettings(), cluster)
+
+
+def register_in_task(shared: tuple[Path, str], request: RegistrationRequest, *, progress: Progress) -> Registration:
+    """Register one expert in a task."""
+    path, database = shared
+    workspace = Workspace.open(path, database, progress, create="when written to")
+    try:
+        return _register(workspace, request)
+    finally:
+        workspace.close()
+
+
+def _register(workspace: Workspace, request: RegistrationRequest) -> Registration:
+    workspace = replace(workspace, cluster=None)  # an expert is not divided further
+    with open_candidate(workspace, request) as candidate:
+        return register_expert(workspace, candidate)

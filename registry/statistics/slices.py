@@ -1,0 +1,287 @@
+"""Statistics by slices of windows: exact integers that add up to those of one pass, bit for bit.
+
+A slice is whole batches of consecutive windows, numbered over all windows of the calibration. Its batches are those of
+the single pass, so that the model sees the same shapes; its sums are integers, so that any order of adding gives the
+same. The file of a slice is named after the digest of what it depends on and that of its bytes: a slice that is taken
+twice writes the same file.
+
+Bits of a forward pass depend on the kind of processor, the number of torch's threads and the libraries
+(`distributed/node_kind.py`). The kind is a part of the digest, and slices of two kinds are never added.
+
+Shapes: N windows of a calibration, B windows of a batch, V vocabulary.
+"""
+
+import json
+import re
+import uuid
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from registry.calibration import Calibration
+from registry.checkpoint import Checkpoint
+from registry.errors import DamagedError, first_line
+from registry.families.sites import SITES
+from registry.maths.statistics import Statistics, complete_folds
+from registry.progress import Progress
+from registry.statistics import file as statistics_file
+from registry.statistics.cache import FileCache
+from registry.statistics.file import Collected
+from registry.statistics.forward_pass import ModelRun, computed_by, same_inputs, take_statistics
+from registry.statistics.settings import PassSettings
+from store.digest import json_digest
+
+_NAME = re.compile(r"slice-(\d{1,12})-(\d{1,12})-([0-9a-f]{16})-([0-9a-f]{32})\.[0-9a-f]{64}\.safetensors")
+"""First window, the one after the last, kind of node, digest of what the slice depends on, digest of the bytes."""
+
+
+@dataclass(frozen=True, order=True)
+class Slice:
+    """Windows `first` to `stop - 1` of a calibration: whole batches."""
+
+    first: int
+    stop: int
+
+    @property
+    def windows(self) -> range:
+        """Numbers of its windows."""
+        return range(self.first, self.stop)
+
+    def __str__(self) -> str:
+        return f"windows {self.first} to {self.stop - 1}"
+
+
+def plan_slices(windows: int, batch_size: int, count: int, taken: Sequence[Slice] = ()) -> list[Slice]:
+    """Return slices that cover all windows with those that are taken already, in order.
+
+    Args:
+        windows: N.
+        batch_size: B.
+        count: slices that all N windows are divided into, at most; each has one batch at least.
+        taken: slices that need not be taken again; they do not overlap.
+
+    Raises:
+        ValueError: a slice that is taken is no run of whole batches.
+    """
+    batches = -(-windows // batch_size)
+    free = [True] * batches
+    for part in taken:
+        if part.first % batch_size or (part.stop % batch_size and part.stop != windows) or part.stop > windows:
+            raise ValueError(f"{part} are no whole batches of {batch_size}")
+        for number in range(part.first // batch_size, -(-part.stop // batch_size)):
+            free[number] = False
+    numbers = [number for number in range(batches) if free[number]]
+    count = max(1, min(count, len(numbers)))
+    # Shares differ by one batch at most; where a share is no run, it becomes several slices.
+    shares = [numbers[len(numbers) * part // count : len(numbers) * (part + 1) // count] for part in range(count)]
+    return [
+        Slice(run[0] * batch_size, min((run[-1] + 1) * batch_size, windows)) for share in shares for run in _runs(share)
+    ]
+
+
+def _runs(numbers: Sequence[int]) -> list[list[int]]:
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][-1] + 1 == number:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return runs
+
+
+@dataclass(frozen=True)
+class SlicedPass:
+    """A pass that is divided into slices.
+
+    Attributes:
+        weights: digest of the checkpoint's weights.
+        calibration: all of its windows.
+        settings: settings of the pass, with the device and the dtype named.
+        computed: what `computed_by` says of these.
+    """
+
+    weights: str
+    calibration: Calibration
+    settings: PassSettings
+    computed: dict[str, Any]
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, weights: str, calibration: Calibration, settings: PassSettings) -> "SlicedPass":
+        """Return the pass of a checkpoint, with `auto` replaced by the dtype that it stands for here."""
+        computed = computed_by(checkpoint, settings)
+        return cls(weights, calibration, replace(settings, dtype=str(computed["dtype"])), computed)
+
+    @property
+    def key(self) -> str:
+        """Digest of everything that the whole depends on but the kind of node."""
+        return json_digest([self.weights, self.calibration.digest, self.computed])
+
+    def name(self, part: Slice, kind: str) -> str:
+        """Return the name of a slice's file, without the digest of its bytes.
+
+        Args:
+            part: the slice.
+            kind: the kind of node that takes it.
+        """
+        digest = json_digest([self.key, part.first, part.stop, kind])[:32]
+        return f"slice-{part.first}-{part.stop}-{_short(kind)}-{digest}"
+
+
+def take_slice(
+    checkpoint: Checkpoint, model: Any, whole: SlicedPass, part: Slice, folder: Path, kind: str, progress: Progress
+) -> Path:
+    """Take the statistics of a slice, write them to a folder, and return the file.
+
+    Args:
+        checkpoint: the checkpoint.
+        model: the same, loaded.
+        whole: the pass.
+        part: the slice.
+        folder: where its file goes; other processes may write the same file.
+        kind: the kind of this node.
+        progress: receives the tokens counted.
+
+    Raises:
+        CalibrationError: an activation is NaN or infinite.
+        StorageError: the folder cannot be written.
+    """
+    calibration = whole.calibration
+    collected = take_statistics(
+        checkpoint,
+        whole.weights,
+        ModelRun(model),
+        calibration,
+        whole.settings,
+        windows=part.windows,
+        progress=progress,
+    )
+    own = Calibration(calibration.ids[part.first : part.stop], calibration.lengths[part.first : part.stop], "")
+    same = _same(checkpoint, whole.settings)
+    sites = {site: layers for site, layers in collected.sites.items() if site not in same}
+    counts = own.counts(checkpoint.architecture.vocab_size)
+    name = whole.name(part, kind)
+    fresh = folder / f"{name}.{uuid.uuid4().hex}.new"
+    statistics_file.save(fresh, replace(collected, sites=sites, token_counts=counts))
+    return FileCache(folder).keep(name, fresh)
+
+
+def taken_slices(whole: SlicedPass, folder: Path, kind: str | None = None) -> dict[Slice, Path]:
+    """Return the intact slices of a pass in a folder that do not overlap, all of one kind of node.
+
+    Args:
+        whole: the pass.
+        folder: the folder.
+        kind: the kind of node; by default the one that has taken most windows.
+    """
+    by_kind: dict[str, dict[Slice, Path]] = {}
+    for path in sorted(folder.glob("slice-*.safetensors")):
+        if (match := _NAME.fullmatch(path.name)) is None:
+            continue
+        part = Slice(int(match[1]), int(match[2]))
+        found = by_kind.setdefault(match[3], {})
+        if any(part.first < other.stop and other.first < part.stop for other in found):
+            continue
+        with suppress(ValueError, FileNotFoundError):
+            plan_slices(len(whole.calibration.ids), whole.settings.batch_size, 1, [part])
+            if FileCache(folder).find(path.name.split(".")[0]) == path:
+                found[part] = path
+    if kind is not None:
+        return by_kind.get(_short(kind), {})
+    return max(by_kind.values(), key=lambda found: sum(len(part.windows) for part in found), default={})
+
+
+def add_slices(checkpoint: Checkpoint, whole: SlicedPass, paths: Iterable[Path]) -> Collected:
+    """Return the sum of slices that cover all windows: to the bit what one pass takes.
+
+    One site of one layer is read at a time.
+
+    Args:
+        checkpoint: the checkpoint.
+        whole: the pass.
+        paths: files of the slices, in any order.
+
+    Raises:
+        DamagedError: a file cannot be read, or the slices do not cover all windows once.
+    """
+    opened = [_OpenSlice.open(path) for path in paths]
+    same = _same(checkpoint, whole.settings)
+    sites: dict[str, tuple[Statistics, ...]] = {}
+    folds: dict[str, tuple[tuple[Statistics, ...], ...]] = {}
+    for site in SITES[whole.settings.sites]:
+        if site in same:
+            continue
+        sums = [_sum(opened, site, layer) for layer in range(opened[0].layers(site))]
+        sites[site], folded = tuple(total for total, _ in sums), tuple(parts for _, parts in sums)
+        if any(folded):
+            folds[site] = folded
+    counts = sum((part.token_counts() for part in opened[1:]), opened[0].token_counts())
+    tokens = next(iter(sites.values()))[0].count
+    if not tokens == int(counts.sum()) == whole.calibration.tokens:
+        raise DamagedError(
+            f"the slices count {tokens:,} of {whole.calibration.tokens:,} tokens", "run it again: they are taken again"
+        )
+    return Collected(
+        whole.weights,
+        {site: sites[same.get(site, site)] for site in SITES[whole.settings.sites]},
+        whole.calibration.digest,
+        whole.calibration.label,
+        whole.computed,
+        folds=folds,
+        token_counts=counts,
+    )
+
+
+def _sum(opened: Sequence["_OpenSlice"], site: str, layer: int) -> tuple[Statistics, tuple[Statistics, ...]]:
+    """Return the total of one site and layer, and every fold but the last."""
+    total, folds = opened[0].statistics(site, layer)
+    for part in opened[1:]:
+        other, others = part.statistics(site, layer)
+        total = total + other
+        folds = tuple(own + fold for own, fold in zip(folds, others, strict=True))
+    complete_folds(total, folds)  # within 64-bit integers
+    return total, folds
+
+
+@dataclass(frozen=True)
+class _OpenSlice:
+    """The file of a slice, read by site and layer."""
+
+    path: Path
+    file: Any
+    saturated: dict[str, list[int]]
+
+    @classmethod
+    def open(cls, path: Path) -> "_OpenSlice":
+        try:
+            file: Any = safe_open(path, framework="pt")
+            return cls(path, file, json.loads(file.metadata()["expert-registry"])["saturated"])
+        except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+            raise DamagedError(
+                f"{path} cannot be read: {first_line(error)}", "run it again: it is taken again"
+            ) from error
+
+    def layers(self, site: str) -> int:
+        return len(self.saturated[site])
+
+    def statistics(self, site: str, layer: int) -> tuple[Statistics, tuple[Statistics, ...]]:
+        exponents = self.file.get_tensor(f"{site}.exponents")[layer].clone()
+        total = Statistics.unpack(
+            self.file.get_tensor(f"{site}.gram.{layer}"), exponents, int(self.saturated[site][layer])
+        )
+        return total, statistics_file.folds_of(self.file, site, layer, exponents)
+
+    def token_counts(self) -> Any:
+        return self.file.get_tensor("token_counts")
+
+
+def _same(checkpoint: Checkpoint, settings: PassSettings) -> dict[str, str]:
+    """Return the sites that share the sums of another one, which are written once."""
+    return same_inputs(checkpoint) if settings.sites == "all" else {}
+
+
+def _short(kind: str) -> str:
+    return json_digest(kind)[:16]
