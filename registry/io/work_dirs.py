@@ -78,6 +78,44 @@ def resumable(above: Path | None, key: str, holds: Collection[str]) -> Iterator[
     Raises:
         StorageError: `above` cannot be written.
     """
+    with _resumed(above, key, holds) as folder:
+        if folder is None:
+            yield None
+            return
+        file = folder / "state.safetensors"
+        try:
+            yield file
+            file.unlink(missing_ok=True)
+        finally:
+            if not file.exists():
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def resumable_folder(above: Path | None, key: str, holds: Collection[str]) -> Iterator[Path]:
+    """Yield a pass's folder below `above`; it is deleted when the context ends without an error, and stays otherwise.
+
+    Where states are not kept, or another process runs the same pass, it is a temporary folder, deleted in any case.
+
+    Args:
+        above, key, holds: as in `resumable`.
+
+    Raises:
+        StorageError: the folder cannot be written, or the disk refused a file in it.
+    """
+    with _resumed(above, key, holds) as folder:
+        if folder is None:
+            with temporary_folder() as folder:
+                yield folder
+            return
+        with writing(folder):
+            yield folder
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _resumed(above: Path | None, key: str, holds: Collection[str]) -> Iterator[Path | None]:
+    """Create and lock a pass's folder below `above`; None if states are not kept or another process has locked it."""
     if above is None:
         yield None
         return
@@ -90,13 +128,9 @@ def resumable(above: Path | None, key: str, holds: Collection[str]) -> Iterator[
     if descriptor is None:
         yield None
         return
-    file = folder / "state.safetensors"
     try:
-        yield file
-        file.unlink(missing_ok=True)
+        yield folder
     finally:
-        if not file.exists():
-            shutil.rmtree(folder, ignore_errors=True)
         os.close(descriptor)
 
 
