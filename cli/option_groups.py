@@ -34,7 +34,7 @@ OPTIONS = "Options"
 Headings = Mapping[str, Sequence[str]]
 """Heading → names of parameters, in the order of the help."""
 
-_COMPUTATION = ("batch_size", "device", "dtype")
+_COMPUTATION = ("batch_size", "device", "dtype", "max_memory")
 _VERSION = ("tags", "license_id", "alias")
 
 RECIPE: Headings = {
