@@ -3,6 +3,9 @@
 For every family, dtype of the computation, setting of the pass and interruption.
 """
 
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from registry import PassSettings
+from registry import PassSettings, Registry
 from registry.calibration import Calibration
 from registry.checkpoint import Checkpoint
 from registry.errors import CalibrationError, StorageError
@@ -23,8 +26,9 @@ from registry.runtime.upcast import load_for_pass
 from registry.statistics import file as statistics_file
 from registry.statistics import onloading
 from registry.statistics.file import Collected
-from registry.statistics.forward_pass import ModelRun, take_statistics
+from registry.statistics.forward_pass import ModelRun, computed_by, take_statistics
 from registry.statistics.onloading import take_statistics_by_layer
+from registry.statistics.pass_need import PassNeed
 from store.arrays import digest_of
 from tests.conftest import Zoo
 from tests.models import make_model, save_checkpoint
@@ -237,3 +241,118 @@ def test_activations_that_are_not_finite_are_refused(calibration: Calibration, t
     checkpoint = Checkpoint(save_checkpoint(model, tmp_path / "checkpoint", tokenizer))
     with pytest.raises(CalibrationError, match="layer 1"):
         by_layer(checkpoint, calibration, SETTINGS)
+
+
+KILLED = """
+import os, signal, sys
+from registry import PassSettings, Registry
+from registry.statistics import onloading
+
+checkpoint, home, text, name = sys.argv[1:]
+save = onloading._LayerPass._save
+
+def killed(self, own, sums):
+    result = save(self, own, sums)
+    if own == name:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return result
+
+onloading._LayerPass._save = killed
+with Registry(home) as registry:
+    registry.add_expert("math", checkpoint, data=[text], settings=PassSettings(512, 32, 4, max_memory=1))
+"""
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    """A calibration text."""
+    path = tmp_path / "text.txt"
+    path.write_text("two and two make four, and four and four make eight. " * 200, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("killed_after", ["0", "1", "head"])
+def test_a_killed_registration_goes_on_after_the_last_layer(
+    killed_after: str, zoo: Zoo, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, checkpoint = tmp_path / "home", zoo.experts["math"]
+    arguments = [str(checkpoint), str(home), str(text), killed_after]
+    done = subprocess.run([sys.executable, "-c", KILLED, *arguments], capture_output=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    resident: list[str] = []
+    load = onloading.Layers.resident
+
+    def recorded(self: Any, path: str, weights: Any) -> Any:
+        resident.append(path)
+        return load(self, path, weights)
+
+    monkeypatch.setattr(onloading.Layers, "resident", recorded)
+    settings = PassSettings(512, 32, 4, max_memory=1)
+    with Registry(home) as registry:
+        found = registry.add_expert("math", checkpoint, data=[text], settings=settings).version
+        assert not list(registry.home.partial.iterdir())
+    assert (
+        resident == {"0": ["model.layers.1", "model.norm"], "1": ["model.norm"], "head": ["model.norm"]}[killed_after]
+    )
+    with Registry(tmp_path / "other") as registry:
+        settings = PassSettings(512, 32, 4)
+        assert registry.add_expert("math", checkpoint, data=[text], settings=settings).version.digest == found.digest
+
+
+@pytest.mark.parametrize("sites", ["all", "router"])
+def test_the_way_follows_from_the_memory_and_leaves_no_trace_in_a_version(
+    sites: str, zoo: Zoo, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = Checkpoint(zoo.experts["math"])
+    ways: list[str] = []
+    by_layer_, whole_ = onloading.take_statistics_by_layer, take_statistics
+
+    def layered(*args: Any, **kwargs: Any) -> Collected:
+        ways.append("by layer")
+        return by_layer_(*args, **kwargs)
+
+    def at_once(*args: Any, **kwargs: Any) -> Collected:
+        ways.append("whole")
+        return whole_(*args, **kwargs)
+
+    monkeypatch.setattr("registry.statistics.collect.take_statistics_by_layer", layered)
+    monkeypatch.setattr("registry.statistics.collect.take_statistics", at_once)
+    settings = PassSettings(512, 32, 4, sites=sites)
+    need = PassNeed.of(checkpoint, settings, 32).whole
+    versions = []
+    for number, most in enumerate((None, need, need - 1)):
+        own = PassSettings(512, 32, 4, sites=sites, max_memory=most)
+        with Registry(tmp_path / str(number)) as registry:
+            versions.append(registry.add_expert("math", zoo.experts["math"], data=[text], settings=own).version)
+    monkeypatch.setattr("registry.statistics.pass_need.free_memory", lambda device: need - 1)
+    with Registry(tmp_path / "free") as registry:
+        versions.append(registry.add_expert("math", zoo.experts["math"], data=[text], settings=settings).version)
+    assert ways == ["whole", "whole", "by layer", "by layer"]
+    assert len({version.digest for version in versions}) == 1  # it covers the digests of all arrays
+    assert [version.content["computed"] for version in versions if version.content] == [
+        computed_by(checkpoint, own)
+    ] * 4
+
+
+def test_an_expert_that_samples_its_text_must_fit_without_its_sums(
+    zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for file in zoo.experts["math"].iterdir():
+        if not file.name.startswith(("calibration", "statistics")):
+            (bare / file.name).write_bytes(file.read_bytes())
+    need = PassNeed.of(Checkpoint(bare), PassSettings(64, 16, 2), 16)
+    assert need.model < need.by_layer < need.whole
+    versions = []
+    for most in (None, need.model):
+        with Registry(tmp_path / str(most)) as registry:
+            settings = PassSettings(64, 16, 2, max_memory=most)
+            versions.append(registry.add_expert("math", bare, settings=settings).version.digest)
+    assert versions[0] == versions[1]
+    with (
+        Registry(tmp_path / "home") as registry,
+        pytest.raises(CalibrationError, match="cannot write calibration text itself") as caught,
+    ):
+        registry.add_expert("math", bare, settings=PassSettings(64, 16, 2, max_memory=need.model - 1))
+    assert "--data FILE" in str(caught.value.hint)
