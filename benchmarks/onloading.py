@@ -63,8 +63,9 @@ ROUNDS = 3
 def make_sparse(folder: Path, layers: int, shape: dict[str, int]) -> Path:
     """Write a checkpoint, one shard a layer and one for the rest, whose files are mostly holes."""
     folder.mkdir(parents=True)
+    sizes: dict[str, Any] = {**shape}
     config = LlamaConfig(
-        **shape,
+        **sizes,
         num_hidden_layers=layers,
         max_position_embeddings=4096,
         dtype="bfloat16",
@@ -130,7 +131,10 @@ class Sampler:
 
     @contextmanager
     def progress(self, label: str, total: int, unit: str) -> Iterator[Advance]:
-        """Report progress: a step of its own from now on."""
+        """Report progress: a step of its own from now on, unless it is a remark."""
+        if not unit:
+            yield lambda amount: None
+            return
         self._step = label
         self.note()
         yield lambda amount: None
@@ -233,8 +237,8 @@ def main() -> None:
             row = json.loads(done.stdout.splitlines()[-1])
             peaks[layers] = row["peak"]
             print(f"{layers} layers: {row['seconds']:.0f} s, peak {row['peak'] / 1e9:.2f} GB", flush=True)
-            print("  by step:", ", ".join(f"{name} {peak / 1e9:.2f}" for name, peak in row["steps"].items()))
-            print("  by layer:", ", ".join(f"{peak / 1e9:.2f}" for peak in row["layers"]), flush=True)
+            print("  GB by step:", ", ".join(f"{name} {peak / 1e9:.2f}" for name, peak in row["steps"].items()))
+            print("  GB by layer:", ", ".join(f"{peak / 1e9:.2f}" for peak in row["layers"]), flush=True)
             print(f"  slope: {slope(row['layers'][:layers]) / 1e6:+.1f} MB a layer", flush=True)
             assert row["peak"] < limit
             shutil.rmtree(folder)

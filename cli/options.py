@@ -26,8 +26,9 @@ class Integer(click.IntRange):
 
 if TYPE_CHECKING:
     _Words = click.Choice[str]
+    _Bytes = click.ParamType[int]
 else:
-    _Words = click.Choice  # older versions are not generic
+    _Words, _Bytes = click.Choice, click.ParamType  # older versions are not generic
 
 
 class Choice(_Words):
@@ -42,7 +43,7 @@ class Choice(_Words):
             raise click.BadParameter(text, ctx=error.ctx, param=error.param) from None
 
 
-class Size(click.ParamType):
+class Size(_Bytes):
     """A size of memory in bytes, such as `6GiB` or `500MB`."""
 
     name = "size"

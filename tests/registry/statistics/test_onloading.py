@@ -21,6 +21,7 @@ from registry.errors import CalibrationError, StorageError
 from registry.families import FAMILIES
 from registry.progress import silent
 from registry.registration.register import _arrays
+from registry.runtime.layerwise import Layers
 from registry.runtime.row_file import RowFile
 from registry.runtime.upcast import load_for_pass
 from registry.statistics import file as statistics_file
@@ -164,13 +165,13 @@ def test_resumes_after_the_last_finished_layer(
     finished = writes // 3
     assert len(list(tmp_path.glob("*/*.safetensors"))) == finished
     resident: list[str] = []
-    load = onloading.Layers.resident
+    load = Layers.resident
 
     def recorded(self: Any, path: str, weights: Any) -> Any:
         resident.append(path)
         return load(self, path, weights)
 
-    monkeypatch.setattr(onloading.Layers, "resident", recorded)
+    monkeypatch.setattr(Layers, "resident", recorded)
     found = by_layer(checkpoint, calibration, SETTINGS, tmp_path)
     assert resident == [*(f"model.layers.{number}" for number in range(finished, LAYERS)), "model.norm"]
     assert_equal(checkpoint, found, whole(checkpoint, calibration, SETTINGS))
@@ -280,13 +281,13 @@ def test_a_killed_registration_goes_on_after_the_last_layer(
     done = subprocess.run([sys.executable, "-c", KILLED, *arguments], capture_output=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
     resident: list[str] = []
-    load = onloading.Layers.resident
+    load = Layers.resident
 
     def recorded(self: Any, path: str, weights: Any) -> Any:
         resident.append(path)
         return load(self, path, weights)
 
-    monkeypatch.setattr(onloading.Layers, "resident", recorded)
+    monkeypatch.setattr(Layers, "resident", recorded)
     settings = PassSettings(512, 32, 4, max_memory=1)
     with Registry(home) as registry:
         found = registry.add_expert("math", checkpoint, data=[text], settings=settings).version
