@@ -21,7 +21,8 @@ from registry.maths.gram import GramAccumulator
 from registry.maths.limbs import Splitter
 from registry.progress import silent
 from registry.runtime.loading import load_model
-from registry.statistics.forward_pass import ModelRun, batch, take_statistics
+from registry.statistics.forward_pass import ModelRun, take_statistics
+from registry.statistics.site_sums import batch
 
 WIDTHS = (2048, 4096)
 TOKENS = 16_384

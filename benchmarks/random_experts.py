@@ -44,10 +44,15 @@ def make_checkpoint(folder: Path, seed: int) -> Path:
         tensors[name] = tensor.fill_(1.0) if "norm" in name else tensor.normal_(0, 0.02, generator=draw)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     CONFIG.save_pretrained(folder)
+    save_tokenizer(folder)
+    return folder
+
+
+def save_tokenizer(folder: Path) -> None:
+    """Write a small tokenizer."""
     model = ByteLevelBPETokenizer()
     model.train_from_iterator(["to be or not to be"], vocab_size=300, special_tokens=["<eos>"], show_progress=False)
     PreTrainedTokenizerFast(tokenizer_object=model._tokenizer, bos_token="<eos>").save_pretrained(folder)
-    return folder
 
 
 def text_of(number: int) -> str:

@@ -36,7 +36,7 @@ OPTIONS = "Options"
 Headings = Mapping[str, Sequence[str]]
 """Heading → names of parameters, in the order of the help."""
 
-_COMPUTATION = ("batch_size", "device", "dtype", "ray", "num_gpus")
+_COMPUTATION = ("batch_size", "device", "dtype", "max_memory", "ray", "num_gpus")
 _VERSION = ("tags", "license_id", "alias")
 
 RECIPE: Headings = {

@@ -1,5 +1,6 @@
 """Options that several commands share."""
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -25,8 +26,9 @@ class Integer(click.IntRange):
 
 if TYPE_CHECKING:
     _Words = click.Choice[str]
+    _Bytes = click.ParamType[int]
 else:
-    _Words = click.Choice  # older versions are not generic
+    _Words, _Bytes = click.Choice, click.ParamType  # older versions are not generic
 
 
 class Choice(_Words):
@@ -40,6 +42,29 @@ class Choice(_Words):
             text = f"{error.message.removesuffix('.')}{suggest(str(value), self.choices) or '.'}"
             raise click.BadParameter(text, ctx=error.ctx, param=error.param) from None
 
+
+class Size(_Bytes):
+    """A size of memory in bytes, such as `6GiB` or `500MB`."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the bytes."""
+        match = _SIZE.fullmatch(str(value).strip())
+        nbytes = 0 if match is None else int(float(match[1]) * _UNITS[match[2].lower()])
+        if nbytes < 1:
+            self.fail(f"{value!r} is not a size such as 6GiB or 500MB.", param, ctx)
+        return nbytes
+
+
+_UNITS = {"": 1, "b": 1} | {
+    f"{prefix}{ending}": base**power
+    for power, prefix in enumerate("kmgt", start=1)
+    for base, ending in ((1000, "b"), (1024, "ib"))
+}
+"""Unit of a size → bytes."""
+
+_SIZE = re.compile(rf"(\d{{1,15}}(?:\.\d{{1,9}})?) ?({'|'.join(_UNITS)})", re.IGNORECASE)
 
 DTYPES = Choice(["bfloat16", "float16", "float32"])
 PASS_DTYPES = Choice(["auto", "bfloat16", "float16", "float32"])
@@ -126,6 +151,13 @@ def pass_options(command: Command) -> Command:
             show_default=True,
             help="The dtype of the computation: bfloat16, float16, float32, or auto: the checkpoint's own where the "
             "device computes it fast, else float32.",
+        ),
+        click.option(
+            "--max-memory",
+            type=Size(),
+            metavar="SIZE",
+            help="Memory that the pass may take, such as 6GiB. A model that does not fit is read layer by layer, with "
+            "the same result. [default: the free memory]",
         ),
         click.option("--device", metavar="DEVICE", help="A torch device. [default: the GPU if there is one]"),
         click.option(

@@ -53,9 +53,10 @@ from registry.progress import Progress
 from registry.runtime.gates import gates
 from registry.runtime.loading import load_model
 from registry.statistics.cache import Cached, StatisticsCache
-from registry.statistics.forward_pass import HookPoint, ModelRun, batch, take_statistics
+from registry.statistics.forward_pass import ModelRun, take_statistics
 from registry.statistics.kept_tensors import KeptTensors
 from registry.statistics.settings import PassSettings
+from registry.statistics.site_sums import HookPoint, batch
 from registry.workspace import Workspace
 from store.digest import json_digest
 from store.lock import exclusive

@@ -78,6 +78,56 @@ def resumable(above: Path | None, key: str, holds: Collection[str]) -> Iterator[
     Raises:
         StorageError: `above` cannot be written.
     """
+    with _resumed(above, key, holds) as folder:
+        if folder is None:
+            yield None
+            return
+        file = folder / "state.safetensors"
+        try:
+            yield file
+            file.unlink(missing_ok=True)
+        finally:
+            if not file.exists():
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def resumable_folder(above: Path | None, key: str, holds: Collection[str]) -> Iterator[Path]:
+    """Yield a folder below `above` for the parts of a pass, which stay there after an interruption.
+
+    It is deleted when the context ends without an error, or holds nothing. If another process runs the same pass, the
+    folder is a new one. It may disappear meanwhile, if a version was opted out.
+
+    Args:
+        above: the parent folder; created if absent; None for a temporary folder, which is deleted in any case.
+        key: digest of everything that the pass depends on.
+        holds: digests of the versions or weights that the parts come from.
+
+    Raises:
+        StorageError: the folder cannot be written, or the disk refused a file in it.
+    """
+    if above is None:
+        with temporary_folder() as folder:
+            yield folder
+        return
+    with _resumed(above, key, holds, or_new=True) as held:
+        assert held is not None
+        is_complete = False
+        try:
+            with writing(held):
+                yield held
+            is_complete = True
+        finally:
+            if is_complete or not any(path.name != _HELD for path in held.glob("*")):
+                shutil.rmtree(held, ignore_errors=True)
+
+
+@contextmanager
+def _resumed(above: Path | None, key: str, holds: Collection[str], *, or_new: bool = False) -> Iterator[Path | None]:
+    """Create and lock a pass's folder below `above`; None if states are not kept.
+
+    If another process has locked it, None as well, or with `or_new` a folder of another name.
+    """
     if above is None:
         yield None
         return
@@ -85,52 +135,17 @@ def resumable(above: Path | None, key: str, holds: Collection[str]) -> Iterator[
     try:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = _hold(folder, holds)
+        while descriptor is None and or_new:
+            folder = Path(tempfile.mkdtemp(prefix="pass-", dir=above))
+            descriptor = _hold(folder, holds)
     except OSError as error:
         raise StorageError(f"{folder} cannot be written: {error.strerror}", "free some space on that disk") from error
     if descriptor is None:
         yield None
         return
-    file = folder / "state.safetensors"
-    try:
-        yield file
-        file.unlink(missing_ok=True)
-    finally:
-        if not file.exists():
-            shutil.rmtree(folder, ignore_errors=True)
-        os.close(descriptor)
-
-
-@contextmanager
-def resumable_folder(above: Path, key: str, holds: Collection[str]) -> Iterator[Path]:
-    """Yield a folder below `above` for the parts of a pass, which stay there after an interruption.
-
-    It is deleted when the context ends without an error, or holds nothing. If another process runs the same pass, the
-    folder is a new one. It may disappear meanwhile, if a version was opted out.
-
-    Args:
-        above: the parent folder; created if absent.
-        key: digest of everything that the pass depends on.
-        holds: digests of the versions or weights that the parts come from.
-
-    Raises:
-        StorageError: `above` cannot be written.
-    """
-    folder, descriptor = above / key, None
-    try:
-        while descriptor is None:
-            folder.mkdir(parents=True, exist_ok=True)
-            descriptor = _hold(folder, holds)
-            if descriptor is None:
-                folder = Path(tempfile.mkdtemp(prefix="pass-", dir=above))
-    except OSError as error:
-        raise StorageError(f"{folder} cannot be written: {error.strerror}", "free some space on that disk") from error
-    is_complete = False
     try:
         yield folder
-        is_complete = True
     finally:
-        if is_complete or not any(path.name != _HELD for path in folder.glob("*")):
-            shutil.rmtree(folder, ignore_errors=True)
         os.close(descriptor)
 
 

@@ -18,7 +18,6 @@ from registry.checkpoint.annotations import Annotations
 from registry.errors import ConflictError
 from registry.families.sites import MLP_INPUT, TOKEN_COUNTS
 from registry.io.torch_blocks import to_block
-from registry.maths.statistics import Statistics
 from registry.progress import Progress, remark
 from registry.registration.candidate import Candidate
 from registry.registration.expert_overlap import ExpertOverlap, overlaps, pack, registered_experts, summarise
@@ -27,6 +26,7 @@ from registry.registration.lineage_index import LineageIndex
 from registry.registration.summary_store import summary_store
 from registry.statistics.collect import carried_statistics, collect, text_calibration
 from registry.statistics.file import Collected
+from registry.statistics.filed import Packing, packings
 from registry.statistics.forward_pass import computed_by, window_size
 from registry.workspace import Workspace, content_digest
 from store.arrays import ArraySource, ArrayStore, digest_of
@@ -241,7 +241,7 @@ def _annotate(catalog: Catalog, version: VersionRecord, annotations: Annotations
 def _statistics_records(collected: Collected) -> Iterator[StatisticsRecord]:
     digest, label = collected.calibration_digest, collected.calibration_label
     for site, layers in collected.sites.items():
-        saturated = sum(layer.saturated for layer in layers)
+        saturated = sum(item.saturated for item in packings(layers))
         yield StatisticsRecord(site, layers[0].count, saturated, digest, label)
     if collected.counts_alone:
         yield StatisticsRecord(TOKEN_COUNTS, collected.tokens, 0, digest, label)
@@ -285,24 +285,25 @@ def _arrays(
     if collected is None:
         return
     for site, layers in collected.sites.items():
+        items = packings(layers)
         yield (
             "statistics",
             f"{site}/exponents",
-            _source(torch.stack([t.exponents for t in layers]), "int16"),
+            _source(torch.stack([item.exponents for item in items]), "int16"),
             None,
         )
         yield (
             "statistics",
             f"{site}/saturated",
-            _source(torch.tensor([t.saturated for t in layers]), "int64"),
+            _source(torch.tensor([item.saturated for item in items]), "int64"),
             None,
         )
-        for number, layer in enumerate(layers):
-            yield "statistics", f"{site}/gram/{number}", _packed(layer), None
+        for number, item in enumerate(items):
+            yield "statistics", f"{site}/gram/{number}", _packed(item), None
     for site, folded in collected.folds.items():
         for number, folds in enumerate(folded):
-            for fold, part in enumerate(folds):
-                yield "statistics", f"{site}/fold/{number}/{fold}", _packed(part), None
+            for fold, item in enumerate(packings(folds)):
+                yield "statistics", f"{site}/fold/{number}/{fold}", _packed(item), None
     if collected.token_counts is not None:
         yield "statistics", TOKEN_COUNTS, _source(collected.token_counts, "int64"), None
     if collected.calibration is not None:
@@ -314,6 +315,6 @@ def _source(tensor: torch.Tensor, dtype: str) -> ArraySource:
     return ArraySource.of(to_block(tensor), dtype)
 
 
-def _packed(layer: Statistics) -> ArraySource:
-    size = len(layer.matrix)  # packed only while it is written: all layers at once would double the memory
-    return ArraySource("int64", (size * (size + 1) // 2,), lambda: _source(layer.packed(), "int64").blocks())
+def _packed(item: Packing) -> ArraySource:
+    # Read or packed only while it is written: all layers at once would double the memory.
+    return ArraySource("int64", item.shape, lambda: _source(item.packed(), "int64").blocks())

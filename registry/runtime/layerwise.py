@@ -22,78 +22,29 @@ Weights = Callable[[str], Tensor]
 """Returns a tensor of the dense model by its name."""
 
 
-class Layers:
-    """A model of a family without weights, whose modules are loaded when they are needed, in float32.
+class LayerCalls:
+    """The layers of a model, called one by one, with the arguments that the model gives them beside the stream.
+
+    Those (positions, masks, ropes) are equal for all batches of one shape.
 
     Args:
-        family: the family.
-        architecture: the sizes of the model.
-        config: its config.json.
-        device: the device it runs on.
+        model: the model; its layers may have no weights.
+        path: the module of its layers.
     """
 
-    def __init__(
-        self, family: Family, architecture: Architecture, config: Mapping[str, Any], device: torch.device
-    ) -> None:
-        from transformers import CONFIG_MAPPING, AutoModelForCausalLM
-
-        self._family, self._architecture, self._device = family, architecture, device
-        with quiet_transformers(), without_weights():
-            model: Any = AutoModelForCausalLM.from_config(
-                CONFIG_MAPPING[family.model_type].from_dict(dict(config)), dtype=torch.float32
-            )
-        self._model = model.eval()
-        # The arguments of each layer beside the stream (positions, masks, ropes), equal for all batches of one shape.
+    def __init__(self, model: Any, path: str) -> None:
+        self.model, self._path = model, path
         self._calls: dict[tuple[int, ...], list[tuple[tuple[Any, ...], dict[str, Any]]]] = {}
 
-    def embedded(self, rows: Float[Tensor, "V H"]) -> Callable[[Tensor], Tensor]:
-        """Return a function from token ids (B, S) to the residual stream before the first layer, (B, S, H).
+    @property
+    def device(self) -> torch.device:
+        """The device that the layers run on."""
+        device: torch.device = self.model.device
+        return device
 
-        Each call also stores the layers' other arguments, which `run` passes on for streams of this shape.
-
-        Args:
-            rows: of the embedding, where ids may be numbers of these rows alone.
-        """
-        name = self._family.embedding
-        module = self._model.get_submodule(name.removesuffix(".weight"))
-        filled: Any = copy.deepcopy(module)  # subclasses may scale embeddings
-        filled.weight = nn.Parameter(rows.float().to(self._device), requires_grad=False)
-        filled.padding_idx = None  # a member may lack that row
-        layers = self._model.get_submodule(self._family.layers)
-        names = [".".join((self._family.layers, str(number))) for number in range(len(layers))]
-        norm = self._family.head_input(self._architecture).norm
-
-        def embed(ids: Int64[Tensor, "B S"]) -> Float[Tensor, "B S H"]:
-            # Layers pass the stream through unchanged, so that the whole pass costs one look-up of embeddings.
-            catchers = [_Catcher() for _ in names]
-            replaced = {name.removesuffix(".weight"): filled, norm: nn.Identity()}
-            with self._replaced(replaced | dict(zip(names, catchers, strict=True))), torch.no_grad():
-                self._model.base_model(input_ids=ids.to(self._device), use_cache=False)
-            self._calls[tuple(ids.shape)] = [(catcher.args, catcher.kwargs) for catcher in catchers]
-            stream: Tensor = catchers[0].stream  # (B, S, H)
-            return stream
-
-        return embed
-
-    def layer(self, number: int, weights: Weights) -> Any:
-        """Return one layer with its weights."""
-        module = copy.deepcopy(self._model.get_submodule(f"{self._family.layers}.{number}"))
-        self._fill(module, f"{self._family.layers}.{number}.", weights)
-        return with_fast_products(module)
-
-    def part(self, number: int, name: str, weights: Weights) -> Any:
-        """Return one module of a layer with its weights."""
-        path = f"{self._family.layers}.{number}.{name}"
-        module = copy.deepcopy(self._model.get_submodule(path))
-        self._fill(module, f"{path}.", weights)
-        return with_fast_products(module)
-
-    def last_norm(self, weights: Weights) -> Any:
-        """Return the norm before the head with its weights."""
-        name = self._family.head_input(self._architecture).norm
-        module = copy.deepcopy(self._model.get_submodule(name))
-        self._fill(module, f"{name}.", weights)
-        return module
+    def embed(self, ids: Int64[Tensor, "B S"]) -> Float[Tensor, "B S H"]:
+        """Return the residual stream before the first layer, and store the arguments of streams of its shape."""
+        return self._embed(ids, {})
 
     def run(self, number: int, module: nn.Module, stream: Float[Tensor, "B S H"]) -> Float[Tensor, "B S H"]:
         """Return the residual stream after a layer, given the stream before it."""
@@ -103,15 +54,19 @@ class Layers:
         result: Tensor = out[0] if isinstance(out, tuple) else out  # some families return attention weights too
         return result
 
-    def _fill(self, module: nn.Module, prefix: str, weights: Weights) -> None:
-        state = {name: weights(prefix + name).float().to(self._device) for name, _ in module.named_parameters()}
-        module.load_state_dict(state, assign=True, strict=False)
-        for parameter in module.parameters():
-            parameter.requires_grad_(False)
+    def _embed(self, ids: Int64[Tensor, "B S"], replaced: Mapping[str, nn.Module]) -> Float[Tensor, "B S H"]:
+        # Layers pass the stream through unchanged, so that the whole pass costs one look-up of embeddings.
+        catchers = [_Catcher() for _ in self.model.get_submodule(self._path)]
+        layers = {f"{self._path}.{number}": catcher for number, catcher in enumerate(catchers)}
+        with self._replaced({**replaced, **layers}), torch.no_grad():
+            self.model.base_model(input_ids=ids.to(self.device), use_cache=False)
+        self._calls[tuple(ids.shape)] = [(catcher.args, catcher.kwargs) for catcher in catchers]
+        stream: Tensor = catchers[0].stream  # (B, S, H)
+        return stream
 
     @contextmanager
     def _replaced(self, modules: Mapping[str, nn.Module]) -> Iterator[None]:
-        originals = {name: self._model.get_submodule(name) for name in modules}
+        originals = {name: self.model.get_submodule(name) for name in modules}
         try:
             for name, module in modules.items():
                 self._put(name, module)
@@ -122,7 +77,110 @@ class Layers:
 
     def _put(self, name: str, module: nn.Module) -> None:
         parent, _, child = name.rpartition(".")
-        self._model.get_submodule(parent)._modules[child] = module
+        self.model.get_submodule(parent)._modules[child] = module
+
+
+class Layers(LayerCalls):
+    """A model of a family without weights, whose modules are loaded when they are needed.
+
+    Args:
+        family: the family.
+        architecture: the sizes of the model.
+        config: its config.json.
+        device: the device it runs on.
+        dtype: the dtype it computes in.
+    """
+
+    def __init__(
+        self,
+        family: Family,
+        architecture: Architecture,
+        config: Mapping[str, Any],
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+        self._family, self._architecture, self._device, self._dtype = family, architecture, device, dtype
+        with quiet_transformers(), without_weights():
+            model: Any = AutoModelForCausalLM.from_config(
+                CONFIG_MAPPING[family.model_type].from_dict(dict(config)), dtype=dtype
+            )
+        super().__init__(_buffers_to(model.eval(), device), family.layers)
+
+    @property
+    def device(self) -> torch.device:
+        """The device that the layers run on."""
+        return self._device
+
+    @property
+    def norm(self) -> str:
+        """The path of the norm before the head."""
+        return self._family.head_input(self._architecture).norm
+
+    def embedded(self, rows: Float[Tensor, "V H"]) -> Callable[[Tensor], Tensor]:
+        """Return a function from token ids (B, S) to the residual stream before the first layer, (B, S, H).
+
+        Each call also stores the layers' other arguments, which `run` passes on for streams of this shape.
+
+        Args:
+            rows: of the embedding, where ids may be numbers of these rows alone.
+        """
+        name = self._family.embedding.removesuffix(".weight")
+        filled: Any = copy.deepcopy(self.model.get_submodule(name))  # subclasses may scale embeddings
+        filled.weight = nn.Parameter(rows.to(self._device, self._dtype), requires_grad=False)
+        filled.padding_idx = None  # a member may lack that row
+        return lambda ids: self._embed(ids, {name: filled, self.norm: nn.Identity()})
+
+    def layer(self, number: int, weights: Weights) -> Any:
+        """Return one layer with its weights."""
+        return self._copy(f"{self._family.layers}.{number}", weights)
+
+    def part(self, number: int, name: str, weights: Weights) -> Any:
+        """Return one module of a layer with its weights."""
+        return self._copy(f"{self._family.layers}.{number}.{name}", weights)
+
+    def last_norm(self, weights: Weights) -> Any:
+        """Return the norm before the head with its weights."""
+        return self._copy(self.norm, weights)
+
+    @contextmanager
+    def resident(self, path: str, weights: Weights) -> Iterator[Any]:
+        """Let a module of the model itself have its weights while the context is open, and yield it.
+
+        Args:
+            path: of the module.
+            weights: returns its tensors by their full names.
+        """
+        module = self.model.get_submodule(path)
+        parts = [(part, dict(part._parameters)) for part in module.modules()]
+        try:
+            self._fill(module, f"{path}.", weights)
+            yield with_fast_products(module)
+        finally:
+            for part, empty in parts:
+                part._parameters.update(empty)
+
+    def _copy(self, path: str, weights: Weights) -> Any:
+        module = copy.deepcopy(self.model.get_submodule(path))
+        self._fill(module, f"{path}.", weights)
+        return with_fast_products(module)
+
+    def _fill(self, module: nn.Module, prefix: str, weights: Weights) -> None:
+        names = [name for name, _ in module.named_parameters()]
+        state = {name: weights(prefix + name).to(self._device, self._dtype) for name in names}
+        module.load_state_dict(state, assign=True, strict=False)
+        for parameter in module.parameters():
+            parameter.requires_grad_(False)
+
+
+def _buffers_to(model: Any, device: torch.device) -> Any:
+    """Move the buffers of a model whose weights have no storage, such as the frequencies of its rope."""
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = buffer.to(device)
+    return model
 
 
 class _Catcher(nn.Module):
@@ -142,32 +200,6 @@ class _Catcher(nn.Module):
         """Store the arguments, and return the stream, (B, S, H)."""
         self.stream, self.args, self.kwargs = hidden_states, args, kwargs
         return hidden_states
-
-
-@contextmanager
-def layer_alone(layers: nn.ModuleList, number: int, stream: Float[Tensor, "B S H"] | None) -> Iterator[nn.Module]:
-    """Let a loaded model run one layer alone while the context is open: the others pass the stream on unchanged.
-
-    Args:
-        layers: the layers of the model.
-        number: of the layer that runs, which is returned.
-        stream: what it runs on, whatever the model computes; None for the model's embeddings.
-    """
-    originals = list(layers)
-
-    def replace_stream(_module: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        return inputs if stream is None else (stream, *inputs[1:])
-
-    handle = originals[number].register_forward_pre_hook(replace_stream)
-    try:
-        for other in range(len(originals)):
-            if other != number:
-                layers[other] = _Catcher()
-        yield originals[number]
-    finally:
-        handle.remove()
-        for other, module in enumerate(originals):
-            layers[other] = module
 
 
 @contextmanager

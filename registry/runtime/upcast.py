@@ -55,9 +55,17 @@ def load_for_pass(
     report_dtype(dtype, own, device, progress)
     dtype = compute_dtype(dtype, own, device)
     whole = dtype != "float32" or own == "float32" or not uniform
-    if whole or (prefer_whole and 4 * values <= WHOLE_SHARE * _free_memory(device)):
+    if whole or (prefer_whole and 4 * values <= WHOLE_SHARE * free_memory(device)):
         return load_model(folder, dtype, device)
     return upcast(load_model(folder, own, device))
+
+
+def free_memory(device: str | None) -> int:
+    """Return the bytes of memory that are free where a model runs; `device` None for the GPU if there is one."""
+    name = device_name(device)
+    if name.startswith("cuda"):
+        return int(torch.cuda.mem_get_info(name)[0])
+    return available_memory()
 
 
 def stored_dtype(folder: Path) -> str:
@@ -161,11 +169,3 @@ def _size(shape: tuple[int, ...]) -> int:
     for length in shape:
         size *= length
     return size
-
-
-def _free_memory(device: str | None) -> int:
-    """Return the bytes of memory that are free where the model runs."""
-    name = device_name(device)
-    if name.startswith("cuda"):
-        return int(torch.cuda.mem_get_info(name)[0])
-    return available_memory()

@@ -21,6 +21,7 @@ from registry.distributed import Cluster, Step, Task
 from registry.errors import CalibrationError, CheckpointError, StorageError
 from registry.families.sites import COUNTS, MLP_INPUT, SITES
 from registry.io.files import own_file
+from registry.io.memory import return_freed_memory
 from registry.io.work_dirs import temporary_folder
 from registry.progress import Progress, silent
 from registry.runtime.loading import load_tokenizer
@@ -28,6 +29,8 @@ from registry.runtime.upcast import load_for_pass
 from registry.statistics import file as statistics_file
 from registry.statistics.file import Collected
 from registry.statistics.forward_pass import ModelRun, computed_by, take_statistics, window_size
+from registry.statistics.onloading import take_statistics_by_layer
+from registry.statistics.pass_need import check_sampling, whole_fits
 from registry.statistics.scales import scales
 from registry.statistics.settings import PassSettings, on_cluster
 from registry.statistics.sliced_pass import SharedCheckpoint, collect_slices, open_shared
@@ -148,7 +151,8 @@ def collect(
 ) -> Collected:
     """Return the expert's statistics on `calibration`, default text that it samples itself.
 
-    The model is loaded unless the tokens of a given text are only counted.
+    The model is loaded unless the tokens of a given text are only counted. If it does not fit into memory together with
+    its sums (`settings.max_memory`), it is read layer by layer.
 
     Args:
         hashed: the checkpoint.
@@ -160,7 +164,8 @@ def collect(
         progress: receives the tokens sampled and counted.
 
     Raises:
-        CalibrationError: the expert cannot sample text, or an activation is NaN or infinite.
+        CalibrationError: the expert cannot sample text, or does not fit into memory for it; or an activation is NaN or
+            infinite.
         CheckpointError: the model cannot be loaded.
         ClusterError: the nodes cannot do the work.
     """
@@ -177,21 +182,33 @@ def collect(
         else:
             collected = collect_slices(hashed, calibration, settings, cluster, partial, progress)
         return replace(collected, calibration=calibration) if keep_calibration else collected
-    model = load_for_pass(
-        checkpoint.folder,
-        settings.dtype,
-        settings.device,
-        prefer_whole=calibration is None,  # text is sampled token by token
-        progress=progress,
-    )
+    whole = whole_fits(checkpoint, settings, window_size(checkpoint, settings), progress)
+    model = None
+    if whole or calibration is None:
+        if calibration is None:
+            check_sampling(checkpoint, settings, window_size(checkpoint, settings))
+        model = load_for_pass(
+            checkpoint.folder,
+            settings.dtype,
+            settings.device,
+            prefer_whole=calibration is None,  # text is sampled token by token
+            progress=progress,
+        )
     if calibration is None:
         calibration = _sampled_calibration(checkpoint, model, settings, progress)
         keep_calibration = True  # they reveal no more than the weights
     if settings.sites == COUNTS:
         collected = _counted(hashed, calibration, computed_by(checkpoint, settings, self_sampled=True))
-    else:
+    elif whole:
+        run = ModelRun(model)
         collected = take_statistics(
-            checkpoint, hashed.weights, ModelRun(model), calibration, settings, partial=partial, progress=progress
+            checkpoint, hashed.weights, run, calibration, settings, partial=partial, progress=progress
+        )
+    else:
+        del model  # text was sampled by it
+        return_freed_memory()
+        collected = take_statistics_by_layer(
+            checkpoint, hashed.weights, calibration, settings, partial=partial, progress=progress
         )
     return replace(collected, calibration=calibration) if keep_calibration else collected
 

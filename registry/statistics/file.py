@@ -10,8 +10,9 @@ Shapes: L layers, V vocabulary, N windows, S tokens of a window, G (H + 1, H + 1
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch
 from jaxtyping import Int16
 
 from registry.calibration import Calibration
-from registry.errors import CheckpointError, first_line
+from registry.errors import CheckpointError, DamagedError, first_line
 from registry.families.sites import COUNTS
 from registry.io.safetensors_header import read_header
 from registry.io.safetensors_writer import Stream, replace_shard
@@ -27,6 +28,8 @@ from registry.io.schema import COUNT, DIGEST, LABEL, OBJECT, TEXT, WHOLE, Kind, 
 from registry.io.strict_json import json_object
 from registry.io.torch_blocks import to_block
 from registry.maths.statistics import Statistics, complete_folds
+from registry.statistics.filed import FiledStatistics, Packing, packings
+from registry.statistics.open_tensors import OpenTensors
 
 FILE_NAME = "statistics.safetensors"
 _FORMAT = "expert-registry statistics 1"
@@ -64,7 +67,7 @@ class Collected:
 
     Attributes:
         weights: digest of the expert's weights.
-        sites: site → one statistic a layer, in order.
+        sites: site → one statistic a layer, in order; those in a file are read at each access (`FiledStatistics`).
         calibration_digest: digest of the calibration tokens.
         calibration_label: name of the calibration for people.
         computed: settings that the result depends on: sites, and of a forward pass dtype, batch size, kind of device
@@ -76,12 +79,12 @@ class Collected:
     """
 
     weights: str
-    sites: dict[str, tuple[Statistics, ...]]
+    sites: Mapping[str, Sequence[Statistics]]
     calibration_digest: str
     calibration_label: str
     computed: dict[str, Any]
     calibration: Calibration | None = None
-    folds: dict[str, tuple[tuple[Statistics, ...], ...]] = field(default_factory=dict)
+    folds: Mapping[str, Sequence[Sequence[Statistics]]] = field(default_factory=dict)
     token_counts: torch.Tensor | None = field(default=None, compare=False)  # they follow from the calibration
     done: dict[str, tuple[int, ...]] | None = None
 
@@ -122,17 +125,13 @@ def save(path: Path, collected: Collected, parts: Iterable[Part] | None = None) 
     def add(name: str, tensor: torch.Tensor) -> None:
         streams.append(Stream.of(name, to_block(tensor), str(tensor.dtype).removeprefix("torch.")))
 
-    def add_packed(name: str, item: Statistics) -> None:
-        if parts is not None:  # a temporary: only its packed half stays in memory
-            add(name, item.packed())
-            return
-        size = len(item.matrix)  # packed only while it is written: all layers at once would double the memory
-        shape = (size * (size + 1) // 2,)  # the upper triangle of G
-        streams.append(Stream(name, "int64", shape, lambda: [to_block(item.packed())]))
+    def add_packed(name: str, item: Packing) -> None:
+        # Read or packed only while it is written: all layers at once would double the memory.
+        streams.append(Stream(name, "int64", item.shape, lambda: [to_block(item.packed())]))
 
     exponents: dict[str, list[torch.Tensor]] = {site: [] for site in collected.sites}
     saturated: dict[str, list[int]] = {site: [] for site in collected.sites}
-    for site, number, layer, folds in _parts(collected) if parts is None else parts:
+    for site, number, layer, folds in _packed(collected) if parts is None else map(_held, parts):
         exponents.setdefault(site, []).append(layer.exponents)
         saturated.setdefault(site, []).append(layer.saturated)
         add_packed(f"{site}.gram.{number}", layer)
@@ -157,20 +156,30 @@ def save(path: Path, collected: Collected, parts: Iterable[Part] | None = None) 
     replace_shard(path, streams, {"expert-registry": json.dumps(document)})
 
 
-def _parts(collected: Collected) -> Iterator[Part]:
+def _packed(collected: Collected) -> Iterator[tuple[str, int, Packing, Sequence[Packing]]]:
     for site, layers in collected.sites.items():
-        for number, layer in enumerate(layers):
-            yield site, number, layer, collected.folds[site][number] if site in collected.folds else ()
+        for number, layer in enumerate(packings(layers)):
+            yield site, number, layer, packings(collected.folds[site][number]) if site in collected.folds else ()
+
+
+def _held(part: Part) -> tuple[str, int, Packing, Sequence[Packing]]:
+    """Return a temporary part packed: only its packed half stays in memory."""
+    site, number, layer, folds = part
+    halves = [(item.exponents, item.saturated, item.packed()) for item in (layer, *folds)]
+    first, *rest = (Packing(exponents, held, partial(_itself, packed)) for exponents, held, packed in halves)
+    return site, number, first, rest
+
+
+def _itself(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
 def load(path: Path) -> Collected:
-    """Read a file that `save` wrote, as untrusted input.
+    """Open a file that `save` wrote, as untrusted input. Its matrices are checked in shape, and read when needed.
 
     Raises:
         CheckpointError: the file is not of this format, cannot be read, or contradicts itself.
     """
-    from safetensors import SafetensorError, safe_open
-
     header = read_header(path)
     for name, tensor in header.tensors.items():
         kind = next((kind for pattern, kind in _TENSORS.items() if pattern.fullmatch(name)), None)
@@ -183,41 +192,42 @@ def load(path: Path) -> Collected:
     optional = _COMPUTED if document["computed"].get("sites") == COUNTS else _ADDED
     fields(document["computed"], _COMPUTED, f"the metadata of {path}, computed", optional=optional, hint=_REDO)
     try:
-        with safe_open(path, framework="pt") as file:
-            sites = {site: _layers(file, site, saturated) for site, saturated in document["saturated"].items()}
-            folds = {
-                site: tuple(folds_of(file, site, number, layer.exponents) for number, layer in enumerate(layers))
-                for site, layers in sites.items()
-                if f"{site}.fold.0.0" in file.keys()  # noqa: SIM118 - not a dict
-            }
-            calibration = None
-            label = document["calibration_label"]
-            if "calibration.ids" in file.keys():  # noqa: SIM118 - not a dict
-                ids, lengths = file.get_tensor("calibration.ids"), file.get_tensor("calibration.lengths")
-                if len(lengths) != len(ids) or not 1 <= int(lengths.min()) <= int(lengths.max()) <= ids.shape[1]:
-                    raise ValueError("its lengths do not fit its windows")
-                calibration = Calibration(ids, lengths, label)
-            return Collected(
-                document["weights"],
-                sites,
-                document["calibration_digest"],
-                label,
-                document["computed"],
-                calibration,
-                folds,
-                file.get_tensor("token_counts") if "token_counts" in file.keys() else None,  # noqa: SIM118
-                None if document["done"] is None else {site: tuple(done) for site, done in document["done"].items()},
-            )
-    except (OSError, SafetensorError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
+        file = OpenTensors.open(path)
+        sites, folds = {}, {}
+        for site, saturated in document["saturated"].items():
+            exponents = file.read(f"{site}.exponents")
+            names = [f"{site}.gram.{layer}" for layer in range(len(saturated))]
+            sites[site] = FiledStatistics.of(file, names, exponents[: len(names)], list(map(int, saturated)))
+            if f"{site}.fold.0.0" in file.entries:
+                folds[site] = tuple(_folds(file, site, layer, own) for layer, own in enumerate(exponents[: len(names)]))
+        calibration = None
+        label = document["calibration_label"]
+        if "calibration.ids" in file.entries:
+            ids, lengths = file.read("calibration.ids"), file.read("calibration.lengths")
+            if len(lengths) != len(ids) or not 1 <= int(lengths.min()) <= int(lengths.max()) <= ids.shape[1]:
+                raise ValueError("its lengths do not fit its windows")
+            calibration = Calibration(ids, lengths, label)
+        return Collected(
+            document["weights"],
+            sites,
+            document["calibration_digest"],
+            label,
+            document["computed"],
+            calibration,
+            folds,
+            file.read("token_counts") if "token_counts" in file.entries else None,
+            None if document["done"] is None else {site: tuple(done) for site, done in document["done"].items()},
+        )
+    except (OSError, DamagedError, ValueError, LookupError, TypeError, RuntimeError) as error:
         raise CheckpointError(f"{path} is damaged: {first_line(error)}", _REDO) from error
 
 
-def _layers(file: Any, site: str, saturated: Sequence[int]) -> tuple[Statistics, ...]:
-    exponents = file.get_tensor(f"{site}.exponents")
-    return tuple(
-        Statistics.unpack(file.get_tensor(f"{site}.gram.{layer}"), exponents[layer].clone(), int(held))
-        for layer, held in enumerate(saturated)
-    )
+def _folds(file: OpenTensors, site: str, layer: int, exponents: Int16[torch.Tensor, "H"]) -> FiledStatistics:
+    """Return the statistics of every fold but the last of one site and layer."""
+    names = list[str]()
+    while (name := f"{site}.fold.{layer}.{len(names)}") in file.entries:
+        names.append(name)
+    return FiledStatistics.of(file, names, [exponents] * len(names), [0] * len(names))
 
 
 def folds_of(file: Any, site: str, layer: int, exponents: Int16[torch.Tensor, "H"]) -> tuple[Statistics, ...]:

@@ -20,12 +20,12 @@ from threading import Lock
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from registry.errors import CheckpointError, DamagedError, StorageError
-from registry.io.safetensors_header import Entry, read_header
+from registry.errors import CheckpointError, StorageError
+from registry.io.safetensors_header import read_header
 from registry.io.safetensors_writer import Stream, write_shard
 from registry.statistics.cache import FileCache
+from registry.statistics.open_tensors import OpenTensors
 from store.digest import json_digest
 
 MOST_BYTES = 2**36
@@ -37,44 +37,6 @@ PRODUCTS, SUMS, MAPS = "products-", "sums-", "maps-"
 PREFIXES = (PRODUCTS, SUMS, MAPS)
 
 _KEEPING = Lock()
-
-
-@dataclass(frozen=True)
-class OpenTensors:
-    """The tensors of an open file, float64.
-
-    Attributes:
-        file: its descriptor; the file stays readable if an opt-out empties the cache meanwhile.
-        entries: name → where the tensor is.
-    """
-
-    file: int
-    entries: dict[str, Entry]
-
-    def fill(self, name: str, begin: int, into: Tensor) -> None:
-        """Read consecutive elements of a tensor, from number `begin` on: read, not mapped, so that they leave the
-        memory after their use.
-
-        Args:
-            name: the tensor.
-            begin: the number of its first element.
-            into: takes them; contiguous, float64.
-
-        Raises:
-            DamagedError: the file ends early.
-        """
-        rest, at = into.numpy().data.cast("B"), self.entries[name].begin + 8 * begin
-        while rest:
-            if not (read := os.preadv(self.file, [rest], at)):
-                raise DamagedError("a file of the cache ends early", "repeat the command: the file is made again")
-            rest, at = rest[read:], at + read
-
-    def rows(self, name: str, start: int, stop: int) -> Tensor:
-        """Return some rows of a matrix, (r, H)."""
-        _, width = self.entries[name].shape
-        found = torch.empty((stop - start, width), dtype=torch.float64)
-        self.fill(name, start * width, found)
-        return found
 
 
 @dataclass(frozen=True)

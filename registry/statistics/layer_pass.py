@@ -1,32 +1,89 @@
-"""The statistics of MLP inputs layer by layer, in a loaded dense model: one layer's sums are in memory at a time.
+"""The forward pass layer by layer: a layer runs over all windows before the next, and one layer's sums are in memory.
 
-The forward pass of `forward_pass` holds the sums of all layers, which is more than the sizes of an expert allow where
-nothing but their solution is kept. Here the residual streams of all windows wait between two layers instead, so that
-every layer still runs once for each window.
+The residual streams of all windows wait between two layers, so that every layer still runs once for each window.
 
-Shapes: N windows of a calibration, S tokens of a window, B windows of a batch, T tokens of a batch that count; H hidden
-size, L layers.
+Shapes: N windows of a calibration, S tokens of a window, B windows of a batch; H hidden size, L layers.
 """
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from registry.calibration import Calibration
 from registry.checkpoint import Checkpoint
-from registry.errors import CalibrationError
 from registry.families.sites import MLP_INPUT
-from registry.maths.gram import GramAccumulator
-from registry.maths.limbs import Splitter
 from registry.maths.statistics import Statistics
-from registry.progress import Progress
-from registry.runtime.layerwise import layer_alone, watched
-from registry.statistics.forward_pass import batch
-from registry.statistics.scales import scales
+from registry.progress import Advance, Progress
+from registry.runtime.layerwise import LayerCalls
+from registry.statistics.site_sums import Counting, HookPoint, SiteSums, batch, fold_of_window
+
+Stream = Float[Tensor, "B S H"]
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The batches of a calibration.
+
+    Attributes:
+        calibration: the tokens.
+        size: B; all batches have one shape, as in `take_statistics`.
+    """
+
+    calibration: Calibration
+    size: int
+
+    def __len__(self) -> int:
+        return -(-len(self.calibration.ids) // self.size)
+
+    def __iter__(self) -> Iterator[tuple[int, Int64[Tensor, "B S"], Bool[Tensor, "B S"]]]:
+        """Yield the first window of each batch, its tokens, and which of them count."""
+        for first in range(0, len(self.calibration.ids), self.size):
+            yield first, *batch(self.calibration, first, self.size)
+
+
+@dataclass(frozen=True)
+class Streams:
+    """The residual streams of all batches.
+
+    Attributes:
+        before: returns that of a batch before the layer, given the batch's first window and its tokens.
+        after: takes that of a batch after the layer, given the batch's first window.
+    """
+
+    before: Callable[[int, Int64[Tensor, "B S"]], Stream]
+    after: Callable[[int, Stream], None]
+
+
+def run_module(
+    module: Callable[[Stream], Stream],
+    sums: SiteSums,
+    points: Sequence[HookPoint],
+    batches: Batches,
+    streams: Streams,
+    advance: Advance,
+) -> None:
+    """Run one module over all batches, and add up the sites within it.
+
+    Args:
+        module: a layer, or the norm before the head.
+        sums: the sums of its sites.
+        points: the hook points of its sites; others may be among them.
+        batches: the batches.
+        streams: what the module runs on and gives.
+        advance: receives every batch.
+
+    Raises:
+        CalibrationError: an activation is NaN or infinite.
+    """
+    with torch.no_grad(), sums.attached(points):
+        for first, ids, keep in batches:
+            sums.next_batch(first, keep)
+            streams.after(first, module(streams.before(first, ids)))
+            advance(1)
 
 
 def mlp_statistics(
@@ -40,51 +97,24 @@ def mlp_statistics(
         checkpoint: the checkpoint that the bounds are computed from.
         model: the same, loaded. Between two layers it is whole.
         calibration: the tokens.
-        batch_size: B; all batches have one shape, as in `take_statistics`.
+        batch_size: B.
         progress: reports layers.
 
     Raises:
         CalibrationError: an activation is NaN or infinite.
     """
-    scale, splitter = scales(checkpoint, MLP_INPUT), Splitter()
-    device = torch.device("cpu") if model.device.type == "mps" else model.device  # mps has no float64
-    firsts = range(0, len(calibration.ids), batch_size)
-    layers, mlps = model.get_submodule(checkpoint.family.layers), list(checkpoint.family.mlps(model))
-    streams: list[Tensor | None] = [None for _ in firsts]  # (B, S, H) each, before the layer
+    calls, batches = LayerCalls(model, checkpoint.family.layers), Batches(calibration, batch_size)
+    counting = Counting.of(checkpoint, "router", fold_of_window(len(calibration.ids), 1), model.device)
+    layers: Any = model.get_submodule(checkpoint.family.layers)
+    waiting: dict[int, Stream] = {}
 
-    def sums_of(layer: int) -> Statistics:
-        exponents = scale.exponents[layer]
-        sums = GramAccumulator(exponents.to(device), scale.bits, splitter)
-        for number, first in enumerate(firsts):
-            ids, keep = batch(calibration, first, batch_size)
-            x, streams[number] = _run(model, layer_alone(layers, layer, streams[number]), mlps[layer], ids)
-            try:
-                sums.add([x.to(device)[keep.to(device)]])  # (B, S, H) → (T, H)
-            except ValueError as error:
-                raise CalibrationError(
-                    f"{checkpoint.label}: {error} (site {MLP_INPUT}, layer {layer})",
-                    "register a checkpoint whose activations are finite",
-                ) from error
-        return Statistics(sums.matrix().cpu(), exponents, sums.saturated)
+    def sums_of(number: int, layer: nn.Module, mlp: nn.Module) -> Statistics:
+        streams = Streams(lambda first, ids: calls.embed(ids) if number == 0 else waiting[first], waiting.__setitem__)
+        sums, points = SiteSums(counting, [(MLP_INPUT, number)]), [HookPoint(MLP_INPUT, number, mlp)]
+        run_module(lambda stream: calls.run(number, layer, stream), sums, points, batches, streams, lambda amount: None)
+        return sums.pop((MLP_INPUT, number))[0]
 
-    with progress("collecting", len(scale.exponents), "layer") as advance:
-        for layer in range(len(scale.exponents)):
-            yield sums_of(layer)
+    with progress("collecting", len(layers), "layer") as advance:
+        for number, (layer, mlp) in enumerate(zip(layers, checkpoint.family.mlps(model), strict=True)):
+            yield sums_of(number, layer, mlp)
             advance(1)
-
-
-def _run(
-    model: Any, alone: AbstractContextManager[nn.Module], mlp: nn.Module, ids: Int64[Tensor, "B S"]
-) -> tuple[Float[Tensor, "B S H"], Float[Tensor, "B S H"]]:
-    """Run one layer of a model, and return the input of its MLP, and the stream after the layer.
-
-    Args:
-        model: the model.
-        alone: the context of `layer_alone`.
-        mlp: the MLP of the layer.
-        ids: the tokens.
-    """
-    with torch.no_grad(), alone as layer, watched({"mlp": mlp, "layer": layer}) as seen:
-        model.base_model(input_ids=ids.to(model.device), use_cache=False)
-    after: Any = seen["layer"][1]
-    return seen["mlp"][0], after[0] if isinstance(after, tuple) else after  # some give attention weights too

@@ -34,6 +34,8 @@ class PassSettings:
         folds: folds of the MLP inputs' statistics, by window in a seeded order, for cross-validation; 1 for none.
         document_tokens: first tokens of a document that count, each such beginning a window of its own; None for
             windows of `seq_len` anywhere in the text.
+        max_memory: bytes that the process may take. A model that does not fit with all its sums is read layer by layer,
+            which gives the same statistics. None for the free memory.
     """
 
     tokens: int = DEFAULT_TOKENS
@@ -44,6 +46,7 @@ class PassSettings:
     sites: str = "all"
     folds: int = DEFAULT_FOLDS
     document_tokens: int | None = None
+    max_memory: int | None = None
 
     def __post_init__(self) -> None:
         given = {"tokens": 1, "seq_len": 2, "batch_size": 1, "folds": 1}
@@ -58,6 +61,8 @@ class PassSettings:
                 f"document_tokens is {self.document_tokens}, and a window has {self.seq_len} tokens",
                 f"give --document-tokens {self.seq_len} or less, or --seq-len {self.document_tokens}",
             )
+        if self.max_memory is not None and self.max_memory < 1:
+            raise InvalidInputError(f"max_memory is {self.max_memory}, the least is 1", "give --max-memory 6GiB")
         if self.sites not in SITES:
             raise InvalidInputError(f"sites {self.sites!r} is not one of {', '.join(SITES)}", "choose one: --sites all")
         if self.dtype not in COMPUTE_DTYPES:

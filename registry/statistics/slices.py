@@ -31,8 +31,9 @@ from registry.progress import Progress
 from registry.statistics import file as statistics_file
 from registry.statistics.cache import FileCache
 from registry.statistics.file import Collected
-from registry.statistics.forward_pass import ModelRun, computed_by, same_inputs, take_statistics
+from registry.statistics.forward_pass import ModelRun, computed_by, take_statistics
 from registry.statistics.settings import PassSettings
+from registry.statistics.site_sums import same_inputs
 from store.digest import json_digest
 
 _NAME = re.compile(r"slice-(\d{1,12})-(\d{1,12})-([0-9a-f]{16})-([0-9a-f]{32})\.[0-9a-f]{64}\.safetensors")

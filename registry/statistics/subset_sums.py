@@ -26,7 +26,8 @@ from registry.io.torch_blocks import to_block
 from registry.maths.gram_sum import GramSum, gram_sum
 from registry.member import Member
 from registry.statistics.input_products import arrays_of
-from registry.statistics.kept_tensors import MAPS, SUMS, KeptTensors, OpenTensors
+from registry.statistics.kept_tensors import MAPS, SUMS, KeptTensors
+from registry.statistics.open_tensors import OpenTensors
 from store.arrays import Block
 
 NumberedBlock = tuple[int, Tensor]

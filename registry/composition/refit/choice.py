@@ -20,8 +20,8 @@ from registry.maths.limbs import Splitter
 from registry.maths.statistics import PackedStatistics, Statistics, complete_folds
 from registry.member import Member
 from registry.statistics.accumulator import RunningSums
-from registry.statistics.forward_pass import fold_of_window
 from registry.statistics.scales import Scales, scales
+from registry.statistics.site_sums import fold_of_window
 
 
 @runtime_checkable

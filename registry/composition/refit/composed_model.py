@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from registry.checkpoint import Checkpoint
 from registry.composition.refit.choice import Choice
 from registry.composition.refit.refit_source import RefitSource
-from registry.composition.refit.row_file import RowFile
 from registry.composition.refit.token_streams import Text
 from registry.composition.tensor_source import TensorSource
 from registry.io.memory import return_freed_memory
@@ -25,6 +24,7 @@ from registry.io.torch_blocks import to_tensor, torch_dtype
 from registry.member import Member
 from registry.runtime.layerwise import Layers
 from registry.runtime.loading import device_name
+from registry.runtime.row_file import RowFile
 from store.arrays import ArraySource
 
 

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from registry.composition.refit.row_file import BLOCK_ROWS, RowFile
+from registry.runtime.row_file import BLOCK_ROWS, RowFile
 
 Block = tuple[int, Float[Tensor, "T H"], Float[Tensor, "T H"], Bool[Tensor, "T"]]
 """The number of a text, and of each token the input of the MLP, its target, and whether it is routed to the expert."""

@@ -19,12 +19,12 @@ from torch import Tensor
 
 from registry.composition.refit.composed_model import ComposedModel, Layer, affine, bias_of, weights_of
 from registry.composition.refit.expert_queue import Queue
-from registry.composition.refit.row_file import RowFile
 from registry.composition.refit.token_streams import Text
 from registry.io.memory import return_freed_memory
 from registry.maths.products import filled_up
 from registry.maths.refit import LeastSquares
 from registry.runtime.layerwise import input_of, watched
+from registry.runtime.row_file import RowFile
 
 _QKV, _ATTENTION, _DOWN = "query, key and value", "attention output", "down projection"
 """Keys of watched linear maps. Their inputs are (b, S, H), (b, S, A), (b, S, F); the last two give (b, S, H)."""

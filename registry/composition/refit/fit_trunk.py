@@ -21,12 +21,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from registry.composition.refit.composed_model import ComposedModel, Layer, affine, weights_of
-from registry.composition.refit.row_file import RowFile
 from registry.composition.refit.token_streams import Text
 from registry.io.memory import return_freed_memory
 from registry.maths.products import filled_up
 from registry.maths.refit import LeastSquares
 from registry.runtime.layerwise import input_of
+from registry.runtime.row_file import RowFile
 
 
 class TrunkFit:

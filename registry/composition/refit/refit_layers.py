@@ -21,13 +21,13 @@ from registry.composition.refit.composed_model import ComposedModel, Layer
 from registry.composition.refit.fit_mlps import MlpFit
 from registry.composition.refit.fit_trunk import TrunkFit
 from registry.composition.refit.refit_source import RefitSource
-from registry.composition.refit.row_file import RowFile
 from registry.composition.refit.token_streams import Text
 from registry.composition.tensor_source import TensorSource
 from registry.errors import CalibrationError
 from registry.io.memory import return_freed_memory
 from registry.maths.refit import LeastSquares
 from registry.progress import Progress
+from registry.runtime.row_file import RowFile
 
 
 @runtime_checkable

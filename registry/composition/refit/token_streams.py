@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Bool, Int, Int64
 from torch import Tensor
 
-from registry.composition.refit.row_file import RowFile
 from registry.member import Member
+from registry.runtime.row_file import RowFile
 
 BATCH_TOKENS = 2048
 """Tokens of a batch, in whole windows: what the working memory of a refit grows with."""

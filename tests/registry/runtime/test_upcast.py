@@ -72,7 +72,7 @@ def test_a_model_is_cast_whole_only_where_memory_allows(
 
     assert dtype() == torch.bfloat16
     assert dtype(prefer_whole=True) == torch.float32
-    monkeypatch.setattr(module, "_free_memory", lambda device: 100_000)
+    monkeypatch.setattr(module, "free_memory", lambda device: 100_000)
     assert dtype(prefer_whole=True) == torch.bfloat16
 
 

@@ -26,8 +26,9 @@ from registry.progress import silent
 from registry.runtime.loading import load_model, load_tokenizer
 from registry.statistics import file as statistics_file
 from registry.statistics.collect import collect, collect_to, text_calibration
-from registry.statistics.forward_pass import ModelRun, computed_by, dense_hook_points, take_statistics
+from registry.statistics.forward_pass import ModelRun, computed_by, take_statistics
 from registry.statistics.scales import scales
+from registry.statistics.site_sums import dense_hook_points
 from tests.conftest import SETTINGS, Zoo
 from tests.models import make_model, save_checkpoint, sentences, write_jsonl
 

@@ -13,8 +13,9 @@ from registry.maths.statistics import Statistics
 from registry.progress import silent
 from registry.runtime.loading import load_model
 from registry.statistics.file import Collected
-from registry.statistics.forward_pass import HookPoint, ModelRun, fold_of_window, take_statistics
+from registry.statistics.forward_pass import ModelRun, take_statistics
 from registry.statistics.settings import PassSettings
+from registry.statistics.site_sums import HookPoint, fold_of_window
 from tests.conftest import Zoo
 
 WINDOWS = 7

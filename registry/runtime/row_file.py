@@ -1,9 +1,10 @@
-"""Rows of float32 numbers in a file, read and written by blocks.
+"""Rows of numbers in a file, read and written by blocks.
 
 Plain reads and writes rather than a memory map: what the system caches of the file is then not memory of this process.
 """
 
 import math
+import os
 from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
@@ -22,14 +23,20 @@ class RowFile:
     """Rows of one shape in a file.
 
     Args:
-        path: the file; created or emptied.
+        path: the file; created, or emptied unless its rows are kept.
         shape: of one row.
+        dtype: of the numbers.
+        keep: keep the rows that an existing file has.
     """
 
-    def __init__(self, path: Path, shape: tuple[int, ...]) -> None:
-        self._path, self._shape, self._count = path, shape, 0
-        self._nbytes = 4 * math.prod(shape)
-        path.write_bytes(b"")
+    def __init__(
+        self, path: Path, shape: tuple[int, ...], dtype: torch.dtype = torch.float32, *, keep: bool = False
+    ) -> None:
+        self._path, self._shape, self._dtype = path, shape, dtype
+        self._nbytes = dtype.itemsize * math.prod(shape)
+        if not (keep and path.is_file()):
+            path.write_bytes(b"")
+        self._count = path.stat().st_size // self._nbytes
 
     def __len__(self) -> int:
         return self._count
@@ -40,7 +47,7 @@ class RowFile:
         Raises:
             OSError: the file cannot be read, or is too short.
         """
-        found = torch.empty((rows.stop - rows.start, *self._shape))
+        found = torch.empty((rows.stop - rows.start, *self._shape), dtype=self._dtype)
         room = to_block(found).reshape(-1).data.cast("B")
         with self._path.open("rb", buffering=0) as file:
             self._read_into(room, file, rows.start)
@@ -48,7 +55,7 @@ class RowFile:
 
     def take(self, numbers: Int64[Tensor, "n"]) -> Float[Tensor, "n ..."]:
         """Return the rows of some numbers, on the CPU (errors as `read`)."""
-        found = torch.empty((len(numbers), *self._shape))
+        found = torch.empty((len(numbers), *self._shape), dtype=self._dtype)
         room = to_block(found).reshape(-1).data.cast("B")
         with self._path.open("rb", buffering=0) as file:
             for index, number in enumerate(numbers.tolist()):
@@ -83,6 +90,15 @@ class RowFile:
     def append(self, rows: Float[Tensor, "n ..."]) -> None:
         """Write rows after the last."""
         self.write(self._count, rows)
+
+    def flush(self) -> None:
+        """Flush the file to the disk.
+
+        Raises:
+            OSError: the disk refuses.
+        """
+        with self._path.open("rb", buffering=0) as file:
+            os.fsync(file.fileno())
 
     def clear(self) -> None:
         """Remove all rows."""

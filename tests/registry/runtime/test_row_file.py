@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from registry.composition.refit.row_file import BLOCK_ROWS, RowFile
 from registry.io.memory import return_freed_memory
+from registry.runtime.row_file import BLOCK_ROWS, RowFile
 
 
 def test_rows_come_back_by_ranges_blocks_and_numbers(tmp_path: Path) -> None:

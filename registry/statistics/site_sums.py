@@ -1,0 +1,266 @@
+"""The running sums of a model's sites, filled by hooks on its modules, batch by batch.
+
+Shapes: N windows of a calibration, S tokens of a window, B windows of a batch, T = B · S tokens of a batch, row by row;
+H channels of a site (the hidden size, or heads times their size).
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from registry.calibration import Calibration
+from registry.checkpoint import Checkpoint
+from registry.errors import CalibrationError
+from registry.families import NormOutput
+from registry.families.sites import ATTENTION_INPUT, ATTENTION_OUTPUT, HEAD_INPUT, MLP_INPUT, SITES
+from registry.maths.limbs import Splitter
+from registry.maths.statistics import Statistics
+from registry.statistics.accumulator import RunningSums
+from registry.statistics.scales import Scales, scales
+
+_FOLD_SEED = 0
+
+Place = tuple[str, int]
+"""A site and a layer."""
+
+
+@dataclass(frozen=True)
+class HookPoint:
+    """The module of a loaded model at which a layer's site is read: its input, or (`after`) its output."""
+
+    site: str
+    layer: int
+    module: Any
+    after: bool = False
+
+
+HookPoints = Callable[[Any], Sequence[HookPoint]]
+"""Returns the hook points of a loaded model."""
+
+
+def dense_hook_points(checkpoint: Checkpoint) -> HookPoints:
+    """Return the function that finds the sites in the checkpoint's own dense model."""
+    family, architecture = checkpoint.family, checkpoint.architecture
+
+    def hook_points(model: Any) -> list[HookPoint]:
+        attention = family.attention(architecture)
+        points = [HookPoint(MLP_INPUT, layer, module) for layer, module in enumerate(family.mlps(model))]
+        for layer in range(architecture.num_hidden_layers):
+            for site, name in ((ATTENTION_INPUT, attention.inputs[0]), (ATTENTION_OUTPUT, attention.output)):
+                points.append(HookPoint(site, layer, model.get_submodule(family.tensor_name(layer, name))))
+        head_norm = model.get_submodule(family.head_input(architecture).norm)
+        return [*points, HookPoint(HEAD_INPUT, 0, head_norm, after=True)]
+
+    return hook_points
+
+
+@dataclass(frozen=True)
+class Counting:
+    """What a pass counts, of all layers.
+
+    Attributes:
+        label: the checkpoint's name in messages.
+        scales: site → its scales, of all sites that are asked for.
+        same: sites whose activations equal those of another site of the same layer → that site, which has the sums.
+        fold_of: the fold of each window.
+        device: of the sums.
+        splitter: the room that all sums share.
+        token_weights: how often each token counts, from 0 to 255; None for once.
+    """
+
+    label: str
+    scales: dict[str, Scales]
+    same: dict[str, str]
+    fold_of: Int64[Tensor, "N"]
+    device: torch.device
+    splitter: Splitter
+    token_weights: Int64[Tensor, "N S"] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        checkpoint: Checkpoint,
+        sites: str,
+        fold_of: Int64[Tensor, "N"],
+        device: torch.device,
+        *,
+        dense: bool = True,
+        token_weights: Int64[Tensor, "N S"] | None = None,
+    ) -> "Counting":
+        """Return what a pass counts.
+
+        Args:
+            checkpoint: the checkpoint that the bounds are computed from.
+            sites: a key of `SITES`.
+            fold_of: the fold of each window.
+            device: of the model.
+            dense: the model is the checkpoint's own. Routed models may see other activations at a site, so only a
+                dense model's sites share sums.
+            token_weights: how often each token counts; None for once.
+        """
+        same = same_inputs(checkpoint) if dense and sites == "all" else {}
+        on = torch.device("cpu") if device.type == "mps" else device  # mps has no float64
+        bounds = {site: scales(checkpoint, site) for site in SITES[sites]}
+        return cls(checkpoint.label, bounds, same, fold_of, on, Splitter(), token_weights)
+
+    @property
+    def places(self) -> list[Place]:
+        """The sites and layers that have sums of their own."""
+        return [
+            (site, layer)
+            for site, scale in self.scales.items()
+            if site not in self.same
+            for layer in range(len(scale.exponents))
+        ]
+
+    def fold_count(self, site: str) -> int:
+        """Return how many folds a site has: only MLP inputs have several."""
+        return int(self.fold_of.max()) + 1 if site == MLP_INPUT else 1
+
+
+class SiteSums:
+    """The running sums of some sites and layers.
+
+    Each counts its own windows. After an interruption in the middle of a batch, those that are ahead skip the windows
+    that they have counted.
+
+    Args:
+        counting: what the pass counts.
+        places: the sites and layers.
+
+    Attributes:
+        sums: (site, layer) → its sums.
+    """
+
+    def __init__(self, counting: Counting, places: Collection[Place]) -> None:
+        self._counting = counting
+        self.sums: dict[Place, RunningSums] = {}
+        for site, layer in places:
+            scale, folds = counting.scales[site], counting.fold_count(site)
+            exponents = scale.exponents[layer].to(counting.device)
+            self.sums[site, layer] = RunningSums(exponents, scale.bits, folds, counting.splitter)
+        # The current batch: its first window and the one after its last; the rows that count, by fold and in all.
+        self._first, self._end = 0, 0
+        self._fold_runs: tuple[tuple[slice, ...], ...] = ()
+        self._all_runs: tuple[tuple[slice, ...], ...] = ()
+        self._row_weights: Tensor | None = None
+
+    @property
+    def completed_windows(self) -> int:
+        """Windows that every layer has counted."""
+        return min(sums.completed_windows for sums in self.sums.values())
+
+    @property
+    def broken(self) -> bool:
+        """True if an interrupted addition left sums that must not be used."""
+        return any(sums.broken for sums in self.sums.values())
+
+    def next_batch(self, first: int, keep: Bool[Tensor, "B S"]) -> None:
+        """Set the windows that the model sees next.
+
+        Args:
+            first: number of the batch's first window.
+            keep: True where a token counts.
+        """
+        counting, (size, seq_len) = self._counting, keep.shape
+        self._first, self._end = first, first + size
+        # Padding stands to the right, so that the rows of a window that count, of (T, H), are one run.
+        lengths = keep.sum(dim=1).tolist()
+        rows = [slice(number * seq_len, number * seq_len + length) for number, length in enumerate(lengths)]
+        folds = counting.fold_of[first : first + size].tolist()
+        counting_rows = list(zip(rows, folds, strict=False))  # the windows that fill up the last batch have no fold
+        self._fold_runs = tuple(
+            _joined(run for run, fold_of_run in counting_rows if fold_of_run == fold)
+            for fold in range(counting.fold_count(MLP_INPUT))
+        )
+        self._all_runs = (_joined(run for run, _ in counting_rows),)
+        if counting.token_weights is not None:
+            row_weights = torch.zeros(keep.shape, dtype=torch.int64)
+            window_weights = counting.token_weights[first : first + size]
+            row_weights[: len(window_weights)] = window_weights
+            self._row_weights = row_weights.flatten().to(counting.device)  # (B, S) → (T,), as the activations
+
+    @contextmanager
+    def attached(self, points: Iterable[HookPoint]) -> Iterator[None]:
+        """Hook the modules of these sums while the context is open; other hook points are left out."""
+        handles = [
+            point.module.register_forward_hook(self._after(point))
+            if point.after
+            else point.module.register_forward_pre_hook(self._before(point))
+            for point in points
+            if (point.site, point.layer) in self.sums
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def pop(self, place: Place) -> tuple[Statistics, tuple[Statistics, ...]]:
+        """Return the sums of one site and layer, the total and every fold but the last, on the CPU; release them."""
+        return self.sums.pop(place).statistics()
+
+    def _before(self, point: HookPoint) -> Callable[[Any, tuple[Tensor, ...]], None]:
+        return lambda _module, inputs: self._count(point, inputs[0])
+
+    def _after(self, point: HookPoint) -> Callable[[Any, Any, Tensor], None]:
+        return lambda _module, _inputs, output: self._count(point, output)
+
+    def _count(self, point: HookPoint, activations: Float[Tensor, "*B H"]) -> None:
+        sums = self.sums[point.site, point.layer]
+        if sums.completed_windows > self._first:
+            return  # counted before an interruption
+        # (B, S, H), of a gate (T, H) → (T, H)
+        x = activations.reshape(-1, activations.shape[-1]).to(self._counting.device)
+        runs = self._fold_runs if point.site == MLP_INPUT else self._all_runs  # only MLP inputs have folds
+        try:
+            sums.add(x, runs, self._end, self._row_weights)
+        except ValueError as error:
+            raise CalibrationError(
+                f"{self._counting.label}: {error} (site {point.site}, layer {point.layer})",
+                "register a checkpoint whose activations are finite, or compute with --dtype float32",
+            ) from error
+
+
+def _joined(runs: Iterable[slice]) -> tuple[slice, ...]:
+    """Return runs of rows without the empty ones, adjacent runs joined."""
+    joined: list[slice] = []
+    for run in runs:
+        if joined and joined[-1].stop == run.start and run.stop > run.start:
+            joined[-1] = slice(joined[-1].start, run.stop)
+        elif run.stop > run.start:
+            joined.append(run)
+    return tuple(joined)
+
+
+def same_inputs(checkpoint: Checkpoint) -> dict[str, str]:
+    """Return the sites whose activations equal those of another site of the same layer: site → that site."""
+    family, architecture = checkpoint.family, checkpoint.architecture
+    attention_input = family.attention_input(architecture)
+    if isinstance(attention_input, NormOutput) and attention_input == family.mlp_input(architecture):
+        return {ATTENTION_INPUT: MLP_INPUT}
+    return {}
+
+
+def fold_of_window(windows: int, folds: int) -> Int64[Tensor, "N"]:
+    """Return the fold of each window: folds of equal size, up to one window, in a seeded order."""
+    order = torch.randperm(windows, generator=torch.Generator().manual_seed(_FOLD_SEED))
+    return order % min(folds, windows)
+
+
+def batch(calibration: Calibration, first: int, size: int) -> tuple[Int64[Tensor, "B S"], Bool[Tensor, "B S"]]:
+    """Return the token ids of B = `size` windows from `first` on, and which tokens count.
+
+    After the last window, the first of the batch is repeated; its copies do not count.
+    """
+    ids = calibration.ids[first : first + size].long()
+    keep = calibration.keep[first : first + size]
+    if (short := size - len(ids)) > 0:
+        ids = torch.cat([ids, ids[:1].expand(short, -1)])  # (B - short, S) → (B, S)
+        keep = torch.cat([keep, torch.zeros((short, keep.shape[1]), dtype=torch.bool)])
+    return ids, keep
