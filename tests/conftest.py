@@ -27,6 +27,8 @@ from store.catalog import schema
 from store.catalog.engine import file_of, translated
 from store.catalog.tables import VERSION_TABLE
 from tests.models import WORDS, make_model, save_checkpoint, sentences, train_tokenizer, write_jsonl
+from tests.s3_server import s3 as s3
+from tests.s3_server import s3_server as s3_server
 from tests.transformers4 import PLACE, Transformers4
 
 _MEMORY = Path("/dev/shm")

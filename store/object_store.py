@@ -1,0 +1,238 @@
+"""Buckets: object stores opened by URL with retries and timeouts, and their failures as errors for the user.
+
+    s3://bucket/prefix         Amazon S3, and servers that speak its protocol (AWS_ENDPOINT_URL)
+    gs://bucket/prefix         Google Cloud Storage
+    az://container/prefix      Azure Blob Storage
+    memory://name/prefix       this process's memory, for tests
+
+Credentials, region and endpoint come from the environment, as for the tools of each provider: AWS_ACCESS_KEY_ID,
+AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_REGION, AWS_ENDPOINT_URL; GOOGLE_APPLICATION_CREDENTIALS;
+AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY. Requests that fail for the moment (500, 503, a lost connection)
+are repeated with growing pauses, at most `RETRIES` times and for `RETRY_SECONDS`.
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import cache
+from typing import TYPE_CHECKING
+
+from store.errors import InvalidInputError, StorageError
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+SCHEMES = ("s3", "gs", "az", "memory")
+
+RETRIES = 8
+"""Repetitions of a request that failed for the moment."""
+
+RETRY_SECONDS = 60.0
+"""Seconds after which a request is not repeated."""
+
+REQUEST_SECONDS = 120.0
+"""Seconds that one request may take, with its body; `REG_STORAGE_TIMEOUT` sets another number."""
+
+CONNECT_SECONDS = 5.0
+
+INSTALL = "pip install 'expert-registry[s3]'"
+
+_URL = re.compile(r"([a-z][a-z0-9+.-]*)://([^/?#\s]+)((?:/[^?#\s]*)?)")
+_VARIABLES = {
+    "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
+    "az": "AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY",
+    "memory": "",
+}
+
+
+def is_url(place: object) -> bool:
+    """Tell whether a place is the URL of a bucket, and not a path."""
+    return isinstance(place, str) and "://" in place
+
+
+def parse_url(url: str) -> tuple[str, str, str]:
+    """Return scheme, bucket and prefix of a URL; the prefix has no slash at either end, and may be empty.
+
+    Raises:
+        InvalidInputError: the scheme is not one of `SCHEMES`, the bucket is missing, or the prefix has an empty part,
+            `.` or `..`.
+    """
+    found = _URL.fullmatch(url)
+    if found is None or found[1] not in SCHEMES:
+        raise InvalidInputError(
+            f"{url!r} is not the URL of a bucket",
+            "name a folder, or a URL such as s3://bucket/prefix (also gs://, az://)",
+        )
+    prefix = found[3].strip("/")
+    if prefix and any(part in ("", ".", "..") for part in prefix.split("/")):
+        raise InvalidInputError(f"{url!r} has an empty part, . or .. in its prefix", "name the prefix without it")
+    return found[1], found[2], prefix
+
+
+def normal_url(url: str) -> str:
+    """Return a URL in the form that is recorded: without a slash at the end (errors as `parse_url`)."""
+    scheme, bucket, prefix = parse_url(url)
+    return f"{scheme}://{bucket}/{prefix}" if prefix else f"{scheme}://{bucket}"
+
+
+def join_url(url: str, key: str) -> str:
+    """Return the URL of an object below a URL."""
+    return f"{normal_url(url)}/{key}"
+
+
+def open_store(url: str) -> "ObjectStore":
+    """Return the object store of a URL, whose keys begin at the URL's prefix. No request is made.
+
+    Raises:
+        InvalidInputError: it is not the URL of a bucket, or the library is not installed.
+        StorageError: the settings in the environment are not valid.
+    """
+    scheme = parse_url(url)[0]
+    url = normal_url(url)
+    try:
+        from obstore.exceptions import BaseError
+        from obstore.store import from_url
+    except ImportError as error:
+        raise InvalidInputError(f"{url} needs the library obstore, which is not installed", INSTALL) from error
+    if scheme == "memory":
+        return _memory_store(url)
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
+    seconds = _seconds(os.environ.get("REG_STORAGE_TIMEOUT"), REQUEST_SECONDS)
+    try:
+        return from_url(
+            url,
+            client_options={
+                "timeout": timedelta(seconds=seconds),
+                "connect_timeout": timedelta(seconds=min(CONNECT_SECONDS, seconds)),
+                "allow_http": endpoint.startswith("http://"),
+            },
+            retry_config={
+                "max_retries": RETRIES,
+                "retry_timeout": timedelta(seconds=min(RETRY_SECONDS, 4 * seconds)),
+                "backoff": {
+                    "init_backoff": timedelta(seconds=0.1),
+                    "max_backoff": timedelta(seconds=10),
+                    "base": 2,
+                },
+            },
+        )
+    except (BaseError, ValueError) as error:
+        raise _storage_error(error, url, "cannot be opened") from error
+
+
+@contextmanager
+def storage_errors(url: str, doing: str = "cannot be reached", key: str = "") -> Iterator[None]:
+    """Raise failures of an object store as errors for the user.
+
+    An object that is absent (FileNotFoundError) and one that a conditional request found (AlreadyExistsError,
+    PreconditionError of obstore) pass unchanged: they are answers. The same answer for a bucket that does not exist is
+    a failure.
+
+    Args:
+        url: the URL of the store.
+        doing: what failed, for the message: "cannot be read".
+        key: the object, if it is one.
+
+    Raises:
+        StorageError: no credentials, no permission, no bucket, no network, or the store refuses.
+    """
+    from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
+
+    try:
+        yield
+    except (AlreadyExistsError, PreconditionError):
+        raise
+    except FileNotFoundError as error:
+        if _is_missing_bucket(str(error)):
+            raise _storage_error(error, url, doing, key) from error
+        raise
+    except (BaseError, PermissionError, TimeoutError, ConnectionError) as error:
+        raise _storage_error(error, url, doing, key) from error
+
+
+def _storage_error(error: Exception, url: str, doing: str, key: str = "") -> StorageError:
+    """Return a failure as an error for the user, with its cause in one line."""
+    scheme, bucket, _ = parse_url(url)
+    text = str(error)
+    where = join_url(url, key) if key else url
+    variables = f": {_VARIABLES[scheme]}" if _VARIABLES[scheme] else ""
+    if _is_missing_bucket(text):
+        return StorageError(f"{where} {doing}: there is no bucket {bucket}", "create the bucket, or name another URL")
+    if _is_without_credentials(text):
+        return StorageError(f"{where} {doing}: no credentials were found", f"set them in the environment{variables}")
+    if isinstance(error, PermissionError) or _has(text, "403 Forbidden", "401 Unauthorized", "AccessDenied"):
+        code = _code(text)
+        return StorageError(
+            f"{where} {doing}: the bucket's server denies it{f' ({code})' if code else ''}",
+            f"check the credentials and their permissions{variables}",
+        )
+    if type(error).__name__ in ("PermissionDeniedError", "UnauthenticatedError"):
+        return StorageError(
+            f"{where} {doing}: the bucket's server denies it", f"check the credentials and their permissions{variables}"
+        )
+    if _has(text, "Connect", "error sending request", "dns error", "timed out", "TimedOut", "Timeout", "connection"):
+        return StorageError(
+            f"{where} {doing}: the network or the bucket's server does not answer",
+            "check the network and the endpoint, then repeat the command",
+        )
+    if _has(text, "SlowDown", "503 Service Unavailable", "500 Internal", "502 Bad", "504 Gateway", "429 Too Many"):
+        return StorageError(
+            f"{where} {doing}: the bucket's server is overloaded or fails ({_code(text) or 'after several attempts'})",
+            "repeat the command later",
+        )
+    return StorageError(f"{where} {doing}: {_first_line(text)}", "check the bucket, then repeat the command")
+
+
+def _is_missing_bucket(text: str) -> bool:
+    return _has(text, "NoSuchBucket", "ContainerNotFound", "The specified bucket does not exist")
+
+
+def _is_without_credentials(text: str) -> bool:
+    """Tell whether the credentials of the machine itself were asked for: there are none in the environment."""
+    return _has(
+        text, "169.254.169.254", "metadata.google.internal", "CredentialsNotLoaded", "no credential", "169.254."
+    )
+
+
+def _has(text: str, *parts: str) -> bool:
+    return any(part in text for part in parts)
+
+
+def _code(text: str) -> str:
+    """Return the code of an error in S3's XML, or the HTTP status; empty if there is none."""
+    found = re.search(r"<Code>(\w+)</Code>", text) or re.search(r"status code: (\d{3} [A-Za-z ]+)", text)
+    return found[1].strip() if found else ""
+
+
+def _first_line(text: str) -> str:
+    """Return the first line of a library's message, without its debugging output, cut to a readable length."""
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "it failed")
+    return line if len(line) <= 300 else f"{line[:300]}…"
+
+
+def _seconds(text: str | None, default: float) -> float:
+    """Return a number of seconds from the environment, or the default.
+
+    Raises:
+        InvalidInputError: it is not a positive number.
+    """
+    if not text:
+        return default
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 1e6:
+        raise InvalidInputError(f"REG_STORAGE_TIMEOUT is {text!r}", "set it to a number of seconds, such as 120")
+    return seconds
+
+
+@cache
+def _memory_store(url: str) -> "ObjectStore":
+    """Return the store in memory of a URL, the same one for as long as the process lives."""
+    from obstore.store import MemoryStore
+
+    return MemoryStore()

@@ -1,0 +1,131 @@
+"""A real server of the S3 protocol (moto) in a process of its own, started once for each process of tests.
+
+Use the fixture `s3` (in conftest.py: `from tests.s3_server import s3 as s3`); it sets the environment that reg reads.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import pytest
+
+KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
+
+_SERVER = """
+import signal, sys
+from moto.server import ThreadedMotoServer
+server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+server.start()
+print(server.get_host_and_port()[1], flush=True)
+sys.stdin.read()  # until its parent has ended
+"""
+
+_numbers = count()
+
+
+@dataclass(frozen=True)
+class S3Server:
+    """A running server.
+
+    Attributes:
+        endpoint: its address, http://127.0.0.1:PORT.
+        process: its process.
+    """
+
+    endpoint: str
+    process: "subprocess.Popen[str]"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a process that uses it has in its environment."""
+        return {**KEYS, "AWS_ENDPOINT_URL": self.endpoint}
+
+    def client(self) -> Any:
+        """Return a client of boto3, which shares no code with reg."""
+        import boto3  # type: ignore[import-untyped]
+
+        return boto3.client(
+            "s3",
+            endpoint_url=self.endpoint,
+            region_name=KEYS["AWS_REGION"],
+            aws_access_key_id=KEYS["AWS_ACCESS_KEY_ID"],
+            aws_secret_access_key=KEYS["AWS_SECRET_ACCESS_KEY"],
+        )
+
+    def new_bucket(self, *, versioned: bool = False) -> str:
+        """Create an empty bucket of a new name, and return the name."""
+        name = f"bucket-{os.getpid()}-{next(_numbers)}"
+        client = self.client()
+        client.create_bucket(Bucket=name)
+        if versioned:
+            client.put_bucket_versioning(Bucket=name, VersioningConfiguration={"Status": "Enabled"})
+        return name
+
+    def objects(self, bucket: str, prefix: str = "") -> dict[str, bytes]:
+        """Return key → content of the objects below a prefix, with the keys relative to it."""
+        client, found = self.client(), {}
+        for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
+            for entry in page.get("Contents", []):
+                body = client.get_object(Bucket=bucket, Key=entry["Key"])["Body"].read()
+                found[entry["Key"].removeprefix(prefix).lstrip("/")] = body
+        return found
+
+    def uploads(self, bucket: str) -> list[str]:
+        """Return the keys of multipart uploads that were neither completed nor aborted."""
+        return [entry["Key"] for entry in self.client().list_multipart_uploads(Bucket=bucket).get("Uploads", [])]
+
+
+def start_s3() -> S3Server:
+    """Start a server; it ends with this process, or when `process.stdin` is closed."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _SERVER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={name: value for name, value in os.environ.items() if not name.startswith("AWS_")},
+    )
+    assert process.stdout is not None
+    port = process.stdout.readline().strip()
+    server = S3Server(f"http://127.0.0.1:{port}", process)
+    for _ in range(200):
+        try:
+            with urlopen(f"{server.endpoint}/moto-api/", timeout=5):
+                return server
+        except URLError:
+            time.sleep(0.05)
+    raise AssertionError("the S3 server does not answer")
+
+
+def stop_s3(server: S3Server) -> None:
+    """Stop a server and wait for its end."""
+    assert server.process.stdin is not None
+    assert server.process.stdout is not None
+    server.process.stdin.close()
+    server.process.wait(30)
+    server.process.stdout.close()
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    """One server for this process of tests."""
+    server = start_s3()
+    yield server
+    stop_s3(server)
+
+
+@pytest.fixture
+def s3(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
+    """The server, with the environment of this process set to it."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    for name, value in s3_server.environment.items():
+        monkeypatch.setenv(name, value)
+    return s3_server
