@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from cli.places import bring_copies
 from registry.composition.recipe.recipe_field_type import RecipeField
 from registry.composition.recipe.recipe_fields import DENSE, ENSEMBLE, FIELDS, HETERO, MOE, TRUNK_OPTIONS
 
@@ -112,6 +113,11 @@ class GroupedCommand(click.Command):
         """Parse the words after the command, and keep them for the line that follows it."""
         ctx.meta[_TYPED] = tuple(args)
         return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command, with local copies of the composed folders that it reads from buckets."""
+        bring_copies(ctx)
+        return super().invoke(ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options, under headings where they are many."""

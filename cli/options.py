@@ -1,12 +1,12 @@
 """Options that several commands share."""
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.core import ParameterSource
 
+from cli.places import local_path
 from registry.families.sites import COUNTS, SITES
 from registry.names.suggest import suggest
 from registry.statistics.settings import DEFAULT_FOLDS, DEFAULT_SEQ_LEN, DEFAULT_TOKENS
@@ -43,7 +43,7 @@ class Choice(_Words):
 
 DTYPES = Choice(["bfloat16", "float16", "float32"])
 PASS_DTYPES = Choice(["auto", "bfloat16", "float16", "float32"])
-file_path = click.Path(path_type=Path)
+file_path = local_path
 
 
 def checkpoint(command: Command) -> Command:
