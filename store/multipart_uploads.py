@@ -24,7 +24,7 @@ _EMPTY = hashlib.sha256(b"").hexdigest()
 
 @dataclass(frozen=True)
 class Keys:
-    """What signs a request.
+    """Keys that sign a request.
 
     Attributes:
         access, secret: the key and its secret.

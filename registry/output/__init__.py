@@ -1,1 +1,1 @@
-"""Where a composition is written: a folder, or a prefix of a bucket; and composed folders read back from a bucket."""
+"""Places that compositions are written to: a folder, or a prefix of a bucket; and reading them back from there."""

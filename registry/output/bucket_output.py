@@ -9,7 +9,8 @@ Objects cannot be renamed, so a composition appears by its last object, `composi
 4. Small files; objects of the earlier composition that the new one does not have are deleted.
 5. The index, `config.json`, and `composition.json`; each is read back too. `composition.partial.json` is deleted.
 
-Whatever interrupts this leaves no `composition.json`. The next composition to the prefix takes over the shards that are
+Whatever interrupts this leaves no `composition.json`. Unless the storage failed or the user interrupted, all that was
+written is deleted then: a member may have been opted out meanwhile. The next composition to the prefix takes over the shards that are
 there already: those whose origin the home's record knows without rendering them, others if they come to the same
 digest. In either case the bytes in the bucket are read for it.
 
@@ -95,9 +96,9 @@ class BucketOutput(Output):
             try:
                 yield output
                 output.commit()
-            except BaseException:
+            except BaseException as error:
                 with suppress(StorageError):
-                    writer.leave()
+                    writer.leave(resumable=isinstance(error, StorageError) or not isinstance(error, Exception))
                 raise
         known.remember()
 
@@ -141,10 +142,16 @@ class _Writer:
         """Give up the claim of a composition that is whole."""
         self._bucket.delete([PARTIAL])
 
-    def leave(self) -> None:
-        """Give up the claim of a prefix into which nothing was written."""
-        if set(self._bucket.listed()[0]) == {PARTIAL} and self._bucket.read(PARTIAL) == self._mark:
-            self._bucket.delete([PARTIAL])
+    def leave(self, *, resumable: bool) -> None:
+        """Give up a composition that failed.
+
+        Args:
+            resumable: the storage failed, or the user interrupted: what was uploaded stays, for the next run. After any
+                other failure, such as the opt-out of a member meanwhile, all of it is deleted.
+        """
+        names = set(self._bucket.listed()[0])
+        if self._bucket.read(PARTIAL) == self._mark and not (resumable and names - {PARTIAL}):
+            self._bucket.delete([*sorted(names - {PARTIAL}), PARTIAL])
 
     def _taken(self, what: str) -> OutputError:
         return OutputError(f"{self._bucket.url}: another process {what}", f"repeat when it has ended, or {_OTHER}")

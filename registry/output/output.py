@@ -1,4 +1,4 @@
-"""What the writers of compositions write into, whichever place it is."""
+"""The contract of places that compositions are written to."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
