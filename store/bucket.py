@@ -30,6 +30,9 @@ MOST_PARTS = 10_000
 AT_ONCE = 4
 """Parts or ranges on their way at a time."""
 
+PROBE = ".reg-"
+"""The beginning of the names of objects that only try whether one can be written."""
+
 _COLLAPSED = re.compile(rf"({'|'.join(SCHEMES)}):/[^/]")
 
 
@@ -173,7 +176,7 @@ class Bucket:
         Raises:
             StorageError: the server refuses or does not answer, or there is no such bucket.
         """
-        key = f".reg-{uuid.uuid4().hex}"
+        key = f"{PROBE}{uuid.uuid4().hex}"
         self.create(key, b"")
         self.delete([key])
 

@@ -10,9 +10,9 @@ Objects cannot be renamed, so a composition appears by its last object, `composi
 5. The index, `config.json`, and `composition.json`; each is read back too. `composition.partial.json` is deleted.
 
 Whatever interrupts this leaves no `composition.json`. Unless the storage failed or the user interrupted, all that was
-written is deleted then: a member may have been opted out meanwhile. The next composition to the prefix takes over the shards that are
-there already: those whose origin the home's record knows without rendering them, others if they come to the same
-digest. In either case the bytes in the bucket are read for it.
+written is deleted then: a member may have been opted out meanwhile. The next composition to the prefix takes over the
+shards that are there already: those whose origin the home's record knows without rendering them, others if they come to
+the same digest. In either case the bytes in the bucket are read for it.
 
 Two writers of one registry exclude one another by a lock of the home. If two registries write to one prefix, the later
 one takes it over (with --force only), and the earlier one finds that out before its next object, and stops.
@@ -36,7 +36,7 @@ from registry.io.work_dirs import working_folder
 from registry.output.output import CONFIG, INDEX, OpenOutput, Output
 from registry.output.uploaded_shards import UploadedShards
 from registry.progress import Advance
-from store.bucket import Bucket
+from store.bucket import PROBE, Bucket
 
 PARTIAL = "composition.partial.json"
 """The object that says that a composition is being written, or was interrupted."""
@@ -70,7 +70,7 @@ class BucketOutput(Output):
     def _check_content(self, *, replace: bool) -> set[str]:
         """Return the objects at the prefix, if a composition may be written there."""
         url, (sizes, below) = self.place, self._bucket.listed()
-        names = set(sizes)
+        names = {name for name in sizes if not name.startswith(PROBE)}
         if below:
             raise OutputError(f"{url} holds other objects, below {below[0]}/", _OTHER)
         if MARKER in names and not replace:
