@@ -7,6 +7,7 @@ import click
 
 from cli.errors import CliError
 from cli.output import reg_line
+from cli.places import bring_copies
 from registry.composition.recipe.recipe_field_type import RecipeField
 from registry.composition.recipe.recipe_fields import DENSE, ENSEMBLE, FIELDS, HETERO, MOE, TRUNK_OPTIONS
 
@@ -115,6 +116,11 @@ class GroupedCommand(click.Command):
         ctx.meta[_TYPED] = tuple(args)
         _check_lists(self, args)
         return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command, with local copies of the composed folders that it reads from buckets."""
+        bring_copies(ctx)
+        return super().invoke(ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options, under headings where they are many."""

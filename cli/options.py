@@ -2,12 +2,12 @@
 
 import re
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.core import ParameterSource
 
+from cli.places import local_path
 from registry.families.sites import COUNTS, SITES
 from registry.names.suggest import suggest
 from registry.statistics.settings import DEFAULT_FOLDS, DEFAULT_SEQ_LEN, DEFAULT_TOKENS
@@ -68,7 +68,7 @@ _SIZE = re.compile(rf"(\d{{1,15}}(?:\.\d{{1,9}})?) ?({'|'.join(_UNITS)})", re.IG
 
 DTYPES = Choice(["bfloat16", "float16", "float32"])
 PASS_DTYPES = Choice(["auto", "bfloat16", "float16", "float32"])
-file_path = click.Path(path_type=Path)
+file_path = local_path
 
 
 def checkpoint(command: Command) -> Command:

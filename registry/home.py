@@ -146,8 +146,8 @@ class Home:
         """The lock for storing and deleting cached statistics and summaries."""
         return self.path / _LOCKS / _CACHE
 
-    def output_lock(self, out: Path) -> Path:
-        """Return the lock of compositions to the folder `out`."""
+    def output_lock(self, out: Path | str) -> Path:
+        """Return the lock of compositions to `out`, an absolute path or a URL."""
         return self.path / _LOCKS / hashlib.sha256(str(out).encode()).hexdigest()[:16]
 
 

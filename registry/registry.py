@@ -490,10 +490,11 @@ class Registry:
         from_base: int | None = None,
         force: bool = False,
     ) -> composition_.AnyPlan:
-        """Write the composition of `experts` to the folder `out`, and return its plan (arguments as `plan`).
+        """Write the composition of `experts` to `out`, and return its plan (arguments as `plan`).
 
         Args:
-            out: a folder that does not exist or is empty.
+            out: a folder that does not exist or is empty; or the URL of a prefix in a bucket, as a text: s3://…, gs://…,
+                az://….
             force: replace `out` if it is an earlier composition.
 
         Raises:

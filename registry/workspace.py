@@ -59,20 +59,31 @@ class Workspace:
             NotFoundError: the registry does not exist, and `create` is False.
             StorageError: the home cannot be created, or the arrays cannot be reached.
         """
-        located = Home.locate(home, database, arrays)
-        located.check(create=bool(create))
-        made = tuple(path for path in (located.path, *located.path.parents) if not path.exists())
+        return cls.at(Home.locate(home, database, arrays), progress, create=create, cluster=cluster)
+
+    @classmethod
+    def at(
+        cls,
+        home: Home,
+        progress: Progress,
+        *,
+        create: bool | Literal["when written to"],
+        cluster: Cluster | None = None,
+    ) -> "Workspace":
+        """Open the registry at a home that was located already, as another process did (errors as `open`)."""
+        home.check(create=bool(create))
+        made = tuple(path for path in (home.path, *home.path.parents) if not path.exists())
         try:
-            located.path.mkdir(parents=True, exist_ok=True)
+            home.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StorageError(
-                f"the registry's home {located.path} cannot be created: {error.strerror}",
+                f"the registry's home {home.path} cannot be created: {error.strerror}",
                 "name another one with --home",
             ) from error
-        store = located.open_arrays()
+        store = home.open_arrays()
         unowned, at_once = partial(check_unowned, store), create != "when written to"
-        catalog = Catalog(located.database, located.lock, unowned, at_once=at_once)
-        return cls(located, catalog, store, progress, made, cluster)
+        catalog = Catalog(home.database, home.lock, unowned, at_once=at_once)
+        return cls(home, catalog, store, progress, made, cluster)
 
     def close(self) -> None:
         """Release the database's connections; leave no empty folder of a registry that was not created."""

@@ -193,7 +193,14 @@ def _is_missing_bucket(text: str) -> bool:
 def _is_without_credentials(text: str) -> bool:
     """Tell whether the credentials of the machine itself were asked for: there are none in the environment."""
     return _has(
-        text, "169.254.169.254", "metadata.google.internal", "CredentialsNotLoaded", "no credential", "169.254."
+        text,
+        "169.254.169.254",
+        "metadata.google.internal",
+        "CredentialsNotLoaded",
+        "no credential",
+        "Missing AccessKeyId",
+        "Missing SecretAccessKey",
+        "169.254.",
     )
 
 

@@ -44,7 +44,7 @@ class S3Server:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a process that uses it has in its environment."""
+        """The environment of a process that uses it."""
         return {**KEYS, "AWS_ENDPOINT_URL": self.endpoint}
 
     def client(self) -> Any:

@@ -9,6 +9,7 @@ from cli.opted_out import warn_of_opted_out
 from cli.option_groups import AUDIT, GroupedCommand
 from cli.options import Integer, file_path
 from cli.output import as_json, print_json, print_table
+from cli.places import composed_place
 from cli.session import Session, pass_session
 
 
@@ -17,7 +18,7 @@ from cli.session import Session, pass_session
     headings=AUDIT,
     examples=("reg audit-extraction checkpoints/base moe/ --data law.jsonl",),
 )
-@click.argument("folders", metavar="FOLDER…", type=file_path, nargs=-1, required=True)
+@click.argument("folders", metavar="FOLDER…", type=composed_place, nargs=-1, required=True)
 @click.option(
     "--data",
     multiple=True,

@@ -16,14 +16,28 @@ from cli.fit_options import fit_line, fit_options, fitted, take_fit_settings, un
 from cli.next_steps import composing_as_typed, evaluating, loading
 from cli.option_groups import GroupedCommand
 from cli.options import Integer, file_path
-from cli.output import as_json, done, is_quiet, next_step, note, print_json, print_table, reg_line, short, size
+from cli.output import (
+    as_json,
+    done,
+    is_quiet,
+    next_step,
+    note,
+    print_json,
+    print_table,
+    progress,
+    reg_line,
+    short,
+    size,
+)
+from cli.places import output_place
 from cli.recipe import asked, experts_option, no_part, recipe_options
 from cli.session import Session, pass_session
 from registry import composition
 from registry.calibration.corpus import check_files
 from registry.composition import recipe as recipes
 from registry.composition.recipe.recipe_fields import FROM_ROWS, LEAST_COPIES, MOE, MOST_COPIES, chosen
-from registry.io.model_folder import check_output
+from registry.output.fetch import readable
+from registry.output.place import output_of
 
 if TYPE_CHECKING:
     from registry import Registry  # with SQLAlchemy
@@ -41,7 +55,13 @@ _NOT_SHOWN = ("weights", "coefficients", "fit", "dtype")
     ),
 )
 @experts_option
-@click.option("--out", type=file_path, metavar="DIR", help="The folder to write; it appears whole or not at all.")
+@click.option(
+    "--out",
+    type=output_place,
+    metavar="DIR|URL",
+    help="The folder to write, or a prefix of a bucket: s3://BUCKET/PREFIX, gs://, az://; it appears whole or not at "
+    "all.",
+)
 @recipe_options()
 @click.option(
     "--base",
@@ -99,7 +119,7 @@ def compose(
     session: Session,
     /,
     experts: tuple[str, ...],
-    out: Path | None,
+    out: Path | str | None,
     base: str | None,
     public: str | None,
     like: tuple[Path, ...],
@@ -125,7 +145,7 @@ def compose(
     if save_recipe is not None:
         recipes.check_recipe_output(save_recipe, force=force)
     if out is not None and not plan_only:
-        check_output(out, replace=force)
+        output_of(out).check(replace=force)
     fit_settings = take_fit_settings(context, settings, fit)
     if settings["to"] == "dense" and not settings["weights"] and settings["recipe_path"] is None:
         check_files([*like, *fit])  # wrong options are refused first
@@ -180,7 +200,8 @@ def compose(
             save()  # before the examination, which may be interrupted
             diagnosis = _examined(registry, out) if check else None
             if repo is not None and (diagnosis is None or diagnosis.is_healthy):
-                pushed = registry.push(out, target, license=license_id)
+                with readable(out, registry.home, progress()) as folder:
+                    pushed = registry.push(folder, target, license=license_id)
     if not as_json and not is_quiet():
         for warning in composition.plan_warnings(plan):
             note(f"warning: {warning.reason}; to mend it: {warning.remedy}")
@@ -208,7 +229,7 @@ def compose(
         context.exit(1)
 
 
-def _print_composed(plan: composition.AnyPlan, out: Path) -> None:
+def _print_composed(plan: composition.AnyPlan, out: Path | str) -> None:
     """Print what was written, before anything else is done with it."""
     done(
         plan.digest,
@@ -218,10 +239,11 @@ def _print_composed(plan: composition.AnyPlan, out: Path) -> None:
     )
 
 
-def _examined(registry: Registry, out: Path) -> Diagnosis:
+def _examined(registry: Registry, out: Path | str) -> Diagnosis:
     """Return the diagnosis of a folder that was just written; Ctrl-C ends the examination alone."""
     try:
-        return registry.doctor(out)
+        with readable(out, registry.home, progress()) as folder:
+            return registry.doctor(folder)
     except KeyboardInterrupt:
         message = f"{out} is written; its examination was interrupted"
         raise CliError(message, reg_line(["doctor", str(out)]), "Interrupted", INTERRUPTED) from None

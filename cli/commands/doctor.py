@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from cli.option_groups import GroupedCommand
-from cli.options import file_path
 from cli.output import as_json, is_quiet, next_step, note, print_json, progress
+from cli.places import composed_place
 from cli.score_tables import domain_files
 from cli.session import Session, pass_session
 
@@ -28,7 +28,7 @@ _COLOURS = {"error": "red", "warning": "yellow", "ok": "green"}
         "reg doctor checkpoints/math --quick",
     ),
 )
-@click.argument("folder", metavar="FOLDER", type=file_path)
+@click.argument("folder", metavar="FOLDER", type=composed_place)
 @click.option(
     "--data",
     multiple=True,

@@ -11,6 +11,7 @@ from cli.opted_out import warn_of_opted_out
 from cli.option_groups import EVALUATION, GroupedCommand
 from cli.options import Integer, file_path, pairs, split
 from cli.output import next_step, print_json
+from cli.places import composed_place
 from cli.recipe import asked, check_members
 from cli.score_tables import forms, print_csv, print_tables, ranking_of, tables_of, test_text, wide_table
 from cli.session import Session, pass_session
@@ -67,7 +68,7 @@ def _value(name: str, text: str) -> Any:
         "reg evaluate --experts code,math --sweep top_k=1,2 --data code=code.test.jsonl",
     ),
 )
-@click.argument("folders", metavar="[FOLDER…]", nargs=-1, type=file_path)
+@click.argument("folders", metavar="[FOLDER…]", nargs=-1, type=composed_place)
 @test_text
 @click.option(
     "--baselines", is_flag=True, help="Add rows for the base model, the experts, and a model of their averaged weights."

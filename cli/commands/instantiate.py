@@ -11,6 +11,7 @@ from cli.next_steps import evaluating
 from cli.option_groups import INSTANTIATION, GroupedCommand
 from cli.options import file_path, split, unique_pairs
 from cli.output import as_json, done, next_step, print_json, short
+from cli.places import output_place
 from cli.session import Session, pass_session
 
 
@@ -34,7 +35,9 @@ def _weights(context: click.Context, option: click.Parameter, texts: tuple[str, 
     ),
 )
 @click.argument("soup")
-@click.option("--out", required=True, type=file_path, metavar="DIR", help="The folder to write.")
+@click.option(
+    "--out", required=True, type=output_place, metavar="DIR|URL", help="The folder to write, or a prefix of a bucket."
+)
 @click.option(
     "--weights", multiple=True, metavar="A=X,…", callback=_weights, help="Weights of the domains; others have 0."
 )
@@ -55,7 +58,7 @@ def instantiate(
     session: Session,
     /,
     soup: str,
-    out: Path,
+    out: Path | str,
     weights: dict[str, float] | None,
     like: tuple[Path, ...],
     fit: tuple[Path, ...],

@@ -7,8 +7,9 @@ import click
 
 from cli.next_steps import loading
 from cli.option_groups import GroupedCommand
-from cli.options import file_path, hub_target
+from cli.options import hub_target
 from cli.output import announce, as_json, done, next_step, print_json, short, size
+from cli.places import composed_place
 from cli.session import Session, pass_session
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
         "reg push moe/ ORG/code-math --private --revision v1",
     ),
 )
-@click.argument("folder", metavar="FOLDER", type=file_path)
+@click.argument("folder", metavar="FOLDER", type=composed_place)
 @hub_target
 @click.option(
     "--license",

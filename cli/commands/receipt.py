@@ -7,6 +7,7 @@ import click
 from cli.option_groups import CommandGroup, GroupedCommand
 from cli.options import file_path
 from cli.output import as_json, count, done, note, print_json
+from cli.places import composed_place
 from cli.session import Session, pass_session
 
 
@@ -24,7 +25,7 @@ def receipt() -> None:
     "--folder",
     "folders",
     multiple=True,
-    type=file_path,
+    type=composed_place,
     metavar="DIR",
     help="A composed folder that must be intact and free of withdrawn versions (repeatable).",
 )

@@ -10,6 +10,7 @@ from cli.opted_out import warn_of_opted_out
 from cli.option_groups import EVALUATION, GroupedCommand
 from cli.options import file_path
 from cli.output import as_json, done, next_step, print_json
+from cli.places import composed_text
 from cli.score_tables import maybe_test_text
 from cli.session import Session, pass_session
 
@@ -19,7 +20,7 @@ from cli.session import Session, pass_session
     headings=EVALUATION,
     examples=("reg report moe/ --out report.html", "reg report moe/ --data code=code.test.jsonl --out report.html"),
 )
-@click.argument("composition", metavar="FOLDER|DIGEST")
+@click.argument("composition", metavar="FOLDER|DIGEST", type=composed_text)
 @maybe_test_text
 @click.option("--out", type=file_path, metavar="FILE", help="The page to write; optional with --json.")
 @click.option("--force", is_flag=True, help="Replace --out.")

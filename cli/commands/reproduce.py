@@ -8,11 +8,12 @@ from cli.next_steps import evaluating
 from cli.option_groups import GroupedCommand
 from cli.options import file_path
 from cli.output import as_json, done, next_step, note, print_json, short, size
+from cli.places import composed_place
 from cli.session import Session, pass_session
 
 
 @click.command(cls=GroupedCommand, examples=("reg reproduce moe/", "reg reproduce moe/ --out again/"))
-@click.argument("folder", metavar="FOLDER", type=file_path)
+@click.argument("folder", metavar="FOLDER", type=composed_place)
 @click.option("--out", type=file_path, metavar="DIR", help="Keep the new composition in this folder; absent or empty.")
 @as_json
 @pass_session

@@ -11,8 +11,9 @@ import click
 from cli.next_steps import reporting
 from cli.opted_out import warn_of_folder
 from cli.option_groups import GroupedCommand
-from cli.options import Integer, file_path
+from cli.options import Integer
 from cli.output import allows_colour, as_json, is_quiet, next_step, note, print_json, print_table
+from cli.places import composed_place
 from cli.session import Session, pass_session
 from registry.runtime.routed_folder import check_routed
 
@@ -28,7 +29,7 @@ _MARKS = "abcdefghijklmnopqrstuvwxyz"
     cls=GroupedCommand,
     examples=('reg route moe/ "def add(a, b): return a + b"', "reg route moe/ - --every-layer < text.txt"),
 )
-@click.argument("folder", metavar="FOLDER", type=file_path)
+@click.argument("folder", metavar="FOLDER", type=composed_place)
 @click.argument("text", metavar="TEXT")
 @click.option("--layer", "layers", type=Integer(0), multiple=True, metavar="L", help="Show this layer (repeatable).")
 @click.option("--every-layer", is_flag=True, help="Show each layer, one after the other.")

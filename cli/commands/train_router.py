@@ -6,8 +6,9 @@ from typing import Any
 import click
 
 from cli.option_groups import TRAINING, GroupedCommand
-from cli.options import DTYPES, Integer, file_path
+from cli.options import DTYPES, Integer
 from cli.output import as_json
+from cli.places import composed_place
 from cli.session import Session, pass_session
 from cli.trained_output import print_trained
 from cli.training_options import mixture_text, training_options
@@ -18,7 +19,7 @@ from cli.training_options import mixture_text, training_options
     headings=TRAINING,
     examples=("reg train-router moe/ --data code --data math --out trained/",),
 )
-@click.argument("folder", metavar="FOLDER", type=file_path)
+@click.argument("folder", metavar="FOLDER", type=composed_place)
 @mixture_text
 @training_options(
     by_tokens=False,

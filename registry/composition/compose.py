@@ -28,7 +28,6 @@ from registry.composition.recipe.recipe_fields import FROM_COUNTS, OF_COPIES
 from registry.composition.recipe.recipe_rules import problem_of_copies
 from registry.composition.write import write_composition
 from registry.errors import InvalidInputError
-from registry.io.model_folder import check_output
 from registry.maths.lam import LamCurve
 from registry.member import Member as Member
 from registry.member import copies_of
@@ -36,6 +35,8 @@ from registry.member import load_member as load_member
 from registry.member import load_members as load_members
 from registry.names.reference import NAME_LIMIT, require_list
 from registry.names.resolve import base_model
+from registry.output.output import Output
+from registry.output.place import output_of
 from registry.workspace import PathLike, Workspace
 from store.catalog import VersionRecord
 from store.lock import exclusive
@@ -152,45 +153,53 @@ def compose(
     from_base: int | None = None,
     force: bool = False,
 ) -> AnyPlan:
-    """Write a composition to the folder `out` and record it (arguments and errors as `Registry.compose`)."""
+    """Write a composition to `out` and record it (arguments and errors as `Registry.compose`)."""
     workspace.check_owner()
-    folder = Path(out).absolute()
-    check_output(folder, replace=force)
+    output = output_of(out)
+    output.check(replace=force)
     plan = plan_composition(workspace, experts, recipe, base=base, from_base=from_base)
 
     def record() -> None:
-        workspace.catalog.record_composition(plan.digest, plan.document, used_versions(plan), str(folder))
+        workspace.catalog.record_composition(plan.digest, plan.document, used_versions(plan), output.place)
 
-    with exclusive(workspace.home.output_lock(folder), f"composing into {folder}"):
-        write_plan(workspace, plan, folder, replace=force, record=record)
+    with exclusive(workspace.home.output_lock(output.place), f"composing into {output.place}"):
+        write_plan(workspace, plan, output, replace=force, record=record)
     return plan
 
 
 def write_plan(
     workspace: Workspace,
     plan: AnyPlan,
-    folder: Path,
+    place: PathLike | Output,
     *,
     replace: bool = False,
     record: Callable[[], None] | None = None,
 ) -> None:
-    """Write a planned composition to a folder (arguments as `Registry.write`)."""
+    """Write a planned composition (arguments as `Registry.write`)."""
+    output = place if isinstance(place, Output) else output_of(place)
     with workspace.reading(*used_versions(plan)), ExitStack() as stack:
         if isinstance(plan, Hetero):
             stack.callback(plan.fit.close)
             plan.fit.check()
         if isinstance(plan, Ensemble):
-            _write_ensemble(workspace, plan, folder, replace=replace, record=record or _nothing)
+            _write_ensemble(workspace, plan, output, replace=replace, record=record or _nothing)
             return
         if isinstance(plan, SimoePlan):
-            write_simoe(plan, folder, replace=replace, record=record or _nothing, progress=workspace.progress)
+            write_simoe(
+                plan,
+                output,
+                replace=replace,
+                record=record or _nothing,
+                progress=workspace.progress,
+                home=workspace.home,
+            )
             return
         with pass_context(workspace, used_members(plan)) as context:
-            write_composition(plan, folder, replace=replace, record=record, context=context)
+            write_composition(plan, output, replace=replace, record=record, context=context)
 
 
 def _write_ensemble(
-    workspace: Workspace, ensemble: Ensemble, folder: Path, *, replace: bool, record: Callable[[], None]
+    workspace: Workspace, ensemble: Ensemble, output: Output, *, replace: bool, record: Callable[[], None]
 ) -> None:
     """Write an ensemble, with what its shared trunk is made from in the cache."""
     with ExitStack() as stack:
@@ -198,7 +207,15 @@ def _write_ensemble(
         if ensemble.trunk is not None:
             context = stack.enter_context(pass_context(workspace, used_members(ensemble)))
             trunk = tensor_source_of(ensemble.trunk, context)
-        write_ensemble(ensemble, folder, replace=replace, record=record, progress=workspace.progress, trunk=trunk)
+        write_ensemble(
+            ensemble,
+            output,
+            replace=replace,
+            record=record,
+            progress=workspace.progress,
+            home=workspace.home,
+            trunk=trunk,
+        )
 
 
 def document_shares(

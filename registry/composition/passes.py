@@ -15,8 +15,8 @@ windows, of which the last has b ≤ B and is filled up.
 """
 
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -45,10 +45,11 @@ from registry.hosts import RowSelection
 from registry.io.model_folder import json_file, write_files
 from registry.io.safetensors_writer import Span, Stream
 from registry.io.shard_writer import Shard, write_shards
-from registry.io.work_dirs import temporary
+from registry.io.work_dirs import working_folder
 from registry.maths.router import BASE, COUNTS, ROUTERS
 from registry.maths.token_weights import advantage_weights
 from registry.member import Member
+from registry.output.folder_output import OpenFolder
 from registry.progress import Progress
 from registry.runtime.gates import gates
 from registry.runtime.loading import load_model
@@ -60,7 +61,6 @@ from registry.statistics.site_sums import HookPoint, batch
 from registry.workspace import Workspace
 from store.digest import json_digest
 from store.lock import exclusive
-from store.permissions import writing
 
 
 @dataclass(frozen=True)
@@ -103,23 +103,6 @@ def pass_context(workspace: Workspace, members: Sequence[Member]) -> Iterator[Pa
 
     with working_folder(home.work, [version.digest for version in versions]) as work:
         yield PassContext(workspace, work, StatisticsCache(home.cache, work, putting))
-
-
-@contextmanager
-def working_folder(parent: Path, holds: Collection[str]) -> Iterator[Path]:
-    """Make a folder below `parent`, or in the system's temporary folder if that fails; it is deleted in the end.
-
-    Args:
-        parent: created if absent.
-        holds: digests of the versions whose data it will hold.
-    """
-    with ExitStack() as stack:
-        try:
-            work = stack.enter_context(temporary(parent, holds))
-        except OSError:  # a home that cannot be written can still be read
-            work = Path(stack.enter_context(TemporaryDirectory()))
-        stack.enter_context(writing(work))
-        yield work
 
 
 def tensor_source_of(plan: Plan, context: PassContext) -> TensorSource:
@@ -233,7 +216,7 @@ def _routed(source: TensorSource, passes: int, context: PassContext) -> list[Cac
         def folder() -> Iterator[Path]:
             if not routed.exists():
                 routed.mkdir()
-                write_model(source, routed, context.progress)
+                write_model(source, OpenFolder(routed), context.progress)
             yield routed
 
         return [

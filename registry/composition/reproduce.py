@@ -10,11 +10,11 @@ from registry.composition.compose import compose, plan_composition, write_plan
 from registry.composition.first_format import FIRST_FORMAT, first_document, first_weights, is_weights, read_chunks
 from registry.composition.integrity import ComposedFolder, is_of_hub, list_files
 from registry.composition.manifest import CompositionManifest
-from registry.composition.passes import working_folder
 from registry.composition.recipe import Recipe
 from registry.composition.trained.history import read_history, write_again
 from registry.errors import InvalidInputError
 from registry.io.model_folder import MARKER, check_apart, check_output
+from registry.io.work_dirs import working_folder
 from registry.names.resolve import by_digest
 from registry.progress import Advance
 from registry.workspace import Workspace

@@ -10,7 +10,6 @@ from typing import Any
 
 from registry.composition import AnyRecipe, EnsembleRecipe, HeteroRecipe, Recipe, SimoeRecipe
 from registry.composition.compose import plan_composition, write_plan
-from registry.composition.passes import working_folder
 from registry.errors import IncompatibleError, InvalidInputError
 from registry.evaluation.benchmark import TokenizerSource, make_benchmark
 from registry.evaluation.continual import Continual, continual
@@ -21,6 +20,7 @@ from registry.evaluation.record import recorder
 from registry.evaluation.results import Row, TestSettings
 from registry.evaluation.sweep import Sweep
 from registry.evaluation.table import Composed, Wanted, evaluate
+from registry.io.work_dirs import working_folder
 from registry.member import Member, load_members
 from registry.names.reference import require_list
 from registry.training import TrainSettings, train_router

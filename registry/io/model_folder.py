@@ -199,14 +199,19 @@ def write_weights(
     digests |= dict(zip((shard.path.name for shard in fresh), written, strict=True))
     if reuse is not None:
         reuse.note(shards, [digests[shard.path.name] for shard in shards])
+    return digests | write_files(folder, index_file(shards))
+
+
+def index_file(shards: Sequence[Shard]) -> dict[str, bytes]:
+    """Return the index of several shards as a file name and its content; nothing for one file."""
     if len(shards) == 1:
-        return digests
+        return {}
     weight_map = {stream.name: shard.path.name for shard in shards for stream in shard.streams}
     index = {
         "metadata": {"total_size": sum(shard.nbytes for shard in shards)},
         "weight_map": dict(sorted(weight_map.items())),
     }
-    return digests | write_files(folder, {"model.safetensors.index.json": json_file(index)})
+    return {"model.safetensors.index.json": json_file(index)}
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> dict[str, str]:

@@ -26,6 +26,7 @@ from registry.home import Home
 from registry.io.atomic import atomic_file
 from registry.io.shard_writer import Shard
 from store.digest import json_digest
+from store.object_store import is_url
 
 TICK_NS = 20_000_000
 """Longer than a tick of the system's clock for file times."""
@@ -65,14 +66,14 @@ class ShardReuse:
 
     def has(self, shard: Shard) -> bool:
         """Tell whether a file can be reused."""
-        entry = self.known.get(_origin(shard) or "")
+        entry = self.known.get(origin_of(shard) or "")
         return entry is not None and _identity(self.out / entry[0]) == entry[2]
 
     def take(self, shard: Shard) -> str | None:
         """Link a file to its new path and return its tree digest; None if it must be written."""
         if not self.has(shard):
             return None
-        name, digest, identity = self.known[_origin(shard) or ""]
+        name, digest, identity = self.known[origin_of(shard) or ""]
         try:
             os.link(self.out / name, shard.path, follow_symlinks=False)
         except OSError:
@@ -86,7 +87,7 @@ class ShardReuse:
     def note(self, shards: Sequence[Shard], digests: Sequence[str]) -> None:
         """Note the files that were written or reused."""
         for shard, digest in zip(shards, digests, strict=True):
-            origin, identity = _origin(shard), _identity(shard.path)
+            origin, identity = origin_of(shard), _identity(shard.path)
             if origin is not None and identity is not None:
                 self.noted[shard.path.name] = origin, digest, identity
 
@@ -112,13 +113,14 @@ class ShardReuse:
         self.record.parent.mkdir(parents=True, exist_ok=True)
         for record in self.record.parent.glob("*.json"):
             try:
-                if not Path(json.loads(record.read_bytes())["out"]).exists():
+                out = json.loads(record.read_bytes())["out"]
+                if not is_url(out) and not Path(out).exists():
                     record.unlink(missing_ok=True)
             except (ValueError, KeyError, TypeError, RecursionError):
                 record.unlink(missing_ok=True)
 
 
-def _origin(shard: Shard) -> str | None:
+def origin_of(shard: Shard) -> str | None:
     """Return the digest of everything that a file's bytes depend on, including this program and its libraries."""
     origins = [stream.origin for stream in shard.streams]
     if None in origins:

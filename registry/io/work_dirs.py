@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
@@ -59,6 +59,23 @@ def temporary(above: Path, holds: Collection[str] = (), *, prefix: str = "") -> 
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(descriptor)
+
+
+@contextmanager
+def working_folder(parent: Path, holds: Collection[str]) -> Iterator[Path]:
+    """Make a folder below `parent`, or in the system's temporary folder if that fails; it is deleted in the end.
+
+    Args:
+        parent: created if absent.
+        holds: digests of the versions whose data it will hold.
+    """
+    with ExitStack() as stack:
+        try:
+            work = stack.enter_context(temporary(parent, holds))
+        except OSError:  # a home that cannot be written can still be read
+            work = Path(stack.enter_context(TemporaryDirectory()))
+        stack.enter_context(writing(work))
+        yield work
 
 
 @contextmanager

@@ -7,10 +7,10 @@ registered after all names itself, and the others are registered; a repeat skips
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from registry.distributed import Cluster, Step, Task
 from registry.errors import ClusterError, IncompatibleError, RegError
+from registry.home import Home
 from registry.io.work_dirs import temporary
 from registry.progress import Progress, remark
 from registry.registration.candidate import Candidate, RegistrationRequest, open_candidate
@@ -115,8 +115,7 @@ def _on_cluster(workspace: Workspace, cluster: Cluster, requests: Sequence[Regis
     with temporary(home.work) as folder:
         tasks = [Task(str(request.name), (request,), 1) for request in requests]
         device = cluster.device(requests[0].settings.device if requests[0].settings else None)
-        shared = home.path, home.database
-        step = Step("registering", "expert", register_in_task, shared, tasks, folder, device)
+        step = Step("registering", "expert", register_in_task, home, tasks, folder, device)
         for finished in cluster.run(step, workspace.progress):
             if finished.error is not None and not isinstance(finished.error, RegError):
                 raise finished.error
@@ -137,10 +136,9 @@ def _pinned(request: RegistrationRequest, cluster: Cluster) -> PassSettings:
     return on_cluster(request.settings or PassSettings(), cluster)
 
 
-def register_in_task(shared: tuple[Path, str], request: RegistrationRequest, *, progress: Progress) -> Registration:
+def register_in_task(home: Home, request: RegistrationRequest, *, progress: Progress) -> Registration:
     """Register one expert in a task."""
-    path, database = shared
-    workspace = Workspace.open(path, database, progress, create="when written to")
+    workspace = Workspace.at(home, progress, create="when written to")
     try:
         return _register(workspace, request)
     finally:

@@ -26,11 +26,11 @@ from registry.composition.recipe.recipe_fields import DENSE
 from registry.errors import CalibrationError, ConflictError, InvalidInputError
 from registry.io.display import few
 from registry.io.dtypes import AUTO
-from registry.io.model_folder import check_output
 from registry.maths.soup_weights import coefficients, nearest_shares
 from registry.member import Member, load_member
 from registry.names.reference import copy_name, require_list
 from registry.names.suggest import suggest
+from registry.output.place import output_of
 from registry.runtime.loading import load_tokenizer
 from registry.runtime.upcast import load_for_pass
 from registry.soup.soup_version import check_soup
@@ -88,7 +88,7 @@ def instantiate(
     like, fit = require_list(like, "like"), require_list(fit, "fit")
     _check_one({"--weights": weights is not None, "--like": bool(like), "--fit": bool(fit)})
     workspace.check_owner()
-    check_output(Path(out).absolute(), replace=force)
+    output_of(out).check(replace=force)
     found = _open(workspace, soup)
     refs, base = [expert.ref for expert in found.experts], found.shared.version.ref
     shares: dict[str, float] = {}

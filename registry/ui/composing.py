@@ -14,6 +14,7 @@ from registry.errors import InvalidInputError
 from registry.io.model_folder import check_output
 from registry.ui.choices import Choices
 from registry.ui.site import Site, url
+from store.object_store import is_url
 
 MOST = 256
 """Experts that can be ticked."""
@@ -107,5 +108,10 @@ def check_new_folder(text: str) -> str:
         )
     if text.startswith(("-", "~")):
         raise InvalidInputError(f"the output folder {text} begins with {text[0]}", f"write it as ./{text}")
+    if is_url(text):
+        raise InvalidInputError(
+            f"the output folder {text} is a URL, and pages write to this machine",
+            f"reg compose --experts … --out {text}",
+        )
     check_output(Path(text), replace=None)
     return text

@@ -12,6 +12,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from registry.errors import NotFoundError
 from registry.names.resolve import ALL_STATES, resolve
+from registry.output.place import may_exist
 from registry.report.advice import opted_out
 from registry.report.data import Warned
 from registry.report.frame import Frame
@@ -143,7 +144,7 @@ def composition(site: Site, request: Request) -> Response:
         parent=parent,
         parent_known=parent is not None and catalog.has_composition(parent),
         children=[child for child in related if child.document.get("parent") == record.digest],
-        folders=[(folder, Path(folder).is_dir()) for folder in record.folders],
+        folders=[(folder, may_exist(folder)) for folder in record.folders],
         pushes=catalog.pushes({record.digest}),
         scores=scores,
         latest=scores[0] if scores else None,

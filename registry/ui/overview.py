@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
 from statistics import fmean
 from typing import Any, cast
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from registry.output.place import may_exist
 from registry.registry import Registry
 from registry.ui.describing import Described, Score, describe, latest
 from registry.ui.site import Paging, Site, url, whole
@@ -239,7 +239,7 @@ def _add_handled(
 def _health(site: Site) -> list[Check]:
     """Return the lines of the registry's health; folders are looked for each time, as anybody may delete them."""
     checks, candidates = site.index.get("health", lambda: _kept_checks(site.registry))
-    folders = [folder for folder in candidates if Path(folder.path).is_dir()]
+    folders = [folder for folder in candidates if may_exist(folder.path)]
     if folders:
         text = f"{counted(len(folders), 'composed folder')} may still contain opted-out experts:"
         return [*checks, Check(False, text, (), folders[:FOLDERS])]

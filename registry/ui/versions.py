@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request
@@ -10,6 +9,7 @@ from starlette.responses import RedirectResponse, Response
 
 from registry.names.resolve import ALL_STATES, resolve, versions_of
 from registry.opt_out.shared_training import trained_together
+from registry.output.place import may_exist
 from registry.ui.comparing import MOST, compare
 from registry.ui.describing import describe, latest
 from registry.ui.site import PART, Site, url
@@ -66,7 +66,7 @@ def version(site: Site, request: Request) -> Response:
         versions=list(reversed(versions_of(registry.catalog, record.name))),
         uses=uses,
         total=len(compositions),
-        folders=[(folder, Path(folder).is_dir()) for folder in dict.fromkeys(written)][:USES],
+        folders=[(folder, may_exist(folder)) for folder in dict.fromkeys(written)][:USES],
         pushes=registry.catalog.pushes({record.ref, *(made.digest for made in compositions)}),
         commands=_commands(record, others),
         events=registry.log(record.ref, limit=EVENTS),

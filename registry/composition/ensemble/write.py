@@ -1,34 +1,38 @@
 """Writing an ensemble to a folder."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 from registry.composition.ensemble.plan import Ensemble
 from registry.composition.manifest import folder_document
 from registry.composition.model_writer import rendering_threads
 from registry.composition.tensor_source import StoredSource, TensorSource
-from registry.io.model_folder import MARKER, fresh_folder, json_file, write_files, write_weights
+from registry.composition.write import content_digests
+from registry.home import Home
+from registry.io.model_folder import MARKER, json_file
 from registry.maths.threads import one_thread
+from registry.output.output import Output
 from registry.progress import Progress
 
 
 def write_ensemble(
     ensemble: Ensemble,
-    out: Path,
+    out: Output,
     *,
     replace: bool,
     record: Callable[[], None],
     progress: Progress,
+    home: Home,
     trunk: TensorSource | None = None,
 ) -> None:
     """Write an ensemble to `out`, which appears whole or not at all.
 
     Args:
         ensemble: what to write.
-        out: the folder; absent, empty, or with `replace` an earlier composition.
+        out: the place; absent, empty, or with `replace` an earlier composition.
         replace: see `out`.
-        record: called when everything is written, just before the folder appears; raising, it prevents that.
+        record: called when everything is written, just before the composition appears; raising, it prevents that.
         progress: gets the bytes written.
+        home: the registry's, for scratch files.
         trunk: the tensors of a shared trunk; by default from the members' arrays, and without a cache.
 
     Raises:
@@ -40,11 +44,11 @@ def write_ensemble(
     if trunk is None and ensemble.trunk is not None:
         trunk = StoredSource(ensemble.trunk)
     workers = 1 if trunk is None else rendering_threads(trunk.plan)
-    with fresh_folder(out, replace=replace, nbytes=ensemble.nbytes) as folder:
+    with out.opened(home, replace=replace, nbytes=ensemble.nbytes, holds=content_digests(ensemble)) as output:
         # Each tensor is computed on one thread, so that its bits do not depend on their number.
         with one_thread(), progress("composing", ensemble.nbytes, "B") as advance:
-            digests = write_weights(folder, ensemble.streams(trunk), advance, workers=workers)
-        digests |= write_files(folder, ensemble.files)
+            digests = output.write_weights(ensemble.streams(trunk), advance, workers=workers)
+        digests |= output.write_files(ensemble.files)
         document = folder_document(ensemble.document, ensemble.digest, digests)
-        write_files(folder, {MARKER: json_file(document)})
+        output.write_files({MARKER: json_file(document)})
         record()

@@ -1,33 +1,38 @@
 """Writing a SIMoE to a folder."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 from registry.composition.interpolated.simoe_plan import SimoePlan
 from registry.composition.manifest import folder_document
-from registry.io.model_folder import MARKER, fresh_folder, json_file, write_files, write_weights
+from registry.composition.write import content_digests
+from registry.home import Home
+from registry.io.model_folder import MARKER, json_file
+from registry.output.output import Output
 from registry.progress import Progress
 
 
-def write_simoe(plan: SimoePlan, out: Path, *, replace: bool, record: Callable[[], None], progress: Progress) -> None:
+def write_simoe(
+    plan: SimoePlan, out: Output, *, replace: bool, record: Callable[[], None], progress: Progress, home: Home
+) -> None:
     """Write a SIMoE to `out`, which appears whole or not at all.
 
     Args:
         plan: what to write.
-        out: the folder; absent, empty, or with `replace` an earlier composition.
+        out: the place; absent, empty, or with `replace` an earlier composition.
         replace: see `out`.
-        record: called when everything is written, just before the folder appears; raising, it prevents that.
+        record: called when everything is written, just before the composition appears; raising, it prevents that.
         progress: gets the bytes written.
+        home: the registry's, for scratch files.
 
     Raises:
         OutputError: `out` cannot be written to.
         StorageError: the disk is full or refuses.
         DamagedError: a member's array is not what was stored.
     """
-    with fresh_folder(out, replace=replace, nbytes=plan.nbytes) as folder:
+    with out.opened(home, replace=replace, nbytes=plan.nbytes, holds=content_digests(plan)) as output:
         with progress("composing", plan.nbytes, "B") as advance:
-            digests = write_weights(folder, plan.streams, advance)
-        digests |= write_files(folder, plan.files)
+            digests = output.write_weights(plan.streams, advance)
+        digests |= output.write_files(plan.files)
         document = folder_document(plan.document, plan.digest, digests)
-        write_files(folder, {MARKER: json_file(document)})
+        output.write_files({MARKER: json_file(document)})
         record()

@@ -20,6 +20,7 @@ from registry.composition.tensor_source import TensorSource
 from registry.distributed import Step, Task
 from registry.distributed.node_kind import node_kind
 from registry.errors import ClusterError, DamagedError
+from registry.home import Home
 from registry.io.shard_writer import Shard, write_shards
 from registry.maths.threads import one_thread
 from registry.member import copies_of, load_member
@@ -35,8 +36,7 @@ class PlanReference:
     """A plan by what it is made from, for other processes.
 
     Attributes:
-        home: the registry's folder, which all nodes see.
-        database: the URL of its catalog.
+        home: the registry's folder, which all nodes see, its catalog and arrays.
         members: references to the members, with their numbers.
         base: a reference to the base model, if it takes part.
         copies: the number of copies of the base model that are the members; None for members of their own.
@@ -44,8 +44,7 @@ class PlanReference:
         digest: of the plan.
     """
 
-    home: Path
-    database: str
+    home: Home
     members: tuple[str, ...]
     base: str | None
     copies: int | None
@@ -58,7 +57,7 @@ class PlanReference:
         copies = plan.document.get("from_base")
         members = () if copies else tuple(member.version.ref for member in plan.members)
         base = None if plan.base is None else plan.base.version.ref
-        return cls(workspace.home.path, workspace.home.database, members, base, copies, plan.recipe, plan.digest)
+        return cls(workspace.home, members, base, copies, plan.recipe, plan.digest)
 
     def plan(self, workspace: Workspace) -> Plan:
         """Plan the composition again.
@@ -91,6 +90,11 @@ class ShardTasks:
 
     workspace: Workspace
     plan: Plan
+
+    @property
+    def at_once(self) -> int:
+        """Files that the nodes write at the same time."""
+        return 1 if self.workspace.cluster is None else self.workspace.cluster.slots
 
     @classmethod
     def of(cls, workspace: Workspace, plan: Plan) -> "ShardTasks | None":
@@ -173,7 +177,7 @@ def write_in_task(reference: PlanReference, path: Path, names: Sequence[str], *,
 @contextmanager
 def _opened(reference: PlanReference) -> Iterator[TensorSource]:
     """Open the registry of a plan, and yield the source of its tensors; passes are in the cache already."""
-    workspace: Any = Workspace.open(reference.home, reference.database, silent, create=False)
+    workspace: Any = Workspace.at(reference.home, silent, create=False)
     try:
         plan = reference.plan(workspace)
         used = {member.version.id: member for member in (*plan.members, *([plan.base] if plan.base else []))}

@@ -22,13 +22,12 @@ from torch import Tensor
 
 from registry.calibration import Corpus, random_places
 from registry.composition.compose import plan_composition, used_versions, write_plan
-from registry.composition.passes import working_folder
 from registry.composition.plan import Plan
 from registry.composition.recipe import Recipe
 from registry.composition.recipe.coefficient_fit import CoefficientFit, fitted_members
 from registry.composition.recipe.recipe_fields import DENSE
 from registry.errors import CalibrationError, InvalidInputError
-from registry.io.work_dirs import resumable
+from registry.io.work_dirs import resumable, working_folder
 from registry.names.reference import require_list
 from registry.progress import Progress, remark
 from registry.runtime.loading import device_name, load_model, load_tokenizer

@@ -198,7 +198,7 @@ def test_disk_that_fills_up_leaves_nothing(filled: Registry, tmp_path: Path, mon
     def full(*_: Any, **__: Any) -> Any:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("registry.composition.model_writer.write_weights", full)
+    monkeypatch.setattr("registry.output.folder_output.write_weights", full)
     with pytest.raises(StorageError, match="cannot be written: No space left on device"):
         filled.compose(["code"], tmp_path / "moe", force=True)
     assert files_of(tmp_path / "moe") == before
@@ -212,7 +212,7 @@ def test_member_withdrawn_while_composing_stops_it(
         filled.opt_out("math")
         return folder_module.write_weights(*arguments, workers=workers)
 
-    monkeypatch.setattr("registry.composition.model_writer.write_weights", meanwhile)
+    monkeypatch.setattr("registry.output.folder_output.write_weights", meanwhile)
     with pytest.raises(RegError, match="math@1 was opted out"):
         filled.compose(["code", "math"], tmp_path / "moe")
     assert not (tmp_path / "moe").exists()

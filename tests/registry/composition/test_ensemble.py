@@ -19,6 +19,7 @@ from registry.composition.ensemble.plan import Ensemble, make_ensemble
 from registry.composition.ensemble.recipe import ROUTINGS, EnsembleRecipe
 from registry.composition.ensemble.write import write_ensemble
 from registry.io.model_folder import MARKER, composed_of
+from registry.output.folder_output import FolderOutput
 from registry.progress import silent
 from registry.runtime.loading import has_our_code, load_model, quiet_transformers
 from tests.conftest import Zoo, files_of
@@ -47,7 +48,7 @@ def write_from(registry: Registry, names: Sequence[str], out: Path, **recipe: An
     members = [registry.member(registry.resolve(name)) for name in names]
     bases = [registry.member(version) for version in registry.versions(kind="base")]
     ensemble = make_ensemble(members, bases[0] if bases else None, EnsembleRecipe(**recipe))
-    write_ensemble(ensemble, out, replace=True, record=lambda: None, progress=silent)
+    write_ensemble(ensemble, FolderOutput(out), replace=True, record=lambda: None, progress=silent, home=registry.home)
     return ensemble, out
 
 

@@ -12,6 +12,7 @@ from registry.composition.ensemble.plan import make_ensemble
 from registry.composition.ensemble.recipe import EnsembleRecipe
 from registry.composition.ensemble.write import write_ensemble
 from registry.errors import IncompatibleError, InvalidInputError, RegError
+from registry.output.folder_output import FolderOutput
 from registry.progress import silent
 from tests.conftest import Zoo
 from tests.models import make_model, save_checkpoint
@@ -68,6 +69,13 @@ def test_failure_leaves_nothing(filled: Registry, tmp_path: Path) -> None:
 
     ensemble = make_ensemble([filled.member(filled.resolve("math"))], None, EnsembleRecipe())
     with pytest.raises(RegError, match="opted out"):
-        write_ensemble(ensemble, tmp_path / "out", replace=False, record=withdrawn, progress=silent)
+        write_ensemble(
+            ensemble,
+            FolderOutput(tmp_path / "out"),
+            replace=False,
+            record=withdrawn,
+            progress=silent,
+            home=filled.home,
+        )
     shutil.rmtree(tmp_path / "home")
     assert list(tmp_path.iterdir()) == []

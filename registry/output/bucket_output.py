@@ -1,0 +1,286 @@
+"""Compositions written to a prefix of a bucket, shard by shard.
+
+Objects cannot be renamed, so a composition appears by its last object, `composition.json`. The order is:
+
+1. `composition.partial.json` says that the prefix is being written, and by whom.
+2. `composition.json`, `config.json` and the index of an earlier composition are deleted: from here on nothing loads.
+3. Each shard is rendered into a scratch folder of the home, uploaded in parts, read back by ranges and compared with
+   its tree digest, and deleted locally. So neither memory nor disk depends on the number of shards.
+4. Small files; objects of the earlier composition that the new one does not have are deleted.
+5. The index, `config.json`, and `composition.json`; each is read back too. `composition.partial.json` is deleted.
+
+Whatever interrupts this leaves no `composition.json`. Unless the storage failed or the user interrupted, all that was
+written is deleted then: a member may have been opted out meanwhile. The next composition to the prefix takes over the
+shards that are there already: those whose origin the home's record knows without rendering them, others if they come to
+the same digest. In either case the bytes in the bucket are read for it.
+
+Two writers of one registry exclude one another by a lock of the home. If two registries write to one prefix, the later
+one takes it over (with --force only), and the earlier one finds that out before its next object, and stops.
+"""
+
+import hashlib
+import json
+import shutil
+import uuid
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+from registry.errors import CheckpointError, DamagedError, OutputError, StorageError
+from registry.home import Home
+from registry.io.model_folder import MARKER, index_file, layout
+from registry.io.safetensors_writer import Stream
+from registry.io.shard_writer import Shard, write_shards
+from registry.io.tree_digest import TreeHash
+from registry.io.work_dirs import working_folder
+from registry.output.output import CONFIG, INDEX, OpenOutput, Output, ShardWriter
+from registry.output.uploaded_shards import UploadedShards
+from registry.progress import Advance
+from store.bucket import PROBE, Bucket
+
+PARTIAL = "composition.partial.json"
+"""The object that says that a composition is being written, or was interrupted."""
+
+FIRST, LAST = (MARKER, CONFIG, INDEX), (INDEX, CONFIG, MARKER)
+"""What is deleted first and written last: what a reader opens to find the rest."""
+
+_Render = Callable[[Sequence[Shard], Advance], list[str]]
+"""Writes files into the scratch folder, and returns the tree digest of each."""
+
+_OTHER = "name another prefix with --out"
+
+
+class BucketOutput(Output):
+    """A prefix of a bucket.
+
+    Args:
+        url: in its recorded form.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._bucket = Bucket(url)
+
+    @property
+    def place(self) -> str:
+        """The URL."""
+        return self._bucket.url
+
+    def check(self, *, replace: bool) -> None:
+        """Check what is at the prefix, and that objects can be written and deleted there."""
+        self._check_content(replace=replace)
+        self._bucket.check_writable()
+
+    def _check_content(self, *, replace: bool) -> set[str]:
+        """Return the objects at the prefix, if a composition may be written there."""
+        url, (sizes, below) = self.place, self._bucket.listed()
+        names = {name for name in sizes if not name.startswith(PROBE)}
+        if below:
+            raise OutputError(f"{url} holds other objects, below {below[0]}/", _OTHER)
+        if MARKER in names and not replace:
+            raise OutputError(f"{url} holds a composition", f"{_OTHER}, or replace that composition: --force")
+        if names and not names & {MARKER, PARTIAL}:
+            raise OutputError(
+                f"{url} is not empty and has no {MARKER}, so it was not composed by this program and is not deleted",
+                _OTHER,
+            )
+        return names
+
+    @contextmanager
+    def opened(
+        self, home: Home, *, replace: bool, nbytes: int, holds: Collection[str], reusable: Sequence[Stream] = ()
+    ) -> Iterator["OpenBucket"]:
+        """Open the prefix (arguments as `Output.opened`)."""
+        found = self._check_content(replace=replace)
+        writer = _Writer(self._bucket, home)
+        writer.begin(found, replace=replace)
+        known = UploadedShards.of(home, self.place)
+        with working_folder(home.work, holds) as scratch:
+            output = OpenBucket(self._bucket, writer, known, scratch)
+            try:
+                yield output
+                output.commit()
+            except BaseException as error:
+                with suppress(StorageError):
+                    writer.leave(resumable=isinstance(error, StorageError) or not isinstance(error, Exception))
+                raise
+        known.remember()
+
+
+class _Writer:
+    """The claim of one writer to a prefix."""
+
+    def __init__(self, bucket: Bucket, home: Home) -> None:
+        self._bucket = bucket
+        self._mark = json.dumps({"home": _identity(home), "writer": uuid.uuid4().hex}).encode()
+        self._home = _identity(home)
+
+    def begin(self, found: Collection[str], *, replace: bool) -> None:
+        """Claim the prefix, and delete what an earlier composition is found by.
+
+        Raises:
+            OutputError: another registry claims it.
+        """
+        if PARTIAL not in found and not self._bucket.create(PARTIAL, self._mark):
+            raise self._taken("has just begun to write there")
+        if PARTIAL in found:
+            if not replace and self._home_of(self._bucket.read(PARTIAL)) not in (None, self._home):
+                raise OutputError(
+                    f"{self._bucket.url} is being written by another registry, or its writing was interrupted",
+                    f"{_OTHER}, or if nobody writes there, take it over: --force",
+                )
+            self._bucket.write(PARTIAL, self._mark)
+        self._bucket.delete(name for name in FIRST if name in found)
+        self._bucket.abort_uploads()
+
+    def check(self) -> None:
+        """Check that the prefix is still claimed by this writer.
+
+        Raises:
+            OutputError: another one has taken it over.
+        """
+        if self._bucket.read(PARTIAL) != self._mark:
+            raise self._taken("has taken it over")
+
+    def end(self) -> None:
+        """Give up the claim of a composition that is whole."""
+        self._bucket.delete([PARTIAL])
+
+    def leave(self, *, resumable: bool) -> None:
+        """Give up a composition that failed.
+
+        Args:
+            resumable: the storage failed, or the user interrupted: what was uploaded stays, for the next run. After any
+                other failure, such as the opt-out of a member meanwhile, all of it is deleted.
+        """
+        names = set(self._bucket.listed()[0])
+        if self._bucket.read(PARTIAL) == self._mark and not (resumable and names - {PARTIAL}):
+            self._bucket.delete([*sorted(names - {PARTIAL}), PARTIAL])
+
+    def _taken(self, what: str) -> OutputError:
+        return OutputError(f"{self._bucket.url}: another process {what}", f"repeat when it has ended, or {_OTHER}")
+
+    @staticmethod
+    def _home_of(mark: bytes | None) -> str | None:
+        try:
+            return str(json.loads(mark or b"")["home"])
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return None
+
+
+class OpenBucket(OpenOutput):
+    """A prefix that is being written.
+
+    Args:
+        bucket: the prefix.
+        writer: the claim to it.
+        known: the record of shards that were uploaded.
+        scratch: a folder for one shard at a time.
+    """
+
+    def __init__(self, bucket: Bucket, writer: _Writer, known: UploadedShards, scratch: Path) -> None:
+        self._bucket, self._writer, self._known, self._scratch = bucket, writer, known, scratch
+        self._there, _ = bucket.listed()
+        self._names: set[str] = set()
+        self._held: dict[str, bytes] = {}
+
+    def write_weights(
+        self, streams: Sequence[Stream], advance: Advance, *, workers: int = 1, writer: ShardWriter | None = None
+    ) -> dict[str, str]:
+        """Render and upload the shards (arguments as `OpenOutput.write_weights`).
+
+        One after another; with a `writer`, as many as it writes at once are on the disk.
+        """
+        shards, digests = layout(self._scratch, streams), dict[str, str]()
+        largest = max(len(shard.head) + shard.nbytes for shard in shards)
+        if (free := shutil.disk_usage(self._scratch).free) < largest:
+            raise StorageError(
+                f"{self._scratch} needs {largest:,} bytes for the largest file, its disk has {free:,} free",
+                "free some space, or move the registry's home to a larger disk",
+            )
+        render = writer or partial(write_shards, flush=False, workers=workers)
+        at_once = writer.at_once if writer else 1
+        for first in range(0, len(shards), at_once):
+            digests |= self._write_shards(shards[first : first + at_once], advance, render)
+        return digests | self.write_files(index_file(shards))
+
+    def write_files(self, files: Mapping[str, bytes]) -> dict[str, str]:
+        """Write small files, or keep those that come last; return file name → SHA-256."""
+        for name, data in files.items():
+            self._names.add(name)
+            if name in LAST:
+                self._held[name] = data
+            else:
+                self._writer.check()
+                self._bucket.write(name, data)
+        return {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+
+    def commit(self) -> None:
+        """Delete what is left of an earlier composition, and write what makes the new one readable."""
+        self._writer.check()
+        self._bucket.delete(sorted({*self._bucket.listed()[0]} - self._names - {PARTIAL}))
+        for name in LAST:
+            if name in self._held:
+                self._writer.check()
+                self._bucket.write(name, self._held[name])
+        try:
+            self._writer.check()
+        except OutputError:  # between the check and the write
+            self._bucket.delete([MARKER])
+            raise
+        self._writer.end()
+
+    def _write_shards(self, shards: Sequence[Shard], advance: Advance, render: _Render) -> dict[str, str]:
+        """Bring shards to the bucket unless they are there, and return file name → tree digest."""
+        self._writer.check()
+        done, missing = dict[str, str](), list[Shard]()
+        for shard in shards:
+            self._names.add(shard.path.name)
+            expected = self._known.digest_of(shard) if self._is_there(shard) else None
+            if expected is not None and self._digest(shard) == expected:
+                advance(shard.nbytes)
+                done[shard.path.name] = expected
+            else:
+                missing.append(shard)
+        try:
+            for shard, digest in zip(missing, render(missing, advance), strict=True):
+                self._upload(shard, digest)
+                done[shard.path.name] = digest
+        finally:
+            for shard in missing:
+                shard.path.unlink(missing_ok=True)
+        for shard in shards:
+            self._known.note(shard, done[shard.path.name])
+        return done
+
+    def _upload(self, shard: Shard, digest: str) -> None:
+        """Upload a shard that was rendered, unless the same bytes are there."""
+        name, expected = shard.path.name, self._known.digest_of(shard) if self._is_there(shard) else None
+        if self._is_there(shard) and expected is None and self._digest(shard) == digest:
+            return
+        self._writer.check()
+        self._bucket.upload(name, shard.path)
+        if self._digest(shard) != digest:
+            raise DamagedError(
+                f"{self._bucket.url}/{name}: the bytes read back are not the bytes written",
+                "check the bucket, then repeat the command",
+            )
+
+    def _is_there(self, shard: Shard) -> bool:
+        return self._there.get(shard.path.name) == len(shard.head) + shard.nbytes
+
+    def _digest(self, shard: Shard) -> str | None:
+        """Return the tree digest of a shard's object, read from the bucket; None if it is no safetensors file."""
+        name, size = shard.path.name, len(shard.head) + shard.nbytes
+        state = TreeHash(Path(name), size)
+        try:
+            for part in self._bucket.ranges(name, size):
+                state.update(memoryview(part))
+            return state.hexdigest()
+        except CheckpointError:
+            return None
+
+
+def _identity(home: Home) -> str:
+    """Return what tells a registry from others, without naming it: the digest of its database's URL and its path."""
+    return hashlib.sha256(f"{home.database}\n{home.path}".encode()).hexdigest()[:32]

@@ -1,0 +1,432 @@
+"""Proves: a composition in a bucket is the local folder, byte for byte, and is whole or not there."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from registry import EnsembleRecipe, Recipe, Registry
+from registry.errors import DamagedError, OutputError, RegError, StorageError
+from registry.io import model_folder
+from registry.output.bucket_output import PARTIAL
+from registry.output.fetch import fetched
+from registry.progress import silent
+from store import bucket as bucket_module
+from store.bucket import Bucket
+from tests.conftest import files_of
+from tests.running import ROOT
+from tests.s3_server import S3Server
+
+MARKS = ("composition.json", "config.json", "model.safetensors.index.json")
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """A prefix of a bucket under test."""
+
+    url: str
+
+    @property
+    def objects(self) -> dict[str, bytes]:
+        """Key → content, read by ranges."""
+        bucket = Bucket(self.url)
+        return {key: b"".join(map(bytes, bucket.ranges(key, size))) for key, size in bucket.listed()[0].items()}
+
+
+@pytest.fixture(params=["s3", "memory"])
+def prefix(request: pytest.FixtureRequest, tmp_path: Path) -> Prefix:
+    if request.param == "memory":
+        return Prefix(f"memory://{tmp_path.name}/moe")
+    server: S3Server = request.getfixturevalue("s3")
+    return Prefix(f"s3://{server.new_bucket()}/team/moe")
+
+
+@pytest.fixture
+def several(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models of several files, each uploaded in several parts."""
+    monkeypatch.setattr(model_folder, "ONE_FILE_BYTES", 0)
+    monkeypatch.setattr(model_folder, "SHARD_BYTES", 200_000)
+
+
+@pytest.mark.parametrize(
+    ("experts", "recipe"),
+    [
+        (["code", "math", "law"], Recipe()),
+        (["code", "math"], Recipe(to="dense", trunk="mean")),
+        (["code", "math"], Recipe(router="context")),
+        (["code", "math"], EnsembleRecipe()),
+    ],
+    ids=["mixture", "dense", "context", "ensemble"],
+)
+@pytest.mark.parametrize("files", ["one", "several"])
+def test_objects_are_the_files_of_the_folder(
+    request: pytest.FixtureRequest,
+    filled: Registry,
+    prefix: Prefix,
+    tmp_path: Path,
+    experts: list[str],
+    recipe: Any,
+    files: str,
+) -> None:
+    if files == "several":
+        request.getfixturevalue("several")
+    filled.compose(experts, tmp_path / "moe", recipe)
+    plan = filled.compose(experts, prefix.url, recipe)
+    local = files_of(tmp_path / "moe")
+    assert (sum(name.endswith(".safetensors") for name in local) > 1) == (files == "several")
+    assert prefix.objects == local
+    (record,) = filled.compositions()
+    assert (record.digest, {*record.folders}) == (plan.digest, {str(tmp_path / "moe"), prefix.url})
+    assert not list(filled.home.work.iterdir())
+
+
+def test_uploads_in_parts_give_the_same_bytes(
+    filled: Registry, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    big = tmp_path / "big"
+    big.write_bytes(os.urandom(1 << 20) * 13 + b"rest")
+    monkeypatch.setattr(bucket_module, "PART", 5 << 20)
+    name = s3.new_bucket()
+    bucket = Bucket(f"s3://{name}/a")
+    bucket.upload("big", big)
+    assert b"".join(map(bytes, bucket.ranges("big", big.stat().st_size))) == big.read_bytes()
+    assert s3.client().head_object(Bucket=name, Key="a/big")["ETag"].strip('"').endswith("-3")
+    assert s3.uploads(name) == []
+
+
+def test_composition_is_replaced_with_force_only(filled: Registry, prefix: Prefix, tmp_path: Path) -> None:
+    filled.compose(["code", "math"], prefix.url)
+    before = prefix.objects
+    with pytest.raises(OutputError, match=f"{prefix.url} holds a composition") as caught:
+        filled.compose(["code"], prefix.url)
+    assert "--force" in str(caught.value.hint)
+    assert prefix.objects == before
+    filled.compose(["code", "law"], prefix.url, force=True)
+    filled.compose(["code", "law"], tmp_path / "fresh")
+    assert prefix.objects == files_of(tmp_path / "fresh")
+
+
+def test_files_of_an_earlier_composition_disappear(
+    filled: Registry, prefix: Prefix, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(model_folder, "ONE_FILE_BYTES", 0)
+        filled.compose(["code", "math"], prefix.url)
+    filled.compose(["code"], prefix.url, force=True)
+    filled.compose(["code"], tmp_path / "fresh")
+    assert prefix.objects == files_of(tmp_path / "fresh")
+
+
+@pytest.mark.parametrize("key", ["notes.txt", "other/model.safetensors"])
+def test_other_objects_are_never_replaced(filled: Registry, prefix: Prefix, key: str) -> None:
+    bucket = Bucket(prefix.url)
+    bucket.write(key, b"mine")
+    for force in (False, True):
+        with pytest.raises(OutputError, match=r"is not empty and has no composition\.json|holds other objects"):
+            filled.compose(["code"], prefix.url, force=force)
+    assert bucket.read(key) == b"mine"
+    assert set(bucket.listed()[0]) <= {key}
+    assert filled.compositions() == []
+
+
+def test_objects_below_a_composition_are_never_deleted(filled: Registry, prefix: Prefix) -> None:
+    filled.compose(["code"], prefix.url)
+    Bucket(prefix.url).write("other/model", b"mine")
+    before = prefix.objects
+    with pytest.raises(OutputError, match="holds other objects, below other/"):
+        filled.compose(["math"], prefix.url, force=True)
+    assert prefix.objects == before
+
+
+@pytest.mark.usefixtures("several")
+def test_no_moment_shows_a_mix(filled: Registry, prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At every request of a replacement: composition.json, if there, lists the objects that are there."""
+    filled.compose(["code", "math"], prefix.url)
+    old = prefix.objects
+    seen: list[set[str]] = []
+
+    def watched(name: str) -> None:
+        original = getattr(Bucket, name)
+
+        def call(self: Bucket, *arguments: Any) -> Any:
+            seen.append(set(Bucket(prefix.url).listed()[0]))
+            now = Bucket(prefix.url).read("composition.json")
+            if now is not None and now != old["composition.json"]:
+                assert set(json.loads(now)["files"]) <= seen[-1]
+            elif now is not None:
+                assert set(old) <= seen[-1]
+            if now is None:
+                assert name == "delete" or "config.json" not in seen[-1] or "composition.partial.json" in seen[-1]
+            return original(self, *arguments)
+
+        monkeypatch.setattr(Bucket, name, call)
+
+    for name in ("upload", "write", "delete"):
+        watched(name)
+    uploaded: list[bool] = []
+    upload = Bucket.upload
+
+    def checked(self: Bucket, *arguments: Any) -> Any:
+        uploaded.append(not set(MARKS) & set(self.listed()[0]))
+        return upload(self, *arguments)
+
+    monkeypatch.setattr(Bucket, "upload", checked)
+    filled.compose(["code", "law"], prefix.url, force=True)
+    assert uploaded
+    assert all(uploaded)
+
+
+@pytest.mark.usefixtures("several")
+def test_failure_of_the_storage_is_resumed(
+    filled: Registry, prefix: Prefix, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    upload = Bucket.upload
+
+    def fails(self: Bucket, key: str, path: Path) -> None:
+        calls.append(key)
+        if len(calls) == 3:
+            raise StorageError("the network is gone", "repeat")
+        upload(self, key, path)
+
+    monkeypatch.setattr(Bucket, "upload", fails)
+    with pytest.raises(StorageError, match="the network is gone"):
+        filled.compose(["code", "math"], prefix.url)
+    assert set(prefix.objects) == {*calls[:2], PARTIAL}
+    assert filled.compositions() == []
+    with pytest.raises(RegError, match="is not finished"), fetched(prefix.url, filled.home, silent):
+        pass
+    filled.compose(["code", "math"], prefix.url)
+    assert not set(calls[:2]) & set(calls[3:])  # uploaded once
+    filled.compose(["code", "math"], tmp_path / "moe")
+    assert prefix.objects == files_of(tmp_path / "moe")
+
+
+@pytest.mark.usefixtures("several")
+def test_damaged_shards_are_uploaded_again(filled: Registry, prefix: Prefix, tmp_path: Path) -> None:
+    filled.compose(["code", "math"], prefix.url)
+    name = next(name for name in sorted(prefix.objects) if name.endswith(".safetensors"))
+    data = bytearray(prefix.objects[name])
+    data[-1] ^= 1
+    Bucket(prefix.url).write(name, bytes(data))
+    filled.compose(["code", "math"], prefix.url, force=True)
+    filled.compose(["code", "math"], tmp_path / "moe")
+    assert prefix.objects == files_of(tmp_path / "moe")
+
+
+@pytest.mark.usefixtures("several")
+def test_bucket_that_lies_is_found_out(filled: Registry, prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
+    upload = Bucket.upload
+
+    def lies(self: Bucket, key: str, path: Path) -> None:
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.write_bytes(data)
+        upload(self, key, path)
+
+    monkeypatch.setattr(Bucket, "upload", lies)
+    with pytest.raises(DamagedError, match="the bytes read back are not the bytes written"):
+        filled.compose(["code", "math"], prefix.url)
+    assert prefix.objects == {}
+
+
+def test_member_withdrawn_meanwhile_leaves_nothing(
+    filled: Registry, prefix: Prefix, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upload = Bucket.upload
+
+    def meanwhile(self: Bucket, key: str, path: Path) -> None:
+        upload(self, key, path)
+        filled.opt_out("math")
+
+    monkeypatch.setattr(Bucket, "upload", meanwhile)
+    with pytest.raises(RegError, match="math@1 was opted out"):
+        filled.compose(["code", "math"], prefix.url)
+    assert prefix.objects == {}
+    assert filled.compositions() == []
+
+
+def test_second_registry_does_not_write_into_an_unfinished_prefix(
+    filled: Registry, prefix: Prefix, tmp_path: Path
+) -> None:
+    Bucket(prefix.url).write(PARTIAL, json.dumps({"home": "another", "writer": "1"}).encode())
+    with pytest.raises(OutputError, match="is being written by another registry") as caught:
+        filled.compose(["code"], prefix.url)
+    assert "--force" in str(caught.value.hint)
+    filled.compose(["code"], prefix.url, force=True)
+    filled.compose(["code"], tmp_path / "moe")
+    assert prefix.objects == files_of(tmp_path / "moe")
+
+
+def test_writer_that_lost_its_prefix_stops(filled: Registry, prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
+    upload, other = Bucket.upload, json.dumps({"home": "another", "writer": "1"}).encode()
+
+    def taken(self: Bucket, key: str, path: Path) -> None:
+        upload(self, key, path)
+        self.write(PARTIAL, other)
+
+    monkeypatch.setattr(Bucket, "upload", taken)
+    with pytest.raises(OutputError, match="another process has taken it over"):
+        filled.compose(["code"], prefix.url)
+    assert "composition.json" not in prefix.objects
+    assert prefix.objects[PARTIAL] == other
+
+
+@pytest.mark.parametrize(
+    ("url", "environment", "message"),
+    [
+        ("s3://no-such-bucket/moe", {}, "there is no bucket no-such-bucket"),
+        ("s3://bucket/moe", {"AWS_ENDPOINT_URL": "http://127.0.0.1:1"}, "does not answer"),
+        ("s3://bucket/moe", {"AWS_ACCESS_KEY_ID": ""}, "no credentials"),
+        ("ftp://bucket/moe", {}, "is not the URL of a bucket"),
+        ("s3://bucket/../moe", {}, r"has an empty part, \. or \.\."),
+    ],
+)
+def test_wrong_bucket_is_an_error_before_anything_is_rendered(
+    filled: Registry,
+    s3: S3Server,
+    monkeypatch: pytest.MonkeyPatch,
+    url: str,
+    environment: dict[str, str],
+    message: str,
+) -> None:
+    def never(*_: Any, **__: Any) -> Any:
+        raise AssertionError("rendered")
+
+    monkeypatch.setattr("store.object_store.RETRIES", 1)
+    monkeypatch.setattr("registry.output.bucket_output.write_shards", never)
+    for name, value in environment.items():
+        if value:
+            monkeypatch.setenv(name, value)
+        else:
+            monkeypatch.delenv(name)
+    with pytest.raises(RegError, match=message) as caught:
+        filled.compose(["code"], url)
+    assert caught.value.hint
+    assert filled.compositions() == []
+
+
+def test_prefix_without_permission_is_an_error_before_anything_is_rendered(
+    filled: Registry, s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(self: Bucket, key: str, data: bytes) -> bool:
+        raise StorageError(f"{self.url}/{key} cannot be written: the bucket's server denies it", "check")
+
+    monkeypatch.setattr(Bucket, "create", denied)
+    monkeypatch.setattr("registry.output.bucket_output.write_shards", None)
+    with pytest.raises(StorageError, match="denies it"):
+        filled.compose(["code"], f"s3://{s3.new_bucket()}/moe")
+
+
+@pytest.mark.usefixtures("several")
+def test_disk_holds_one_shard_at_a_time(filled: Registry, prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
+    held, upload = list[list[str]](), Bucket.upload
+
+    def watched(self: Bucket, key: str, path: Path) -> None:
+        held.append([file.name for file in filled.home.work.rglob("*.safetensors")])
+        upload(self, key, path)
+
+    monkeypatch.setattr(Bucket, "upload", watched)
+    filled.compose(["code", "math"], prefix.url)
+    assert len(held) > 2
+    assert all(len(names) == 1 for names in held)
+
+
+_KILLED = """
+import os, signal, sys
+from pathlib import Path
+from registry import Registry
+from registry.io import model_folder
+from store.bucket import Bucket
+model_folder.ONE_FILE_BYTES, model_folder.SHARD_BYTES = 0, 200_000
+home, url, step = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+count = 0
+def killing(name):
+    original = getattr(Bucket, name)
+    def call(self, *arguments):
+        global count
+        count += 1
+        if count == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(self, *arguments)
+    setattr(Bucket, name, call)
+for name in ("upload", "write", "create", "delete"):
+    killing(name)
+with Registry(home) as registry:
+    registry.compose(["code", "math"], url, force="force" in sys.argv)
+print(count)
+"""
+
+
+@pytest.mark.usefixtures("several")
+@pytest.mark.parametrize("force", [False, True])
+def test_process_killed_at_any_step_leaves_no_half_composition(
+    filled: Registry, s3: S3Server, tmp_path: Path, force: bool
+) -> None:
+    """Killed at steps over the whole run; after each the prefix is whole or says that it is not; the last one ends."""
+    name = s3.new_bucket()
+    prefix = Prefix(f"s3://{name}/moe")
+    filled.compose(["code", "math"], tmp_path / "moe")
+    local = files_of(tmp_path / "moe")
+    if force:
+        filled.compose(["code", "law"], prefix.url)
+    old = prefix.objects
+
+    def run(step: int) -> "subprocess.CompletedProcess[str]":
+        words = [sys.executable, "-c", _KILLED, str(filled.home.path), prefix.url, str(step)]
+        words += ["force"] if force else []
+        return subprocess.run(words, cwd=ROOT, env={**os.environ, **s3.environment}, capture_output=True, text=True)
+
+    for step in (3, 4, 6, 9, 14):
+        done = run(step)
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        found = prefix.objects
+        if "composition.json" in found:
+            assert {key: value for key, value in found.items() if not key.startswith((PARTIAL, ".reg-"))} in (
+                local,
+                old,
+            )
+        s3.client().create_multipart_upload(Bucket=name, Key="moe/model-00001-of-00009.safetensors")
+    last = run(0)
+    assert last.returncode == 0, last.stderr
+    assert prefix.objects == local
+    assert s3.uploads(name) == []
+
+
+def test_local_copy_is_checked(filled: Registry, prefix: Prefix, tmp_path: Path) -> None:
+    filled.compose(["code", "math"], prefix.url)
+    filled.compose(["code", "math"], tmp_path / "moe")
+    with fetched(prefix.url, filled.home, silent) as folder:
+        assert files_of(folder) == files_of(tmp_path / "moe")
+        assert folder.is_relative_to(filled.home.work)
+    assert not folder.exists()
+    bucket = Bucket(prefix.url)
+    for name, data in prefix.objects.items():
+        if name == "composition.json":
+            continue
+        changed = bytearray(data)
+        changed[-1] ^= 1
+        bucket.write(name, bytes(changed))
+        with pytest.raises(DamagedError, match=f"{name} was changed"), fetched(prefix.url, filled.home, silent):
+            pass
+        bucket.delete([name])
+        with pytest.raises(RegError, match=f"{name} is missing"), fetched(prefix.url, filled.home, silent):
+            pass
+        bucket.write(name, data)
+
+
+def test_reader_that_gets_too_few_bytes_says_so(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
+    import obstore
+
+    bucket = Bucket(prefix.url)
+    bucket.write("x", b"12345")
+    get = obstore.get_range
+    monkeypatch.setattr(obstore, "get_range", lambda *a, start, end: get(*a, start=start, end=end - 1))
+    with pytest.raises(StorageError, match="the server sent 4 of 5 bytes"):
+        list(bucket.ranges("x", 5))
