@@ -249,7 +249,7 @@ def _nodes() -> list[dict[str, Any]]:
 
 
 def _cancel(waiting: Mapping[Any, int]) -> None:
-    """Cancel tasks, and wait until their processes have ended."""
+    """Cancel tasks, and wait until Ray counts them as ended; it kills their processes."""
     if not waiting:
         return
     import ray

@@ -37,7 +37,7 @@ def together(shared: Any, part: Slice, *, progress: Progress) -> str:
     """Take a slice once as many tasks have begun as the marker says: no process takes two of them."""
     file = marker_of(shared.folder.parents[1])
     file.with_name(f"{MARKER}-{part.first}").touch()
-    for _ in range(600):
+    for _ in range(3000):  # a loaded machine is slow, not wrong
         if len([*file.parent.glob(f"{MARKER}-*")]) >= int(file.read_text()):
             return _take(shared, part, progress=progress)
         time.sleep(0.1)

@@ -184,7 +184,7 @@ def test_a_killed_process_changes_nothing(
 
 def stuck(out: Path) -> tuple[str, int]:
     """Wait until a task does not go on; return its node's id and its process."""
-    for _ in range(600):
+    for _ in range(3000):  # a loaded machine is slow, not wrong
         with suppress(FileNotFoundError, ValueError):
             node, process = faults.marker_of(out).read_text().split()
             return node, int(process)
@@ -213,8 +213,14 @@ def test_an_interrupt_cancels_tasks_and_the_next_run_goes_on(
     thread.join()
     assert result.exit_code == 130
     assert "run it again; it goes on where it stopped" in result.stderr
-    status = Path(f"/proc/{processes[0]}/stat")
-    assert not status.exists() or status.read_text().rpartition(")")[2].split()[0] in "ZX"  # it has ended
+    for _ in range(600):
+        with suppress(ProcessLookupError):
+            os.kill(processes[0], 0)
+            time.sleep(0.1)
+            continue
+        break
+    else:
+        raise AssertionError("the task goes on after it was cancelled")
     seen = Seen()
     assert statistics(zoo, tmp_path, two, seen) == alone
     half = SETTINGS.tokens // 2
