@@ -6,7 +6,7 @@ from registry.home import Home
 from store.arrays import ArrayStore
 from store.catalog import schema
 from store.catalog.engine import make_engine, place_of
-from store.lock import exclusive
+from store.catalog.locks import locks_of
 from store.ownership import check_unowned
 
 
@@ -39,7 +39,7 @@ def upgrade(home: str | os.PathLike[str] | None = None, database: str | None = N
     try:
         if schema.current(engine) is None:
             check_unowned(ArrayStore(location.arrays), place_of(engine))
-        with exclusive(location.lock, "upgrading the catalog"):
+        with locks_of(engine, location.lock).hold("upgrading the catalog"):
             return schema.upgrade(engine)
     finally:
         engine.dispose()

@@ -100,7 +100,7 @@ def delete_work_of(home: Home, versions: Sequence[VersionRecord]) -> tuple[list[
 
 def collect_garbage(workspace: Workspace, *, dry_run: bool) -> Garbage:
     """Delete arrays that nothing uses, and leftovers of interrupted commands (arguments as in `Registry.gc`)."""
-    with exclusive(workspace.home.lock, "collecting garbage"):
+    with workspace.catalog.lock("collecting garbage"):
         garbage = delete_unreferenced(workspace, dry_run=dry_run)
         return delete_leftovers(workspace.home, workspace.catalog, garbage, dry_run=dry_run)
 
@@ -119,7 +119,10 @@ def delete_unreferenced(workspace: Workspace, *, dry_run: bool) -> Garbage:
     garbage = sorted({digest for digest in store.digests() if digest not in needed} | set(catalog.unreferenced()))
     if dry_run:
         return Garbage(tuple(garbage), sum(store.disk_bytes(digest) for digest in garbage))
-    freed = sum(store.delete(digest) for digest in garbage)
+    freed = 0
+    for digest in garbage:
+        with catalog.holding():
+            freed += store.delete(digest)
     if garbage:
         catalog.forget_unreferenced(len(garbage), freed)
     return Garbage(tuple(garbage), freed)

@@ -78,8 +78,6 @@ def upgrade(engine: Engine) -> Upgrade:
         SchemaError: the database is newer than this program.
         StorageError: the copy cannot be written.
     """
-    from alembic import command
-
     before = current(engine)
     if before is not None and before not in _known_revisions():
         check(engine)
@@ -87,8 +85,15 @@ def upgrade(engine: Engine) -> Upgrade:
     with translated(engine), engine.execution_options(writing=True).begin() as connection:
         if before not in (None, HEAD):
             copy = backup(engine, before)  # no other process can write until the upgrade ends
-        command.upgrade(_config(connection), "head")
+        migrate(connection)
     return Upgrade(before, HEAD, copy)
+
+
+def migrate(connection: "Connection") -> None:
+    """Bring the database to `HEAD` within the transaction of `connection`."""
+    from alembic import command
+
+    command.upgrade(_config(connection), "head")
 
 
 def _has_experts(engine: Engine) -> bool:
