@@ -12,6 +12,7 @@ from registry.errors import ConflictError, DamagedError, NotFoundError, StorageE
 from registry.home import Home
 from registry.names.resolve import ALL_STATES, resolve
 from registry.progress import Progress
+from store.actor import actor
 from store.arrays import ArraySource, ArrayStore
 from store.catalog import ArrayLink, Catalog, VersionRecord
 from store.catalog.records import Kind, State
@@ -52,8 +53,10 @@ class Workspace:
 
         Raises:
             NotFoundError: the registry does not exist, and `create` is False.
+            InvalidInputError: REG_ACTOR is not a name.
             StorageError: the home cannot be created.
         """
+        actor()  # a name that the log cannot hold is refused before any work
         located = Home.locate(home, database)
         located.check(create=bool(create))
         made = tuple(path for path in (located.path, *located.path.parents) if not path.exists())

@@ -190,7 +190,8 @@ _SCHEMAS = pytest.StashKey[Schemas]()
 @pytest.fixture
 def catalog_schemas(request: pytest.FixtureRequest, catalog_kind: str) -> Schemas | None:
     """The schemas of this test, if its catalogs are in PostgreSQL."""
-    return request.node.stash.get(_SCHEMAS, None)
+    schemas: Schemas | None = request.node.stash.get(_SCHEMAS, None)
+    return schemas
 
 
 @pytest.fixture

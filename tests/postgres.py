@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from sqlalchemy import Engine, create_engine, make_url, text
@@ -84,14 +85,14 @@ def keep(owner: int, folder: Path, settings: Sequence[str]) -> None:
         shutil.chown(folder, runs_as)
     folder.chmod(0o755)
     data, bin_ = folder / "data", programs()
-    quiet = {"user": runs_as, "cwd": "/", "start_new_session": True}
+    quiet: dict[str, Any] = {"user": runs_as, "cwd": "/", "start_new_session": True}
     made = [bin_ / "initdb", "-D", data, "-U", USER, "--auth=trust", "--no-sync", "--encoding=UTF8", "--locale=C.UTF-8"]
     icu = ["--locale-provider=icu", "--icu-locale=en-US"]  # its order is not that of the bytes
-    if subprocess.run([*made, *icu], **quiet, check=False).returncode != 0:  # type: ignore[call-overload]
+    if subprocess.run([*made, *icu], **quiet, check=False).returncode != 0:
         shutil.rmtree(data, ignore_errors=True)
-        subprocess.run(made, **quiet, check=True)  # type: ignore[call-overload]
+        subprocess.run(made, **quiet, check=True)
     chosen = [f"-c{name}={value}" for name, value in _QUICK.items()] + [f"-c{setting}" for setting in settings]
-    server = subprocess.Popen([bin_ / "postgres", "-D", data, "-k", folder, *chosen], **quiet)  # type: ignore[call-overload]
+    server = subprocess.Popen([bin_ / "postgres", "-D", data, "-k", folder, *chosen], **quiet)
     try:
         while not (folder / ".s.PGSQL.5432").exists() or not _answers(folder):
             if server.poll() is not None:

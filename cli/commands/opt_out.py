@@ -89,6 +89,7 @@ def opt_out(
                 "shared_arrays": did.shared_arrays,
                 "cleared": did.cleared,
                 "remains": did.remains,
+                "beyond": did.beyond,
                 "receipt": receipt,
             }
         )
@@ -160,7 +161,8 @@ def _print(did: "OptOut", receipt: Path | None) -> None:
         click.echo(f"  not deleted yet: {line}", err=is_quiet())
     if did.remains:
         click.echo("  repeat the command when those processes have ended, to delete the rest", err=is_quiet())
-    done(None, *_reach(did), *([] if receipt is None else [f"  receipt: {receipt}"]))
+    beyond = [f"  not reached: {did.beyond}"] if did.beyond else []
+    done(None, *_reach(did), *beyond, *([] if receipt is None else [f"  receipt: {receipt}"]))
     if receipt is not None and not did.remains:
         next_step(["receipt", "verify", str(receipt)])
 

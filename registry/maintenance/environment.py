@@ -9,6 +9,7 @@ from importlib import metadata
 from registry.home import DATABASE_VARIABLE, HOME_VARIABLE, Home
 from registry.hub.hub_errors import endpoint
 from registry.runtime.loading import device_name
+from store.actor import ACTOR_VARIABLE, actor
 
 DEFAULT = "default"
 PACKAGES = (
@@ -49,6 +50,7 @@ def configuration(
         Setting("home", str(location.path), "option --home" if "home" in given else _source(HOME_VARIABLE)),
         Setting("database", _without_password(location.database), url),
         Setting("cache", str(location.cache), "in the home"),
+        Setting("actor", actor(), _source(ACTOR_VARIABLE)),
         *_hub(),
         *_machine(),
         Setting("tracebacks", "yes" if os.environ.get("REG_DEBUG") else "no", _source("REG_DEBUG")),

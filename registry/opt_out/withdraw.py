@@ -44,6 +44,7 @@ class OptOut:
             upgrades made.
         remains: one line for each file that another process uses and that could not be deleted yet.
         trained_together: active versions whose weights were trained together with any of them, as of a soup or a SIMoE.
+        beyond: where the catalog's deleted rows may be that the registry cannot reach; None if nowhere.
         heirs: who would get its tokens; of an opt-out that was only asked about.
     """
 
@@ -60,6 +61,7 @@ class OptOut:
     remains: tuple[str, ...] = ()
     trained_together: tuple[str, ...] = ()
     heirs: tuple[Heirs, ...] = ()
+    beyond: str | None = None
 
     @property
     def deleted_arrays(self) -> int:
@@ -123,6 +125,7 @@ def withdraw(workspace: Workspace, versions: Sequence[VersionRecord], *, purge: 
         tuple(map(str, cleared)),
         tuple(remains),
         together,
+        beyond=catalog.beyond,
     )
 
 

@@ -38,7 +38,7 @@ from store.catalog.tables import (
     bytewise,
 )
 from store.catalog.transactions import log, now, read_document, repeating
-from store.catalog.vacuum import erase
+from store.catalog.vacuum import beyond, erase
 from store.digest import canonical_json
 from store.errors import ConflictError
 
@@ -343,6 +343,11 @@ class Catalog(Compositions, ArrayLinks, Events, Searching, Checks):
     def erase(self) -> str | None:
         """Remove deleted rows from the database's files too; return the obstacle if that is impossible, else None."""
         return erase(self.engine)
+
+    @property
+    def beyond(self) -> str | None:
+        """Where deleted rows may be that `erase` cannot reach; None if nowhere."""
+        return beyond(self.engine)
 
     def backups(self) -> list[Path]:
         """Return the copies of the database that upgrades made beside it; empty if the database is not a file."""
