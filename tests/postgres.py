@@ -86,7 +86,17 @@ def keep(owner: int, folder: Path, settings: Sequence[str]) -> None:
     folder.chmod(0o755)
     data, bin_ = folder / "data", programs()
     quiet: dict[str, Any] = {"user": runs_as, "cwd": "/", "start_new_session": True}
-    made = [bin_ / "initdb", "-D", data, "-U", USER, "--auth=trust", "--no-sync", "--encoding=UTF8", "--locale=C.UTF-8"]
+    made: list[str | Path] = [
+        bin_ / "initdb",
+        "-D",
+        data,
+        "-U",
+        USER,
+        "--auth=trust",
+        "--no-sync",
+        "--encoding=UTF8",
+        "--locale=C.UTF-8",
+    ]
     icu = ["--locale-provider=icu", "--icu-locale=en-US"]  # its order is not that of the bytes
     if subprocess.run([*made, *icu], **quiet, check=False).returncode != 0:
         shutil.rmtree(data, ignore_errors=True)

@@ -107,7 +107,7 @@ class Transactions:
     def _snapshot(self) -> dict[str, Any]:
         """Return the options by which all statements of a reading transaction see the same rows."""
         if self.engine.dialect.name == "postgresql":
-            return {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
+            return {"isolation_level": "REPEATABLE READ"}
         return {}  # SQLite: always
 
     @contextmanager
