@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine, text
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from registry import home as homes
@@ -17,7 +18,7 @@ from store.catalog import copying, schema
 from store.catalog.engine import make_engine, translated
 from store.catalog.tables import VERSION_TABLE, Base
 from store.errors import RegError, SchemaError
-from tests.postgres import admin, schema_url
+from tests.postgres import admin, schema_url, url
 
 KINDS = ("sqlite", "postgresql")
 
@@ -31,23 +32,25 @@ class Schemas:
     """
 
     server: str
+    salt: str = field(default_factory=lambda: uuid.uuid4().hex)
     _urls: dict[Path, str] = field(default_factory=dict)
 
     def url(self, home: Path) -> str:
         """Return the database of a home."""
         if home not in self._urls:
             file = home / "catalog.sqlite"
-            found = self.fresh() if not file.is_file() else self._moved(home, file)
+            name = f"t{hashlib.sha256(f'{self.salt} {home}'.encode()).hexdigest()[:40]}"  # in forks the same
+            found = self._moved(file, name) if file.is_file() else self.fresh(name)
             if not file.is_file():
                 self._copied(home, found)
             self._urls[home] = found
         return self._urls[home]
 
-    def fresh(self) -> str:
-        """Return the URL of an empty schema of its own."""
-        name = f"t{uuid.uuid4().hex}"
-        with admin(self.server).connect() as connection:
-            connection.exec_driver_sql(f"CREATE SCHEMA {name}")
+    def fresh(self, name: str | None = None) -> str:
+        """Return the URL of a schema, which is made where there is none; without a name, of one of its own."""
+        name = name or f"t{uuid.uuid4().hex}"
+        with admin(self.server).connect() as connection, suppress(IntegrityError):  # another process made it just now
+            connection.exec_driver_sql(f"CREATE SCHEMA IF NOT EXISTS {name}")
         url = schema_url(self.server, name)
         self._urls[Path("/") / name] = url
         return url
@@ -60,13 +63,13 @@ class Schemas:
                 if name.startswith("t"):
                     connection.exec_driver_sql(f"DROP SCHEMA IF EXISTS {name} CASCADE")
 
-    def _moved(self, home: Path, file: Path) -> str:
-        url = self.fresh()
+    def _moved(self, file: Path, name: str) -> str:
+        url = self.fresh(name)
         try:
             copying.copy(f"sqlite:///{file}", url)
         except SchemaError:  # of another revision: it stays
             return f"sqlite:///{file}"
-        for path in home.glob("catalog.sqlite*"):
+        for path in file.parent.glob("catalog.sqlite*"):
             if path.suffix in (".sqlite", ".sqlite-wal", ".sqlite-shm"):
                 path.unlink()
         return url
@@ -102,6 +105,16 @@ def in_schemas(server: str) -> Iterator[Schemas]:
             yield schemas
         finally:
             schemas.drop()
+
+
+@contextmanager
+def in_database(kind: str) -> Iterator[None]:
+    """Let homes have their catalogs in a database of a kind: PostgreSQL in a cluster that ends with this process."""
+    if kind == "sqlite":
+        yield
+        return
+    with in_schemas(url()):
+        yield
 
 
 _made: dict[str, str] = {}

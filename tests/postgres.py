@@ -66,7 +66,12 @@ def start(owner: int, settings: Sequence[str] = ()) -> str:
     given = [str(owner), str(folder), *settings]
     with (folder / "log").open("wb") as log:
         keeper = subprocess.Popen(
-            [sys.executable, __file__, *given], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            [sys.executable, __file__, *given],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env={name: value for name, value in os.environ.items() if name != "LD_PRELOAD"},
         )
     end = time.monotonic() + START_SECONDS
     while not (folder / "ready").exists():
