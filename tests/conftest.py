@@ -81,6 +81,7 @@ class Shared:
 
 ON_BOTH = (
     "store/test_",
+    "registry/opt_out/",
     "registry/test_registry",
     "registry/test_workspace",
 )

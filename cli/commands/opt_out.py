@@ -161,7 +161,7 @@ def _print(did: "OptOut", receipt: Path | None) -> None:
         click.echo(f"  not deleted yet: {line}", err=is_quiet())
     if did.remains:
         click.echo("  repeat the command when those processes have ended, to delete the rest", err=is_quiet())
-    beyond = [f"  not reached: {did.beyond}"] if did.beyond else []
+    beyond = [f"  not reached: {did.beyond}"] if did.beyond and did.deleted else []
     done(None, *_reach(did), *beyond, *([] if receipt is None else [f"  receipt: {receipt}"]))
     if receipt is not None and not did.remains:
         next_step(["receipt", "verify", str(receipt)])

@@ -111,6 +111,7 @@ def withdraw(workspace: Workspace, versions: Sequence[VersionRecord], *, purge: 
         cleared.append(path)
     if obstacle := catalog.erase():
         remains.append(obstacle)
+    remains += [f"{path} is of an earlier catalog of this home, and yours to delete" for path in home.former_catalogs]
     now = tuple(catalog.reread(versions))
     return OptOut(
         now,

@@ -68,13 +68,17 @@ class Catalog(Compositions, ArrayLinks, Events, Searching, Checks):
         """
         self.engine = self._database = make_engine(url)
         self._locks, self._before_creating = locks_of(self._database, lock), before_creating
-        if schema.check(self._database):
-            return
-        if at_once:
-            self._create()
-        else:
-            before_creating(self.place)
-            self.engine = empty_catalog()
+        try:
+            if schema.check(self._database):
+                return
+            if at_once:
+                self._create()
+            else:
+                before_creating(self.place)
+                self.engine = empty_catalog()
+        except BaseException:
+            self._database.dispose()
+            raise
 
     @property
     def exists(self) -> bool:

@@ -1,6 +1,7 @@
 """The catalog's schema: the revision of a database, and its upgrade to the revision of this program."""
 
 import importlib
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,11 +65,19 @@ def check(engine: Engine) -> bool:
     if revision == HEAD:
         return True
     if revision in _known_revisions():
-        raise SchemaError(f"the catalog has schema {revision}, this program works with {HEAD}", "reg db upgrade")
+        raise SchemaError(f"the catalog has schema {revision}, this program works with {HEAD}", _upgrade_line(engine))
     raise SchemaError(
         f"the catalog has schema {revision}, which is newer than this program's {HEAD}",
         "upgrade the program: pip install --upgrade expert-registry",
     )
+
+
+def _upgrade_line(engine: Engine) -> str:
+    """Return what to type to upgrade a database: where the upgrade copies none, the command that does comes before."""
+    if engine.dialect.name != "postgresql":
+        return "reg db upgrade"
+    place = engine.url.set(drivername="postgresql", password=None).render_as_string(hide_password=True)
+    return f"pg_dump --format=custom --file=catalog.dump {shlex.quote(place)}; reg db upgrade"
 
 
 def upgrade(engine: Engine) -> Upgrade:

@@ -370,6 +370,7 @@ def test_verify_and_gc(ready: Run, tmp_path: Path) -> None:
     assert document(ready("gc", "--json")) == {"digests": [], "bytes": 0, **nothing, "dry_run": False}
 
 
+@pytest.mark.sqlite
 def test_db(run: Run, tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()
     url = f"sqlite:///{tmp_path / 'catalog.sqlite'}"

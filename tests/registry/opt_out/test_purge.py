@@ -146,6 +146,7 @@ def test_search_finds_every_window_and_no_other(tmp_path: Path) -> None:
     assert search(tmp_path, windows) == {"b": 1, "e": len(own) - 15}
 
 
+@pytest.mark.sqlite
 def test_no_window_of_it_is_left_in_any_file(lived_in: Registry) -> None:
     home, arrays = lived_in.home.path, lived_in.arrays
     needed = {link.digest for v in lived_in.versions() if v.name != "code" for link in lived_in.arrays_of(v)}
@@ -248,6 +249,7 @@ def test_what_another_version_needs_stays_and_the_rest_goes(zoo: Zoo, bare: Path
         assert registry.verify().problems == ()
 
 
+@pytest.mark.sqlite
 def test_reader_elsewhere_is_told_of_and_the_repeat_erases(lived_in: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(erasing, "WAIT_SECONDS", 0.1)
     home = lived_in.home.path
