@@ -27,7 +27,9 @@ from registry.statistics.collect import collect_to
 from registry.statistics.forward_pass import take_statistics
 from store.catalog import backup
 from store.catalog import vacuum as erasing
+from store.catalog.copying import copy
 from store.catalog.tables import Base
+from tests.catalogs import Schemas
 from tests.conftest import SETTINGS, Zoo
 from tests.residue import own_windows, search
 
@@ -218,12 +220,12 @@ def test_catalog_keeps_name_number_digests_and_times(lived_in: Registry) -> None
     assert rows["evaluations"] == []
     mine = [json.loads(row["details"]) | {"action": row["action"]} for row in rows["events"] if "code" in str(row)]
     assert [sorted(one) for one in mine] == [
-        ["action", "digest", "rows"],  # registered
-        ["action", "alias", "before", "rows"],
-        ["action", "members", "out", "rows"],  # composed
-        ["action", "digest", "rows"],  # opted out
-        ["action", "rows"],  # what was measured with it is forgotten
-        ["action", "deleted", "digest", "rows", "shared"],  # purged
+        ["action", "actor", "digest", "rows"],  # registered
+        ["action", "actor", "alias", "before", "rows"],
+        ["action", "actor", "members", "out", "rows"],  # composed
+        ["action", "actor", "digest", "rows"],  # opted out
+        ["action", "actor", "rows"],  # what was measured with it is forgotten
+        ["action", "actor", "deleted", "digest", "rows", "shared"],  # purged
     ]
     for row in rows["compositions"]:
         assert set(json.loads(row["document"])) <= {"base", "format", "host", "members", "recipe"}
@@ -341,3 +343,25 @@ def test_pass_is_resumed_by_one_process_at_a_time(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     with resumable(None, "key", []) as nowhere:
         assert nowhere is None
+
+
+def test_files_of_an_earlier_catalog_of_the_home_are_named(
+    filled: Registry, tmp_path: Path, postgres_server: str
+) -> None:
+    """The catalog was moved to PostgreSQL; the SQLite file that it came from still holds the rows."""
+    home = filled.home.path
+    source = filled.home.database
+    filled.close()
+    schemas = Schemas(postgres_server)
+    url = schemas.fresh()
+    copy(source, url)
+    (home / "catalog.sqlite").touch()
+    try:
+        with Registry(home, database=url) as registry:
+            done = registry.opt_out("code", purge=True)
+        assert done.remains == (
+            f"{home / 'catalog.sqlite'} is of an earlier catalog of this home, and yours to delete",
+        )
+        assert done.beyond is not None
+    finally:
+        schemas.drop()
