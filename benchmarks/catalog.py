@@ -1,4 +1,4 @@
-"""The catalog in PostgreSQL against the catalog in SQLite: the same work, in turn, with the arrays in the same kind of folder.
+"""The catalog in PostgreSQL against the catalog in SQLite: the same work, in turn, on the same arrays.
 
 The server stands on this machine, is reached through a socket, and flushes to disk as a server does by default (unlike
 that of the tests). Listing is a page of 50 of `VERSIONS` versions; a version is added to as many; registering and
@@ -12,6 +12,7 @@ from contextlib import closing
 from functools import partial
 from itertools import count
 from pathlib import Path
+from tempfile import gettempdir
 
 from benchmarks import startup
 from benchmarks.alternating import Comparison, Setup, alternate, run
@@ -32,7 +33,7 @@ DURABLE = ("fsync=on", "synchronous_commit=on", "full_page_writes=on")
 
 def measure(scratch: Path) -> list[Comparison]:
     """Return the comparisons."""
-    server = os.environ.get(postgres.URL_VARIABLE) or postgres.start(os.getpid(), DURABLE)
+    server = os.environ.get(postgres.URL_VARIABLE) or postgres.start(os.getpid(), DURABLE, Path(gettempdir()))
     large = Places(scratch / "large", server)
     startup.fill(large.home)
     tiny, names = fill_experts(scratch / "tiny", 2, **TINY)

@@ -59,10 +59,10 @@ def url(owner: int | None = None) -> str:
     return os.environ.get(URL_VARIABLE) or start(owner or os.getpid())
 
 
-def start(owner: int, settings: Sequence[str] = ()) -> str:
-    """Start a cluster that ends with the process `owner`, and return its URL."""
+def start(owner: int, settings: Sequence[str] = (), place: Path | None = None) -> str:
+    """Start a cluster in a folder of its own below `place`, or in memory, that ends with `owner`; return its URL."""
     memory = Path("/dev/shm")
-    folder = Path(tempfile.mkdtemp(prefix="reg-postgres-", dir=memory if memory.is_dir() else None))
+    folder = Path(tempfile.mkdtemp(prefix="reg-postgres-", dir=place or (memory if memory.is_dir() else None)))
     given = [str(owner), str(folder), *settings]
     with (folder / "log").open("wb") as log:
         keeper = subprocess.Popen(
