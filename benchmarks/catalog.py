@@ -72,8 +72,8 @@ def of_catalogs(places: Places) -> list[Comparison]:
         }
         for name, action in actions.items():
             claim = f"catalog in PostgreSQL against SQLite: {name}, {TIMES} times"
-            sides = [partial(_repeat, action, catalog) for catalog in (ours, other)]
-            found.append(alternate(claim, *sides, ROUNDS, note=f"{startup.VERSIONS:,} versions"))
+            sides = partial(_repeat, action, ours), partial(_repeat, action, other)
+            found.append(alternate(claim, sides[0], sides[1], ROUNDS, note=f"{startup.VERSIONS:,} versions"))
     return found
 
 

@@ -1,4 +1,4 @@
-"""Who acts: the name that every event of the log carries."""
+"""The actor: the name of who acts, which every event of the log carries."""
 
 import os
 

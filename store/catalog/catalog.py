@@ -350,7 +350,7 @@ class Catalog(Compositions, ArrayLinks, Events, Searching, Checks):
 
     @property
     def beyond(self) -> str | None:
-        """Where deleted rows may be that `erase` cannot reach; None if nowhere."""
+        """The places of deleted rows that `erase` cannot reach, in words; None if there are none."""
         return beyond(self.engine)
 
     def backups(self) -> list[Path]:

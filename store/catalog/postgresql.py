@@ -1,4 +1,4 @@
-"""What PostgreSQL needs of an engine, and its errors as errors that a user can act on."""
+"""Connections to PostgreSQL, and its errors as errors that a user can act on."""
 
 from typing import Any
 

@@ -128,7 +128,7 @@ class EventRecord:
 
     @property
     def actor(self) -> str | None:
-        """Who did it; None in events of early versions."""
+        """The name of who did it; None in events of early versions."""
         named = self.details.get("actor") if isinstance(self.details, dict) else None
         return named if isinstance(named, str) else None
 
