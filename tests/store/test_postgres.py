@@ -382,3 +382,19 @@ def test_absent_catalog_is_not_made_by_looking(schemas: Schemas, tmp_path: Path)
 
     with pytest.raises(NotFoundError, match="there is no catalog in"):
         copying.copy(schemas.fresh(), f"sqlite:///{tmp_path / 'x.sqlite'}")
+
+
+# -- the server of the tests -------------------------------------------------------------------------------------------
+
+
+def test_cluster_ends_with_the_process_that_owns_it() -> None:
+    with subprocess.Popen(["sleep", "600"]) as owner:
+        try:
+            folder = Path(str(make_url(postgres.start(owner.pid)).query["host"]))
+            assert (folder / "data").is_dir()
+        finally:
+            owner.kill()
+    end = time.monotonic() + 30
+    while folder.exists() and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not folder.exists()
