@@ -59,7 +59,7 @@ def upgrade(session: Session, as_json: bool) -> None:
 
 @db.command(
     cls=GroupedCommand,
-    examples=("reg db copy sqlite:////srv/registry/catalog.sqlite postgresql://user@host/registry",),
+    examples=("reg db copy sqlite:////srv/reg/catalog.sqlite postgresql://me@db/reg",),
 )
 @click.argument("source", metavar="FROM")
 @click.argument("target", metavar="TO")
