@@ -3,13 +3,16 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test coverage trust lint fix reference docs quality papers bench wheel clean
+.PHONY: demo test postgres coverage trust lint fix reference docs quality papers bench wheel clean
 
 demo: .venv/installed
 	$(BIN)/reg demo  # goes on where an earlier one was interrupted
 
 test: .venv/installed .transformers-4.57/installed
 	$(BIN)/pytest
+
+postgres: .venv/installed  ## the tests of registry, store and command line with every catalog in PostgreSQL
+	$(BIN)/pytest --catalog postgresql tests/registry tests/store tests/cli
 
 coverage: .venv/installed .transformers-4.57/installed  ## the same tests with coverage, which takes twice as long
 	$(BIN)/pytest --cov --cov-fail-under=95
@@ -44,6 +47,9 @@ trust: .venv/installed  ## the long runs behind docs/guarantees.md; each prints 
 	$(BIN)/python -m tests.crash mount --tries 8
 	$(BIN)/python -m tests.machine --examples 500 --steps 30
 	$(BIN)/python -m tests.concurrency --processes 8 --operations 200 --creations 20
+	$(MAKE) postgres
+	$(BIN)/python -m tests.crash random --kills 100 --database postgresql
+	$(BIN)/python -m tests.concurrency --processes 8 --operations 100 --creations 10 --database postgresql
 	$(BIN)/python -m tests.fuzz --inputs 5000 --seed 0
 	$(BIN)/python -m tests.bitflips --flips 500 --seed 0
 

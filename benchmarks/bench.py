@@ -35,6 +35,7 @@ BENCHMARKS: tuple[str, ...] = (
     "router_solve",
     "growth",
     "startup",
+    "catalog",
     "mergekit",
     "compose_scaling",
     "gpu",

@@ -38,7 +38,7 @@ SUMMARIES = {
     "gc": "Delete arrays that nothing uses, leftovers of interrupted commands, and cached files.",
     "ui": "Serve web pages of the registry to browsers on this machine, until interrupted.",
     "arrays": "Copy the arrays of a registry between folders and buckets: reg arrays copy FROM TO.",
-    "db": "Show or upgrade the schema of the catalog: reg db current, reg db upgrade.",
+    "db": "Show or upgrade the schema of the catalog, or copy it: reg db current, reg db upgrade, reg db copy.",
     "config": "Print all settings (home, database, arrays, Hub, device) with their sources, and the versions of packages.",
     "completion": "Print the script with which SHELL (bash, zsh or fish) completes commands, options and registered names.",
     "schema": "Print the JSON Schema of COMMAND's output with --json, or of every command's.",

@@ -107,6 +107,11 @@ class Home:
         return open_arrays(self.arrays_place, self.chunks)
 
     @property
+    def former_catalogs(self) -> list[Path]:
+        """The files of a SQLite catalog in the folder, and of its copies, where another database is the catalog."""
+        return [] if self.database == _embedded(self.path) else sorted(self.path.glob(f"{_CATALOG}*"))
+
+    @property
     def partial(self) -> Path:
         """States of interrupted passes, from which they resume."""
         return self.path / _PARTIAL

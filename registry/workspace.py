@@ -13,6 +13,7 @@ from registry.errors import ConflictError, DamagedError, NotFoundError, StorageE
 from registry.home import Home
 from registry.names.resolve import ALL_STATES, resolve
 from registry.progress import Progress
+from store.actor import actor
 from store.arrays import ArraySource, ArrayStore
 from store.catalog import ArrayLink, Catalog, VersionRecord
 from store.catalog.records import Kind, State
@@ -57,6 +58,7 @@ class Workspace:
 
         Raises:
             NotFoundError: the registry does not exist, and `create` is False.
+            InvalidInputError: REG_ACTOR is not a name.
             StorageError: the home cannot be created, or the arrays cannot be reached.
         """
         return cls.at(Home.locate(home, database, arrays), progress, create=create, cluster=cluster)
@@ -71,6 +73,7 @@ class Workspace:
         cluster: Cluster | None = None,
     ) -> "Workspace":
         """Open the registry at a home that was located already, as another process did (errors as `open`)."""
+        actor()  # a name that the log cannot hold is refused before any work
         home.check(create=bool(create))
         made = tuple(path for path in (home.path, *home.path.parents) if not path.exists())
         try:

@@ -30,6 +30,8 @@ from store.arrays import FolderArrays
 from store.catalog import schema
 from store.catalog.engine import file_of, translated
 from store.catalog.tables import VERSION_TABLE
+from tests import postgres
+from tests.catalogs import KINDS, Schemas, database_name, in_schemas, make_tables
 from tests.models import WORDS, make_model, save_checkpoint, sentences, train_tokenizer, write_jsonl
 from tests.s3_server import S3Server
 from tests.s3_server import s3 as s3
@@ -85,6 +87,37 @@ class Shared:
         return found
 
 
+ON_BOTH = (
+    "store/test_",
+    "registry/opt_out/",
+    "registry/test_registry",
+    "registry/test_workspace",
+)
+"""Tests that run once with the catalog in SQLite and once in PostgreSQL."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--catalog`: the database that homes without a named one have their catalogs in."""
+    parser.addoption("--catalog", choices=KINDS, help="all tests with the catalog in this database")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run tests about the catalog on both databases."""
+    if metafunc.config.getoption("catalog") is not None or metafunc.definition.get_closest_marker("sqlite"):
+        return
+    about = any(f"/tests/{part}" in str(metafunc.definition.path) for part in ON_BOTH)
+    if about and {"catalog_schemas", "registry", "filled"} & set(metafunc.fixturenames):
+        metafunc.parametrize("catalog_kind", KINDS, indirect=True)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is about SQLite's files where the catalog is elsewhere."""
+    if config.getoption("catalog") == "postgresql":
+        about_files = [item for item in items if item.get_closest_marker("sqlite")]
+        config.hook.pytest_deselected(items=about_files)
+        items[:] = [item for item in items if not item.get_closest_marker("sqlite")]
+
+
 def pytest_collection_finish() -> None:
     """Let the garbage collector pass over what was imported: it stays."""
     gc.collect()
@@ -110,8 +143,11 @@ def _quick_catalogs() -> Iterator[None]:
     @functools.wraps(migrate)
     def upgrade(engine: Engine) -> schema.Upgrade:
         file = file_of(engine)
-        if file is None or schema.current(engine) is not None:
+        if schema.current(engine) is not None:
             return migrate(engine)
+        if file is None:
+            make_tables(engine)
+            return schema.Upgrade(None, schema.HEAD, None)
         if not statements:
             done = migrate(engine)
             with closing(sqlite3.connect(file)) as connection:
@@ -132,7 +168,7 @@ def _quick_catalogs() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("REG_HOME", "REG_DATABASE", "REG_ARRAYS", "REG_CACHE_BYTES", "REG_DEBUG"):
+    for name in ("REG_HOME", "REG_DATABASE", "REG_ARRAYS", "REG_CACHE_BYTES", "REG_DEBUG", "REG_ACTOR"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -152,6 +188,43 @@ def _arrays_in_a_bucket(request: pytest.FixtureRequest, monkeypatch: pytest.Monk
         return replace(home, arrays_elsewhere=f"s3://{bucket}/{prefix}")
 
     monkeypatch.setattr(Home, "locate", located)
+
+
+@pytest.fixture(scope="session")
+def postgres_server(shared: Shared) -> str:
+    """The URL of a PostgreSQL database of this worker's own, in the one cluster of the run."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "main")
+    owner = os.getpid() if worker == "main" else os.getppid()
+    server = shared.get("postgres", lambda _: postgres.url(owner))
+    return postgres.make_database(server, database_name(str(shared.root), worker))
+
+
+@pytest.fixture(autouse=True)
+def catalog_kind(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The database in which homes without a named one have their catalogs: sqlite, or postgresql."""
+    kind = str(getattr(request, "param", request.config.getoption("catalog") or "sqlite"))
+    if kind == "sqlite":
+        yield kind
+        return
+    with in_schemas(request.getfixturevalue("postgres_server")) as schemas:
+        request.node.stash[_SCHEMAS] = schemas
+        yield kind
+
+
+_SCHEMAS = pytest.StashKey[Schemas]()
+
+
+@pytest.fixture
+def catalog_schemas(request: pytest.FixtureRequest, catalog_kind: str) -> Schemas | None:
+    """The schemas of this test, if its catalogs are in PostgreSQL."""
+    schemas: Schemas | None = request.node.stash.get(_SCHEMAS, None)
+    return schemas
+
+
+@pytest.fixture
+def catalog_url(catalog_schemas: Schemas | None, tmp_path: Path) -> str:
+    """The URL of an empty database: a file below tmp_path, or a schema."""
+    return catalog_schemas.fresh() if catalog_schemas else f"sqlite:///{tmp_path / 'catalog.sqlite'}"
 
 
 @pytest.fixture(scope="session")

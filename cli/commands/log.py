@@ -24,14 +24,16 @@ def log(session: Session, subject: str | None, limit: int, as_json: bool) -> Non
     """Print the log, newest first, or only the events of NAME.
 
     NAME@ALIAS refers to its version. DIGEST is a composition's, or its first 6 or more digits. --json has all of each
-    event, with a digest that covers the digest of the event before: reg verify checks this chain.
+    event, with a digest that covers the digest of the event before: reg verify checks this chain. Who did it is
+    REG_ACTOR, else the system's user.
     """
     with session.registry() as registry:
         events = registry.log(subject, limit=limit)
     if as_json:
         print_json(events)
         return
-    print_table(("time (UTC)", "event"), [(_time(event.at), printable(sentence(event))) for event in events])
+    rows = [(_time(event.at), printable(event.actor or "-"), printable(sentence(event))) for event in events]
+    print_table(("time (UTC)", "who", "event"), rows)
     if events:
         next_step(["verify"])
 

@@ -89,6 +89,7 @@ def opt_out(
                 "shared_arrays": did.shared_arrays,
                 "cleared": did.cleared,
                 "remains": [*did.remains, *did.old_versions],
+                "beyond": did.beyond,
                 "receipt": receipt,
             }
         )
@@ -162,7 +163,8 @@ def _print(did: "OptOut", receipt: Path | None) -> None:
         click.echo(f"  not deleted: {line}", err=is_quiet())
     if did.remains:
         click.echo("  repeat the command when those processes have ended, to delete the rest", err=is_quiet())
-    done(None, *_reach(did), *([] if receipt is None else [f"  receipt: {receipt}"]))
+    beyond = [f"  not reached: {did.beyond}"] if did.beyond and did.deleted else []
+    done(None, *_reach(did), *beyond, *([] if receipt is None else [f"  receipt: {receipt}"]))
     if receipt is not None and not did.remains:
         next_step(["receipt", "verify", str(receipt)])
 

@@ -205,6 +205,7 @@ SCHEMAS: dict[str, Schema] = {
         remains=several(
             text("A line."), "Files that could not be deleted yet, and old versions that a bucket keeps; empty if none."
         ),
+        beyond=maybe(text("Where deleted rows of the catalog may be, out of the registry's reach.")),
         receipt=maybe(text("The receipt's file.")),
     ),
     "reg receipt verify": record(
@@ -224,7 +225,7 @@ SCHEMAS: dict[str, Schema] = {
             at=TIME,
             action=text("The action."),
             subject=text("A version, a composition's digest, or empty."),
-            details=document("Details, depending on the action."),
+            details=document("Details, depending on the action; `actor` says who did it."),
             digest=digest("The digest of the event and the event before it."),
         )
     ),
@@ -305,6 +306,15 @@ SCHEMAS: dict[str, Schema] = {
         before=maybe(text("The catalog's revision before.")),
         after=text("The catalog's revision now."),
         backup=maybe(text("The copy made before the upgrade.")),
+    ),
+    "reg db copy": record(
+        "The copy of a catalog.",
+        source=text("The URL it was copied from, with any password hidden."),
+        target=text("The URL it was copied to, with any password hidden."),
+        id=text("The registry's id, the same in both."),
+        rows=by("table", whole("Number of rows.")),
+        events=whole("Number of events of the log."),
+        head=text("The digest of the last event."),
     ),
     "reg config": record(
         "Settings with their sources, and versions of packages.",

@@ -1,10 +1,13 @@
-"""Inspection and upgrade of the catalog's schema, for catalogs that are too old to be opened."""
+"""Inspection and upgrade of the catalog's schema, for catalogs that are too old to be opened; copies of catalogs."""
 
+import os
+
+from registry.errors import NotFoundError
 from registry.home import Home
 from registry.workspace import PathLike
-from store.catalog import schema
-from store.catalog.engine import make_engine, place_of
-from store.lock import exclusive
+from store.catalog import copying, schema
+from store.catalog.engine import file_of, make_engine, place_of
+from store.catalog.locks import locks_of
 from store.ownership import check_unowned
 
 
@@ -41,7 +44,38 @@ def upgrade(
     try:
         if schema.current(engine) is None:
             check_unowned(location.open_arrays(), place_of(engine))
-        with exclusive(location.lock, "upgrading the catalog"):
+        with locks_of(engine, location.lock).hold("upgrading the catalog"):
             return schema.upgrade(engine)
+    finally:
+        engine.dispose()
+
+
+def copy(source: str, target: str, home: str | os.PathLike[str] | None = None) -> copying.Copied:
+    """Copy a catalog to another database, in one transaction there, while nobody else may write to it.
+
+    Args:
+        source: the SQLAlchemy URL of the catalog.
+        target: the SQLAlchemy URL of an empty database.
+        home: the home of the registry, whose lock is held; not needed of a SQLite catalog in its home.
+
+    Raises:
+        NotFoundError: `source` holds no catalog.
+        SchemaError: the catalog is older or newer than this program.
+        ConflictError: `target` is `source` or holds rows, or another process writes for too long.
+        DamagedError: the catalog in `source` is not intact.
+        InvalidInputError: a URL is not one of a database.
+        StorageError: a database does not answer, or refuses.
+    """
+    engine, made = make_engine(source), make_engine(target)
+    made.dispose()  # it was a URL
+    try:
+        if not schema.check(engine):
+            raise NotFoundError(f"there is no catalog in {place_of(engine)}", "reg config (it shows the catalog's URL)")
+        file, location = file_of(engine), Home.locate(home, source)
+        lock = location.lock
+        if file is not None and (home is None or not location.path.is_dir()):
+            lock = Home.locate(file.parent, source).lock
+        with locks_of(engine, lock).hold("copying the catalog"):
+            return copying.copy(source, target)
     finally:
         engine.dispose()

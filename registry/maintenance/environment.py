@@ -9,6 +9,7 @@ from importlib import metadata
 from registry.home import ARRAYS_VARIABLE, DATABASE_VARIABLE, HOME_VARIABLE, Home
 from registry.hub.hub_errors import endpoint
 from registry.runtime.loading import device_name
+from store.actor import ACTOR_VARIABLE, actor
 from store.arrays.chunk_cache import BYTES_VARIABLE, cache_bytes
 from store.object_store import is_url
 
@@ -61,6 +62,7 @@ def configuration(
         Setting("arrays", location.arrays_place, source("arrays", ARRAYS_VARIABLE)),
         *_copies(location),
         Setting("cache", str(location.cache), "in the home"),
+        Setting("actor", actor(), _source(ACTOR_VARIABLE)),
         *_hub(),
         *_machine(),
         Setting("tracebacks", "yes" if os.environ.get("REG_DEBUG") else "no", _source("REG_DEBUG")),

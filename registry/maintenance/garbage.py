@@ -115,7 +115,7 @@ def delete_work_of(home: Home, versions: Sequence[VersionRecord]) -> tuple[list[
 
 def collect_garbage(workspace: Workspace, *, dry_run: bool) -> Garbage:
     """Delete arrays that nothing uses, and leftovers of interrupted commands (arguments as in `Registry.gc`)."""
-    with exclusive(workspace.home.lock, "collecting garbage"):
+    with workspace.catalog.lock("collecting garbage"):
         garbage = delete_unreferenced(workspace, dry_run=dry_run)
         return delete_leftovers(workspace.home, workspace.catalog, garbage, dry_run=dry_run)
 
@@ -132,13 +132,19 @@ def delete_unreferenced(workspace: Workspace, *, dry_run: bool) -> Garbage:
     (check_owner if dry_run else claim)(catalog, store)
     needed = catalog.referenced()
     garbage = sorted({digest for digest in store.digests() if digest not in needed} | set(catalog.unreferenced()))
-    pieces = tuple(Piece(one, store.disk_bytes(one) if dry_run else store.delete(one)) for one in garbage)
+    pieces = []
+    for digest in garbage:
+        if dry_run:
+            pieces.append(Piece(digest, store.disk_bytes(digest)))
+            continue
+        with catalog.holding():
+            pieces.append(Piece(digest, store.delete(digest)))
     freed = sum(piece.nbytes for piece in pieces)
     if not dry_run:
         store.keep_copies_of(needed)
     if garbage and not dry_run:
         catalog.forget_unreferenced(len(garbage), freed)
-    return Garbage(tuple(garbage), freed, pieces=pieces)
+    return Garbage(tuple(garbage), freed, pieces=tuple(pieces))
 
 
 def delete_leftovers(home: Home, catalog: Catalog, garbage: Garbage, *, dry_run: bool) -> Garbage:

@@ -8,7 +8,6 @@ from registry.opt_out.consequences import consequences
 from registry.opt_out.receipt import make_receipt, receipt_file
 from registry.opt_out.withdraw import OptOut, withdraw
 from registry.workspace import PathLike, Workspace
-from store.lock import exclusive
 
 
 def opt_out(
@@ -20,7 +19,7 @@ def opt_out(
         return consequences(workspace, versions, purge=purge)
     with ExitStack() as stack:
         write = None if receipt is None else stack.enter_context(receipt_file(Path(receipt), ref))
-        stack.enter_context(exclusive(workspace.home.lock, f"opting {ref} out"))
+        stack.enter_context(workspace.catalog.lock(f"opting {ref} out"))
         result = withdraw(workspace, versions, purge=purge)
         if write is not None:
             write(make_receipt(workspace, result))

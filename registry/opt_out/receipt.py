@@ -95,6 +95,7 @@ class Receipt:
         remains: one line for each file that could not be deleted yet, and for old versions that a bucket keeps.
         pushes: pushes to the Hub of the versions, and of compositions made from them.
         trained_together: versions that were active and whose weights were trained together with any of them.
+        database: where the catalog's deleted rows may be that the registry cannot reach; None if nowhere.
     """
 
     registry: str
@@ -107,6 +108,7 @@ class Receipt:
     remains: tuple[str, ...] = ()
     pushes: tuple[PushRecord, ...] = ()
     trained_together: tuple[str, ...] = ()
+    database: str | None = None
 
     @property
     def folders(self) -> list[str]:
@@ -128,6 +130,7 @@ class Receipt:
                 "copies": NOT_ERASED,
                 "remains": list(self.remains),
                 **({"trained_together": list(self.trained_together)} if self.trained_together else {}),
+                **({"database": self.database} if self.database else {}),
             },
             "head": self.head,
         }
@@ -149,8 +152,8 @@ class Receipt:
             )
         deleted = fields(values["deleted"], {"arrays": list_of(DIGEST), "bytes": WHOLE}, f"{label}, deleted")
         kinds = {"folders": list_of(TEXT), "pushed": LIST, "copies": TEXT, "remains": list_of(TEXT)}
-        kinds |= {"trained_together": list_of(TEXT)}
-        optional = ("pushed", "remains", "trained_together")
+        kinds |= {"trained_together": list_of(TEXT), "database": TEXT}
+        optional = ("pushed", "remains", "trained_together", "database")
         not_erased = fields(values["not_erased"], kinds, f"{label}, not_erased", optional=optional)
         shared = [
             fields(array, {"digest": DIGEST, "versions": list_of(TEXT)}, f"{label}, shared")
@@ -167,6 +170,7 @@ class Receipt:
             tuple(not_erased.get("remains", ())),
             tuple(_push(push, f"{label}, pushed") for push in not_erased.get("pushed", ())),
             tuple(not_erased.get("trained_together", ())),
+            not_erased.get("database"),
         )
 
 
@@ -193,6 +197,7 @@ def make_receipt(workspace: Workspace, result: OptOut) -> Receipt:
         (*result.remains, *result.old_versions),
         result.pushes,
         result.trained_together,
+        result.beyond,
     )
 
 

@@ -45,6 +45,7 @@ class OptOut:
         remains: one line for each file that another process uses and that could not be deleted yet.
         trained_together: active versions whose weights were trained together with any of them, as of a soup or a SIMoE.
         old_versions: one line if a bucket keeps old versions of what was deleted.
+        beyond: where the catalog's deleted rows may be that the registry cannot reach; None if nowhere.
         heirs: who would get its tokens; of an opt-out that was only asked about.
     """
 
@@ -62,6 +63,7 @@ class OptOut:
     trained_together: tuple[str, ...] = ()
     heirs: tuple[Heirs, ...] = ()
     old_versions: tuple[str, ...] = ()
+    beyond: str | None = None
 
     @property
     def deleted_arrays(self) -> int:
@@ -111,6 +113,7 @@ def withdraw(workspace: Workspace, versions: Sequence[VersionRecord], *, purge: 
         cleared.append(path)
     if obstacle := catalog.erase():
         remains.append(obstacle)
+    remains += [f"{path} is of an earlier catalog of this home, and yours to delete" for path in home.former_catalogs]
     now = tuple(catalog.reread(versions))
     return OptOut(
         now,
@@ -126,6 +129,7 @@ def withdraw(workspace: Workspace, versions: Sequence[VersionRecord], *, purge: 
         tuple(remains),
         together,
         old_versions=tuple(filter(None, [store.past_deletion()])),
+        beyond=catalog.beyond,
     )
 
 

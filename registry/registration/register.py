@@ -32,7 +32,6 @@ from registry.workspace import Workspace, content_digest
 from store.arrays import ArraySource, ArrayStore, digest_of
 from store.catalog import ArrayLink, Catalog, NewVersion, StatisticsRecord, VersionRecord
 from store.catalog.records import Kind, Role
-from store.lock import exclusive
 from store.ownership import claim
 
 CONTENT_FORMAT = 1
@@ -202,7 +201,7 @@ def _register(
     computed = None if collected is None else collected.computed
     content = content_of(hashed, kind, annotations.license, kept=kept, computed=computed)
     catalog.create()
-    with exclusive(workspace.home.lock, f"registering {name}"):
+    with catalog.lock(f"registering {name}", shared=workspace.arrays.concurrent_writers):
         claim(catalog, workspace.arrays)
         arrays = write_arrays(workspace.arrays, hashed, collected, workspace.progress)
         new = NewVersion(

@@ -1,16 +1,17 @@
 """Storing of a training's result: its folder, the tensors that changed as arrays, and the composition that has them."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from registry.composition.trained.write_trained import TrainedDocument, write_trained
+from registry.errors import ConflictError, StorageError
 from registry.training.parent import Parent
 from registry.workspace import Workspace
 from store.arrays import ArraySource, digest_of
 from store.catalog import ArrayLink, VersionRecord
 from store.digest import json_digest
-from store.lock import exclusive
 from store.ownership import claim
 
 
@@ -51,7 +52,7 @@ def keep_trained(
     def recorded() -> None:
         if not record:
             return
-        with exclusive(workspace.home.lock, f"storing what was trained into {out}"):
+        with catalog.lock(f"storing what was trained into {out}", shared=workspace.arrays.concurrent_writers):
             claim(catalog, workspace.arrays)
             fresh = {digest for digest in digests.values() if not workspace.arrays.has(digest)}
             try:
@@ -59,8 +60,9 @@ def keep_trained(
                 catalog.record_composition(trained.digest, document, used, str(out), links)
             except BaseException:
                 if not workspace.arrays.concurrent_writers:  # else another process may be about to use them
-                    for digest in fresh:  # nothing refers to them: the registry's lock is held
-                        workspace.arrays.delete(digest)
+                    with suppress(ConflictError, StorageError), catalog.holding():
+                        for digest in fresh:  # nothing refers to them: the registry's lock is held
+                            workspace.arrays.delete(digest)
                 raise
 
     write_trained(composed, tensors, [trained], out, replace=replace, record=recorded, progress=workspace.progress)

@@ -110,7 +110,7 @@ def plain(value: Any) -> str:
 
 def details(event_details: dict[str, Any]) -> str:
     """Format an event's details, without digests, and with counts instead of a purge's arrays."""
-    shown = {key: value for key, value in event_details.items() if key not in ("rows", "digest", "asked")}
+    shown = {key: value for key, value in event_details.items() if key not in ("rows", "digest", "asked", "actor")}
     shown |= {key: len(shown[key]) for key in ("deleted", "shared") if isinstance(shown.get(key), (dict, list))}
     return "; ".join(f"{key} {_shortened(value)}" for key, value in shown.items() if value is not None)
 

@@ -7,7 +7,7 @@ from sqlalchemy import CompoundSelect, Select, delete, select, union
 from sqlalchemy.orm import Session
 
 from store.catalog.records import ArrayLink, Role, VersionRecord
-from store.catalog.tables import Array, CompositionArray, CompositionMember, Expert, Version, VersionArray
+from store.catalog.tables import Array, CompositionArray, CompositionMember, Expert, Version, VersionArray, bytewise
 from store.catalog.transactions import Transactions, log, read_document
 from store.digest import canonical_json
 from store.errors import DamagedError
@@ -25,7 +25,7 @@ class ArrayLinks(Transactions):
             select(VersionArray.role, VersionArray.name, Array)
             .join(Array, Array.digest == VersionArray.digest)
             .where(VersionArray.version_id == version.id)
-            .order_by(VersionArray.role, VersionArray.name)
+            .order_by(bytewise(VersionArray.role), bytewise(VersionArray.name))
         )
         with self._reading() as session:
             return [_link(cast(Role, role), name, row) for role, name, row in session.execute(query)]
@@ -39,7 +39,7 @@ class ArrayLinks(Transactions):
             select(CompositionArray.name, Array)
             .join(Array, Array.digest == CompositionArray.digest)
             .where(CompositionArray.composition_digest == composition)
-            .order_by(CompositionArray.name)
+            .order_by(bytewise(CompositionArray.name))
         )
         with self._reading() as session:
             return [_link(TRAINED, name, row) for name, row in session.execute(query)]
@@ -66,8 +66,8 @@ class ArrayLinks(Transactions):
             .join(Version, Version.expert_id == Expert.id)
             .join(VersionArray, VersionArray.version_id == Version.id)
             .where(VersionArray.digest == digest)
-            .distinct()
-            .order_by(Expert.name, Version.number)
+            .group_by(Expert.name, Version.number)
+            .order_by(bytewise(Expert.name), Version.number)
         )
         trained = select(CompositionArray.composition_digest).where(CompositionArray.digest == digest).distinct()
         with self._reading() as session:
@@ -78,7 +78,7 @@ class ArrayLinks(Transactions):
 
     def unreferenced(self) -> list[str]:
         """Return the digest of every array in the catalog that neither a version nor a trained composition uses."""
-        query = select(Array.digest).where(~Array.digest.in_(used_arrays())).order_by(Array.digest)
+        query = select(Array.digest).where(~Array.digest.in_(used_arrays())).order_by(bytewise(Array.digest))
         with self._reading() as session:
             return list(session.scalars(query))
 

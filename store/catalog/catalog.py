@@ -1,6 +1,7 @@
 """The catalog: every method is one transaction and returns detached records."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
 from typing import cast
@@ -15,6 +16,7 @@ from store.catalog.compositions import Compositions
 from store.catalog.engine import make_engine, place_of
 from store.catalog.events import Events
 from store.catalog.integrity import Checks
+from store.catalog.locks import locks_of
 from store.catalog.records import (
     KIND_WORDS,
     Kind,
@@ -33,14 +35,15 @@ from store.catalog.tables import (
     Tag,
     Version,
     VersionArray,
+    bytewise,
 )
-from store.catalog.transactions import log, now, read_document
-from store.catalog.vacuum import erase
+from store.catalog.transactions import log, now, read_document, repeating
+from store.catalog.vacuum import beyond, erase
 from store.digest import canonical_json
 from store.errors import ConflictError
-from store.lock import exclusive
 
 
+@repeating
 class Catalog(Compositions, ArrayLinks, Events, Searching, Checks):
     """Names, versions, aliases, tags, statistics, compositions and the event log of one registry.
 
@@ -55,7 +58,7 @@ class Catalog(Compositions, ArrayLinks, Events, Searching, Checks):
 
         Args:
             url: the database.
-            lock: the registry's lock.
+            lock: the file of the registry's lock, where the database has no locks of its own.
             before_creating: called with the URL before a catalog is created; raises an error to prevent it.
             at_once: create it now, and not before the first write. A writer that holds the lock calls `create` before.
 
@@ -64,14 +67,18 @@ class Catalog(Compositions, ArrayLinks, Events, Searching, Checks):
             InvalidInputError: `url` is not a valid database URL.
         """
         self.engine = self._database = make_engine(url)
-        self._lock, self._before_creating = lock, before_creating
-        if schema.check(self._database):
-            return
-        if at_once:
-            self._create()
-        else:
-            before_creating(self.place)
-            self.engine = empty_catalog()
+        self._locks, self._before_creating = locks_of(self._database, lock), before_creating
+        try:
+            if schema.check(self._database):
+                return
+            if at_once:
+                self._create()
+            else:
+                before_creating(self.place)
+                self.engine = empty_catalog()
+        except BaseException:
+            self._database.dispose()
+            raise
 
     @property
     def exists(self) -> bool:
@@ -87,10 +94,23 @@ class Catalog(Compositions, ArrayLinks, Events, Searching, Checks):
             self.__dict__.pop("id", None)  # that of the stand-in
 
     def _create(self) -> None:
-        with exclusive(self._lock, "creating the catalog"):
+        with self._locks.hold("creating the catalog"):
             if not schema.check(self._database):  # another process may have created it, and stored arrays
                 self._before_creating(self.place)
                 schema.upgrade(self._database)
+
+    def lock(self, action: str, *, shared: bool = False) -> AbstractContextManager[None]:
+        """Hold the registry's lock: alone, or `shared` with other writers where arrays may be stored at once.
+
+        Args:
+            action: what is done under it, for the error of others that wait.
+            shared: others that share it may hold it at the same time, where the database allows that.
+
+        Raises:
+            ConflictError: another process has held it for too long.
+            StorageError: the lock cannot be reached.
+        """
+        return self._locks.hold(action, shared=shared)
 
     @property
     def place(self) -> str:
@@ -114,7 +134,7 @@ class Catalog(Compositions, ArrayLinks, Events, Searching, Checks):
         """Return every name ever registered, sorted, filtered as in `versions`."""
         query = select(Expert.name).join(Version.expert).where(*conditions(None, kind, states, None, None))
         with self._reading() as session:
-            return list(session.scalars(query.distinct().order_by(Expert.name)))
+            return list(session.scalars(query.group_by(Expert.name).order_by(bytewise(Expert.name))))
 
     def versions(
         self,
@@ -139,7 +159,7 @@ class Catalog(Compositions, ArrayLinks, Events, Searching, Checks):
             offset: the number of versions to skip.
         """
         query = select(Version).join(Version.expert).where(*conditions(name, kind, states, tags, search))
-        query = query.order_by(Expert.name, Version.number).limit(limit).offset(offset or None)
+        query = query.order_by(bytewise(Expert.name), Version.number).limit(limit).offset(offset or None)
         with self._reading() as session:
             return [_version(row) for row in session.scalars(query)]
 
@@ -327,6 +347,11 @@ class Catalog(Compositions, ArrayLinks, Events, Searching, Checks):
     def erase(self) -> str | None:
         """Remove deleted rows from the database's files too; return the obstacle if that is impossible, else None."""
         return erase(self.engine)
+
+    @property
+    def beyond(self) -> str | None:
+        """The places of deleted rows that `erase` cannot reach, in words; None if there are none."""
+        return beyond(self.engine)
 
     def backups(self) -> list[Path]:
         """Return the copies of the database that upgrades made beside it; empty if the database is not a file."""

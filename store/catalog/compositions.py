@@ -9,7 +9,16 @@ from sqlalchemy.orm import Session
 from store.catalog.array_links import add_arrays
 from store.catalog.records import ArrayLink, CompositionRecord, EvaluationRecord, PushRecord, VersionRecord
 from store.catalog.row_digests import composition_seal, evaluation_group, evaluation_seal
-from store.catalog.tables import Composition, CompositionArray, CompositionMember, Evaluation, Event, Expert, Version
+from store.catalog.tables import (
+    Composition,
+    CompositionArray,
+    CompositionMember,
+    Evaluation,
+    Event,
+    Expert,
+    Version,
+    bytewise,
+)
 from store.catalog.transactions import Transactions, log, now, read_document
 from store.digest import canonical_json
 
@@ -55,7 +64,7 @@ class Compositions(Transactions):
 
     def compositions(self, containing: Sequence[VersionRecord] | None = None) -> list[CompositionRecord]:
         """Return compositions, oldest first; all of them, or those made from any version in `containing`."""
-        query = select(Composition).order_by(Composition.created_at, Composition.digest)
+        query = select(Composition).order_by(bytewise(Composition.created_at), bytewise(Composition.digest))
         if containing is not None:
             made_from = select(CompositionMember.composition_digest).where(
                 CompositionMember.version_id.in_([version.id for version in containing])
@@ -65,7 +74,7 @@ class Compositions(Transactions):
             select(CompositionMember.composition_digest, Expert.name, Version.number)
             .join(Version, Version.id == CompositionMember.version_id)
             .join(Expert, Expert.id == Version.expert_id)
-            .order_by(Expert.name, Version.number)
+            .order_by(bytewise(Expert.name), Version.number)
         )
         writes = select(Event.subject, Event.details).where(Event.action == "compose").order_by(Event.id)
         with self._reading() as session:
@@ -105,7 +114,7 @@ class Compositions(Transactions):
         with self._reading() as session:
             for subject, details in session.execute(query):
                 if subject in subjects:
-                    push = PushRecord(**read_document(details, f"a push of {subject}"))
+                    push = _push(read_document(details, f"a push of {subject}"))
                     commits_at.setdefault((push.repo, push.revision, push.endpoint), {})[push.commit] = None
         return [
             PushRecord(*target, commit)
@@ -167,7 +176,7 @@ class Compositions(Transactions):
         return [record for record in self._figures(composition) if "extraction" in record.document]
 
     def _figures(self, composition: str | None) -> list[EvaluationRecord]:
-        query = select(Evaluation).order_by(Evaluation.evaluated_at.desc(), Evaluation.asked)
+        query = select(Evaluation).order_by(bytewise(Evaluation.evaluated_at).desc(), bytewise(Evaluation.asked))
         if composition is not None:
             query = query.where(Evaluation.composition_digest == composition)
         with self._reading() as session:
@@ -180,3 +189,7 @@ class Compositions(Transactions):
                 )
                 for row in session.scalars(query)
             ]
+
+
+def _push(details: dict[str, Any]) -> PushRecord:
+    return PushRecord(**{key: value for key, value in details.items() if key != "actor"})

@@ -12,6 +12,7 @@ from sqlalchemy import Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
+from store.catalog import postgresql
 from store.errors import DamagedError, InvalidInputError, StorageError
 from store.permissions import SPACE, not_writable, why_not_writable
 
@@ -34,12 +35,13 @@ def make_engine(url: str) -> Engine:
         InvalidInputError: `url` is not a database URL, or its driver is not installed.
     """
     try:
-        engine = create_engine(make_url(url))
+        place = postgresql.named(make_url(url))
+        engine = create_engine(place, pool_pre_ping=True, connect_args=postgresql.arguments(place))
     except (ArgumentError, NoSuchModuleError, ModuleNotFoundError) as error:
         raise InvalidInputError(
             f"cannot use the database URL: {error}",
             "give a SQLAlchemy URL, such as sqlite:////path/catalog.sqlite or postgresql+psycopg://user@host/name, "
-            "and install its driver (pip install 'psycopg[binary]')",
+            "and install its driver (pip install 'expert-registry[postgres]')",
         ) from error
     if engine.dialect.name == "sqlite":
         file = file_of(engine)
@@ -49,6 +51,8 @@ def make_engine(url: str) -> Engine:
             event.listen(engine, "do_connect", partial(_connect_read_only, file))
         event.listen(engine, "connect", partial(_configure_sqlite, write_ahead=not read_only))
         event.listen(engine, "begin", _begin_sqlite)
+    elif engine.dialect.name == "postgresql":
+        postgresql.configure(engine)
     return engine
 
 
@@ -74,6 +78,8 @@ def translated(engine: Engine) -> Iterator[None]:
     try:
         yield
     except DBAPIError as error:
+        if engine.dialect.name == "postgresql":
+            raise postgresql.explained(error, url, engine.url.password) from error
         cause = str(error.orig).strip()
         if _is_busy(error.orig):
             raise StorageError(

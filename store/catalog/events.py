@@ -6,7 +6,8 @@ from the beginning, are detected by comparison with a digest kept elsewhere, suc
 
 from contextlib import closing
 
-from sqlalchemy import select
+from sqlalchemy import ColumnElement, func, select
+from sqlalchemy.orm import Session
 
 from store.catalog.records import Chain, EventRecord
 from store.catalog.tables import Event, Identity
@@ -36,7 +37,7 @@ class Events(Transactions):
         """
         query = select(Event).order_by(Event.id.desc())
         if subject is not None:
-            query = query.where((Event.subject == subject) | Event.subject.startswith(f"{subject}@", autoescape=True))
+            query = query.where((Event.subject == subject) | _begins_with(f"{subject}@"))
         if before is not None:
             query = query.where(Event.id < before)
         if limit is not None:
@@ -46,22 +47,31 @@ class Events(Transactions):
 
     def chain(self) -> Chain:
         """Verify the log from its beginning, and return the part that is intact."""
-        query = select(Event).order_by(Event.id).execution_options(yield_per=_BATCH)
         with self._reading() as session:
-            head, count = session.scalars(select(Identity.id)).one(), 0
-            gaps = self.engine.dialect.name != "sqlite"  # elsewhere a failed transaction uses up a number
-            with closing(session.scalars(query)) as rows:
-                for row in rows:
-                    try:
-                        details = read_document(row.details, "the log")
-                        digest = event_digest(head, row.at, row.action, row.subject, details)
-                        sound = canonical_json(details) == row.details and (gaps or row.id == count + 1)
-                    except (DamagedError, TypeError, ValueError):  # not JSON, or not text
-                        digest, sound = "", False
-                    if not sound or digest != row.digest:
-                        return Chain(count, head, f"event {row.id} ({row.action} {row.subject}, {row.at})")
-                    head, count = digest, count + 1
-        return Chain(count, head)
+            return chain_of(session)
+
+
+def chain_of(session: Session) -> Chain:
+    """Verify the log from its beginning, and return the part that is intact."""
+    query = select(Event).order_by(Event.id).execution_options(yield_per=_BATCH)
+    head, count = session.scalars(select(Identity.id)).one(), 0
+    gaps = session.get_bind().dialect.name != "sqlite"  # elsewhere a failed transaction uses up a number
+    with closing(session.scalars(query)) as rows:
+        for row in rows:
+            try:
+                details = read_document(row.details, "the log")
+                digest = event_digest(head, row.at, row.action, row.subject, details)
+                sound = canonical_json(details) == row.details and (gaps or row.id == count + 1)
+            except (DamagedError, TypeError, ValueError):  # not JSON, or not text
+                digest, sound = "", False
+            if not sound or digest != row.digest:
+                return Chain(count, head, f"event {row.id} ({row.action} {row.subject}, {row.at})")
+            head, count = digest, count + 1
+    return Chain(count, head)
+
+
+def _begins_with(text: str) -> ColumnElement[bool]:
+    return func.substr(Event.subject, 1, len(text)) == text  # LIKE would ignore case in some databases
 
 
 def _event(row: Event) -> EventRecord:

@@ -133,6 +133,12 @@ class EventRecord:
     details: dict[str, Any]
     digest: str
 
+    @property
+    def actor(self) -> str | None:
+        """The name of who did it; None in events of early versions."""
+        named = self.details.get("actor") if isinstance(self.details, dict) else None
+        return named if isinstance(named, str) else None
+
 
 @dataclass(frozen=True)
 class Chain:

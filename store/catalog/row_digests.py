@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from sqlalchemy import Table, select
+from sqlalchemy import ColumnElement, String, Table, select
 from sqlalchemy.orm import Session
 
 from store.catalog.tables import (
@@ -29,6 +29,7 @@ from store.catalog.tables import (
     Tag,
     Version,
     VersionArray,
+    bytewise,
 )
 from store.digest import json_digest
 from store.errors import DamagedError
@@ -139,12 +140,17 @@ def _now_of_name(session: Session, name: str) -> Iterator[tuple[str, str]]:
             yield f"version {name}@{number}", version_seal(session, version)
 
 
+def in_order(table: Table) -> list[ColumnElement[Any]]:
+    """Return the primary key, by which the rows of a digest are ordered in every database alike."""
+    return [bytewise(key) if isinstance(key.type, String) else key for key in table.primary_key.columns]
+
+
 def _digest(session: Session, *parts: tuple[type[Base], Any]) -> str:
     rows = []
     for model, condition in parts:
         table = model.__table__
         assert isinstance(table, Table)
-        query = select(*table.columns).where(condition).order_by(*table.primary_key.columns)
+        query = select(*table.columns).where(condition).order_by(*in_order(table))
         rows.append([table.name, [list(row) for row in session.execute(query)]])
     try:
         return json_digest(rows)

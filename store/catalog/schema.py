@@ -1,6 +1,7 @@
 """The catalog's schema: the revision of a database, and its upgrade to the revision of this program."""
 
 import importlib
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,11 +65,19 @@ def check(engine: Engine) -> bool:
     if revision == HEAD:
         return True
     if revision in _known_revisions():
-        raise SchemaError(f"the catalog has schema {revision}, this program works with {HEAD}", "reg db upgrade")
+        raise SchemaError(f"the catalog has schema {revision}, this program works with {HEAD}", _upgrade_line(engine))
     raise SchemaError(
         f"the catalog has schema {revision}, which is newer than this program's {HEAD}",
         "upgrade the program: pip install --upgrade expert-registry",
     )
+
+
+def _upgrade_line(engine: Engine) -> str:
+    """Return what to type to upgrade a database: where the upgrade copies none, the command that does comes before."""
+    if engine.dialect.name != "postgresql":
+        return "reg db upgrade"
+    place = engine.url.set(drivername="postgresql", password=None).render_as_string(hide_password=True)
+    return f"pg_dump --format=custom --file=catalog.dump {shlex.quote(place)}; reg db upgrade"
 
 
 def upgrade(engine: Engine) -> Upgrade:
@@ -78,8 +87,6 @@ def upgrade(engine: Engine) -> Upgrade:
         SchemaError: the database is newer than this program.
         StorageError: the copy cannot be written.
     """
-    from alembic import command
-
     before = current(engine)
     if before is not None and before not in _known_revisions():
         check(engine)
@@ -87,8 +94,15 @@ def upgrade(engine: Engine) -> Upgrade:
     with translated(engine), engine.execution_options(writing=True).begin() as connection:
         if before not in (None, HEAD):
             copy = backup(engine, before)  # no other process can write until the upgrade ends
-        command.upgrade(_config(connection), "head")
+        migrate(connection)
     return Upgrade(before, HEAD, copy)
+
+
+def migrate(connection: "Connection") -> None:
+    """Bring the database to `HEAD` within the transaction of `connection`."""
+    from alembic import command
+
+    command.upgrade(_config(connection), "head")
 
 
 def _has_experts(engine: Engine) -> bool:

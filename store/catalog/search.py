@@ -3,9 +3,10 @@
 from collections.abc import Iterable, Mapping
 
 from sqlalchemy import ColumnElement, func, select
+from sqlalchemy.orm import InstrumentedAttribute
 
 from store.catalog.records import Kind, State, TagCount
-from store.catalog.tables import Alias, Expert, Tag, Version
+from store.catalog.tables import Alias, Expert, Tag, Version, bytewise, lowered
 from store.catalog.transactions import Transactions
 
 WORDS = 8
@@ -24,7 +25,7 @@ class Searching(Transactions):
         query = select(Tag.key, Tag.value, count).join(Version, Version.id == Tag.version_id)
         query = query.where(Version.state == "active").group_by(Tag.key, Tag.value)
         with self._reading() as session:
-            rows = session.execute(query.order_by(count.desc(), Tag.key, Tag.value).limit(limit))
+            rows = session.execute(query.order_by(count.desc(), bytewise(Tag.key), bytewise(Tag.value)).limit(limit))
             return [TagCount(key, value, versions) for key, value, versions in rows]
 
 
@@ -53,20 +54,29 @@ def conditions(
 
 
 def _matches(word: str) -> ColumnElement[bool]:
-    in_tag = Tag.key.icontains(word, autoescape=True) | Tag.value.icontains(word, autoescape=True)
+    in_tag = _contains(Tag.key, word) | _contains(Tag.value, word)
     key, equals, value = word.partition("=")
     if equals:
-        in_tag |= (func.lower(Tag.key) == key.lower()) & Tag.value.icontains(value, autoescape=True)
+        in_tag |= (lowered(Tag.key) == _small(key)) & _contains(Tag.value, value)
     matches = (
-        Expert.name.icontains(word, autoescape=True)
+        _contains(Expert.name, word)
         | Version.digest.startswith(word.lower(), autoescape=True)
-        | Version.aliases.any(Alias.name.icontains(word, autoescape=True))
+        | Version.aliases.any(_contains(Alias.name, word))
         | Version.tags.any(in_tag)
     )
     name, at, version = word.partition("@")
     if at:
-        same = Version.aliases.any(func.lower(Alias.name) == version.lower())
+        same = Version.aliases.any(lowered(Alias.name) == _small(version))
         if version.isascii() and version.isdecimal() and len(version) < 10:
             same |= Version.number == int(version)
-        matches |= (func.lower(Expert.name) == name.lower()) & same
+        matches |= (lowered(Expert.name) == _small(name)) & same
     return matches
+
+
+def _contains(column: InstrumentedAttribute[str], word: str) -> ColumnElement[bool]:
+    """Tell whether a column contains a word, whatever the case of ASCII letters: databases differ on others."""
+    return lowered(column).contains(_small(word), autoescape=True)
+
+
+def _small(word: str) -> str:
+    return "".join(letter.lower() if letter.isascii() else letter for letter in word)

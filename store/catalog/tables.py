@@ -4,8 +4,23 @@ Only features of every SQL database are used: strings, integers and keys. Times 
 are canonical JSON.
 """
 
-from sqlalchemy import BigInteger, ForeignKey, Index, Integer, MetaData, String, Text, UniqueConstraint
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Text,
+    UniqueConstraint,
+    func,
+)
+from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
+from sqlalchemy.sql.functions import FunctionElement
 
 VERSION_TABLE = "reg_schema"
 """The table with Alembic's revision; a name of its own, so that no other program's table is mistaken for it."""
@@ -13,6 +28,34 @@ VERSION_TABLE = "reg_schema"
 Digest = String(64)
 Name = String(100)
 Time = String(32)
+
+
+class _Bytewise(FunctionElement[str]):
+    inherit_cache = True
+    type = String()
+
+
+@compiles(_Bytewise)
+def _as_it_is(element: _Bytewise, compiler: Any, **options: Any) -> str:
+    return str(compiler.process(element.clauses, **options))
+
+
+@compiles(_Bytewise, "postgresql")
+def _in_c(element: _Bytewise, compiler: Any, **options: Any) -> str:
+    return f'{compiler.process(element.clauses, **options)} COLLATE "C"'
+
+
+def bytewise(text: Any) -> ColumnElement[str]:
+    """Return a text column by whose bytes rows are ordered and compared in every database, as SQLite does.
+
+    A database's own order may ignore hyphens and capitals, and depends on the server.
+    """
+    return _Bytewise(text)
+
+
+def lowered(text: Any) -> ColumnElement[str]:
+    """Return a text column with its ASCII letters as small ones in every database, as SQLite does."""
+    return func.lower(bytewise(text))
 
 
 class Base(DeclarativeBase):
@@ -62,9 +105,9 @@ class Version(Base):
     purged_at: Mapped[str | None] = mapped_column(Time)
 
     expert: Mapped[Expert] = relationship(lazy="joined", innerjoin=True)
-    tags: Mapped[list["Tag"]] = relationship(lazy="selectin", order_by="Tag.key")
-    aliases: Mapped[list["Alias"]] = relationship(lazy="selectin", order_by="Alias.name")
-    statistics: Mapped[list["Statistics"]] = relationship(lazy="selectin", order_by="Statistics.site")
+    tags: Mapped[list["Tag"]] = relationship(lazy="selectin", order_by=lambda: bytewise(Tag.key))
+    aliases: Mapped[list["Alias"]] = relationship(lazy="selectin", order_by=lambda: bytewise(Alias.name))
+    statistics: Mapped[list["Statistics"]] = relationship(lazy="selectin", order_by=lambda: bytewise(Statistics.site))
 
 
 class Array(Base):

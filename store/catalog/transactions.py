@@ -1,15 +1,22 @@
 """Transactions of the catalog, and the log that they write."""
 
 import json
-from collections.abc import Iterator
+import random
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any
+from functools import wraps
+from types import FunctionType
+from typing import Any, TypeVar
 
 from sqlalchemy import Engine, select
 from sqlalchemy.orm import Session
 
+from store.actor import actor
 from store.catalog.engine import translated
+from store.catalog.locks import Locks
+from store.catalog.postgresql import LostTransactionError
 from store.catalog.records import VersionRecord
 from store.catalog.tables import Event, Identity, Version
 from store.digest import canonical_json, json_digest
@@ -31,7 +38,8 @@ def event_digest(before: str, at: str, action: str, subject: str, details: Any) 
 
 
 def log(session: Session, action: str, subject: str, **details: Any) -> None:
-    """Add a line to the log; only within `_writing`, which excludes other writers, is the last line known."""
+    """Add a line to the log, with who acts; only within `_writing`, which excludes other writers, is the last known."""
+    details["actor"] = actor()
     session.flush()
     last = session.scalar(select(Event.digest).order_by(Event.id.desc()).limit(1))
     before, at = last or session.scalars(select(Identity.id)).one(), now()
@@ -53,18 +61,54 @@ def read_document(text: object, subject: str) -> Any:
     raise DamagedError(f"the catalog is damaged: {subject} is not valid JSON", "reg verify")
 
 
+TRIES = 5
+"""How often a transaction is tried that loses to others."""
+
+Kind = TypeVar("Kind", bound=type)
+
+
+def repeating(catalog: Kind) -> Kind:
+    """Let every public method of a catalog, each of which is one transaction, be repeated when it loses to another."""
+    for base in catalog.__mro__:
+        for name, method in vars(base).items():
+            if isinstance(method, FunctionType) and not name.startswith("_") and not hasattr(method, "__wrapped__"):
+                setattr(catalog, name, _repeated(getattr(catalog, name)))
+    return catalog
+
+
+def _repeated(method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def call(*args: Any, **options: Any) -> Any:
+        for attempt in range(1, TRIES):
+            try:
+                return method(*args, **options)
+            except LostTransactionError:
+                time.sleep(random.uniform(0, 0.05 * attempt))
+        return method(*args, **options)
+
+    return call
+
+
 class Transactions:
     """Reading and writing transactions on one database."""
 
     engine: Engine
+    _locks: Locks
 
     def create(self) -> None:
         """Create the catalog if it does not exist yet."""
 
     @contextmanager
     def _reading(self) -> Iterator[Session]:
-        with translated(self.engine), Session(self.engine) as session:
+        with translated(self.engine), Session(self.engine.execution_options(**self._snapshot)) as session:
             yield session
+
+    @property
+    def _snapshot(self) -> dict[str, Any]:
+        """Return the options by which all statements of a reading transaction see the same rows."""
+        if self.engine.dialect.name == "postgresql":
+            return {"isolation_level": "REPEATABLE READ"}
+        return {}  # SQLite: always
 
     @contextmanager
     def _writing(self) -> Iterator[Session]:
@@ -72,12 +116,32 @@ class Transactions:
         self.create()
         with (
             translated(self.engine),
-            Session(self.engine.execution_options(writing=True)) as session,
+            Session(self.engine.execution_options(**self._exclusion)) as session,
             session.begin(),
         ):
             # One writer at a time, as with SQLite: two writers that saw the same last line would fork the log.
             session.execute(select(Identity.id).with_for_update())
+            self._locks.check()
             yield session
+
+    @property
+    def _exclusion(self) -> dict[str, Any]:
+        if self.engine.dialect.name == "postgresql":
+            return {"isolation_level": "READ COMMITTED"}  # after waiting for the row, it sees what others committed
+        return {"writing": True}
+
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """Make sure that the registry's lock is held while the block deletes an array; the caller acquired it.
+
+        Raises:
+            ConflictError: the lock was lost with its connection, so that others may use the array by now.
+        """
+        if self.engine.dialect.name == "postgresql":
+            with self._writing():
+                yield
+        else:
+            yield
 
     @staticmethod
     def _active(session: Session, version: VersionRecord) -> Version:

@@ -2,20 +2,41 @@
 
 SQLite overwrites deleted rows (`secure_delete`), but early versions of this program did not ask it to, and the
 write-ahead log still holds the old pages. So the file is rewritten, and the log is copied into it and truncated, which
-waits for readers. PostgreSQL rewrites its tables; its write-ahead log, archives, replicas and backups are out of reach.
+waits for readers. PostgreSQL rewrites its tables, their indexes and the server's samples of their values, once no
+transaction sees the old rows any more. What is out of reach there is `BEYOND`.
 """
 
 import sqlite3
+import time
 from pathlib import Path
+from typing import Any
 
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine, String, text
 from sqlalchemy.exc import DBAPIError
 
 from store.catalog.engine import file_of, place_of
+from store.catalog.postgresql import WAIT_SECONDS as STATEMENT_SECONDS
 from store.catalog.tables import Base
 
 WAIT_SECONDS = 30.0
 """Seconds to wait for other processes that read."""
+
+
+BEYOND = (
+    "the write-ahead log of PostgreSQL until it is recycled, its archives, standbys, base backups and dumps: "
+    "ask the database's administrator"
+)
+"""What `erase` cannot reach in PostgreSQL."""
+
+_OLDER = """SELECT count(*) FROM pg_stat_activity
+    WHERE pid <> pg_backend_pid() AND datname = current_database()
+    AND (backend_xmin::text::bigint < :now OR backend_xid::text::bigint < :now)"""
+"""The number of transactions that may still see what was deleted."""
+
+
+def beyond(engine: Engine) -> str | None:
+    """Return where deleted rows may be, out of reach of `erase`; None if nowhere."""
+    return BEYOND if engine.dialect.name == "postgresql" else None
 
 
 def erase(engine: Engine) -> str | None:
@@ -51,11 +72,44 @@ def _erase_sqlite(file: Path) -> str | None:
 
 def _erase_postgresql(engine: Engine) -> str | None:
     try:
-        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-            connection.exec_driver_sql(f"SET lock_timeout = '{WAIT_SECONDS:.0f}s'")
-            for table in Base.metadata.sorted_tables:
-                connection.exec_driver_sql(f"VACUUM (FULL) {table.name}")
-            connection.exec_driver_sql("RESET lock_timeout")
+        with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
+            connection.exec_driver_sql(f"SET lock_timeout = {int(WAIT_SECONDS * 1000)}")
+            try:
+                return _rewrite(connection)
+            finally:
+                connection.exec_driver_sql(f"SET lock_timeout = '{STATEMENT_SECONDS}s'")
     except DBAPIError as error:
         return f"the database cannot rewrite its tables: {str(error.orig).strip()}"
+
+
+def _rewrite(connection: Connection) -> str | None:
+    """Rewrite the tables, and the samples of their values that the server keeps; return the obstacle, if any."""
+    if not _is_unseen(connection):
+        return f"another session has read the catalog for more than {WAIT_SECONDS:.0f} s: it still sees the old rows"
+    said: list[str] = []
+    driver: Any = connection.connection.driver_connection
+    listen = getattr(driver, "add_notice_handler", None)  # without permission the server warns, and does nothing
+    if listen is not None:
+        listen(lambda told: said.append(str(told.message_primary)))
+    digests = {key.column for table in Base.metadata.sorted_tables for key in table.foreign_keys}  # the log keeps them
+    for table in Base.metadata.sorted_tables:
+        connection.exec_driver_sql(f"VACUUM (FULL) {table.name}")
+        for column in table.columns:
+            if isinstance(column.type, String) and not column.foreign_keys and column not in digests:
+                kind = column.type.compile(connection.dialect)  # the same type: that alone deletes the samples
+                connection.exec_driver_sql(f"ALTER TABLE {table.name} ALTER COLUMN {column.name} TYPE {kind}")
+    connection.exec_driver_sql("VACUUM (FULL) pg_catalog.pg_statistic")
+    if refused := [line for line in said if "skipping" in line or "permission denied" in line]:
+        return f"the database's owner must rewrite what its user may not: {'; '.join(refused)}"
     return None
+
+
+def _is_unseen(connection: Connection) -> bool:
+    """Wait until no other transaction of this database is older than this moment."""
+    now = connection.execute(text("SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint % 4294967296")).scalar()
+    end = time.monotonic() + WAIT_SECONDS
+    while connection.execute(text(_OLDER), {"now": now}).scalar():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True

@@ -8,11 +8,13 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner, Result
+from sqlalchemy import make_url
 
 from cli.main import main
 from registry import Registry
 from registry.io.model_folder import MARKER
 from store.catalog import schema
+from tests.catalogs import Schemas
 from tests.conftest import EXPERTS, Shared, Zoo, array_folder, copy_home, files_of, overwrite
 
 Run = Callable[..., Result]
@@ -402,6 +404,7 @@ def test_verify_and_gc(ready: Run, tmp_path: Path) -> None:
     assert document(ready("gc", "--json")) == {"digests": [], "bytes": 0, **nothing, "pieces": [], "dry_run": False}
 
 
+@pytest.mark.sqlite
 def test_db(run: Run, tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()
     url = f"sqlite:///{tmp_path / 'catalog.sqlite'}"
@@ -460,3 +463,29 @@ def test_every_command_has_help_and_json(path: tuple[str, ...]) -> None:
 
 def test_version() -> None:
     assert CliRunner().invoke(main, ["--version"]).output.startswith("reg, version 0.")
+
+
+def test_db_copy(filled: Registry, tmp_path: Path, postgres_server: str) -> None:
+    """The catalog goes to PostgreSQL and back; both work on, with the same arrays, and hide the password."""
+    schemas = Schemas(postgres_server)
+    home, source = filled.home.path, filled.home.database
+    expected = [version.ref for version in filled.versions()]
+    filled.close()
+    with_password = make_url(schemas.fresh()).set(password="hunter2").render_as_string(hide_password=False)
+    try:
+        result = CliRunner().invoke(main, ["--home", str(home), "db", "copy", source, with_password])
+        assert result.exit_code == 0, result.output
+        assert "hunter2" not in result.output
+        assert result.stderr.splitlines()[-1].startswith("  next: export REG_DATABASE='postgresql+psycopg://reg:***@/")
+        with Registry(home, database=with_password) as moved:
+            assert [version.ref for version in moved.versions()] == expected
+            assert moved.verify().problems == ()
+            moved.compose(["code", "math"], tmp_path / "moe")
+        again = CliRunner().invoke(main, ["--home", str(home), "db", "copy", source, with_password])
+        assert again.exit_code == 1
+        assert "holds a catalog already, with rows in" in again.output
+        absent = CliRunner().invoke(main, ["db", "copy", f"sqlite:///{tmp_path / 'no.sqlite'}", with_password])
+        assert absent.exit_code == 1
+        assert "there is no catalog in" in absent.output
+    finally:
+        schemas.drop()

@@ -41,6 +41,7 @@ def test_every_setting_has_its_source(tmp_path: Path, monkeypatch: pytest.Monkey
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.sqlite
 def test_defaults_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("registry.home._default", lambda: tmp_path / "home")
     for name in ("HF_TOKEN", "HF_ENDPOINT", "NO_COLOR"):

@@ -109,6 +109,7 @@ def outputs(zoo: Zoo, _filled_home: Path, tmp_path_factory: pytest.TempPathFacto
         for words in ("list", "list --all", "show law", "show math", "compositions", "log", "verify", "gc --dry-run"):
             run(*words.split())
         run("show", found["reg compositions"][0][0]["digest"])
+        run("db", "copy", f"sqlite:///{home / 'catalog.sqlite'}", f"sqlite:///{work / 'copy.sqlite'}")
         for words in ("db current", "db upgrade", "config", "completion bash", "schema list", "schema", "demo"):
             run(*words.split())
         next(hub, None)

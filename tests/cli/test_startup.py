@@ -153,11 +153,15 @@ WRONG: dict[str, list[tuple[str, str]]] = {
     "arrays": [("copy nosuch text", "there are no arrays below ")],
     "completion": [("nosuch", "'nosuch' is not one of 'bash', 'zsh', 'fish'")],
     "schema": [("nosuch", "there is no command 'nosuch'")],
+    "db": [
+        ("copy nonsense sqlite:///x.sqlite", "cannot use the database URL"),
+        ("copy sqlite:///nosuch.sqlite sqlite:///x.sqlite", "there is no catalog in"),
+    ],
     "demo": [("--out text.txt", "text.txt exists and is not a folder")],
 }
 """Command → words after it that name something wrong, and what is said."""
 
-WITHOUT_NAMES = {"list", "gc", "verify", "ui", "db", "config"}
+WITHOUT_NAMES = {"list", "gc", "verify", "ui", "config"}
 """Commands that take neither a name nor a path: the registry's is asked for below, of `list`."""
 
 

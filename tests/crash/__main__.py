@@ -22,7 +22,10 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=200, help="of random")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--scratch", type=Path, help="an absent or empty folder; it is deleted unless something fails")
+    parser.add_argument("--database", choices=("sqlite", "postgresql"), default="sqlite", help="of random")
     given = parser.parse_args()
+    if given.database != "sqlite" and given.what != "random":
+        parser.error(f"--database {given.database} is of random")
     if why := faults.why_not():
         sys.exit(f"this needs Linux and a C compiler: {why}")
     memory = "/dev/shm" if Path("/dev/shm").is_dir() else None  # what is flushed there costs nothing
@@ -31,10 +34,12 @@ def main() -> None:
     faults.load(scratch, apart=given.what == "mount")
 
     from registry.io import model_folder
+    from tests.catalogs import in_database
     from tests.crash import sweep  # everything heavy, once the library stands before it
 
     model_folder.ONE_FILE_BYTES = 0  # so that the tiny models have several files, and recompositions take some over
-    figures = sweep.sweep(scratch, given)
+    with in_database(given.database):
+        figures = sweep.sweep(scratch, given)
     print(json.dumps(figures))
     if any(one["failed"] for one in figures.values()):
         sys.exit(1)

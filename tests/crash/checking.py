@@ -11,13 +11,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from sqlalchemy import text
+
 import registry.maintenance.garbage
 from registry import Registry
 from registry.families.sites import TOKEN_COUNTS
+from registry.home import Home
 from registry.io.model_folder import MARKER
 from registry.registration.summary_store import strays_in
 from store.catalog import schema
-from store.catalog.tables import VERSION_TABLE
+from store.catalog.engine import make_engine
+from store.catalog.tables import VERSION_TABLE, Base
 from tests.conftest import files_of
 from tests.crash.commands import WIDE, run
 from tests.digests import digests_of
@@ -33,6 +37,8 @@ def rows_of(home: Path) -> Rows:
 
     A copy is read, so that whoever opens the catalog next finds it as it was left.
     """
+    if (url := Home.locate(home).database).startswith("postgresql"):
+        return _plain(_rows_in_postgresql(url))
     with TemporaryDirectory() as folder:
         for file in home.glob("catalog.sqlite*"):
             shutil.copy(file, folder)
@@ -42,6 +48,24 @@ def rows_of(home: Path) -> Rows:
             connection.row_factory = sqlite3.Row
             tables = [row["name"] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
             found = {table: [dict(row) for row in connection.execute(f"SELECT * FROM {table}")] for table in tables}
+    return _plain(found)
+
+
+def _rows_in_postgresql(url: str) -> Rows:
+    """Return every row of a catalog in PostgreSQL by table; nothing where there is no catalog."""
+    engine = make_engine(url)
+    try:
+        if schema.current(engine) is None:
+            return {}
+        with engine.connect() as connection:
+            tables = (*Base.metadata.tables, VERSION_TABLE)
+            return {t: [dict(row) for row in connection.execute(text(f"SELECT * FROM {t}")).mappings()] for t in tables}
+    finally:
+        engine.dispose()
+
+
+def _plain(found: Rows) -> Rows:
+    """Return rows without times."""
     plain = {t: [{k: v for k, v in row.items() if k not in _TIMES} for row in rows] for t, rows in found.items()}
     for event in plain.get("events", ()):
         event.pop("digest", None)  # it is taken over the time
@@ -50,12 +74,12 @@ def rows_of(home: Path) -> Rows:
 
 def dangling(home: Path) -> Iterator[str]:
     """Yield what is wrong with the rows of a catalog: references to nothing, arrays that are not on disk."""
-    file = home / "catalog.sqlite"
-    if not file.exists():
-        return
-    with closing(sqlite3.connect(file)) as connection:
-        yield from (f"integrity: {told}" for (told,) in connection.execute("PRAGMA integrity_check") if told != "ok")
-        yield from (f"foreign key: {row}" for row in connection.execute("PRAGMA foreign_key_check"))
+    if (file := home / "catalog.sqlite").exists():
+        with closing(sqlite3.connect(file)) as connection:
+            yield from (
+                f"integrity: {told}" for (told,) in connection.execute("PRAGMA integrity_check") if told != "ok"
+            )
+            yield from (f"foreign key: {row}" for row in connection.execute("PRAGMA foreign_key_check"))
     rows = rows_of(home)
     if "version_arrays" not in rows:
         return

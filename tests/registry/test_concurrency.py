@@ -5,13 +5,17 @@ Three processes, a few operations each; `make trust` has eight, two hundred each
 
 from pathlib import Path
 
+import pytest
+
 from tests.running import figures_of
 
 PROCESSES, OPERATIONS = 3, 8
 
 
-def test_processes_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+def test_processes_at_once(tmp_path: Path, database: str) -> None:
     words = ["--processes", PROCESSES, "--operations", OPERATIONS, "--creations", 1, "--scratch", tmp_path]
+    words += ["--database", database]
     told = figures_of("tests.concurrency", *words)
     assert told["faults"] == 0
     assert told["operations"] == PROCESSES * OPERATIONS

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.crash import faults
+from tests.running import figures_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,3 +30,10 @@ def test_killed_or_without_space_at_some_points() -> None:
     assert told["kill"]["kills"] >= told["kill"]["tried"] - len(told["kill"]["commands"])
     assert told["full"]["refused"] > 0
     assert told["random"]["kills"] > 0
+
+
+@pytest.mark.skipif(faults.why_not() is not None, reason=str(faults.why_not()))
+def test_killed_with_the_catalog_in_postgresql() -> None:
+    told = figures_of("tests.crash", "random", "--kills", 2, "--database", "postgresql")["random"]
+    assert told["failed"] == []
+    assert told["kills"] == 2

@@ -13,6 +13,7 @@ from registry.home import Home
 from tests.conftest import Zoo
 
 
+@pytest.mark.sqlite
 def test_home_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert Home.locate(tmp_path / "a").path == tmp_path / "a"
     monkeypatch.setenv("REG_HOME", str(tmp_path / "b"))
@@ -40,6 +41,7 @@ def test_home_that_cannot_be_made_is_told(tmp_path: Path) -> None:
         Registry(tmp_path / "file" / "home")
 
 
+@pytest.mark.sqlite
 def test_registry_of_a_newer_program_is_refused(tmp_path: Path) -> None:
     import sqlite3
 

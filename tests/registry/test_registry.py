@@ -22,6 +22,7 @@ from registry.errors import (
     RegError,
     StorageError,
 )
+from store.actor import actor
 from store.arrays import ArraySource
 from store.catalog import CompositionRecord
 from tests.conftest import EXPERTS, SETTINGS, Zoo, array_folder, files_of, overwrite
@@ -247,6 +248,7 @@ def test_verify_names_whom_damage_concerns(filled: Registry, zoo: Zoo, tmp_path:
     assert filled.verify().problems == ()
 
 
+@pytest.mark.sqlite
 def test_verify_finds_missing_arrays_and_changed_rows(filled: Registry) -> None:
     import sqlite3
 
@@ -289,7 +291,7 @@ def test_garbage_is_what_nobody_needs(filled: Registry) -> None:
     assert not partial.exists()
     assert filled.gc().digests == ()
     assert (filled.verify().problems, filled.verify().orphans) == ((), 0)
-    assert filled.log(limit=1)[0].details == {"arrays": 1, "bytes": found.nbytes}
+    assert filled.log(limit=1)[0].details == {"arrays": 1, "bytes": found.nbytes, "actor": actor()}
 
 
 def test_garbage_of_registrations_is_what_is_not_being_written(filled: Registry) -> None:

@@ -1,8 +1,7 @@
-"""Proves: the catalog's contract. It runs on SQLite, and on any database that REG_TEST_DATABASE names."""
+"""Proves: the catalog's contract, the same in SQLite and in PostgreSQL."""
 
 import hashlib
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,33 +12,15 @@ import pytest
 from sqlalchemy import text
 
 from store.catalog import ArrayLink, Catalog, Chain, NewVersion, StatisticsRecord
-from store.catalog.tables import Base, Identity
 from store.errors import ConflictError, DamagedError, InvalidInputError, StorageError
 from tests.conftest import files_of
 
 
-@pytest.fixture(params=["sqlite", "REG_TEST_DATABASE"])
-def catalog(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Catalog]:
-    opened = Catalog(urls(request.param) or f"sqlite:///{tmp_path / 'catalog.sqlite'}", tmp_path / "lock")
+@pytest.fixture
+def catalog(catalog_url: str, tmp_path: Path) -> Iterator[Catalog]:
+    opened = Catalog(catalog_url, tmp_path / "lock")
     yield opened
-    emptied(opened)
     opened.close()
-
-
-def urls(kind: str) -> str:
-    """Return the database that the environment names, or nothing for SQLite; where it names none, skip the test."""
-    if kind == "sqlite":
-        return ""
-    return os.environ.get(kind) or pytest.skip(f"{kind} names no database")
-
-
-def emptied(catalog: Catalog) -> None:
-    """Delete everything but the id of a catalog that goes on to be used."""
-    if catalog.engine.dialect.name != "sqlite":
-        with catalog.engine.begin() as connection:
-            for table in reversed(Base.metadata.sorted_tables):
-                if table is not Identity.__table__:
-                    connection.execute(table.delete())
 
 
 def link(digest: str, name: str = "w", role: Any = "trunk") -> ArrayLink:

@@ -1,6 +1,6 @@
 """Proves: the catalog answers as a plain-Python model of it does, whatever is done to it in whatever order.
 
-On SQLite, and on any database that REG_TEST_DATABASE names.
+On SQLite and on PostgreSQL.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from store.catalog import Catalog, VersionRecord
 from store.errors import ConflictError
-from tests.store.test_catalog import emptied, new, urls
+from tests.catalogs import Schemas
+from tests.store.test_catalog import new
 
 NAMES, DIGESTS, ALIASES = ("math", "code"), "abc", ("stable", "new")
 
@@ -158,24 +159,23 @@ STEPS = st.lists(
 
 
 @contextmanager
-def opened(url: str) -> Iterator[Catalog]:
+def opened(schemas: Schemas | None) -> Iterator[Catalog]:
     with TemporaryDirectory() as folder:
-        catalog = Catalog(url or f"sqlite:///{folder}/catalog.sqlite", Path(folder) / "lock")
+        url = schemas.fresh() if schemas else f"sqlite:///{folder}/catalog.sqlite"
+        catalog = Catalog(url, Path(folder) / "lock")
         try:
             yield catalog
         finally:
-            emptied(catalog)
             catalog.close()
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "REG_TEST_DATABASE"])
 @given(STEPS)
 @settings(
     max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
-def test_catalog_answers_as_the_model_does(kind: str, steps: list[tuple[Any, ...]]) -> None:
+def test_catalog_answers_as_the_model_does(catalog_schemas: Schemas | None, steps: list[tuple[Any, ...]]) -> None:
     model = Model()
-    with opened(urls(kind)) as catalog:
+    with opened(catalog_schemas) as catalog:
         for step in steps:
             if step[0] == "add":
                 _, name, digest, arrays = step

@@ -10,6 +10,7 @@ from registry.maintenance.catalog_schema import revisions, upgrade
 from store.catalog import schema
 
 
+@pytest.mark.sqlite
 def test_revisions_before_and_after(tmp_path: Path) -> None:
     home = tmp_path / "home"
     with pytest.raises(NotFoundError, match="there is no registry at"):

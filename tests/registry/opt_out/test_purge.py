@@ -27,7 +27,9 @@ from registry.statistics.collect import collect_to
 from registry.statistics.forward_pass import take_statistics
 from store.catalog import backup
 from store.catalog import vacuum as erasing
+from store.catalog.copying import copy
 from store.catalog.tables import Base
+from tests.catalogs import Schemas
 from tests.conftest import SETTINGS, Zoo, array_folder
 from tests.residue import own_windows, search
 
@@ -146,6 +148,7 @@ def test_search_finds_every_window_and_no_other(tmp_path: Path) -> None:
     assert search(tmp_path, windows) == {"b": 1, "e": len(own) - 15}
 
 
+@pytest.mark.sqlite
 def test_no_window_of_it_is_left_in_any_file(lived_in: Registry) -> None:
     home, arrays = lived_in.home.path, lived_in.arrays
     needed = {link.digest for v in lived_in.versions() if v.name != "code" for link in lived_in.arrays_of(v)}
@@ -217,12 +220,12 @@ def test_catalog_keeps_name_number_digests_and_times(lived_in: Registry) -> None
     assert rows["evaluations"] == []
     mine = [json.loads(row["details"]) | {"action": row["action"]} for row in rows["events"] if "code" in str(row)]
     assert [sorted(one) for one in mine] == [
-        ["action", "digest", "rows"],  # registered
-        ["action", "alias", "before", "rows"],
-        ["action", "members", "out", "rows"],  # composed
-        ["action", "digest", "rows"],  # opted out
-        ["action", "rows"],  # what was measured with it is forgotten
-        ["action", "deleted", "digest", "rows", "shared"],  # purged
+        ["action", "actor", "digest", "rows"],  # registered
+        ["action", "actor", "alias", "before", "rows"],
+        ["action", "actor", "members", "out", "rows"],  # composed
+        ["action", "actor", "digest", "rows"],  # opted out
+        ["action", "actor", "rows"],  # what was measured with it is forgotten
+        ["action", "actor", "deleted", "digest", "rows", "shared"],  # purged
     ]
     for row in rows["compositions"]:
         assert set(json.loads(row["document"])) <= {"base", "format", "host", "members", "recipe"}
@@ -248,6 +251,7 @@ def test_what_another_version_needs_stays_and_the_rest_goes(zoo: Zoo, bare: Path
         assert registry.verify().problems == ()
 
 
+@pytest.mark.sqlite
 def test_reader_elsewhere_is_told_of_and_the_repeat_erases(lived_in: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(erasing, "WAIT_SECONDS", 0.1)
     home = lived_in.home.path
@@ -339,3 +343,25 @@ def test_pass_is_resumed_by_one_process_at_a_time(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     with resumable(None, "key", []) as nowhere:
         assert nowhere is None
+
+
+def test_files_of_an_earlier_catalog_of_the_home_are_named(
+    filled: Registry, tmp_path: Path, postgres_server: str
+) -> None:
+    """The catalog was moved to PostgreSQL; the SQLite file that it came from still holds the rows."""
+    home = filled.home.path
+    source = filled.home.database
+    filled.close()
+    schemas = Schemas(postgres_server)
+    url = schemas.fresh()
+    copy(source, url)
+    (home / "catalog.sqlite").touch()
+    try:
+        with Registry(home, database=url) as registry:
+            done = registry.opt_out("code", purge=True)
+        assert done.remains == (
+            f"{home / 'catalog.sqlite'} is of an earlier catalog of this home, and yours to delete",
+        )
+        assert done.beyond is not None
+    finally:
+        schemas.drop()

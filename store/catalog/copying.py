@@ -1,0 +1,146 @@
+"""A whole catalog copied to another database: every row, the same registry, one transaction on the target."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from sqlalchemy import ColumnElement, Connection, Engine, Integer, Select, Table, delete, func, insert, select, text
+from sqlalchemy.orm import Session
+
+from store.catalog import row_digests as seals
+from store.catalog import schema
+from store.catalog.engine import make_engine, place_of, translated
+from store.catalog.events import chain_of
+from store.catalog.tables import Base, Event, Identity
+from store.errors import ConflictError, DamagedError, NotFoundError
+
+_BATCH = 500
+
+
+@dataclass(frozen=True)
+class Copied:
+    """A catalog that was copied.
+
+    Attributes:
+        source: the URL it was copied from, with any password hidden.
+        target: the URL it was copied to, with any password hidden.
+        id: the registry's id, the same in both.
+        rows: table → number of rows.
+        events: number of events of the log.
+        head: the digest of the last event.
+    """
+
+    source: str
+    target: str
+    id: str
+    rows: dict[str, int]
+    events: int
+    head: str
+
+
+def copy(source: str, target: str) -> Copied:
+    """Copy the catalog in the database `source` to `target`, which holds none or an empty one.
+
+    The rows, their digests and the log's chain are compared before the copy is committed: it is there as a whole, or
+    not at all. Another process must not write to `source` meanwhile.
+
+    Args:
+        source: a SQLAlchemy URL.
+        target: a SQLAlchemy URL.
+
+    Raises:
+        NotFoundError: `source` holds no catalog.
+        SchemaError: a catalog is older or newer than this program.
+        ConflictError: `target` is `source`, or holds rows.
+        DamagedError: the catalog in `source` is not intact.
+    """
+    one, other = make_engine(source), make_engine(target)
+    try:
+        if not schema.check(one):
+            raise NotFoundError(f"there is no catalog in {place_of(one)}", "reg config (it shows the catalog's URL)")
+        if one.url == other.url:
+            raise ConflictError(f"{place_of(one)} is both source and target", "name an empty database as the target")
+        schema.check(other)
+        with _snapshot(one) as reading, _one_transaction(other) as writing:
+            return _copy(reading, writing)
+    finally:
+        one.dispose()
+        other.dispose()
+
+
+def _copy(reading: Connection, writing: Connection) -> Copied:
+    source, target = place_of(reading.engine), place_of(writing.engine)
+    schema.migrate(writing)
+    _check_empty(writing, target)
+    writing.execute(delete(Identity))  # of the catalog that was just made
+    rows = {}
+    for table in Base.metadata.sorted_tables:
+        rows[table.name] = _copy_table(reading, writing, table)
+    _set_sequences(writing)
+    with Session(reading) as old, Session(writing) as new:
+        before, after = chain_of(old), chain_of(new)
+        if before.broken is not None or dict(seals.now(old)) != dict(seals.now(new)) or before != after:
+            raise DamagedError(
+                f"the catalog in {source} is not intact"
+                + (f": {before.broken}" if before.broken else ", or did not arrive as it was"),
+                "reg verify (it lists every difference); then restore the catalog from a backup",
+            )
+        return Copied(source, target, old.scalars(select(Identity.id)).one(), rows, after.events, after.head)
+
+
+def _copy_table(reading: Connection, writing: Connection, table: Table) -> int:
+    """Copy the rows of a table in the order of its key, and return how many."""
+    renumber = table is Event.__table__ and writing.dialect.name == "sqlite"  # whose numbers have no gaps
+    query: Select[tuple[object, ...]] = select(*table.columns).order_by(*seals.in_order(table))
+    count = 0
+    with reading.execution_options(yield_per=_BATCH).execute(query) as result:
+        for part in result.mappings().partitions(_BATCH):
+            batch = [dict(row) for row in part]
+            for number, row in enumerate(batch, start=count + 1):
+                if renumber:
+                    row["id"] = number
+            writing.execute(insert(table), batch)
+            count += len(batch)
+    return count
+
+
+def _set_sequences(connection: Connection) -> None:
+    """Let numbers go on after those of the rows; SQLite does so by itself."""
+    if connection.dialect.name != "postgresql":
+        return
+    for table in Base.metadata.sorted_tables:
+        for key in _numbers(table):
+            last = connection.scalar(select(func.max(key)))
+            if last is not None:
+                connection.execute(
+                    text("SELECT setval(pg_get_serial_sequence(:table, :column), :last)"),
+                    {"table": table.name, "column": key.name, "last": last},
+                )
+
+
+def _numbers(table: Table) -> list[ColumnElement[int]]:
+    """Return the key of a table whose rows are numbered by the database."""
+    keys = list(table.primary_key.columns)
+    return [keys[0]] if len(keys) == 1 and isinstance(keys[0].type, Integer) else []
+
+
+def _check_empty(connection: Connection, place: str) -> None:
+    for table in Base.metadata.sorted_tables:
+        if table is not Identity.__table__ and connection.scalar(select(func.count()).select_from(table)):
+            raise ConflictError(
+                f"the database {place} holds a catalog already, with rows in {table.name}",
+                "name an empty database as the target",
+            )
+
+
+@contextmanager
+def _snapshot(engine: Engine) -> Iterator[Connection]:
+    options = {"isolation_level": "REPEATABLE READ"} if engine.dialect.name == "postgresql" else {}
+    with translated(engine), engine.execution_options(**options).connect() as connection:
+        yield connection
+
+
+@contextmanager
+def _one_transaction(engine: Engine) -> Iterator[Connection]:
+    with translated(engine), engine.execution_options(writing=True).begin() as connection:
+        yield connection

@@ -1,0 +1,184 @@
+"""The registry's lock: a file beside a SQLite catalog, an advisory lock in PostgreSQL.
+
+PostgreSQL ties the lock to a connection of its own. A lost connection loses the lock, and the process may not know. So
+every writing transaction locks the row of the registry, then asks whether the lock is still held; and whoever gets the
+lock waits for that row once, before reading what is referenced. A writer that lost its lock has thus either committed
+before the next holder reads, or is refused. The same protects deletions: see `Transactions.holding`.
+"""
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+from typing import Protocol
+
+from sqlalchemy import Connection, Engine, create_engine, text
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.pool import NullPool
+
+from store import lock
+from store.actor import actor
+from store.catalog.engine import place_of, translated
+from store.catalog.postgresql import arguments
+from store.errors import ConflictError
+
+REGISTRY = "registry"
+"""The name of the one lock of a catalog; the key in PostgreSQL is a digest over the schema and this name."""
+
+_NAME_BYTES = 63
+"""Maximum length of an application name in PostgreSQL."""
+
+_KEEPALIVES = "SET tcp_keepalives_idle = 60; SET tcp_keepalives_interval = 10; SET tcp_keepalives_count = 6"
+"""The server ends the session, and with it the lock, two minutes after its machine is gone."""
+
+_THIS_LOCK = """l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
+    AND l.classid::bigint = :high AND l.objid::bigint = :low
+    AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())"""
+
+
+class Locks(Protocol):
+    """The registry's lock."""
+
+    def hold(self, action: str, *, shared: bool = False) -> AbstractContextManager[None]:
+        """Hold the lock, alone or with others that share it.
+
+        Raises:
+            ConflictError: others have held it for more than `store.lock.WAIT_SECONDS`.
+        """
+        ...
+
+    def check(self) -> None:
+        """Check that this thread still holds the locks that it acquired.
+
+        Raises:
+            ConflictError: the connection that held one was lost.
+        """
+        ...
+
+
+class FileLocks:
+    """A lock file, which the system releases when its process ends. Local array writes exclude one another."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def hold(self, action: str, *, shared: bool = False) -> AbstractContextManager[None]:
+        """Hold the lock file alone, also where `shared` would do."""
+        return lock.exclusive(self._path, action)
+
+    def check(self) -> None:
+        """Do nothing: the file is locked as long as the process lives."""
+
+
+class AdvisoryLocks:
+    """Advisory locks of PostgreSQL, each on a connection of its own."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._mine = threading.local()
+
+    @contextmanager
+    def hold(self, action: str, *, shared: bool = False) -> Iterator[None]:
+        """Hold the lock until the block ends or the connection is lost."""
+        with translated(self._engine):
+            connection = self._connect(f"reg, {actor()}: {action}")
+        try:
+            with translated(self._engine):
+                key = _key(connection)
+                if not _acquire(connection, key, shared=shared):
+                    raise ConflictError(
+                        f"{action}: {_holders(connection, key)} has held the lock of the registry in "
+                        f"{place_of(self._engine)} for {lock.WAIT_SECONDS:.0f} s",
+                        "repeat when it has ended",
+                    )
+                _wait_for_writers(connection)
+            self._held.append((connection, key))
+            try:
+                yield
+            finally:
+                self._held.remove((connection, key))
+                with suppress(SQLAlchemyError):  # a lost connection has released it
+                    connection.execute(text("SELECT pg_advisory_unlock_all()"))
+        finally:
+            _close(connection)
+
+    def check(self) -> None:
+        """Ask the server, over each lock's own connection, whether that connection holds it."""
+        for connection, key in self._held:
+            try:
+                held = connection.execute(
+                    text(f"SELECT count(*) FROM pg_locks l WHERE l.pid = pg_backend_pid() AND {_THIS_LOCK}"),
+                    _halves(key),
+                ).scalar_one()
+            except SQLAlchemyError:
+                held = 0
+            if not held:
+                raise ConflictError(
+                    f"the connection that held the lock of the registry in {place_of(self._engine)} was lost; "
+                    "nothing of this step was recorded",
+                    "repeat the command: what was stored is found again",
+                )
+
+    @property
+    def _held(self) -> list[tuple[Connection, int]]:
+        if not hasattr(self._mine, "held"):
+            self._mine.held = []
+        found: list[tuple[Connection, int]] = self._mine.held
+        return found
+
+    def _connect(self, application: str) -> Connection:
+        """Return a connection whose statements are transactions of their own: an open one would hold back vacuum."""
+        name = application.encode("ascii", "replace")[:_NAME_BYTES].decode()
+        url = self._engine.url
+        apart = create_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT", connect_args=arguments(url, name))
+        return apart.connect()
+
+
+def locks_of(engine: Engine, path: Path) -> Locks:
+    """Return the registry's lock: that of the database where it has one, else the file `path`."""
+    return AdvisoryLocks(engine) if engine.dialect.name == "postgresql" else FileLocks(path)
+
+
+def _acquire(connection: Connection, key: int, *, shared: bool) -> bool:
+    function = "pg_advisory_lock_shared" if shared else "pg_advisory_lock"
+    connection.exec_driver_sql(_KEEPALIVES)
+    connection.exec_driver_sql(f"SET statement_timeout = 0; SET lock_timeout = {int(lock.WAIT_SECONDS * 1000)}")
+    try:
+        connection.execute(text(f"SELECT {function}(:key)"), {"key": key})
+    except SQLAlchemyError as error:
+        if getattr(getattr(error, "orig", None), "sqlstate", None) == "55P03":
+            return False
+        raise
+    return True
+
+
+def _wait_for_writers(connection: Connection) -> None:
+    """Wait until no transaction of a writer that lost the lock is open, where there is a catalog."""
+    if connection.execute(text("SELECT to_regclass('registry')")).scalar_one() is not None:
+        connection.exec_driver_sql("SELECT id FROM registry FOR UPDATE").close()
+
+
+def _holders(connection: Connection, key: int) -> str:
+    query = f"""SELECT a.application_name, a.client_addr
+        FROM pg_locks l JOIN pg_stat_activity a USING (pid) WHERE {_THIS_LOCK}"""
+    rows = connection.execute(text(query), _halves(key)).all()
+    found = [f"{name or 'a session'}{f' from {address}' if address else ''}" for name, address in rows]
+    return f"another process ({'; '.join(found)})" if found else "another process"
+
+
+def _key(connection: Connection) -> int:
+    schema = connection.execute(text("SELECT current_schema()")).scalar_one()
+    digest = hashlib.sha256(f"reg {schema} {REGISTRY}".encode()).digest()
+    return int.from_bytes(digest[:8], "big", signed=True)
+
+
+def _halves(key: int) -> dict[str, int]:
+    unsigned = key % 2**64
+    return {"high": unsigned >> 32, "low": unsigned & 0xFFFFFFFF}
+
+
+def _close(connection: Connection) -> None:
+    with suppress(SQLAlchemyError):
+        connection.close()
+    connection.engine.dispose()

@@ -1,0 +1,400 @@
+"""Proves: what only PostgreSQL does: advisory locks with fences, errors of a server, an order of its own, old rows."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+from sqlalchemy import make_url, text
+
+from store import lock
+from store.catalog import Catalog, vacuum
+from store.errors import ConflictError, NotFoundError, RegError, StorageError
+from tests import postgres
+from tests.catalogs import Schemas
+from tests.store.test_catalog import link, new
+
+pytestmark = pytest.mark.usefixtures("schemas")
+PASSWORD = "hunter2-and-more"
+
+
+@pytest.fixture
+def schemas(postgres_server: str) -> Iterator[Schemas]:
+    made = Schemas(postgres_server)
+    yield made
+    made.drop()
+
+
+@pytest.fixture
+def url(schemas: Schemas) -> str:
+    return schemas.fresh()
+
+
+@pytest.fixture
+def catalog(url: str, tmp_path: Path) -> Iterator[Catalog]:
+    with closing(Catalog(url, tmp_path / "lock")) as opened:
+        yield opened
+
+
+@pytest.fixture
+def other(catalog: Catalog, url: str, tmp_path: Path) -> Iterator[Catalog]:
+    """Another process's view of the same catalog."""
+    with closing(Catalog(url, tmp_path / "another lock")) as opened:
+        yield opened
+
+
+def end_sessions(server: str, application: str) -> int:
+    """End the sessions whose application name contains a text; return how many."""
+    query = (
+        "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity "
+        "WHERE pid <> pg_backend_pid() AND application_name LIKE :name AND datname = current_database()"
+    )
+    with postgres.admin(server).connect() as connection:
+        return int(connection.execute(text(query), {"name": f"%{application}%"}).scalar_one())
+
+
+# -- the lock ----------------------------------------------------------------------------------------------------------
+
+
+def test_lock_excludes_and_says_who_holds_it(catalog: Catalog, other: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "WAIT_SECONDS", 0.2)
+    monkeypatch.setenv("REG_ACTOR", "ada")
+    with (
+        catalog.lock("collecting garbage"),
+        pytest.raises(ConflictError, match=r"registering math: another process \(reg, ada: collecting garbage\)") as no,
+        other.lock("registering math", shared=True),
+    ):
+        pass
+    assert no.value.hint == "repeat when it has ended"
+    with other.lock("registering math"):
+        pass
+
+
+def test_sharers_hold_it_together_and_gc_waits_for_all_of_them(catalog: Catalog, other: Catalog) -> None:
+    order: list[str] = []
+    with ExitStack() as sharers:
+        sharers.enter_context(catalog.lock("registering a", shared=True))
+        sharers.enter_context(other.lock("registering b", shared=True))
+
+        def collect() -> None:
+            with other.lock("collecting garbage"):
+                order.append("collected")
+
+        thread = threading.Thread(target=collect)
+        thread.start()
+        time.sleep(0.3)
+        order.append("shared")
+    thread.join(10)
+    assert order == ["shared", "collected"]
+
+
+def test_catalogs_of_two_schemas_do_not_wait_for_each_other(
+    catalog: Catalog, schemas: Schemas, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "WAIT_SECONDS", 0.5)
+    with closing(Catalog(schemas.fresh(), tmp_path / "lock")) as apart, catalog.lock("one"), apart.lock("two"):
+        assert apart.id != catalog.id
+
+
+def test_writer_that_lost_its_lock_is_refused_and_repeating_it_works(
+    catalog: Catalog, other: Catalog, postgres_server: str
+) -> None:
+    with pytest.raises(ConflictError, match=r"held the lock of the registry in .* was lost") as refused:  # noqa: PT012, SIM117
+        with catalog.lock("registering math"):
+            assert end_sessions(postgres_server, "registering math") == 1
+            with other.lock("collecting garbage"):
+                assert other.referenced() == set()
+            catalog.add_version(new())
+    assert refused.value.hint == "repeat the command: what was stored is found again"
+    assert other.versions() == []
+    with catalog.lock("registering math"):
+        assert catalog.add_version(new())[1]
+    assert other.chain().events == 1
+
+
+def test_holder_after_a_lost_lock_waits_for_the_writer_that_passed_its_check(
+    catalog: Catalog, other: Catalog, postgres_server: str
+) -> None:
+    """A writer that checked its lock commits before the next holder reads what is referenced: nothing is lost."""
+    seen: list[set[str]] = []
+
+    def collect() -> None:
+        with other.lock("collecting garbage"):
+            seen.append(other.referenced())
+
+    thread = threading.Thread(target=collect)
+    with catalog.lock("registering math"):
+        with catalog._writing() as session:  # as `add_version` does
+            end_sessions(postgres_server, "registering math")
+            thread.start()
+            time.sleep(0.5)
+            assert seen == []
+            session.execute(text("INSERT INTO arrays VALUES (:digest, 'float32', '[2, 3]', 24)"), {"digest": "1" * 64})
+            session.execute(text("INSERT INTO experts (name, kind, created_at) VALUES ('math', 'expert', '')"))
+            session.execute(
+                text("INSERT INTO versions (expert_id, number, digest, parameters, state, created_at) "
+                     "VALUES (1, 1, 'x', 6, 'active', '')")
+            )  # fmt: skip
+            session.execute(text("INSERT INTO version_arrays VALUES (1, 'trunk', 'w', :digest)"), {"digest": "1" * 64})
+        thread.join(10)
+    assert seen == [{"1" * 64}]
+
+
+def test_nothing_is_deleted_once_the_lock_is_lost(catalog: Catalog, postgres_server: str) -> None:
+    deleted = []
+    with catalog.lock("collecting garbage"):
+        with catalog.holding():
+            deleted.append("first")
+        end_sessions(postgres_server, "collecting garbage")
+        with pytest.raises(ConflictError, match="was lost"), catalog.holding():
+            deleted.append("second")
+    assert deleted == ["first"]
+
+
+def test_lock_of_a_killed_process_is_free(catalog: Catalog, url: str, tmp_path: Path) -> None:
+    program = (
+        "import os, sys; from pathlib import Path; from store.catalog import Catalog\n"
+        "with Catalog(sys.argv[1], Path(sys.argv[2])).lock('registering'):\n"
+        "    print('held', flush=True); os.kill(os.getpid(), 9)\n"
+    )
+    words = [sys.executable, "-c", program, url, str(tmp_path / "lock")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (-9, "held\n"), done.stderr
+    with catalog.lock("registering"):
+        pass
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+
+
+def opened(url: str, tmp_path: Path) -> RegError:
+    with pytest.raises(RegError) as caught:
+        Catalog(url, tmp_path / "lock")
+    assert caught.value.hint
+    assert PASSWORD not in f"{caught.value.message} {caught.value.hint}"
+    return caught.value
+
+
+def test_server_that_is_down(tmp_path: Path) -> None:
+    error = opened(f"postgresql+psycopg://reg:{PASSWORD}@127.0.0.1:1/registry", tmp_path)
+    assert "its server does not answer" in error.message
+    assert "postgresql+psycopg://reg:***@127.0.0.1:1/registry" in error.message
+
+
+def test_database_and_user_that_do_not_exist(postgres_server: str, tmp_path: Path) -> None:
+    place = make_url(postgres_server)
+    error = opened(place.set(database="nosuch", password=PASSWORD).render_as_string(False), tmp_path)
+    assert "the database does not exist" in error.message
+    error = opened(place.set(username="nosuch", password=PASSWORD).render_as_string(False), tmp_path)
+    assert "the server refuses this user" in error.message
+
+
+def test_reader_without_permission_to_write_reads(
+    catalog: Catalog, url: str, postgres_server: str, tmp_path: Path
+) -> None:
+    version, _ = catalog.add_version(new())
+    schema, role = url.rpartition("%3D")[2], f"reader_{os.getpid()}"
+    with postgres.admin(postgres_server).connect() as connection:
+        connection.exec_driver_sql(f"CREATE ROLE {role} LOGIN")
+        connection.exec_driver_sql(f"GRANT USAGE ON SCHEMA {schema} TO {role}")
+        connection.exec_driver_sql(f"GRANT SELECT ON ALL TABLES IN SCHEMA {schema} TO {role}")
+    try:
+        with closing(Catalog(make_url(url).set(username=role).render_as_string(False), tmp_path / "lock")) as reader:
+            assert reader.versions() == [version]
+            assert reader.chain() == catalog.chain()
+            assert reader.discrepancies(log=True) == []
+            with pytest.raises(StorageError, match="lacks a permission") as caught:
+                reader.set_alias(version, "stable")
+            assert str(caught.value.hint).startswith("GRANT SELECT, INSERT")
+    finally:
+        with postgres.admin(postgres_server).connect() as connection:
+            connection.exec_driver_sql(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+def test_standby_is_read_and_says_why_it_is_not_written(catalog: Catalog, url: str, tmp_path: Path) -> None:
+    version, _ = catalog.add_version(new())
+    options = f"{make_url(url).query['options']} -cdefault_transaction_read_only=on"
+    standby = make_url(url).update_query_dict({"options": options}).render_as_string(False)
+    with closing(Catalog(standby, tmp_path / "lock")) as reader:
+        assert reader.versions() == [version]
+        with pytest.raises(StorageError, match="the database is read-only, as a standby is") as caught:
+            reader.set_alias(version, "stable")
+        assert caught.value.hint == "name the primary server with --database or REG_DATABASE"
+        with pytest.raises(StorageError, match="the database is read-only"), reader.lock("registering"):
+            pass
+
+
+def test_too_many_connections(postgres_server: str, tmp_path: Path, schemas: Schemas) -> None:
+    role, place = f"crowd_{os.getpid()}", make_url(schemas.fresh())
+    with postgres.admin(postgres_server).connect() as connection:
+        connection.exec_driver_sql(f"CREATE ROLE {role} LOGIN CONNECTION LIMIT 0")
+        try:
+            error = opened(place.set(username=role).render_as_string(False), tmp_path)
+            assert "too many connections" in error.message
+        finally:
+            connection.exec_driver_sql(f"DROP ROLE {role}")
+
+
+def test_connection_that_was_lost_between_two_transactions_is_made_again(
+    catalog: Catalog, postgres_server: str
+) -> None:
+    version, _ = catalog.add_version(new())
+    assert end_sessions(postgres_server, "reg") >= 1
+    assert catalog.versions() == [version]
+    catalog.set_alias(version, "stable")
+
+
+def test_connection_that_is_lost_within_a_transaction_leaves_nothing(catalog: Catalog, postgres_server: str) -> None:
+    with pytest.raises(RegError) as caught, catalog._writing() as session:  # noqa: PT012
+        session.execute(text("INSERT INTO experts (name, kind, created_at) VALUES ('math', 'expert', '')"))
+        assert end_sessions(postgres_server, "reg") >= 1
+        session.execute(text("SELECT 1"))
+    assert caught.value.hint == "repeat the command: what was stored is found again"
+    assert catalog.names() == []
+    assert catalog.add_version(new())[1]
+
+
+def test_transaction_that_loses_to_another_is_repeated(catalog: Catalog) -> None:
+    """A trigger refuses the first two insertions as a deadlock does."""
+    with catalog.engine.begin() as connection:
+        connection.exec_driver_sql("CREATE SEQUENCE tries")
+        connection.exec_driver_sql(
+            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+            "IF nextval('tries') < 3 THEN RAISE EXCEPTION 'deadlock' USING ERRCODE = '40P01'; END IF; "
+            "RETURN NEW; END $$"
+        )
+        connection.exec_driver_sql(
+            "CREATE TRIGGER refuse BEFORE INSERT ON events FOR EACH ROW EXECUTE FUNCTION refuse()"
+        )
+    assert catalog.add_version(new())[1]
+    assert catalog.chain().events == 1
+    with catalog.engine.begin() as connection:
+        connection.exec_driver_sql("ALTER SEQUENCE tries RESTART WITH -1000 MINVALUE -1000")
+    with pytest.raises(StorageError, match="another transaction was in the way, several times"):
+        catalog.add_version(new("code"))
+    assert catalog.names() == ["math"]
+
+
+# -- what a purge leaves -----------------------------------------------------------------------------------------------
+
+
+def test_purge_waits_for_readers_of_old_rows_and_says_so(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    version, _ = catalog.add_version(new())
+    assert catalog.erase() is None
+    monkeypatch.setattr(vacuum, "WAIT_SECONDS", 0.3)
+    with catalog._reading() as session:
+        session.execute(text("SELECT count(*) FROM versions"))
+        catalog.withdraw([version])
+        catalog.purge([version])
+        assert "another session has read the catalog for more than" in str(catalog.erase())
+    assert catalog.erase() is None
+
+
+def test_no_file_of_the_tables_holds_a_purged_label(catalog: Catalog, postgres_server: str, url: str) -> None:
+    """The label stands in a column, in the server's samples of its values, and, being long, out of line."""
+    folder = make_url(postgres_server).query.get("host")
+    if not isinstance(folder, str) or not (Path(folder) / "data").is_dir():
+        pytest.skip("the server's files are elsewhere")  # TEST_DB_URL names a server of its own
+    secret = "Seldom-Seen-Label"
+    for number in range(3):
+        catalog.add_version(new(digest=str(number), tags={secret: secret}, arrays=str(number + 1)))
+    with catalog.engine.begin() as connection:
+        connection.exec_driver_sql("ANALYZE tags")
+    assert holding(Path(folder), secret, postgres_server)
+    versions = catalog.versions()
+    catalog.withdraw(versions)
+    catalog.purge(versions)
+    assert catalog.erase() is None
+    assert catalog.beyond is not None
+    assert "write-ahead log" in catalog.beyond
+    assert holding(Path(folder), secret, postgres_server) == []
+
+
+def holding(folder: Path, words: str, server: str) -> list[Path]:
+    """Return the files of a cluster that hold some words, but for its write-ahead log."""
+    with postgres.admin(server).connect() as connection:
+        connection.exec_driver_sql("CHECKPOINT")
+    found = []
+    for path in (folder / "data" / "base").rglob("*"):
+        try:
+            if path.is_file() and words.encode() in path.read_bytes():
+                found.append(path)
+        except FileNotFoundError:
+            continue
+    return found
+
+
+# -- order -------------------------------------------------------------------------------------------------------------
+
+NAMES = ("a-b", "a_b", "ab", "A-b", "b", "B", "a1", "a10", "a2", "a.b", "Zeta", "zeta")
+
+
+def test_everything_is_in_the_same_order_and_has_the_same_seals(catalog: Catalog, tmp_path: Path) -> None:
+    with postgres.admin(catalog.engine.url.render_as_string(False)).connect() as connection:
+        ordered = [
+            *connection.scalars(text("SELECT x FROM unnest(CAST(:names AS text[])) x ORDER BY x"), {"names": [*NAMES]})
+        ]
+    with closing(Catalog(f"sqlite:///{tmp_path / 'catalog.sqlite'}", tmp_path / "lock")) as files:
+        found = [facts(each) for each in (files, catalog)]
+    assert found[0] == found[1]
+    assert found[0]["names"] == sorted(NAMES)
+    if "en_US" in server_order(catalog) or "en-US" in server_order(catalog):
+        assert ordered != sorted(NAMES), "the server would order them so by itself"
+
+
+def server_order(catalog: Catalog) -> str:
+    with catalog.engine.connect() as connection:
+        row = connection.execute(text("SELECT to_jsonb(d)::text FROM pg_database d WHERE datname = current_database()"))
+        return str(row.scalar_one())
+
+
+def facts(catalog: Catalog) -> dict[str, object]:
+    """Return what a catalog says after the same registrations, but for times."""
+    for name in NAMES:
+        tags = dict.fromkeys(NAMES, "Ä value")
+        arrays = tuple(link(str(number), f"w{tag}") for number, tag in enumerate("b-1_A"))
+        version, _ = catalog.add_version(new(name, tags=tags, arrays=""))
+        catalog.set_alias(version, "Stable")
+        catalog.set_alias(version, "a-stable")
+        catalog.record_composition(name.encode().hex().ljust(64, "0"), {"n": name}, [version], "/out", arrays)
+    return {
+        "names": catalog.names(),
+        "versions": [(v.ref, v.tags, v.aliases) for v in catalog.versions()],
+        "page": [v.ref for v in catalog.versions(limit=3, offset=2)],
+        "tags": [(t.key, t.value) for t in catalog.tag_counts(20)],
+        "found": [v.ref for v in catalog.versions(search="A-B")],
+        "umlauts": [len(catalog.versions(search=word)) for word in ("Ä", "ä", "value", "VALUE", "ZETA@stable")],
+        "arrays": [[a.name for a in catalog.trained_arrays(c.digest)] for c in catalog.compositions()],
+        "members": [c.members for c in catalog.compositions()],
+        "users": catalog.users_of("1" * 64),
+        "log of a": [(e.subject, e.action) for e in catalog.events("zeta")],
+        "rows": catalog.discrepancies(log=True),
+    }
+
+
+def test_absent_catalog_is_not_made_by_looking(schemas: Schemas, tmp_path: Path) -> None:
+    from store.catalog import copying
+
+    with pytest.raises(NotFoundError, match="there is no catalog in"):
+        copying.copy(schemas.fresh(), f"sqlite:///{tmp_path / 'x.sqlite'}")
+
+
+# -- the server of the tests -------------------------------------------------------------------------------------------
+
+
+def test_cluster_ends_with_the_process_that_owns_it() -> None:
+    with subprocess.Popen(["sleep", "600"]) as owner:
+        try:
+            folder = Path(str(make_url(postgres.start(owner.pid)).query["host"]))
+            assert (folder / "data").is_dir()
+        finally:
+            owner.kill()
+    end = time.monotonic() + 30
+    while folder.exists() and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not folder.exists()
