@@ -101,6 +101,10 @@ def done(brief: str | None, *lines: str) -> None:
         click.echo(line)
 
 
+COPIES = f"{__name__}.copies"
+"""Key of the local copies of folders in buckets: path → URL, which stands in lines to type."""
+
+
 def next_step(command: str | Sequence[str | os.PathLike[str]]) -> None:
     """Print on stderr what to type next, as errors do, unless --quiet or --json; each command that succeeds does once.
 
@@ -125,7 +129,8 @@ def reg_line(words: Sequence[str]) -> str:
         if session is not None and name in session.typed and f"--{name}" not in words:
             value = str(getattr(session, name))
             above += [f"--{name}", _SECRET.sub(r"\1\2***", value) if name == "database" else value]
-    return shlex.join(("reg", *above, *words))
+    copies = {} if context is None else context.meta.get(COPIES, {})
+    return shlex.join(("reg", *above, *(copies.get(word, word) for word in words)))
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli.output import progress
+from cli.output import COPIES, progress
 from store.bucket import url_of
 from store.errors import InvalidInputError
 from store.object_store import is_url
@@ -76,7 +76,9 @@ def _copy(ctx: click.Context, url: InBucket) -> Path:
     from registry.output.fetch import fetched
 
     session = ctx.ensure_object(Session)
-    return ctx.with_resource(fetched(url, Home.locate(session.home, session.database), progress()))
+    path = ctx.with_resource(fetched(url, Home.locate(session.home, session.database), progress()))
+    ctx.meta.setdefault(COPIES, {})[str(path)] = str(url)
+    return path
 
 
 local_path = LocalPath(path_type=Path)

@@ -25,9 +25,12 @@ def test_composition_goes_to_a_bucket_and_is_read_from_there(filled: Registry, t
     text = f"code={zoo.test['code']}"
     assert run(filled, "evaluate", url, "--data", text, "--seq-len", 32, "--json").exit_code == 0
     assert json.loads(run(filled, "doctor", url, "--quick", "--json").stdout)["verdict"]
-    assert "same" in run(filled, "reproduce", url).output
+    again = run(filled, "reproduce", url).output
+    assert "files equal the composition" in again
+    assert f"evaluate {url}" in again
     receipt = tmp_path / "receipt.json"
-    assert url in run(filled, "opt-out", "math", "--receipt", receipt, "--yes").output
+    run(filled, "opt-out", "math", "--receipt", receipt, "--yes")
+    assert url in receipt.read_text()
     found = run(filled, "receipt", "verify", receipt, "--folder", url, code=1)
     assert "holds math@1" in found.output
     assert list(filled.home.work.iterdir()) == []

@@ -51,7 +51,7 @@ def prefix(request: pytest.FixtureRequest, tmp_path: Path) -> Prefix:
 def several(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models of several files, each uploaded in several parts."""
     monkeypatch.setattr(model_folder, "ONE_FILE_BYTES", 0)
-    monkeypatch.setattr(model_folder, "SHARD_BYTES", 200_000)
+    monkeypatch.setattr(model_folder, "SHARD_BYTES", 60_000)
 
 
 @pytest.mark.parametrize(
@@ -344,7 +344,7 @@ from pathlib import Path
 from registry import Registry
 from registry.io import model_folder
 from store.bucket import Bucket
-model_folder.ONE_FILE_BYTES, model_folder.SHARD_BYTES = 0, 200_000
+model_folder.ONE_FILE_BYTES, model_folder.SHARD_BYTES = 0, 60_000
 home, url, step = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 count = 0
 def killing(name):
