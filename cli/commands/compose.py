@@ -36,8 +36,6 @@ from registry import composition
 from registry.calibration.corpus import check_files
 from registry.composition import recipe as recipes
 from registry.composition.recipe.recipe_fields import FROM_ROWS, LEAST_COPIES, MOE, MOST_COPIES, chosen
-from registry.output.fetch import readable
-from registry.output.place import output_of
 
 if TYPE_CHECKING:
     from registry import Registry  # with SQLAlchemy
@@ -145,6 +143,8 @@ def compose(
     if save_recipe is not None:
         recipes.check_recipe_output(save_recipe, force=force)
     if out is not None and not plan_only:
+        from registry.output.place import output_of
+
         output_of(out).check(replace=force)
     fit_settings = take_fit_settings(context, settings, fit)
     if settings["to"] == "dense" and not settings["weights"] and settings["recipe_path"] is None:
@@ -200,6 +200,8 @@ def compose(
             save()  # before the examination, which may be interrupted
             diagnosis = _examined(registry, out) if check else None
             if repo is not None and (diagnosis is None or diagnosis.is_healthy):
+                from registry.output.fetch import readable
+
                 with readable(out, registry.home, progress()) as folder:
                     pushed = registry.push(folder, target, license=license_id)
     if not as_json and not is_quiet():
@@ -241,6 +243,8 @@ def _print_composed(plan: composition.AnyPlan, out: Path | str) -> None:
 
 def _examined(registry: Registry, out: Path | str) -> Diagnosis:
     """Return the diagnosis of a folder that was just written; Ctrl-C ends the examination alone."""
+    from registry.output.fetch import readable
+
     try:
         with readable(out, registry.home, progress()) as folder:
             return registry.doctor(folder)

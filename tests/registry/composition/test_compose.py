@@ -208,9 +208,9 @@ def test_disk_that_fills_up_leaves_nothing(filled: Registry, tmp_path: Path, mon
 def test_member_withdrawn_while_composing_stops_it(
     filled: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def meanwhile(*arguments: Any, workers: int) -> Any:
+    def meanwhile(*arguments: Any, **options: Any) -> Any:
         filled.opt_out("math")
-        return folder_module.write_weights(*arguments, workers=workers)
+        return folder_module.write_weights(*arguments, **options)
 
     monkeypatch.setattr("registry.output.folder_output.write_weights", meanwhile)
     with pytest.raises(RegError, match="math@1 was opted out"):

@@ -305,5 +305,5 @@ def test_command(world: tuple[Registry, Path], tmp_path: Path) -> None:
     assert "or replace it: --force" in run("--out", str(out), code=1)
     run("--out", str(out), "--force")
     assert json.loads(run("--json"))["name"] == "moe"
-    assert "--out is missing" in run(code=2)
+    assert "give --out FILE, or --json" in run(code=2)
     assert "is not a folder" in run("--out", str(tmp_path / "no" / "report.html"), code=1)
