@@ -31,7 +31,7 @@ def test_it_composes_what_the_library_does(filled: Registry, tmp_path: Path) -> 
     listed = next(line for line in run(filled, "compositions").splitlines() if line.startswith(plan.digest[:12]))
     assert listed.split()[2:] == ["3", "copies", "base@1", "base", "random", "2"]
     assert "members        3 copies\nbase           base@1\n" in run(filled, "show", plan.digest)
-    assert f"{plan.digest[:12]}  3 copies  base base@1" in run(filled, "show", "base")
+    assert f"{plan.digest[:12]}  3 copies  base model base@1" in run(filled, "show", "base")
 
 
 def test_options_win_over_a_file(filled: Registry, tmp_path: Path) -> None:
