@@ -156,7 +156,7 @@ def test_bad_annotations_are_refused_before_anything_is_read(
     registry: Registry, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InvalidInputError, match=message):
-        registry.add_expert(options.pop("name", "math"), "/absent", **options)
+        registry.add_expert(**({"name": "math", "checkpoint": "/absent"} | options))
     assert registry.log() == []
 
 
