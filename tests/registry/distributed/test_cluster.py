@@ -209,8 +209,12 @@ def test_an_interrupt_cancels_tasks_and_the_next_run_goes_on(
     thread.start()
     words = ["collect", zoo.experts["code"], "--data", zoo.train["code"], "--out", tmp_path, "--ray", nodes.address]
     words += ["--tokens", SETTINGS.tokens, "--seq-len", SETTINGS.seq_len, "--batch-size", SETTINGS.batch_size]
-    result = CliRunner().invoke(main, [*map(str, words)])
-    thread.join()
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # in a background shell it is ignored
+    try:
+        result = CliRunner().invoke(main, [*map(str, words)])
+        thread.join()
+    finally:
+        signal.signal(signal.SIGINT, handler)
     assert result.exit_code == 130
     assert "run it again; it goes on where it stopped" in result.stderr
     for _ in range(600):

@@ -209,7 +209,7 @@ def test_command_prints_the_same_figures_in_every_form(files: dict[str, list[Pat
     assert lines[0].split("  ")[0] == "accuracy"
     assert "math: gsm8k (exact_match,strict-match)" in lines[0]
     assert [line.split() for line in lines[4:5]] == [["moe", "40.0%", "30.0%", "60.0%"]]
-    assert lines[6].split() == ["normalised", "score", "math", "code", "average"]
+    assert lines[6].split() == ["normalised", "score", "math", "code", "mean"]
     assert lines[8].split() == ["math", "100.00"]
     assert lines[-1].split() == ["moe", "65.00", "80.00", "72.50"]
     header, *table = run("--csv").splitlines()
