@@ -68,7 +68,8 @@ class Home:
         names = {entry.name for entry in self.path.iterdir()} if self.path.is_dir() else set()
         if names & {_CATALOG, _ARRAYS}:
             return
-        if names - {_PARTIAL, _MERGED, _WORK, _CACHE, _FOLDERS, _SUMMARIES, _CHUNKS, _LOG_SEEN, _LOCK, _LOCKS}:
+        known = {_PARTIAL, _MERGED, _WORK, _CACHE, _FOLDERS, _SUMMARIES, _CHUNKS, _LOG_SEEN, _LOCK, _LOCKS}
+        if names - known - {f".{name}.gone" for name in known}:  # that is being deleted by another process
             raise ConflictError(
                 f"the folder {self.path} is not empty and holds no registry",
                 "name a registry's folder with --home or REG_HOME, or for a new registry one that is absent or empty",

@@ -318,7 +318,7 @@ def check(home: Path, scratch: Path, pool: Pool, processes: int) -> Counter[str]
         for digest in {entry["evaluated"] for entry in done if "evaluated" in entry}:
             counted["evaluations"] += 1
             made = next(made for made in registry.compositions() if made.digest == digest)
-            if not purged & set(made.members) and not registry.evaluations(made):  # they go with a member
+            if not {*withdrawn} & {*made.members} and not registry.evaluations(made):  # they go with a member
                 told.append(f"{digest} was evaluated, and its figures are lost")
         registry.gc()
         if (left := registry.verify()).orphans or left.problems:

@@ -157,6 +157,7 @@ def _acquire(connection: Connection, key: int, *, shared: bool) -> bool:
             if getattr(getattr(error, "orig", None), "sqlstate", None) != "55P03":
                 raise
         else:
+            connection.exec_driver_sql(f"SET lock_timeout = {int(lock.WAIT_SECONDS * 1000)}")
             return True
     return False
 

@@ -322,6 +322,26 @@ def test_purge_does_not_wait_for_those_that_wait_for_its_lock(
     assert entered.is_set()
 
 
+def test_holder_waits_for_a_writer_longer_than_one_statement(
+    catalog: Catalog, other: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locks, "_STATEMENT_SECONDS", 0.05)
+    began, written = threading.Event(), threading.Event()
+
+    def write() -> None:
+        with other._writing():
+            began.set()
+            time.sleep(0.5)
+            written.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    began.wait(10)
+    with catalog.lock("collecting garbage"):
+        assert written.is_set()
+    writer.join(10)
+
+
 def test_no_file_of_the_tables_holds_a_purged_label(catalog: Catalog, postgres_server: str, url: str) -> None:
     """The label stands in a column, in the server's samples of its values, and, being long, out of line."""
     folder = make_url(postgres_server).query.get("host")

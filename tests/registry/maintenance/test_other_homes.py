@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import event
@@ -19,7 +20,7 @@ PASSED = Recipe(router="ridge", refine=1)
 
 
 @pytest.fixture
-def places(postgres_server: str, arrays_url: str) -> Iterator[dict[str, str]]:
+def places(postgres_server: str, arrays_url: str) -> Iterator[dict[str, Any]]:
     """The catalog and the arrays that all homes share."""
     schemas = Schemas(postgres_server)
     yield {"database": schemas.fresh(), "arrays": arrays_url}
@@ -27,7 +28,7 @@ def places(postgres_server: str, arrays_url: str) -> Iterator[dict[str, str]]:
 
 
 @pytest.fixture
-def here(tmp_path: Path, zoo: Zoo, places: dict[str, str]) -> Iterator[Registry]:
+def here(tmp_path: Path, zoo: Zoo, places: dict[str, Any]) -> Iterator[Registry]:
     with Registry(tmp_path / "here", **places) as opened:
         for name in ("code", "math", "law"):
             opened.add_expert(name, zoo.experts[name])
@@ -44,10 +45,10 @@ def leave_pass(home: Path, key: str, holds: list[str], content: bytes = b"state"
         assert file is not None
         file.write_bytes(content)
         raise KeyboardInterrupt
-    return file
+    return home / "partial" / key / "state.safetensors"
 
 
-def test_purge_reaches_every_home(tmp_path: Path, zoo: Zoo, here: Registry, places: dict[str, str]) -> None:
+def test_purge_reaches_every_home(tmp_path: Path, zoo: Zoo, here: Registry, places: dict[str, Any]) -> None:
     """No window of 16 bytes of its weights or statistics is in any file of the other home once that is opened."""
     there = tmp_path / "there"
     with Registry(there, **places) as opened:
@@ -80,7 +81,7 @@ def test_purge_reaches_every_home(tmp_path: Path, zoo: Zoo, here: Registry, plac
 
 
 def test_command_that_runs_meanwhile_makes_no_copy_again(
-    tmp_path: Path, here: Registry, places: dict[str, str], zoo: Zoo
+    tmp_path: Path, here: Registry, places: dict[str, Any], zoo: Zoo
 ) -> None:
     there = tmp_path / "there"
     digest = next(link.digest for link in here.arrays_of(here.resolve("code")) if link.role == "mlp")
@@ -102,7 +103,7 @@ def test_command_that_runs_meanwhile_makes_no_copy_again(
 
 
 def test_withdrawal_clears_what_is_derived_and_keeps_arrays(
-    tmp_path: Path, here: Registry, places: dict[str, str]
+    tmp_path: Path, here: Registry, places: dict[str, Any]
 ) -> None:
     there = tmp_path / "there"
     with Registry(there, **places) as opened:
@@ -119,7 +120,7 @@ def test_withdrawal_clears_what_is_derived_and_keeps_arrays(
         assert state.exists()
 
 
-def test_nothing_happened_is_one_query_and_no_write(tmp_path: Path, here: Registry, places: dict[str, str]) -> None:
+def test_nothing_happened_is_one_query_and_no_write(tmp_path: Path, here: Registry, places: dict[str, Any]) -> None:
     there = tmp_path / "there"
     here.opt_out("code", purge=True)
     Registry(there, **places).close()
@@ -143,7 +144,7 @@ def test_nothing_happened_is_one_query_and_no_write(tmp_path: Path, here: Regist
 
 @pytest.mark.parametrize("noted", ["", "7", "x y z", f"2 {'0' * 64}", f"999999 {'0' * 64}", "-1 a"])
 def test_mark_that_the_log_does_not_have_counts_as_none(
-    tmp_path: Path, here: Registry, places: dict[str, str], noted: str
+    tmp_path: Path, here: Registry, places: dict[str, Any], noted: str
 ) -> None:
     """Of another catalog, of one that was restored from a backup, or damaged."""
     there = tmp_path / "there"
@@ -158,7 +159,7 @@ def test_mark_that_the_log_does_not_have_counts_as_none(
 
 
 def test_long_log_is_looked_through_once(
-    tmp_path: Path, here: Registry, places: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, here: Registry, places: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there = tmp_path / "there"
     Registry(there, **places).close()
@@ -178,7 +179,7 @@ def test_home_with_its_own_catalog_is_left_alone(tmp_path: Path, zoo: Zoo) -> No
     assert not (tmp_path / "home" / "log-seen").exists()
 
 
-def test_damaged_log_is_still_opened(tmp_path: Path, here: Registry, places: dict[str, str]) -> None:
+def test_damaged_log_is_still_opened(tmp_path: Path, here: Registry, places: dict[str, Any]) -> None:
     here.opt_out("code", purge=True)
     with here.catalog.engine.begin() as connection:
         connection.exec_driver_sql("UPDATE events SET details = '{' WHERE action = 'purge'")
