@@ -50,6 +50,8 @@ trust: .venv/installed  ## the long runs behind docs/guarantees.md; each prints 
 	$(MAKE) postgres
 	$(BIN)/python -m tests.crash random --kills 100 --database postgresql
 	$(BIN)/python -m tests.concurrency --processes 8 --operations 100 --creations 10 --database postgresql
+	$(BIN)/python -m tests.crash random --kills 100 --database postgresql --arrays s3
+	$(BIN)/python -m tests.concurrency --processes 8 --operations 100 --creations 10 --database postgresql --arrays s3
 	$(BIN)/python -m tests.fuzz --inputs 5000 --seed 0
 	$(BIN)/python -m tests.bitflips --flips 500 --seed 0
 

@@ -15,7 +15,7 @@ DATABASE_VARIABLE = "REG_DATABASE"
 ARRAYS_VARIABLE = "REG_ARRAYS"
 _CATALOG, _ARRAYS, _LOCK, _LOCKS = "catalog.sqlite", "arrays", "lock", "locks"
 _PARTIAL, _MERGED, _WORK, _CACHE, _FOLDERS, _SUMMARIES = "partial", "merged", "work", "cache", "folders", "summaries"
-_CHUNKS = "chunks"
+_CHUNKS, _LOG_SEEN = "chunks", "log-seen"
 
 
 @dataclass(frozen=True)
@@ -68,19 +68,24 @@ class Home:
         names = {entry.name for entry in self.path.iterdir()} if self.path.is_dir() else set()
         if names & {_CATALOG, _ARRAYS}:
             return
-        if names - {_PARTIAL, _MERGED, _WORK, _CACHE, _FOLDERS, _SUMMARIES, _CHUNKS, _LOCK, _LOCKS}:
+        known = {_PARTIAL, _MERGED, _WORK, _CACHE, _FOLDERS, _SUMMARIES, _CHUNKS, _LOG_SEEN, _LOCK, _LOCKS}
+        if names - known - {f".{name}.gone" for name in known}:  # that is being deleted by another process
             raise ConflictError(
                 f"the folder {self.path} is not empty and holds no registry",
                 "name a registry's folder with --home or REG_HOME, or for a new registry one that is absent or empty",
             )
-        embedded = self.database == _embedded(self.path)
         absent = not self.path.exists() and self.arrays_elsewhere is None
-        if not create and not self.is_default and (embedded or absent):
+        if not create and not self.is_default and (self.has_own_catalog or absent):
             raise NotFoundError(
                 f"there is no registry at {self.path}",
                 "name another folder with --home or REG_HOME; "
                 f"to make one here, register a model: reg --home {shlex.quote(str(self.path))} add-base NAME CKPT",
             )
+
+    @property
+    def has_own_catalog(self) -> bool:
+        """The catalog is in the folder, so that no other home has the same one."""
+        return self.database == _embedded(self.path)
 
     @property
     def arrays(self) -> Path:
@@ -109,7 +114,7 @@ class Home:
     @property
     def former_catalogs(self) -> list[Path]:
         """The files of a SQLite catalog in the folder, and of its copies, where another database is the catalog."""
-        return [] if self.database == _embedded(self.path) else sorted(self.path.glob(f"{_CATALOG}*"))
+        return [] if self.has_own_catalog else sorted(self.path.glob(f"{_CATALOG}*"))
 
     @property
     def partial(self) -> Path:
@@ -140,6 +145,11 @@ class Home:
     def summaries(self) -> Path:
         """Summaries that versions are compared by."""
         return self.path / _SUMMARIES
+
+    @property
+    def log_seen(self) -> Path:
+        """The event of a catalog elsewhere up to which opt-outs from other homes were followed here."""
+        return self.path / _LOG_SEEN
 
     @property
     def lock(self) -> Path:

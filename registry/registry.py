@@ -70,6 +70,7 @@ class Registry:
         cluster: Cluster | None = None,
     ) -> None:
         self._workspace = Workspace.open(home, database, progress, arrays=arrays, create=create, cluster=cluster)
+        maintenance.follow_opt_outs(self._workspace)
 
     def __enter__(self) -> Registry:
         return self

@@ -1,7 +1,7 @@
 """Many processes at once on one registry: nobody is told of anything but what others did to what was asked for.
 
     python -m tests.concurrency [--processes 8] [--operations 200] [--seed 0] [--creations 20]
-                                [--scratch DIR] [--database sqlite|postgresql]
+                                [--scratch DIR] [--database sqlite|postgresql] [--arrays folder|s3]
 
 First the registry is created by all processes at once, some times over. Then each does its share of mixed operations:
 looking, adding (the same checkpoint as others, at the same moment), aliases, tags, composing into a folder of its own
@@ -45,6 +45,7 @@ from registry.evaluation import TestSettings
 from registry.progress import Advance, silent
 from registry.registration.summary_store import strays_in
 from tests.catalogs import in_database
+from tests.s3_server import in_storage
 from tests.tiny import BASE, CONTENTS, RECIPES, SETTINGS, Fresh, Pool, make_pool, tree
 
 PRELOADED = (
@@ -317,7 +318,7 @@ def check(home: Path, scratch: Path, pool: Pool, processes: int) -> Counter[str]
         for digest in {entry["evaluated"] for entry in done if "evaluated" in entry}:
             counted["evaluations"] += 1
             made = next(made for made in registry.compositions() if made.digest == digest)
-            if not purged & set(made.members) and not registry.evaluations(made):  # they go with a member
+            if not {*withdrawn} & {*made.members} and not registry.evaluations(made):  # they go with a member
                 told.append(f"{digest} was evaluated, and its figures are lost")
         registry.gc()
         if (left := registry.verify()).orphans or left.problems:
@@ -433,10 +434,15 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--scratch", type=Path)
     parser.add_argument("--database", choices=("sqlite", "postgresql"), default="sqlite")
+    parser.add_argument("--arrays", choices=("folder", "s3"), default="folder")
     given = parser.parse_args()
     memory = Path("/dev/shm")
     where = given.scratch or (memory if memory.is_dir() else None)
-    with tempfile.TemporaryDirectory(prefix="reg-concurrency-", dir=where) as scratch, in_database(given.database):
+    with (
+        tempfile.TemporaryDirectory(prefix="reg-concurrency-", dir=where) as scratch,
+        in_database(given.database),
+        in_storage(given.arrays),
+    ):
         told = run(given.processes, given.operations, given.seed, given.creations, Path(scratch))
     print(json.dumps(told))
     sys.exit(1 if told["faults"] else 0)

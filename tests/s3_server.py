@@ -8,13 +8,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from hashlib import sha256
 from itertools import count
 from typing import Any
 from urllib.error import URLError
 from urllib.request import urlopen
 
 import pytest
+from sqlalchemy import make_url
+
+from registry.home import Home
 
 KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
 
@@ -90,7 +95,7 @@ def start_s3() -> S3Server:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        env={name: value for name, value in os.environ.items() if not name.startswith("AWS_")},
+        env={name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "LD_PRELOAD"))},
     )
     assert process.stdout is not None
     port = process.stdout.readline().strip()
@@ -111,6 +116,39 @@ def stop_s3(server: S3Server) -> None:
     server.process.stdin.close()
     server.process.wait(30)
     server.process.stdout.close()
+
+
+@contextmanager
+def in_storage(kind: str) -> Iterator[None]:
+    """Let homes have their arrays in a kind of storage: `folder`, or `s3`, a bucket of a server of its own.
+
+    Homes below a folder `fresh` keep theirs, so that what is composed from a bucket is compared with what is not. The
+    server is never asked from this process, so that processes may be forked.
+    """
+    if kind == "folder":
+        yield
+        return
+    server = start_s3()
+    bucket, locate = server.new_bucket(), Home.locate
+
+    def located(*arguments: Any, **named: Any) -> Home:
+        home = locate(*arguments, **named)
+        if home.arrays_elsewhere is not None or "fresh" in home.path.parts:
+            return home
+        url = make_url(home.database)
+        if url.get_backend_name() == "postgresql":  # one that is named, and not the home's own file
+            url = url.update_query_dict({"connect_timeout": "60"})
+        place = f"s3://{bucket}/{sha256(str(home.path).encode()).hexdigest()[:16]}"
+        return replace(home, database=url.render_as_string(hide_password=False), arrays_elsewhere=place)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in server.environment.items():
+            patch.setenv(name, value)
+        patch.setattr(Home, "locate", located)
+        try:
+            yield
+        finally:
+            stop_s3(server)
 
 
 @pytest.fixture(scope="session")

@@ -220,6 +220,10 @@ class ArrayStore(ABC):
         """Delete copies of files of all other arrays, where the store keeps copies."""
         return
 
+    def drop_copies_of(self, digests: Collection[str]) -> None:
+        """Delete copies of files of arrays that were deleted, and make none again, where the store keeps copies."""
+        return
+
     def past_deletion(self) -> str | None:
         """Return one line on what deleting leaves behind, such as old versions in a bucket; None if nothing."""
         return None

@@ -134,6 +134,13 @@ class ObjectArrays(ArrayStore):
         if self.cache is not None:
             self.cache.keep_only(digests)
 
+    def drop_copies_of(self, digests: Collection[str]) -> None:
+        """Delete copies of chunks of arrays that were deleted, and make none until they are stored again."""
+        for digest in digests:
+            check_is_digest(digest)
+            if self.cache is not None:
+                self.cache.drop(digest, for_good=True)
+
     def past_deletion(self) -> str | None:
         """Return one line if the bucket keeps old versions of what is deleted, as far as it says so.
 

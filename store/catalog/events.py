@@ -45,6 +45,29 @@ class Events(Transactions):
         with self._reading() as session:
             return [_event(row) for row in session.scalars(query)]
 
+    def opt_outs_since(self, event: int, digest: str) -> tuple[tuple[int, str], list[EventRecord]]:
+        """Return id and digest of the newest event, and events of opting out and purging, oldest first.
+
+        Only those after an event are returned if the log has it, and all of them if it has not: it is another log, or
+        was cut off. Reads few rows.
+
+        Args:
+            event: the id of that event; 0 for the beginning.
+            digest: its digest.
+
+        Raises:
+            DamagedError: the details of an event are not valid JSON.
+        """
+        newest = select(func.max(Event.id)).scalar_subquery()
+        after = (Event.id > event) & Event.action.in_(("opt-out", "purge"))
+        query = select(Event).where((Event.id == event) | (Event.id == newest) | after).order_by(Event.id)
+        with self._reading() as session:
+            rows = session.scalars(query).all()
+            if event and not any((row.id, row.digest) == (event, digest) for row in rows):
+                return self.opt_outs_since(0, "")
+            found = [_event(row) for row in rows if row.id > event and row.action in ("opt-out", "purge")]
+            return ((rows[-1].id, rows[-1].digest) if rows else (0, "")), found
+
     def chain(self) -> Chain:
         """Verify the log from its beginning, and return the part that is intact."""
         with self._reading() as session:

@@ -8,6 +8,7 @@ before the next holder reads, or is refused. The same protects deletions: see `T
 
 import hashlib
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
@@ -28,6 +29,9 @@ REGISTRY = "registry"
 
 _NAME_BYTES = 63
 """Maximum length of an application name in PostgreSQL."""
+
+_STATEMENT_SECONDS = 1.0
+"""Seconds of one statement that waits. Its snapshot sees what a purge deletes, and the purge waits until none does."""
 
 _KEEPALIVES = "SET tcp_keepalives_idle = 60; SET tcp_keepalives_interval = 10; SET tcp_keepalives_count = 6"
 """The server ends the session, and with it the lock, two minutes after its machine is gone."""
@@ -143,14 +147,19 @@ def locks_of(engine: Engine, path: Path) -> Locks:
 def _acquire(connection: Connection, key: int, *, shared: bool) -> bool:
     function = "pg_advisory_lock_shared" if shared else "pg_advisory_lock"
     connection.exec_driver_sql(_KEEPALIVES)
-    connection.exec_driver_sql(f"SET statement_timeout = 0; SET lock_timeout = {int(lock.WAIT_SECONDS * 1000)}")
-    try:
-        connection.execute(text(f"SELECT {function}(:key)"), {"key": key})
-    except SQLAlchemyError as error:
-        if getattr(getattr(error, "orig", None), "sqlstate", None) == "55P03":
-            return False
-        raise
-    return True
+    connection.exec_driver_sql("SET statement_timeout = 0")
+    end = time.monotonic() + lock.WAIT_SECONDS
+    while (left := end - time.monotonic()) > 0:
+        connection.exec_driver_sql(f"SET lock_timeout = {max(1, int(1000 * min(left, _STATEMENT_SECONDS)))}")
+        try:
+            connection.execute(text(f"SELECT {function}(:key)"), {"key": key})
+        except SQLAlchemyError as error:
+            if getattr(getattr(error, "orig", None), "sqlstate", None) != "55P03":
+                raise
+        else:
+            connection.exec_driver_sql(f"SET lock_timeout = {int(lock.WAIT_SECONDS * 1000)}")
+            return True
+    return False
 
 
 def _wait_for_writers(connection: Connection) -> None:

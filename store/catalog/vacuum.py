@@ -84,8 +84,9 @@ def _erase_postgresql(engine: Engine) -> str | None:
 
 def _rewrite(connection: Connection) -> str | None:
     """Rewrite the tables, and the samples of their values that the server keeps; return the obstacle, if any."""
+    seen = f"another session has read the catalog for more than {WAIT_SECONDS:.0f} s: it still sees the old rows"
     if not _is_unseen(connection):
-        return f"another session has read the catalog for more than {WAIT_SECONDS:.0f} s: it still sees the old rows"
+        return seen
     said: list[str] = []
     driver: Any = connection.connection.driver_connection
     listen = getattr(driver, "add_notice_handler", None)  # without permission the server warns, and does nothing
@@ -98,6 +99,8 @@ def _rewrite(connection: Connection) -> str | None:
             if isinstance(column.type, String) and not column.foreign_keys and column not in digests:
                 kind = column.type.compile(connection.dialect)  # the same type: that alone deletes the samples
                 connection.exec_driver_sql(f"ALTER TABLE {table.name} ALTER COLUMN {column.name} TYPE {kind}")
+    if not _is_unseen(connection):  # the samples, which were deleted just now
+        return seen
     connection.exec_driver_sql("VACUUM (FULL) pg_catalog.pg_statistic")
     if refused := [line for line in said if "skipping" in line or "permission denied" in line]:
         return f"the database's owner must rewrite what its user may not: {'; '.join(refused)}"

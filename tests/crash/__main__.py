@@ -23,9 +23,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--scratch", type=Path, help="an absent or empty folder; it is deleted unless something fails")
     parser.add_argument("--database", choices=("sqlite", "postgresql"), default="sqlite", help="of random")
+    parser.add_argument("--arrays", choices=("folder", "s3"), default="folder", help="of random")
     given = parser.parse_args()
-    if given.database != "sqlite" and given.what != "random":
-        parser.error(f"--database {given.database} is of random")
+    if (given.database, given.arrays) != ("sqlite", "folder") and given.what != "random":
+        parser.error("--database and --arrays are of random")
     if why := faults.why_not():
         sys.exit(f"this needs Linux and a C compiler: {why}")
     memory = "/dev/shm" if Path("/dev/shm").is_dir() else None  # what is flushed there costs nothing
@@ -36,9 +37,10 @@ def main() -> None:
     from registry.io import model_folder
     from tests.catalogs import in_database
     from tests.crash import sweep  # everything heavy, once the library stands before it
+    from tests.s3_server import in_storage
 
     model_folder.ONE_FILE_BYTES = 0  # so that the tiny models have several files, and recompositions take some over
-    with in_database(given.database):
+    with in_database(given.database), in_storage(given.arrays):
         figures = sweep.sweep(scratch, given)
     print(json.dumps(figures))
     if any(one["failed"] for one in figures.values()):

@@ -146,7 +146,7 @@ def sound(start: Path, world: Path) -> list[str]:
 
 def verified(home: Path) -> tuple[str, ...]:
     """Return the problems that `reg verify` finds in a home that has a catalog of this program's schema."""
-    if not _at_head(home) or not (home / "arrays").exists():
+    if not _at_head(home) or not _has_arrays(home):
         return ()
     with Registry(home) as opened:
         return opened.verify().problems
@@ -165,7 +165,7 @@ def outcome(world: Path) -> dict[str, Any]:
     """
     home = world / "home"
     found: dict[str, Any] = {}
-    if _at_head(home) and (home / "arrays").exists():
+    if _at_head(home) and _has_arrays(home):
         registry.maintenance.garbage.STALE_SECONDS = -1.0  # whoever was killed has ended
         with Registry(home) as opened:
             assert not list(opened.verify().problems)
@@ -211,6 +211,10 @@ def signature(world: Path) -> str:
         if not name.startswith("home/catalog.sqlite"):
             state.update(f"\n{name} {path.is_dir()}\n".encode() + (path.read_bytes() if path.is_file() else b""))
     return state.hexdigest()
+
+
+def _has_arrays(home: Path) -> bool:
+    return Home.locate(home).arrays_elsewhere is not None or (home / "arrays").exists()
 
 
 def _at_head(home: Path) -> bool:

@@ -68,7 +68,7 @@ def _done(ground: Ground, asked: argparse.Namespace) -> dict[str, Any]:
         "kill": lambda name: kill_at_points(ground, name, asked.tries),
         "full": lambda name: fill_at_points(ground, name, asked.tries or 8, draw),
         "mount": lambda name: fill_file_system(ground, name, asked.tries or 8, draw),
-        "random": lambda name: kill_at_random(ground, asked.kills, asked.seed),
+        "random": lambda name: kill_at_random(ground, asked.kills, asked.seed, getattr(asked, "arrays", "folder")),
     }
     for name in ["random"] if asked.what == "random" else asked.commands or list(COMMANDS):
         try:

@@ -12,10 +12,10 @@ from tests.running import figures_of
 PROCESSES, OPERATIONS = 3, 8
 
 
-@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
-def test_processes_at_once(tmp_path: Path, database: str) -> None:
+@pytest.mark.parametrize(("database", "arrays"), [("sqlite", "folder"), ("postgresql", "folder"), ("postgresql", "s3")])
+def test_processes_at_once(tmp_path: Path, database: str, arrays: str) -> None:
     words = ["--processes", PROCESSES, "--operations", OPERATIONS, "--creations", 1, "--scratch", tmp_path]
-    words += ["--database", database]
+    words += ["--database", database, "--arrays", arrays]
     told = figures_of("tests.concurrency", *words)
     assert told["faults"] == 0
     assert told["operations"] == PROCESSES * OPERATIONS

@@ -37,3 +37,11 @@ def test_killed_with_the_catalog_in_postgresql() -> None:
     told = figures_of("tests.crash", "random", "--kills", 2, "--database", "postgresql")["random"]
     assert told["failed"] == []
     assert told["kills"] == 2
+
+
+@pytest.mark.skipif(faults.why_not() is not None, reason=str(faults.why_not()))
+def test_killed_with_arrays_in_a_bucket_and_the_catalog_in_postgresql() -> None:
+    words = ["random", "--kills", 3, "--database", "postgresql", "--arrays", "s3"]
+    told = figures_of("tests.crash", *words)["random"]
+    assert told["failed"] == []
+    assert told["kills"] == 3

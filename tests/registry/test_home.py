@@ -6,6 +6,7 @@ import pytest
 
 from registry import Registry
 from registry.errors import (
+    ConflictError,
     SchemaError,
     StorageError,
 )
@@ -33,6 +34,16 @@ def test_database_may_stand_elsewhere(tmp_path: Path, zoo: Zoo) -> None:
     assert not (tmp_path / "home" / "catalog.sqlite").exists()
     with Registry(tmp_path / "home", database=url) as registry:
         assert [v.ref for v in registry.versions()] == ["base@1"]
+
+
+def test_home_with_a_folder_that_is_being_deleted_is_one(tmp_path: Path) -> None:
+    """Where catalog and arrays are elsewhere, nothing else says that it is a registry's."""
+    home = Home(tmp_path, "sqlite:////elsewhere.sqlite", arrays_elsewhere="s3://bucket/there")
+    (tmp_path / ".cache.gone").mkdir()
+    home.check(create=False)
+    (tmp_path / ".other.gone").mkdir()
+    with pytest.raises(ConflictError, match="is not empty and holds no registry"):
+        home.check(create=False)
 
 
 def test_home_that_cannot_be_made_is_told(tmp_path: Path) -> None:

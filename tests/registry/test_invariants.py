@@ -23,6 +23,7 @@ from registry.io.model_folder import MARKER
 from registry.maths.router import ROUTERS
 from registry.maths.trunk import TRUNKS
 from registry.statistics.collect import collect_to
+from tests.catalogs import Schemas
 from tests.conftest import EXPERTS, Zoo, files_of
 from tests.models import make_model, save_checkpoint, sentences, write_jsonl
 
@@ -266,6 +267,49 @@ def test_homes_anywhere_give_the_same_bytes(
     assert not (deep / "third" / "arrays").exists()
     assert files_of(deep / "other-name") == files_of(tmp_path / "moe")
     assert files_of(deep / "from-bucket") == files_of(tmp_path / "moe")
+
+
+ACROSS = {"mean": Recipe(trunk="mean"), "regmean": Recipe(trunk="regmean", router="ridge"), "default": Recipe()}
+"""Recipes of which every file of weights has another origin: copied, averaged, solved."""
+
+
+def test_order_history_and_storage_give_the_same_bytes(
+    zoo: Zoo, tmp_path: Path, arrays_url: str, postgres_server: str
+) -> None:
+    """Local with SQLite, and a bucket with PostgreSQL from two homes; other orders, and an opt-out in between."""
+    schemas = Schemas(postgres_server)
+    shared: dict[str, Any] = {"database": schemas.fresh(), "arrays": arrays_url}
+    outs = ("never", "local", "bucket", "second home")
+
+    def compose(registry: Registry, place: str, *members: str) -> None:
+        for name, recipe in ACROSS.items():
+            registry.compose(members, tmp_path / place / name, recipe)
+
+    try:
+        with fresh(tmp_path / "a", zoo, ("code", "math", "law")) as registry:
+            compose(registry, "never", "code", "math", "law")
+        with fresh(tmp_path / "b", zoo, ("german", "law", "code")) as registry:
+            registry.compose(["german", "law"], tmp_path / "earlier")
+            registry.opt_out("german")
+            registry.add_expert("math", zoo.experts["math"])
+            compose(registry, "local", "math", "law", "code")
+        with Registry(tmp_path / "c", **shared) as registry, Registry(tmp_path / "d", **shared) as second:
+            registry.add_expert("math", zoo.experts["math"])
+            second.add_expert("biomed", zoo.experts["biomed"])
+            registry.add_expert("law", zoo.experts["law"])
+            registry.compose(["biomed", "math"], tmp_path / "with-biomed")
+            second.opt_out("biomed", purge=True)
+            second.add_expert("code", zoo.experts["code"])
+            compose(registry, "bucket", "law", "code", "math")
+            compose(second, "second home", "code", "law", "math")
+            with pytest.raises(ConflictError, match="every version of biomed was opted out"):
+                registry.compose(["biomed", "math"], tmp_path / "again")
+            assert registry.verify().problems == second.verify().problems == ()
+    finally:
+        schemas.drop()
+    found = {out: files_of(tmp_path / out) for out in outs}
+    assert len(found["never"]) > 3 * 3
+    assert found == dict.fromkeys(outs, found["never"])
 
 
 def test_folder_names_no_time_place_or_number(filled: Registry, tmp_path: Path) -> None:

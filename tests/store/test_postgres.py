@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import make_url, text
 
 from store import lock
-from store.catalog import Catalog, vacuum
+from store.catalog import Catalog, locks, vacuum
 from store.errors import ConflictError, NotFoundError, RegError, StorageError
 from tests import postgres
 from tests.catalogs import Schemas
@@ -293,6 +293,53 @@ def test_purge_waits_for_readers_of_old_rows_and_says_so(catalog: Catalog, monke
         catalog.purge([version])
         assert "another session has read the catalog for more than" in str(catalog.erase())
     assert catalog.erase() is None
+
+
+def test_purge_does_not_wait_for_those_that_wait_for_its_lock(
+    catalog: Catalog, other: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A statement that waits sees the old rows; it is short, and the next one sees them no more."""
+    monkeypatch.setattr(locks, "_STATEMENT_SECONDS", 0.1)
+    monkeypatch.setattr(vacuum, "WAIT_SECONDS", 3.0)
+    version, _ = catalog.add_version(new("math"))
+    waiting, entered = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        waiting.set()
+        with other.lock("registering"):
+            entered.set()
+
+    waiter = threading.Thread(target=wait)
+    with catalog.lock("purging"):
+        waiter.start()
+        waiting.wait()
+        time.sleep(0.5)
+        catalog.withdraw([version])
+        catalog.purge([version])
+        assert catalog.erase() is None
+        assert not entered.is_set()
+    waiter.join(10)
+    assert entered.is_set()
+
+
+def test_holder_waits_for_a_writer_longer_than_one_statement(
+    catalog: Catalog, other: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locks, "_STATEMENT_SECONDS", 0.05)
+    began, written = threading.Event(), threading.Event()
+
+    def write() -> None:
+        with other._writing():
+            began.set()
+            time.sleep(0.5)
+            written.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    began.wait(10)
+    with catalog.lock("collecting garbage"):
+        assert written.is_set()
+    writer.join(10)
 
 
 def test_no_file_of_the_tables_holds_a_purged_label(catalog: Catalog, postgres_server: str, url: str) -> None:
