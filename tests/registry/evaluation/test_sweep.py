@@ -160,7 +160,7 @@ def test_command(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
         (["--experts", "code", "--sweep", "lam"], "'lam' is not of the form FIELD=V1,V2"),
         (["--experts", "code", "--sweep", "lam=1", "--sweep", "top_k=1"], "a sweep is over one field"),
         (["--experts", "code", "--sweep", "lambda=1"], "there is no field 'lambda'"),
-        (["--sweep", "lam=1"], "FOLDER is missing"),
+        (["--sweep", "lam=1"], "give a FOLDER, or --experts and --methods"),
         (["--experts", "code", "--recipe", str(recipe)], "--recipe goes with --sweep"),
     ):
         failed = reg(*words, *test)
