@@ -36,6 +36,7 @@ BENCHMARKS: tuple[str, ...] = (
     "growth",
     "startup",
     "catalog",
+    "ray_workers",
     "mergekit",
     "compose_scaling",
     "gpu",
