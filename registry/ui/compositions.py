@@ -13,7 +13,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from registry.errors import NotFoundError
 from registry.names.resolve import ALL_STATES, resolve
 from registry.output.place import may_exist
-from registry.report.advice import opted_out
+from registry.report.advice import opted_out, worse_than_average
 from registry.report.data import Warned
 from registry.report.frame import Frame
 from registry.report.page import page as report_page
@@ -60,6 +60,7 @@ class Scores:
         load: expert → share of all tokens.
         layers: expert → its share by layer.
         plain: the average score of the plain average of exactly these experts, if that was measured.
+        models: every model that was scored on this text, this composition first.
     """
 
     at: str
@@ -69,6 +70,7 @@ class Scores:
     load: Mapping[str, float]
     layers: Mapping[str, Sequence[float]]
     plain: float | None
+    models: Sequence["Model"]
 
     @classmethod
     def of(cls, evaluation: EvaluationRecord, experts: Collection[str]) -> "Scores":
@@ -88,6 +90,7 @@ class Scores:
             for domain, text in document["data"].items()
         ]
         plain = document.get("plain_average") or {}
+        averaged = bool(plain) and set(plain["score"]) == set(experts)
         return cls(
             evaluation.evaluated_at,
             document["settings"],
@@ -95,7 +98,8 @@ class Scores:
             rows,
             figures["overall_load"],
             figures.get("load") or {},
-            plain["average"] if plain and set(plain["score"]) == set(experts) else None,
+            plain["average"] if averaged else None,
+            _models(document, averaged=averaged),
         )
 
     @property
@@ -108,6 +112,41 @@ class Scores:
             for expert, share in self.load.items()
             if share < COLLAPSED * even and (expert in domains or not domains & self.load.keys())
         ]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model that was scored on the same text as a composition.
+
+    Attributes:
+        name: what it is.
+        perplexity: domain → perplexity.
+        average: its average score, if every domain has one.
+    """
+
+    name: str
+    perplexity: Mapping[str, float]
+    average: float | None
+
+
+def _models(document: Mapping[str, Any], *, averaged: bool) -> list[Model]:
+    """Return the models of an evaluation; of one without experts' rows, their own perplexities by their scores."""
+    figures = document["figures"]
+    rows = {"this composition": figures, "perfect routing": document["oracle"] or {}}
+    rows |= {"plain averaging": document.get("plain_average") or {}} if averaged else {}
+    single = document.get("single_models", [])
+    for row in single:
+        kind, _, name = row["name"].partition(" ")
+        rows[f"base model {name}" if kind == "base" else f"{kind} {name}"] = row
+    if not any(row["name"].startswith("expert ") for row in single):
+        perplexity = figures["perplexity"]
+        own = {domain: score * perplexity[domain] / 100 for domain, score in figures["score"].items()}
+        rows["each domain’s own expert"] = {
+            "perplexity": own,
+            "average": 100.0 if own.keys() == perplexity.keys() else None,
+        }
+    found = [Model(name, row.get("perplexity") or {}, row.get("average")) for name, row in rows.items()]
+    return [one for one in found if one.perplexity]
 
 
 def composition(site: Site, request: Request) -> Response:
@@ -125,6 +164,8 @@ def composition(site: Site, request: Request) -> Response:
     names = [one["name"] for one in record.document["members"]]
     scores = [Scores.of(evaluation, names) for evaluation in registry.evaluations(record)]
     gone = [version.ref for version in versions if version.state != "active"]
+    latest = scores[0] if scores else None
+    better = worse_than_average(latest.score.average, latest.plain, output(record.document), names) if latest else None
     return site.render(
         request,
         "composition.html",
@@ -147,7 +188,8 @@ def composition(site: Site, request: Request) -> Response:
         folders=[(folder, may_exist(folder)) for folder in record.folders],
         pushes=catalog.pushes({record.digest}),
         scores=scores,
-        latest=scores[0] if scores else None,
+        latest=latest,
+        average_is_better=None if better is None or gone else _typed(site, better),
         audits=registry.audits(record),
         data=[word for row in scores[0].rows for word in ("--data", f"{row['domain']}=FILE")] if scores else [],
         evaluation=_evaluation(record, scores) if site.may_write(request) and not gone else None,
@@ -168,7 +210,11 @@ def _opted_out(site: Site, record: CompositionRecord, gone: Sequence[str]) -> Wa
     """Return the report's warning of opted-out members, with the command as it is typed here."""
     experts, base = expert_names(record)
     left = [ref.partition("@")[0] for ref in experts if ref not in gone] if set(gone).isdisjoint(base) else []
-    found = opted_out(gone, left, {**record.document["recipe"], "to": output(record.document)})
+    return _typed(site, opted_out(gone, left, {**record.document["recipe"], "to": output(record.document)}))
+
+
+def _typed(site: Site, found: Warned) -> Warned:
+    """Return a report's warning with its command as it is typed here."""
     return replace(found, command=found.command and site.command_line() + found.command.removeprefix("reg"))
 
 

@@ -157,6 +157,7 @@ class OwnScore:
         tokens: number of tokens scored.
         perplexity: the expert's own.
         composed: that of the composition.
+        bases: base model → its perplexity on the same text, where that was scored.
         at: the time of the evaluation.
     """
 
@@ -165,6 +166,7 @@ class OwnScore:
     tokens: int
     perplexity: float
     composed: float
+    bases: Mapping[str, float]
     at: str
 
 
@@ -194,11 +196,16 @@ def _own(
             if document["experts"].get(domain) != version.digest or score is None:
                 continue
             text, composed = document["data"][domain], document["figures"]["perplexity"][domain]
-            own = OwnScore(
-                record, text["label"], text["tokens"], score * composed / 100, composed, evaluation.evaluated_at
-            )
-            found.setdefault((text["digest"], str(document["settings"])), own)
-    return sorted(found.values(), key=lambda one: one.at, reverse=True)[:USES]
+            bases = {
+                row["name"].removeprefix("base "): row["perplexity"][domain]
+                for row in document.get("single_models", ())
+                if row["name"].startswith("base ") and domain in row["perplexity"]
+            }
+            own, at = score * composed / 100, evaluation.evaluated_at
+            key = text["digest"], str(document["settings"])
+            if key not in found or (bases and not found[key].bases):
+                found[key] = OwnScore(record, text["label"], text["tokens"], own, composed, bases, at)
+    return sorted(found.values(), key=lambda one: one.at, reverse=True)
 
 
 def _requested(site: Site, request: Request) -> VersionRecord:

@@ -62,7 +62,12 @@ def test_an_expert_shows_its_text_and_its_own_perplexity(filled: Registry, pages
     filled.catalog.record_evaluation(digest, "1" * 64, found)
     own = pages.read("versions", "math@1")
     # a score of 88 at a perplexity of 6: the expert's own is 0.88 · 6
-    assert "math.test.jsonl 5.28 6.00 1,234 moe" in own.text.partition("Its own perplexity")[2]
+    assert "math.test.jsonl 5.28 – 6.00 1,234 moe" in own.text.partition("Its own perplexity")[2]
     assert f"/compositions/{digest}" in own.links
+    base = {"name": "base base@1", "perplexity": {"math": 9.5}}
+    filled.catalog.record_evaluation(digest, "2" * 64, found | {"single_models": [base]})
+    text = pages.read("versions", "math@1").text.partition("Its own perplexity")[2]
+    assert "math.test.jsonl 5.28 9.50 base@1 6.00 1,234 moe" in text
+    assert "License: not given" in pages.read("versions", "math@1").text
     other = pages.read("versions", f"code@{code.number}").text  # that was evaluated against another expert
     assert "No stored evaluation of a composition scored text of its domain, code" in other
