@@ -7,6 +7,7 @@ from html import unescape
 from pathlib import Path
 from typing import Any
 
+from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
@@ -19,7 +20,7 @@ from registry.report.frame import Frame
 from registry.report.page import page as report_page
 from registry.ui.choices import Choices
 from registry.ui.describing import EARLIER, Score, difference, expert_names, output, sentences
-from registry.ui.evaluating import WINDOWS, domains_of, folders_of
+from registry.ui.evaluating import TOKENS, WINDOWS, Refused, domains_of, folders_of, form_rows
 from registry.ui.site import Site, url
 from registry.ui.wording import percent
 from store.catalog import CompositionRecord, EvaluationRecord
@@ -154,6 +155,20 @@ def composition(site: Site, request: Request) -> Response:
     record = requested(site, request)
     if request.path_params["digest"] != record.digest:
         return RedirectResponse(url("compositions", record.digest))
+    return composition_page(site, request, record)
+
+
+def composition_page(
+    site: Site, request: Request, record: CompositionRecord, refused: Refused | None = None
+) -> Response:
+    """Return the page of a composition.
+
+    Args:
+        site: the pages.
+        request: the request.
+        record: the composition.
+        refused: the form that was sent and starts nothing; it is shown again, with what is wrong above it.
+    """
     registry, catalog = site.registry, site.registry.catalog
     versions = [resolve(catalog, ref, states=ALL_STATES) for ref in record.members]
     experts, base = expert_names(record)
@@ -166,9 +181,13 @@ def composition(site: Site, request: Request) -> Response:
     gone = [version.ref for version in versions if version.state != "active"]
     latest = scores[0] if scores else None
     better = worse_than_average(latest.score.average, latest.plain, output(record.document), names) if latest else None
+    evaluation = _evaluation(site, record, scores, refused) if site.may_write(request) and not gone else None
+    if refused is not None and evaluation is None:
+        raise refused.error
     return site.render(
         request,
         "composition.html",
+        200 if refused is None else 400,
         names={*(ref.partition("@")[0] for ref in experts), *names},
         grey=[ref.partition("@")[0] for ref in gone],
         composition=record,
@@ -192,18 +211,42 @@ def composition(site: Site, request: Request) -> Response:
         average_is_better=None if better is None or gone else _typed(site, better),
         audits=registry.audits(record),
         data=[word for row in scores[0].rows for word in ("--data", f"{row['domain']}=FILE")] if scores else [],
-        evaluation=_evaluation(record, scores) if site.may_write(request) and not gone else None,
+        evaluation=evaluation,
         again=None if choices is None else url("compose", e=experts, **choices.query),
         events=registry.log(record.digest, limit=EVENTS),
     )
 
 
-def _evaluation(record: CompositionRecord, scores: Sequence[Scores]) -> dict[str, Any] | None:
+def _evaluation(
+    site: Site, record: CompositionRecord, scores: Sequence[Scores], refused: Refused | None
+) -> dict[str, Any] | None:
     """Return what the form that evaluates a composition shows; None if no folder of it is there."""
     folders = folders_of(record)
     known = [row["domain"] for row in scores[0].rows] if scores else []
-    values = {"folders": folders, "domains": domains_of(record, known), "windows": WINDOWS, "place": Path.cwd()}
-    return {**values, "oracle": output(record.document) == "moe"} if folders else None
+    if not folders:
+        return None
+    form = refused.form if refused else QueryParams()
+    jobs = [job.words for job in site.jobs.all()] if site.jobs else []
+    return {
+        "folders": folders,
+        "folder": form.get("folder", folders[0]),
+        "rows": form_rows(domains_of(record, known), form, jobs, site.index.get("labels", lambda: _labels(site))),
+        "windows": form.get("windows", WINDOWS),
+        "usual": (WINDOWS, TOKENS),
+        "place": Path.cwd(),
+        "oracle": output(record.document) == "moe",
+        "ticked": [name for name in ("baselines", "oracle") if form.get(name) == "1"],
+        "error": refused.error if refused else None,
+    }
+
+
+def _labels(site: Site) -> dict[str, str]:
+    """Return domain → the name of the file that its latest evaluation scored."""
+    found: dict[str, str] = {}
+    for evaluation in site.registry.catalog.evaluations():
+        for domain, text in evaluation.document["data"].items():
+            found.setdefault(domain, text["label"])
+    return found
 
 
 def _opted_out(site: Site, record: CompositionRecord, gone: Sequence[str]) -> Warned:
