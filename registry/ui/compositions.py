@@ -22,7 +22,7 @@ from registry.ui.choices import Choices
 from registry.ui.describing import EARLIER, Score, difference, expert_names, output, sentences
 from registry.ui.evaluating import TOKENS, WINDOWS, Refused, domains_of, folders_of, form_rows
 from registry.ui.site import Site, url
-from registry.ui.wording import percent
+from registry.ui.wording import percent, sentence
 from store.catalog import CompositionRecord, EvaluationRecord
 
 EVENTS = 25
@@ -236,7 +236,7 @@ def _evaluation(
         "place": Path.cwd(),
         "oracle": output(record.document) == "moe",
         "ticked": [name for name in ("baselines", "oracle") if form.get(name) == "1"],
-        "error": refused.error if refused else None,
+        "error": (sentence(refused.error.message), refused.error.hint) if refused else None,
     }
 
 

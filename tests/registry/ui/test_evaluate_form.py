@@ -89,7 +89,11 @@ def test_what_cannot_be_evaluated_is_not_started(
 
 
 def test_a_refused_form_keeps_what_was_chosen(pages: Pages, digest: str, tmp_path: Path) -> None:
-    form = {"folder": str(tmp_path / "moe"), "domain": ["math", "poems"], "file": ["gone.jsonl", "my poems.txt"]}
+    form: dict[str, Any] = {
+        "folder": str(tmp_path / "moe"),
+        "domain": ["math", "poems"],
+        "file": ["gone.jsonl", "my poems.txt"],
+    }
     answer = pages.send(f"/compositions/{digest}/evaluation", **form, windows="7", baselines="1")
     page = Page(answer.text)
     assert answer.status == 400
