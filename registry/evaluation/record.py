@@ -69,6 +69,8 @@ def store_figures(
 
 def _document(benchmark: Benchmark, rows: FolderRows) -> dict[str, Any]:
     active = [row.document() for row in rows.active_experts]
+    scored = {row.name for row in rows.single}
+    bases = [member.version for member in benchmark.bases if f"base {member.version.ref}" in scored]
     return {
         "data": {
             domain: {"digest": windows.digest, "label": windows.label, "tokens": benchmark.tokens[domain]}
@@ -80,4 +82,6 @@ def _document(benchmark: Benchmark, rows: FolderRows) -> dict[str, Any]:
         "oracle": None if rows.oracle is None else rows.oracle.document(),
         **({"active_experts": active} if active else {}),
         **({"plain_average": rows.average.document()} if rows.average else {}),
+        **({"single_models": [row.document() for row in rows.single]} if rows.single else {}),
+        **({"bases": {version.ref: version.digest for version in bases}} if bases else {}),
     }

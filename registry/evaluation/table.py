@@ -56,12 +56,14 @@ class FolderRows:
         oracle: every token of a domain sent to the domain's expert; None if that was not asked for or cannot be.
         active_experts: with other numbers of experts per token, ascending.
         average: the members' plain average; None if it was not scored, or is that of other experts.
+        single: the base models and experts that were scored.
     """
 
     row: Row
     oracle: Row | None = None
     active_experts: tuple[Row, ...] = ()
     average: Row | None = None
+    single: tuple[Row, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -152,6 +154,7 @@ class _Table:
         self._progress = benchmark.progress
         self._own: dict[str, float] = {}
         self._average: Row | None = None
+        self._single: tuple[Row, ...] = ()
 
     def dense_rows(self) -> list[Row]:
         """Return the selected rows for base models, experts and their average, and measure the experts."""
@@ -185,6 +188,7 @@ class _Table:
                 measure("average", "average", members)
         rows = [replace(row, score=self._score(row.perplexity)) for row in rows]  # all own perplexities are known now
         self._average = next((row for row in rows if row.name == "average"), None)
+        self._single = tuple(row for row in rows if row is not self._average)
         return rows
 
     def folder_rows(self, name: str, folder: Path, active: Sequence[int] = (), *, oracle: bool = False) -> list[Row]:
@@ -201,7 +205,7 @@ class _Table:
         curve = tuple(self._active_row(f"{name} top-{count}", model, row, count) for count in active)
         scored = {domain: member.version.digest for domain, member in self._benchmark.experts.items()}
         average = self._average if composed_of(folder) == scored else None
-        self._keep(name, folder, self._benchmark, FolderRows(row, upper, curve, average))
+        self._keep(name, folder, self._benchmark, FolderRows(row, upper, curve, average, self._single))
         return [row, *([upper] if upper else []), *curve]
 
     def method_rows(self, name: str, compose: Compose) -> list[Row]:

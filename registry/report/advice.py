@@ -97,11 +97,24 @@ def _sample(figures: ReportData) -> Iterator[Warned]:
 
 def _worse_than_average(figures: ReportData) -> Iterator[Warned]:
     own, average = figures.score_of("composition"), figures.score_of("average")
-    if own is None or average is None or own >= average or figures.to == "dense":
-        return
+    if found := worse_than_average(own, average, figures.to, figures.experts):
+        yield found
+
+
+def worse_than_average(own: float | None, average: float | None, to: str, experts: Sequence[str]) -> Warned | None:
+    """Return the warning of a composition whose experts' plain average is better; None if it is not, or not known.
+
+    Args:
+        own: average score of the composition.
+        average: that of the plain average of exactly its experts.
+        to: the output of its recipe.
+        experts: their names.
+    """
+    if own is None or average is None or own >= average or to == "dense":
+        return None
     text = f"Plain averaging is better: {percent(average)} against {percent(own)}."
-    simple = compose_command(figures, "--to", "dense", "--trunk", "mean", plain=True)
-    yield Warned(text, "The average is one dense model, and smaller: compose it.", simple)
+    simple = recipe_command({}, experts, "--to", "dense", "--trunk", "mean")
+    return Warned(text, "The average is one dense model, and smaller: compose it.", simple)
 
 
 def _drowned(figures: ReportData, warned: _Pairs) -> Iterator[Warned]:

@@ -87,6 +87,7 @@ class Gathering:
         chosen = max(evaluations, key=lambda record: (len(record.document["data"]), record.evaluated_at))
         document = chosen.document
         rows = [Row.from_document(document[key]) for key in ("figures", "oracle", "plain_average") if document.get(key)]
+        rows += [Row.from_document(row) for row in document.get("single_models", ())]
         data = document["data"]
         evaluated = Evaluated(
             chosen.evaluated_at,

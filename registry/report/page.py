@@ -13,7 +13,7 @@ from registry.errors import RegError
 from registry.report.charts import charts
 from registry.report.data import ReportData
 from registry.report.frame import Frame
-from registry.report.verdict import OVER_100, is_small, sample, spaced
+from registry.report.verdict import OVER_100, is_small, sample, score_text, spaced
 
 _FOLDER = Path(__file__).parent
 _SHARE = re.compile(r"(\b[0-9]+(?:\.[0-9]+)?) %")
@@ -41,6 +41,7 @@ def page(figures: ReportData, frame: Frame | None = None) -> str:
     environment.filters |= {
         "percent": _percent,
         "number": _number,
+        "score": score_text,
         "short": _short,
         "sentence": _sentence,
         "emphasised": _emphasised,

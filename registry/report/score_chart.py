@@ -33,7 +33,7 @@ def score_chart(figures: ReportData, own: ScoreRow) -> Spec:
     }
     names = (("own", figures.kind), ("average", "plain averaging"), ("oracle", "perfect routing"))
     tooltip = [{"field": "domain", "title": "domain"}] + [
-        {"field": kind, "title": name, "format": ".2f"}
+        {"field": kind, "title": name, "format": ".1f"}
         for kind, name in names
         if kind == "own" or kind in dict(references)
     ]

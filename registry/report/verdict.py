@@ -1,8 +1,10 @@
 """The verdict of a report: how good the composition is, in a sentence or two, and on how much text."""
 
+import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
 
 from registry.report.data import Evaluated, ReportData, ScoreRow, Verdict
@@ -145,4 +147,13 @@ def spaced(text: str) -> str:
 
 def percent(score: float, digits: int = 1) -> str:
     """Return a share of 100 as sentences have it."""
-    return f"{score:.{digits}f} %"
+    return f"{score_text(score, digits)} %"
+
+
+def score_text(score: float | int | None, digits: int = 1) -> str:
+    """Return a score as all pages have it, halves rounded up as charts round them: `99.7`; a dash for None."""
+    if score is None:
+        return "–"
+    if not math.isfinite(score):
+        return f"{score:.{digits}f}"
+    return str(Decimal(score).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP))

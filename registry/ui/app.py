@@ -21,12 +21,13 @@ from registry.ui.jobs import Jobs
 from registry.ui.log import log
 from registry.ui.overview import overview
 from registry.ui.site import Page, Site
-from registry.ui.versions import comparison, version
+from registry.ui.versions import comparison, opting_out, version
 
 PAGES: dict[str, Page] = {
     "/": overview,
     "/versions/{ref}": version,
     "/versions/{ref}/comparison": comparison,
+    "/versions/{ref}/opt-out": opting_out,
     "/compositions": compositions,
     "/compositions/{digest}": composition,
     "/compositions/{digest}/report": report,

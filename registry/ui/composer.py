@@ -16,7 +16,7 @@ from registry.composition import Preview, Recipe
 from registry.composition.recipe.recipe_field_type import FieldKind
 from registry.errors import InvalidInputError, RegError
 from registry.ui.choices import BASICS, GROUPS, WORDS, default_text, select_values
-from registry.ui.composing import Composing, check_new_folder, suggested_folder
+from registry.ui.composing import Composing, beside_latest, check_new_folder, suggested_folder
 from registry.ui.describing import ROUTING_WORDS
 from registry.ui.remedies import Remedy, for_error, for_preview
 from registry.ui.site import PART, Site, url
@@ -180,4 +180,4 @@ def _result(site: Site, composing: Composing, may_write: bool) -> Result:
 def suggested(site: Site, composing: Composing, plan: composition.AnyPlan) -> str:
     """Return the folder that is written where none was typed."""
     taken = [job.out for job in site.jobs.all() if job.goes_on and job.out] if site.jobs is not None else []
-    return suggested_folder(plan.names, composing.choices.to, taken)
+    return suggested_folder(plan.names, composing.choices.to, taken, beside_latest(site.registry.compositions()))

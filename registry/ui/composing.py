@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from registry.errors import InvalidInputError
 from registry.io.model_folder import check_output
 from registry.ui.choices import Choices
 from registry.ui.site import Site, url
+from store.catalog import CompositionRecord
 from store.object_store import is_url
 
 MOST = 256
@@ -21,6 +23,9 @@ MOST = 256
 
 MOST_PATH = 1000
 """Characters of an output folder's path."""
+
+MOST_LOOKED = 20
+"""Compositions, the latest, among which a folder that is still there is looked for."""
 
 _LONGEST_FOLDER = 60
 
@@ -73,13 +78,31 @@ class Composing:
         return replace(self, choices=Choices({**self.choices.texts, **texts}))
 
 
-def suggested_folder(names: Sequence[str], output: str, taken: Iterable[str] = ()) -> str:
+def beside_latest(records: Sequence[CompositionRecord]) -> Path | None:
+    """Return the folder beside whose contents a new one is suggested: where the latest composed folder lies.
+
+    Args:
+        records: compositions, oldest first.
+
+    Returns:
+        an absolute path without `..`, of a folder that can be written; None for the current one.
+    """
+    folders = [folder for record in reversed(records[-MOST_LOOKED:]) for folder in reversed(record.folders)]
+    for folder in folders:
+        if not is_url(folder) and Path(folder).is_dir():
+            place = Path(folder).resolve().parent
+            return place if place != Path.cwd() and os.access(place, os.W_OK) else None
+    return None
+
+
+def suggested_folder(names: Sequence[str], output: str, taken: Iterable[str] = (), beside: Path | None = None) -> str:
     """Return a folder that does not exist yet, named after the members: `code-math/`, `code-math-2/`.
 
     Args:
         names: the members' names.
         output: what is made; it is part of the name unless that is a mixture.
         taken: folders that other jobs are going to write.
+        beside: the folder to put it in; None for the current one.
     """
     shown = list(names)
     while len(shown) > 1 and (len(shown) > 4 or len("-".join(shown)) > _LONGEST_FOLDER):
@@ -89,7 +112,8 @@ def suggested_folder(names: Sequence[str], output: str, taken: Iterable[str] = (
     reserved = {Path(one).absolute() for one in taken}
     number = 1
     while True:
-        folder = stem if number == 1 else f"{stem}-{number}"
+        name = stem if number == 1 else f"{stem}-{number}"
+        folder = name if beside is None else str(beside / name)
         path = Path(folder).absolute()
         if path not in reserved and not path.exists() and not path.is_symlink():
             return f"{folder}/"

@@ -1,6 +1,6 @@
 """The list of compositions: searched, narrowed and sorted by the address, in pages."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from starlette.requests import Request
@@ -33,30 +33,33 @@ class Wanted:
         of: a member, as a name or a version, or the beginning of a digest.
         domain: a domain that a score is wanted of.
         sort: a key of `SORTS`.
+        gone: only those that contain an opted-out version.
     """
 
     search: str
     of: str
     domain: str
     sort: str
+    gone: bool = False
 
     @classmethod
     def of_query(cls, query: Mapping[str, str]) -> "Wanted":
         """Return those of a query."""
         search, of, domain = (query.get(name, "").strip()[:_CHARACTERS] for name in ("q", "of", "domain"))
         sort = query.get("sort", "")
-        return cls(search, of, domain, sort if sort in SORTS else next(iter(SORTS)))
+        return cls(search, of, domain, sort if sort in SORTS else next(iter(SORTS)), query.get("gone") == "1")
 
     @property
     def narrows(self) -> bool:
         """True if some compositions may be left out."""
-        return bool(self.search or self.of or self.domain)
+        return bool(self.search or self.of or self.domain or self.gone)
 
     def address(self, page: int = 1) -> str:
         """Return the address of a page of the list."""
         sort = self.sort if self.sort != next(iter(SORTS)) else None
+        number = page if page > 1 else None
         return url(
-            "compositions", q=self.search, of=self.of, domain=self.domain, sort=sort, page=page if page > 1 else None
+            "compositions", q=self.search, of=self.of, domain=self.domain, gone=self.gone, sort=sort, page=number
         )
 
 
@@ -66,7 +69,7 @@ def compositions(site: Site, request: Request) -> Response:
     scores = site.index.get("scores", lambda: _scores(registry))
     everything = registry.compositions()
     before = {record.digest: at for at, record in enumerate(everything)}
-    found = _ordered(_matching(registry, everything, wanted, scores), wanted, scores)
+    found = _ordered(_matching(site, everything, wanted, scores), wanted, scores)
     paging = Paging.of(whole(request, "page", 1), len(found), PAGE, wanted.address)
 
     def described(record: CompositionRecord) -> Described:
@@ -85,6 +88,7 @@ def compositions(site: Site, request: Request) -> Response:
         sorts=SORTS,
         domains=list(dict.fromkeys([*domains[:MOST_DOMAINS], *([wanted.domain] if wanted.domain else [])])),
         any_made=bool(everything),
+        mixed=None if wanted.domain else _mixed([score for one in found if (score := _score(scores, one, ""))]),
     )
 
 
@@ -101,26 +105,36 @@ def _score(scores: Mapping[str, Sequence[Score]], record: CompositionRecord, dom
     return next((one for one in scores.get(record.digest, ()) if not domain or domain in one.domains), None)
 
 
+def _mixed(scores: Sequence[Score]) -> str | None:
+    """Return how many domains averages are over, in words, where these differ; else None."""
+    over = {frozenset(one.domains) for one in scores if one.average is not None}
+    least, most = (pick(map(len, over), default=0) for pick in (min, max))
+    return None if len(over) < 2 else f"{least} to {most} domains" if least < most else f"{most} other domains"
+
+
 def _matching(
-    registry: Registry,
+    site: Site,
     everything: Sequence[CompositionRecord],
     wanted: Wanted,
     scores: Mapping[str, Sequence[Score]],
 ) -> list[CompositionRecord]:
-    found = list(everything)
+    found, gone = list(everything), site.opted_out()
     if wanted.of:
         try:
-            found = registry.compositions(wanted.of)
+            found = site.registry.compositions(wanted.of)
         except NotFoundError:
             found = []
     words = wanted.search.casefold().split()
     if words:
-        found = [record for record in found if _has(record, words)]
+        found = [record for record in found if _has(record, words, gone)]
+    if wanted.gone:
+        found = [record for record in found if not gone.isdisjoint(record.members)]
     return [record for record in found if not wanted.domain or _score(scores, record, wanted.domain) is not None]
 
 
-def _has(record: CompositionRecord, words: Sequence[str]) -> bool:
+def _has(record: CompositionRecord, words: Sequence[str], gone: Set[str]) -> bool:
     texts = [title(record), kind(record.document), *record.members, *record.folders]
+    texts += [] if gone.isdisjoint(record.members) else ["opted out", "opted-out"]
     text = "\n".join(texts).casefold()
     return all(word in text or record.digest.startswith(word) for word in words)
 

@@ -7,21 +7,22 @@ from html import unescape
 from pathlib import Path
 from typing import Any
 
+from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from registry.errors import NotFoundError
 from registry.names.resolve import ALL_STATES, resolve
 from registry.output.place import may_exist
-from registry.report.advice import opted_out
+from registry.report.advice import opted_out, worse_than_average
 from registry.report.data import Warned
 from registry.report.frame import Frame
 from registry.report.page import page as report_page
 from registry.ui.choices import Choices
 from registry.ui.describing import EARLIER, Score, difference, expert_names, output, sentences
-from registry.ui.evaluating import WINDOWS, domains_of, folders_of
+from registry.ui.evaluating import TOKENS, WINDOWS, Refused, domains_of, folders_of, form_rows
 from registry.ui.site import Site, url
-from registry.ui.wording import percent
+from registry.ui.wording import percent, sentence
 from store.catalog import CompositionRecord, EvaluationRecord
 
 EVENTS = 25
@@ -60,6 +61,7 @@ class Scores:
         load: expert → share of all tokens.
         layers: expert → its share by layer.
         plain: the average score of the plain average of exactly these experts, if that was measured.
+        models: every model that was scored on this text, this composition first.
     """
 
     at: str
@@ -69,6 +71,7 @@ class Scores:
     load: Mapping[str, float]
     layers: Mapping[str, Sequence[float]]
     plain: float | None
+    models: Sequence["Model"]
 
     @classmethod
     def of(cls, evaluation: EvaluationRecord, experts: Collection[str]) -> "Scores":
@@ -88,6 +91,7 @@ class Scores:
             for domain, text in document["data"].items()
         ]
         plain = document.get("plain_average") or {}
+        averaged = bool(plain) and set(plain["score"]) == set(experts)
         return cls(
             evaluation.evaluated_at,
             document["settings"],
@@ -95,7 +99,8 @@ class Scores:
             rows,
             figures["overall_load"],
             figures.get("load") or {},
-            plain["average"] if plain and set(plain["score"]) == set(experts) else None,
+            plain["average"] if averaged else None,
+            _models(document, averaged=averaged),
         )
 
     @property
@@ -110,11 +115,60 @@ class Scores:
         ]
 
 
+@dataclass(frozen=True)
+class Model:
+    """A model that was scored on the same text as a composition.
+
+    Attributes:
+        name: what it is.
+        perplexity: domain → perplexity.
+        average: its average score, if every domain has one.
+    """
+
+    name: str
+    perplexity: Mapping[str, float]
+    average: float | None
+
+
+def _models(document: Mapping[str, Any], *, averaged: bool) -> list[Model]:
+    """Return the models of an evaluation; of one without experts' rows, their own perplexities by their scores."""
+    figures = document["figures"]
+    rows = {"this composition": figures, "perfect routing": document["oracle"] or {}}
+    rows |= {"plain averaging": document.get("plain_average") or {}} if averaged else {}
+    single = document.get("single_models", [])
+    for row in single:
+        kind, _, name = row["name"].partition(" ")
+        rows[f"base model {name}" if kind == "base" else f"{kind} {name}"] = row
+    if not any(row["name"].startswith("expert ") for row in single):
+        perplexity = figures["perplexity"]
+        own = {domain: score * perplexity[domain] / 100 for domain, score in figures["score"].items()}
+        rows["each domain’s own expert"] = {
+            "perplexity": own,
+            "average": 100.0 if own.keys() == perplexity.keys() else None,
+        }
+    found = [Model(name, row.get("perplexity") or {}, row.get("average")) for name, row in rows.items()]
+    return [one for one in found if one.perplexity]
+
+
 def composition(site: Site, request: Request) -> Response:
     """Return one composition: verdict, members, recipe, folders, scores, audits."""
     record = requested(site, request)
     if request.path_params["digest"] != record.digest:
         return RedirectResponse(url("compositions", record.digest))
+    return composition_page(site, request, record)
+
+
+def composition_page(
+    site: Site, request: Request, record: CompositionRecord, refused: Refused | None = None
+) -> Response:
+    """Return the page of a composition.
+
+    Args:
+        site: the pages.
+        request: the request.
+        record: the composition.
+        refused: the form that was sent and starts nothing; it is shown again, with what is wrong above it.
+    """
     registry, catalog = site.registry, site.registry.catalog
     versions = [resolve(catalog, ref, states=ALL_STATES) for ref in record.members]
     experts, base = expert_names(record)
@@ -125,9 +179,15 @@ def composition(site: Site, request: Request) -> Response:
     names = [one["name"] for one in record.document["members"]]
     scores = [Scores.of(evaluation, names) for evaluation in registry.evaluations(record)]
     gone = [version.ref for version in versions if version.state != "active"]
+    latest = scores[0] if scores else None
+    better = worse_than_average(latest.score.average, latest.plain, output(record.document), names) if latest else None
+    evaluation = _evaluation(site, record, scores, refused) if site.may_write(request) and not gone else None
+    if refused is not None and evaluation is None:
+        raise refused.error
     return site.render(
         request,
         "composition.html",
+        200 if refused is None else 400,
         names={*(ref.partition("@")[0] for ref in experts), *names},
         grey=[ref.partition("@")[0] for ref in gone],
         composition=record,
@@ -147,28 +207,57 @@ def composition(site: Site, request: Request) -> Response:
         folders=[(folder, may_exist(folder)) for folder in record.folders],
         pushes=catalog.pushes({record.digest}),
         scores=scores,
-        latest=scores[0] if scores else None,
+        latest=latest,
+        average_is_better=None if better is None or gone else _typed(site, better),
         audits=registry.audits(record),
         data=[word for row in scores[0].rows for word in ("--data", f"{row['domain']}=FILE")] if scores else [],
-        evaluation=_evaluation(record, scores) if site.may_write(request) and not gone else None,
+        evaluation=evaluation,
         again=None if choices is None else url("compose", e=experts, **choices.query),
         events=registry.log(record.digest, limit=EVENTS),
     )
 
 
-def _evaluation(record: CompositionRecord, scores: Sequence[Scores]) -> dict[str, Any] | None:
+def _evaluation(
+    site: Site, record: CompositionRecord, scores: Sequence[Scores], refused: Refused | None
+) -> dict[str, Any] | None:
     """Return what the form that evaluates a composition shows; None if no folder of it is there."""
     folders = folders_of(record)
     known = [row["domain"] for row in scores[0].rows] if scores else []
-    values = {"folders": folders, "domains": domains_of(record, known), "windows": WINDOWS, "place": Path.cwd()}
-    return {**values, "oracle": output(record.document) == "moe"} if folders else None
+    if not folders:
+        return None
+    form = refused.form if refused else QueryParams()
+    jobs = [job.words for job in site.jobs.all()] if site.jobs else []
+    return {
+        "folders": folders,
+        "folder": form.get("folder", folders[0]),
+        "rows": form_rows(domains_of(record, known), form, jobs, site.index.get("labels", lambda: _labels(site))),
+        "windows": form.get("windows", WINDOWS),
+        "usual": (WINDOWS, TOKENS),
+        "place": Path.cwd(),
+        "oracle": output(record.document) == "moe",
+        "ticked": [name for name in ("baselines", "oracle") if form.get(name) == "1"],
+        "error": (sentence(refused.error.message), refused.error.hint) if refused else None,
+    }
+
+
+def _labels(site: Site) -> dict[str, str]:
+    """Return domain → the name of the file that its latest evaluation scored."""
+    found: dict[str, str] = {}
+    for evaluation in site.registry.catalog.evaluations():
+        for domain, text in evaluation.document["data"].items():
+            found.setdefault(domain, text["label"])
+    return found
 
 
 def _opted_out(site: Site, record: CompositionRecord, gone: Sequence[str]) -> Warned:
     """Return the report's warning of opted-out members, with the command as it is typed here."""
     experts, base = expert_names(record)
     left = [ref.partition("@")[0] for ref in experts if ref not in gone] if set(gone).isdisjoint(base) else []
-    found = opted_out(gone, left, {**record.document["recipe"], "to": output(record.document)})
+    return _typed(site, opted_out(gone, left, {**record.document["recipe"], "to": output(record.document)}))
+
+
+def _typed(site: Site, found: Warned) -> Warned:
+    """Return a report's warning with its command as it is typed here."""
     return replace(found, command=found.command and site.command_line() + found.command.removeprefix("reg"))
 
 

@@ -89,6 +89,8 @@ class Score:
         by_domain: domain → score, where it has its own expert.
         labels: labels of their texts, each once.
         at: the time of the evaluation.
+        tokens_of: domain → number of tokens scored.
+        active: parameters that take part in one token; None if that was not recorded.
     """
 
     average: float | None
@@ -99,6 +101,8 @@ class Score:
     by_domain: Mapping[str, float]
     labels: Sequence[str]
     at: str
+    tokens_of: Mapping[str, int]
+    active: int | None
 
     @classmethod
     def of(cls, evaluation: EvaluationRecord) -> "Score":
@@ -106,10 +110,21 @@ class Score:
         document = evaluation.document
         data = document["data"]
         oracle = (document["oracle"] or {}).get("average")
-        tokens = [text["tokens"] for text in data.values()]
+        tokens = {domain: text["tokens"] for domain, text in data.items()}
         labels = tuple(dict.fromkeys(text["label"] for text in data.values()))
         figures, at = document["figures"], evaluation.evaluated_at
-        return cls(figures["average"], oracle, sum(tokens), min(tokens), tuple(data), figures["score"], labels, at)
+        return cls(
+            figures["average"],
+            oracle,
+            sum(tokens.values()),
+            min(tokens.values()),
+            tuple(data),
+            figures["score"],
+            labels,
+            at,
+            tokens,
+            figures.get("active_parameters"),
+        )
 
     @property
     def sample(self) -> str:
@@ -120,6 +135,10 @@ class Score:
     def is_small(self) -> bool:
         """True if some domain has so few tokens that small differences can be chance."""
         return self.fewest < FEW_TOKENS
+
+    def is_small_on(self, domain: str) -> bool:
+        """Tell whether a domain has so few tokens."""
+        return self.tokens_of[domain] < FEW_TOKENS
 
 
 @dataclass(frozen=True)

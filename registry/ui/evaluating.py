@@ -2,24 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from starlette.datastructures import QueryParams
 
 from registry.errors import InvalidInputError
+from registry.evaluation.results import TestSettings
 from registry.ui.composing import MOST_PATH
 from store.catalog import CompositionRecord
 
 MOST_DOMAINS = 64
 """Domains that the form has rows for, beside the empty one."""
 
-WINDOWS = 48
+WINDOWS = TestSettings.windows
 """Windows per domain that the form begins with, as `reg evaluate`."""
+
+TOKENS = WINDOWS * (TestSettings.seq_len - 1)
+"""Tokens of these windows that are predicted: of each window all but the first."""
 
 MOST_WINDOWS = 100_000
 
 _CORRECT = "correct it in the form"
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A form that starts nothing, and why."""
+
+    form: QueryParams
+    error: InvalidInputError
+
+
+@dataclass(frozen=True)
+class FormRow:
+    """A domain of the form.
+
+    Attributes:
+        domain: its name; empty where it is to be typed.
+        file: the file of its text, as it was typed.
+        known: files that earlier jobs scored, the latest first.
+        label: the name of the file of the latest evaluation of the domain; empty if there is none.
+    """
+
+    domain: str
+    file: str
+    known: Sequence[str]
+    label: str
+
+
+def form_rows(
+    domains: Sequence[str], form: QueryParams, jobs: Iterable[Sequence[str]], labels: Mapping[str, str]
+) -> list[FormRow]:
+    """Return the rows of the form, the last one for another domain.
+
+    Args:
+        domains: the domains that it offers.
+        form: what was typed; empty at first.
+        jobs: the words of jobs after `reg`, the latest first.
+        labels: domain → name of the file of its latest evaluation.
+    """
+    known: dict[str, dict[str, None]] = {}
+    for words in jobs:
+        data = [after for word, after in pairwise(words) if word == "--data"]
+        for domain, _, file in (one.partition("=") for one in data if words[0] == "evaluate"):
+            known.setdefault(domain, {})[file] = None
+    typed = list(zip(form.getlist("domain"), form.getlist("file"), strict=False))
+    files = {domain: file for domain, file in typed if domain in domains}
+    other = next(((domain, file) for domain, file in typed if domain not in domains), ("", ""))
+    rows = [(domain, files.get(domain, "")) for domain in domains] + [other]
+    return [FormRow(domain, file, tuple(known.get(domain, ())), labels.get(domain, "")) for domain, file in rows]
 
 
 def domains_of(record: CompositionRecord, evaluated: Sequence[str]) -> list[str]:

@@ -15,9 +15,9 @@ from registry.composition import AnyPlan
 from registry.errors import InvalidInputError
 from registry.ui.composer import suggested
 from registry.ui.composing import Composing, check_new_folder
-from registry.ui.compositions import requested
+from registry.ui.compositions import composition_page, requested
 from registry.ui.describing import title
-from registry.ui.evaluating import evaluating
+from registry.ui.evaluating import Refused, evaluating
 from registry.ui.guard import RefusedError
 from registry.ui.jobs import Job, Jobs
 from registry.ui.site import Page, Site, url
@@ -54,7 +54,10 @@ def start(site: Site, request: Request, form: QueryParams) -> Response:
 def evaluation(site: Site, request: Request, form: QueryParams) -> Response:
     """Start the evaluation of a form on a composition's page, and go to its job."""
     record = requested(site, request)
-    words = evaluating(record, form)
+    try:
+        words = evaluating(record, form)
+    except InvalidInputError as error:
+        return composition_page(site, request, record, Refused(form, error))
     back = url("compositions", record.digest)
     assert site.jobs is not None
     return _see(site.jobs.add(f"Evaluate {title(record)}", words, back=back, out=""))

@@ -18,4 +18,11 @@ def log(site: Site, request: Request) -> Response:
     events = site.registry.log(limit=PAGE + 1, before=before)
     older = url("log", before=events[PAGE - 1].id) if len(events) > PAGE else None
     days = [(name, list(found)) for name, found in groupby(events[:PAGE], key=lambda event: day(event.at))]
-    return site.render(request, "log.html", days=days, older=older, before=before)
+    return site.render(
+        request,
+        "log.html",
+        days=days,
+        older=older,
+        before=before,
+        attributed=any(event.actor for event in events[:PAGE]),
+    )

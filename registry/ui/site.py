@@ -80,7 +80,7 @@ class Site:
             command=self.command_line,
             home=str(registry.home.path),
             titles=self._titles,
-            opted_out=self._opted_out,
+            opted_out=self.opted_out,
         )
         self._templates.globals.update(prefixed=self.prefixed, next_step=self.next_step)
         self._templates.globals.update(over_100=OVER_100, few_means=FEW_MEANS)
@@ -134,7 +134,7 @@ class Site:
         def colour(expert: str) -> str:
             """Return the class that gives an element the colour of an expert, named by its name or a reference."""
             name = expert.partition("@")[0]
-            if expert in self._opted_out() or name in without:
+            if expert in self.opted_out() or name in without:
                 return NEUTRAL
             own = colours if name in colours or name not in known else expert_colours([name], known)
             return colour_class(name, own)
@@ -182,7 +182,7 @@ class Site:
         active = set(self.registry.catalog.names(kind="expert", states=("active",)))
         return experts, frozenset(set(bases).difference(experts) | set(experts).difference(active))
 
-    def _opted_out(self) -> frozenset[str]:
+    def opted_out(self) -> frozenset[str]:
         """Return the references of the versions that were opted out, purged or not."""
 
         def found() -> frozenset[str]:

@@ -10,7 +10,7 @@ from starlette.responses import RedirectResponse, Response
 from registry.names.resolve import ALL_STATES, resolve, versions_of
 from registry.opt_out.shared_training import trained_together
 from registry.output.place import may_exist
-from registry.ui.comparing import MOST, compare
+from registry.ui.comparing import MOST, MOST_RELATED, compare
 from registry.ui.describing import describe, latest
 from registry.ui.site import PART, Site, url
 from store.catalog import CompositionRecord, EvaluationRecord, VersionRecord
@@ -21,6 +21,12 @@ USES = 20
 
 OTHERS = 2
 """Number of experts that are looked at for one to compose with."""
+
+SHOWN = 8
+"""Number of compositions, the latest, that a page names of those that an opt-out would touch."""
+
+MOST_HEIRS = 4
+"""Number of members that a page names of those that would get an expert's tokens."""
 
 EVENTS = 20
 """Number of events on the page of a version."""
@@ -116,6 +122,36 @@ def comparison(site: Site, request: Request) -> Response:
     )
 
 
+def opting_out(site: Site, request: Request) -> Response:
+    """Return what an opt-out of a version would change, looked up and not done, as a page or a part of its page."""
+    record, registry = _requested(site, request), site.registry
+    if record.state != "active":
+        return site.render(request, "opting_out.html", version=record, would=None)
+    would = site.cache.get(("opt-out", record.id), lambda: registry.opt_out(record.ref, dry_run=True))
+    from_it = None
+    if record.kind == "base" and registry.count_versions() <= MOST_RELATED:
+        relations = site.cache.get(("comparison", record.id), lambda: compare(registry, record)).relations
+        from_it = [one.ref for one in relations if one.kind == "expert" and one.verdict != "unrelated"]
+    shown = would.compositions[: -SHOWN - 1 : -1]
+    heirs = {one.composition: one.shares for one in would.heirs}
+    return site.render(
+        request,
+        "opting_out.html",
+        names=(from_it and {ref.partition("@")[0] for ref in from_it}) or (),
+        version=record,
+        would=would,
+        from_it=from_it,
+        shown=shown,
+        heirs={
+            one.digest: sorted(heirs.get(one.digest, {}).items(), key=lambda heir: -heir[1])[:MOST_HEIRS]
+            for one in shown
+        },
+        folders=list(dict.fromkeys(folder for one in would.compositions for folder in one.folders)),
+        others=registry.count_versions(kind="expert") - (record.kind == "expert"),
+        untouched=len(registry.compositions()) - len(would.compositions),
+    )
+
+
 def _part_of(content: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return what a version is in the soup or the SIMoE that it was trained in, as labels and texts."""
     if "simoe" in content:
@@ -157,6 +193,7 @@ class OwnScore:
         tokens: number of tokens scored.
         perplexity: the expert's own.
         composed: that of the composition.
+        bases: base model → its perplexity on the same text, where that was scored.
         at: the time of the evaluation.
     """
 
@@ -165,6 +202,7 @@ class OwnScore:
     tokens: int
     perplexity: float
     composed: float
+    bases: Mapping[str, float]
     at: str
 
 
@@ -194,11 +232,16 @@ def _own(
             if document["experts"].get(domain) != version.digest or score is None:
                 continue
             text, composed = document["data"][domain], document["figures"]["perplexity"][domain]
-            own = OwnScore(
-                record, text["label"], text["tokens"], score * composed / 100, composed, evaluation.evaluated_at
-            )
-            found.setdefault((text["digest"], str(document["settings"])), own)
-    return sorted(found.values(), key=lambda one: one.at, reverse=True)[:USES]
+            bases = {
+                row["name"].removeprefix("base "): row["perplexity"][domain]
+                for row in document.get("single_models", ())
+                if row["name"].startswith("base ") and domain in row["perplexity"]
+            }
+            own, at = score * composed / 100, evaluation.evaluated_at
+            key = text["digest"], str(document["settings"])
+            if key not in found or (bases and not found[key].bases):
+                found[key] = OwnScore(record, text["label"], text["tokens"], own, composed, bases, at)
+    return sorted(found.values(), key=lambda one: one.at, reverse=True)
 
 
 def _requested(site: Site, request: Request) -> VersionRecord:

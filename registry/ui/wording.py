@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from registry.report.verdict import score_text
+
 
 def number(value: int | float) -> str:
     """Format a number: `6,819,072`."""
@@ -35,7 +37,7 @@ def percent(share: int | float | None) -> str:
 
 
 def figure(value: int | float | None) -> str:
-    """Format a perplexity or a score with two decimals; empty for None."""
+    """Format a perplexity with two decimals; empty for None."""
     return "" if value is None else f"{value:.2f}"
 
 
@@ -76,8 +78,8 @@ def day(at: str) -> str:
 
 
 def score(value: int | float | None) -> str:
-    """Format a score with one decimal; a dash for None."""
-    return "–" if value is None else f"{value:.1f}"
+    """Format a score, as reports do: `99.7`; a dash for None."""
+    return score_text(value)
 
 
 def sentence(text: str) -> str:

@@ -161,7 +161,8 @@ class Compositions(Transactions):
         digests = {version.digest for version in versions}
         groups = []
         for row in session.scalars(select(Evaluation)).all():
-            measured_against = set((read_document(row.document, "an evaluation").get("experts") or {}).values())
+            document = read_document(row.document, "an evaluation")
+            measured_against = {*(document.get("experts") or {}).values(), *(document.get("bases") or {}).values()}
             if row.composition_digest in affected or digests & measured_against:
                 groups.append(evaluation_group(row.composition_digest, row.asked))
                 session.delete(row)

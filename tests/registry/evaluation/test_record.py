@@ -97,3 +97,18 @@ def test_what_was_not_made_here_is_not_stored(
     assert said == [
         f"the figures of forged are not stored: {tmp_path}/forged/{MARKER} was changed since it was written"
     ]
+
+
+def test_base_models_and_experts_are_stored_until_one_is_opted_out(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
+    filled.compose(["code", "math"], tmp_path / "moe")
+    (made,) = filled.compositions()
+    rows = filled.evaluate([tmp_path / "moe"], {"code": [zoo.test["code"]]}, SETTINGS, baselines=True)
+    (stored,) = filled.evaluations(made)
+    named = {row.name: row.document() for row in rows}
+    single = {row["name"]: row for row in stored.document["single_models"]}
+    assert single == {name: named[name] for name in ("base base@1", "expert code")}
+    assert stored.document["bases"] == {"base@1": filled.resolve("base").digest}
+    assert [row.name for row in filled.report(tmp_path / "moe").scores] == ["moe", "base base@1", "expert code"]
+    filled.opt_out("base")
+    filled.opt_out("base", purge=True)
+    assert filled.evaluations(made) == []

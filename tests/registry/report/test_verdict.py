@@ -14,7 +14,7 @@ from registry.report.advice import advice
 from registry.report.charts import charts
 from registry.report.data import ActiveExperts, Evaluated, MemberFigures, RoutingData, ScoreRow
 from registry.report.theme import linear_axis, ticks
-from registry.report.verdict import verdict
+from registry.report.verdict import percent, score_text, verdict
 from tests.conftest import Zoo
 
 SETTINGS = TestSettings(windows=2, seq_len=32, batch_size=3, device="cpu")
@@ -297,3 +297,14 @@ def test_members_that_were_opted_out_since_are_a_warning(
     assert '<td class="text">german@1 <span class="badge bad">opted out</span></td>' in page(found)
     assert '<bdi>german</bdi><span class="unseen"> (opted out)</span>' in page(found)
     assert "<bdi>code</bdi><span" not in page(found)
+
+
+def test_scores_are_rounded_as_charts_round_them() -> None:
+    values = (99.65, 99.64, 91.25, 89.625, 100, None, float("inf"))
+    assert [score_text(value) for value in values] == ["99.7", "99.6", "91.3", "89.6", "100.0", "–", "inf"]
+    assert percent(91.25) == "91.3 %"
+
+
+def test_the_overlap_says_how_it_was_found(foretold: ReportData) -> None:
+    assert "Overlap of experts (counts of tokens)" in page(foretold)
+    assert "Overlap of experts (linear router)" in page(replace(foretold, recipe={"router": "ridge"}))

@@ -7,10 +7,11 @@ import pytest
 
 from registry import Recipe, Registry
 from registry.ui.choices import BASICS, CHOICES, GROUPS, WORDS
-from registry.ui.composing import suggested_folder
+from registry.ui.composing import beside_latest, suggested_folder
 from registry.ui.site import url
 from tests.conftest import Zoo
 from tests.pages import Page, Pages, served
+from tests.registry.ui.examples import composed
 from tests.registry.ui.test_trained_together import OF_ALL
 from tests.store.test_catalog import new
 
@@ -53,6 +54,23 @@ def test_folders_are_named_after_members(tmp_path: Path, monkeypatch: pytest.Mon
     assert suggested_folder(["code"], "moe", ["code/", str(tmp_path / "code-2")]) == "code-3/"
     (tmp_path / "code").write_text("")
     assert suggested_folder(["code"], "moe") == "code-2/"
+    assert suggested_folder(["code"], "moe", beside=tmp_path) == f"{tmp_path}/code-2/"
+
+
+def test_a_folder_is_suggested_beside_the_one_composed_last(
+    filled: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    (tmp_path / "models" / "moe").mkdir(parents=True)
+    assert beside_latest(filled.compositions()) is None
+    composed(filled, Path("../models/moe"), "math", "code")
+    assert beside_latest(filled.compositions()) == tmp_path / "models"
+    composed(filled, tmp_path / "deleted", "math", "law")
+    assert beside_latest(filled.compositions()) == tmp_path / "models"
+    (tmp_path / "work" / "here").mkdir()
+    composed(filled, tmp_path / "work" / "here", "code", "law")
+    assert beside_latest(filled.compositions()) is None
 
 
 def test_a_typed_folder_is_in_the_command_and_nobody_learns_whether_it_is_there(

@@ -53,10 +53,14 @@ def test_compositions_are_sorted(pages: Pages, made: dict[str, str]) -> None:
     assert names(pages, made, sort="newest") == names(pages, made, sort="<b>") == names(pages, made)
     assert names(pages, made, sort="name") == ["apple", "Mango", "plum", "zebra"]
     assert names(pages, made, sort="score") == ["Mango", "zebra", "apple", "plum"]
-    assert "choose a domain to compare scores on its text" in pages.read("compositions", sort="score").text
+    text = pages.read("compositions", sort="score").text
+    assert "The averages here are over different text (1 to 2 domains), so they do not compare" in text
+    assert "choose a domain to compare scores on its text" in text
+    assert "do not compare" not in pages.read("compositions", q="mango", sort="score").text
     assert names(pages, made, sort="score", domain="code") == ["apple", "zebra"]
     text = pages.read("compositions", sort="score", domain="code").text
-    assert "95.0 on code" in text
+    assert "95.0 on 5,000 tokens of code average 77.5 on 10,000 tokens of 2 domains 500 parameters per token" in text
+    assert "do not compare" not in text
 
 
 def test_compositions_are_searched_and_narrowed(pages: Pages, made: dict[str, str]) -> None:
@@ -70,6 +74,16 @@ def test_compositions_are_searched_and_narrowed(pages: Pages, made: dict[str, st
     assert names(pages, made, q=made["zebra"][:9]) == ["zebra"]
     assert names(pages, made, q="ensemble law") == ["Mango"]
     assert names(pages, made, q="law", of="math", domain="math", sort="name") == ["Mango"]
+
+
+def test_compositions_with_an_opted_out_member_are_found(filled: Registry, pages: Pages, made: dict[str, str]) -> None:
+    assert names(pages, made, gone="1") == names(pages, made, q="opted-out") == []
+    filled.opt_out("code")
+    assert names(pages, made, gone="1") == ["Mango", "apple", "zebra"]
+    assert names(pages, made, q="opted out") == names(pages, made, q="opted-out") == ["Mango", "apple", "zebra"]
+    assert names(pages, made, gone="1", q="apple") == ["apple"]
+    page = pages.read("compositions", gone="1", q="apple")
+    assert ("input", "checked", None) in page.attributes
 
 
 def test_the_address_of_a_page_keeps_what_was_asked_for(

@@ -20,9 +20,9 @@ def test_a_composition_shows_recipe_members_and_scores(filled: Registry, pages: 
     for text in (
         "regmean",
         "mixtral",
-        "91.25",
-        "95.50",
-        "89.62",
+        "91.3",
+        "95.5",
+        "89.6",
         "75.0 %",
         "60.0 %",
         str(tmp_path / "moe"),
@@ -38,6 +38,29 @@ def test_a_composition_shows_recipe_members_and_scores(filled: Registry, pages: 
     assert "No composition matches" in pages.read("compositions", of="law").text
     again = next(link for link in page.links if link.startswith("/compose?"))
     assert digest[:12] in Page(pages.ask(again).text).text
+
+
+def test_a_composition_shows_every_model_that_was_scored(filled: Registry, pages: Pages, tmp_path: Path) -> None:
+    digest = composed(filled, tmp_path / "moe", "math", "code")
+    filled.catalog.record_evaluation(digest, "1" * 64, evaluation())
+    table = pages.read("compositions", digest).text.partition("Perplexity of every model on this text")[2]
+    # scores of 91.25 and 88 at perplexities of 5 and 6
+    assert "this composition 5.00 6.00 89.6 each domain’s own expert 4.56 5.28 100.0" in table
+    assert "Plain averaging is better" not in table
+    found = evaluation() | {
+        "plain_average": {"perplexity": {"code": 4.75, "math": 5.5}, "score": {"code": 96, "math": 96}, "average": 96},
+        "single_models": [
+            {"name": "base base@1", "perplexity": {"code": 9.5, "math": 8.25}, "score": {}, "average": 56.04},
+            {"name": "expert code", "perplexity": {"code": 4.5625, "math": 12.125}, "score": {}, "average": 71.77},
+        ],
+    }  # fmt: skip
+    filled.catalog.record_evaluation(digest, "2" * 64, found)
+    text = pages.read("compositions", digest).text
+    table = text.partition("Perplexity of every model on this text")[2]
+    for row in ("plain averaging 4.75 5.50 96.0", "base model base@1 9.50 8.25 56.0", "expert code 4.56 12.12 71.8"):
+        assert row in table, row
+    assert "Plain averaging is better: 96.0 % against 89.6 %." in text
+    assert "compose --experts code,math --to dense --trunk mean --out DIR" in text
 
 
 def test_a_composition_shows_its_audits(filled: Registry, pages: Pages, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from registry import Recipe, Registry
 from tests.conftest import Zoo
 from tests.pages import Page, Pages, served
+from tests.registry.ui.examples import evaluation
 from tests.registry.ui.test_jobs import ended
 
 TEXT = "the test text of math\n"
@@ -77,9 +78,50 @@ def test_what_cannot_be_evaluated_is_not_started(
     usual = {"folder": str(tmp_path / "moe"), "domain": ["math", ""], "file": ["text.txt", ""]}
     answer = pages.send(f"/compositions/{digest}/evaluation", **usual | form)
     assert answer.status == 400
-    assert told.lower() in Page(answer.text).text.lower()
+    page = Page(answer.text)
+    assert told.lower() in page.text.lower()
+    assert f'action="/compositions/{digest}/evaluation"' in answer.text  # the form again, with what was typed
+    values = [value for tag, name, value in page.attributes if (tag, name) == ("input", "value")]
+    typed = [form.get(name, usual[name])[0] for name in ("domain", "file")]
+    assert set(typed) - {""} <= set(values)
     assert pages.jobs is not None
     assert pages.jobs.all() == []
+
+
+def test_a_refused_form_keeps_what_was_chosen(pages: Pages, digest: str, tmp_path: Path) -> None:
+    form: dict[str, Any] = {
+        "folder": str(tmp_path / "moe"),
+        "domain": ["math", "poems"],
+        "file": ["gone.jsonl", "my poems.txt"],
+    }
+    answer = pages.send(f"/compositions/{digest}/evaluation", **form, windows="7", baselines="1")
+    page = Page(answer.text)
+    assert answer.status == 400
+    assert {"gone.jsonl", "poems", "my poems.txt", "7"} <= {
+        value for _, name, value in page.attributes if name == "value"
+    }
+    assert [name for _, name, _ in page.attributes].count("checked") == 1
+    assert page.text.index("The file of math is not there") < page.text.index("Score it on text")
+
+
+def test_the_form_offers_files_of_earlier_evaluations(
+    filled: Registry, pages: Pages, digest: str, tmp_path: Path
+) -> None:
+    def text() -> str:
+        return Page(pages.ask(f"/compositions/{digest}", headers=pages.cookie).text).text
+
+    assert "48 windows (12,240 tokens) a domain" in text()
+    assert ".jsonl.gz" in text()
+    assert "The latest evaluation of" not in text()
+    filled.catalog.record_evaluation(digest, "1" * 64, evaluation("some.jsonl"))
+    assert "The latest evaluation of math scored the file named some.jsonl ; its path is not recorded" in text()
+    (tmp_path / "work" / "text.txt").write_text(TEXT)
+    pages.send(f"/compositions/{digest}/evaluation", folder=str(tmp_path / "moe"), domain="math", file="text.txt")
+    shown = pages.ask(f"/compositions/{digest}", headers=pages.cookie).text
+    assert '<option value="text.txt"></option></datalist>' in shown
+    assert "The latest evaluation of math scored text.txt ." in Page(shown).text
+    assert pages.jobs is not None
+    ended(pages.jobs, pages.jobs.all()[0])
 
 
 def test_only_the_browser_that_may_start_work_has_the_form(pages: Pages, digest: str, tmp_path: Path) -> None:

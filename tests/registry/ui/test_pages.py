@@ -127,8 +127,9 @@ def test_nothing_in_the_home_changes(filled: Registry, pages: Pages, tmp_path: P
     digest = composed(filled, tmp_path / "moe", "math", "code")
     filled.catalog.record_evaluation(digest, "1" * 64, evaluation())
     before = _stable(filled.home.path)
-    for path in ("/", "/versions/math@1", "/versions/math@1/comparison", "/compositions", f"/compositions/{digest}",
-                 "/compose?e=math&e=code", "/compose/preview?e=math&e=code", "/log"):  # fmt: skip
+    for path in ("/", "/versions/math@1", "/versions/math@1/comparison", "/versions/math@1/opt-out", "/compositions",
+                 f"/compositions/{digest}", "/compose?e=math&e=code", "/compose/preview?e=math&e=code",
+                 "/log"):  # fmt: skip
         assert pages.ask(path).status == 200
     assert _stable(filled.home.path) == before
 

@@ -62,7 +62,50 @@ def test_an_expert_shows_its_text_and_its_own_perplexity(filled: Registry, pages
     filled.catalog.record_evaluation(digest, "1" * 64, found)
     own = pages.read("versions", "math@1")
     # a score of 88 at a perplexity of 6: the expert's own is 0.88 · 6
-    assert "math.test.jsonl 5.28 6.00 1,234 moe" in own.text.partition("Its own perplexity")[2]
+    assert "math.test.jsonl 5.28 – 6.00 1,234 moe" in own.text.partition("Its own perplexity")[2]
     assert f"/compositions/{digest}" in own.links
+    base = {"name": "base base@1", "perplexity": {"math": 9.5}}
+    filled.catalog.record_evaluation(digest, "2" * 64, found | {"single_models": [base]})
+    text = pages.read("versions", "math@1").text.partition("Its own perplexity")[2]
+    assert "math.test.jsonl 5.28 9.50 base@1 6.00 1,234 moe" in text
+    assert "License: not given" in pages.read("versions", "math@1").text
     other = pages.read("versions", f"code@{code.number}").text  # that was evaluated against another expert
     assert "No stored evaluation of a composition scored text of its domain, code" in other
+
+
+def test_an_expert_and_a_base_model_say_what_opting_them_out_would_change(
+    filled: Registry, pages: Pages, tmp_path: Path
+) -> None:
+    digest = composed(filled, tmp_path / "moe", "math", "code", "law")
+    composed(filled, tmp_path / "other", "code", "law")
+    assert "/versions/math@1/opt-out" in pages.read("versions", "math@1").links
+    page = pages.read("versions", "math@1", "opt-out")
+    assert "1 composition made from it stays listed, and cannot be made again." in page.text
+    assert "1 folder still holds its weights until you delete it" in page.text
+    assert str(tmp_path / "moe") in page.text
+    assert str(tmp_path / "other") not in page.text
+    (heirs,) = filled.opt_out("math", dry_run=True).heirs
+    assert (heirs.composition, set(heirs.shares)) == (digest, {"code", "law"})
+    for name, share in heirs.shares.items():
+        assert f"{name} {100 * share:.1f} %" in page.text
+    assert "What remains to use: 4 other expert versions to compose, and 1 composition without it." in page.text
+    assert "<html" not in pages.ask("/versions/math@1/opt-out?part=opt-out").text
+    assert filled.resolve("math").state == "active"
+    base = pages.read("versions", "base@1", "opt-out").text
+    assert "All experts come from it." in base
+    assert "What remains to use: 5 expert versions to compose" in base
+    filled.opt_out("math")
+    assert "opted out already" in pages.read("versions", "math@1", "opt-out").text
+
+
+def test_overlaps_say_how_they_were_found(filled: Registry, pages: Pages) -> None:
+    assert "Overlap (linear router)" in pages.read("versions", "math@1", "comparison").text
+    assert "Overlap (counts of tokens)" in pages.read("compose", "preview", e=["math", "code"]).text
+
+
+def test_events_say_who_ran_the_command(filled: Registry, pages: Pages) -> None:
+    (event, *_) = filled.log(filled.resolve("math").ref)
+    assert event.actor
+    for path in (("log",), ("versions", "math@1")):
+        assert f"math@1 by {event.actor}" in pages.read(*path).text
+    assert "“by” names the account that ran the command" in pages.read("log").text
