@@ -61,7 +61,7 @@ def dense_hook_points(checkpoint: Checkpoint) -> HookPoints:
 
 @dataclass(frozen=True)
 class Counting:
-    """What a pass counts, of all layers.
+    """The sites, scales and folds that a pass counts, of all layers.
 
     Attributes:
         label: the checkpoint's name in messages.
