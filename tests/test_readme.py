@@ -45,7 +45,7 @@ def run_line(line: str) -> None:
         return
     if words[0] == "export":
         for name, _, value in (word.partition("=") for word in words[1:]):
-            os.environ[name] = value  # a test has set it before, and resets it
+            os.environ[name] = value.replace("$PWD", str(Path.cwd()))  # a test has set it before, and resets it
     elif words[0] == "reg":
         result = CliRunner().invoke(main, words[1:])
         assert result.exit_code == 0, f"{line}\n{result.output}"

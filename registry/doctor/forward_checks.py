@@ -147,7 +147,8 @@ def _compared(exam: Examination, texts: DomainTexts, domains: list[str]) -> Iter
         )
     else:
         word = "better than" if ours < average / _WORSE else "as good as"
-        yield passed(f"it is {word} the averaged weights of its members: {said}, averaged weights {average:.4g}")
+        text = "" if texts.source == "given" else f" on {_FROM[texts.source]}"
+        yield passed(f"it is {word} the averaged weights of its members{text}: {said}, averaged weights {average:.4g}")
 
 
 def _stored(exam: Examination) -> Iterator[Finding]:

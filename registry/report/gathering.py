@@ -85,6 +85,11 @@ class Gathering:
             self.notes.append("there are no scores: no evaluation of this composition is stored here")
             return [], (), None
         chosen = max(evaluations, key=lambda record: (len(record.document["data"]), record.evaluated_at))
+        if chosen is not evaluations[0]:
+            self.notes.append(
+                f"the scores are those of the evaluation with the most domains, {len(chosen.document['data'])}; the "
+                f"latest one has {len(evaluations[0].document['data'])}"
+            )
         document = chosen.document
         rows = [Row.from_document(document[key]) for key in ("figures", "oracle", "plain_average") if document.get(key)]
         rows += [Row.from_document(row) for row in document.get("single_models", ())]
