@@ -178,7 +178,7 @@ def test_an_error_of_the_command_is_shown_with_what_to_do(
     assert pages.jobs is not None
     job = ended(pages.jobs, pages.jobs.get(where.removeprefix("/jobs/")))
     assert job.state == "failed"
-    assert job.error == ("moe exists and is not empty", "choose another --out")
+    assert job.error == (f"{tmp_path / 'work' / 'moe'} exists and is not empty", "choose another --out")
     page = Page(pages.ask(where, headers=pages.cookie).text)
     assert "moe exists and is not empty Next: choose another --out" in page.text
     assert "/compose?e=math&e=code&out=moe" in page.links
