@@ -40,25 +40,6 @@ def pages(filled: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         yield found
 
 
-@pytest.mark.parametrize("script", [True, False], ids=["script", "no script"])
-def test_compositions_are_searched_and_sorted_by_keyboard(browser: "Browser", pages: Pages, script: bool) -> None:
-    with tab(browser, **LIGHT, java_script_enabled=script) as (_, page, said):
-        page.goto(f"{pages.address}/compositions")
-        page.get_by_label("Order").focus()
-        page.keyboard.press("ArrowUp")
-        page.get_by_label("Order").select_option("score")
-        page.get_by_label("Search").focus()
-        page.keyboard.type("code@1")
-        page.keyboard.press("Enter")
-        page.wait_for_url("**/compositions?q=code%401&of=&domain=&sort=score")
-        assert page.locator(".composition h2").all_inner_texts() == ["dense", "moe"]
-        page.get_by_label("Search").focus()
-        for _ in range(4):
-            page.keyboard.press("Tab")  # member, domain, order, the button
-        assert page.locator("button:focus").inner_text() == "Show"
-        assert said == []
-
-
 @pytest.mark.parametrize("options", [LIGHT, PHONE], ids=["light", "phone"])
 def test_an_evaluation_is_started_by_keyboard_and_the_list_follows_it(
     browser: "Browser", pages: Pages, filled: Registry, tmp_path: Path, options: dict[str, Any]
