@@ -1,4 +1,4 @@
-"""Proves, in Chromium: compositions are searched and evaluated by keyboard alone, and the list of jobs follows itself.
+"""Proves, in Chromium: compositions are evaluated by keyboard alone, and the list of jobs follows itself.
 
 Skipped where there is no Chromium, as `test_browser.py`, which says how accessibility is checked.
 """
