@@ -19,6 +19,9 @@ from xml.etree import ElementTree
 SECONDS = 20.0
 """Seconds that a request may take."""
 
+MOST_BYTES = 2**24
+"""Bytes of an answer that are read at most: a list of 1,000 uploads has less."""
+
 _EMPTY = hashlib.sha256(b"").hexdigest()
 
 
@@ -88,7 +91,7 @@ def _request(method: str, bucket: str, key: str, query: Mapping[str, str], keys:
     headers = signed_headers(method, host, path, text, keys, datetime.now(UTC))
     request = urllib.request.Request(f"{scheme}://{host}{path}?{text}", method=method, headers=headers)
     with urllib.request.urlopen(request, timeout=SECONDS) as answer:
-        return bytes(answer.read())
+        return bytes(answer.read(MOST_BYTES))
 
 
 def canonical_query(query: Mapping[str, str]) -> str:

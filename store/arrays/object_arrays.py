@@ -72,12 +72,19 @@ class ObjectArrays(ArrayStore):
 
     def owner(self) -> str | None:
         """Return the id of the catalog that these arrays belong to; None if the object is absent or incomplete."""
-        data = self._read(OWNER_FILE)
-        return None if data is None or len(data) > OWNER_BYTES else parse_owner(data)
+        try:
+            data = self._read(OWNER_FILE, most=OWNER_BYTES)
+        except ValueError:
+            return None
+        return None if data is None else parse_owner(data)
 
     def owner_problem(self) -> str | None:
         """Return one line if the object of the owner is there and unreadable; None otherwise."""
-        if self._read(OWNER_FILE) is not None and self.owner() is None:
+        try:
+            is_there = self._read(OWNER_FILE, most=OWNER_BYTES) is not None
+        except ValueError:
+            is_there = True
+        if is_there and self.owner() is None:
             return f"{self.url}/{OWNER_FILE} is damaged; the next registration writes it again"
         return None
 
@@ -172,10 +179,10 @@ class ObjectArrays(ArrayStore):
                 return _ObjectFiles(self, digest, parse_layout(data), cache)
             except ValueError:  # the copy is damaged
                 self._drop(digest)
-        data = self._read(f"{_prefix(digest)}/{DESCRIPTION}")
-        if data is None:
-            raise NotFoundError(f"array {digest[:12]} is not below {self.url}", "reg verify")
         try:
+            data = self._read(f"{_prefix(digest)}/{DESCRIPTION}", most=DESCRIPTION_BYTES)
+            if data is None:
+                raise NotFoundError(f"array {digest[:12]} is not below {self.url}", "reg verify")
             layout = parse_layout(data)
         except ValueError as error:
             raise damaged(digest, f"zarr.json is unreadable ({error})") from error
@@ -214,14 +221,16 @@ class ObjectArrays(ArrayStore):
         if self.cache is not None:
             self.cache.drop(digest)
 
-    def _read(self, key: str, size: int | None = None) -> bytes | None:
+    def _read(self, key: str, size: int | None = None, *, most: int | None = None) -> bytes | None:
         """Return the content of an object, or None if it is absent.
 
         Args:
             key: the object.
             size: its size, if it is known; more than `RANGE_BYTES` are read by several ranges at once.
+            most: its largest size, where it is not known: a bucket may hold anything.
 
         Raises:
+            ValueError: it is larger.
             StorageError: it cannot be read.
         """
         import obstore
@@ -229,7 +238,10 @@ class ObjectArrays(ArrayStore):
         try:
             with storage_errors(self.url, "cannot be read", key):
                 if size is None or size <= RANGE_BYTES:
-                    return bytes(obstore.get(self._store, key).bytes())
+                    found = obstore.get(self._store, key)
+                    if most is not None and found.meta["size"] > most:
+                        raise ValueError(f"{key} has {found.meta['size']:,} bytes")
+                    return bytes(found.bytes())
                 starts = range(0, size, RANGE_BYTES)
                 ends = [min(start + RANGE_BYTES, size) for start in starts]
                 return b"".join(obstore.get_ranges(self._store, key, starts=[*starts], ends=ends))
@@ -301,7 +313,7 @@ class _ObjectFiles(ArrayFiles):
                 self._cache.used(path)
                 return copy
         size = None if self.layout.compressed else self.layout.chunk_bytes
-        data = self._arrays._read(f"{_prefix(self._digest)}/{name}", size)
+        data = self._arrays._read(f"{_prefix(self._digest)}/{name}", size, most=2 * self.layout.chunk_bytes + 1024)
         if data is None:
             raise FileNotFoundError(f"{name} is not in the bucket")
         file = BytesIO(data)

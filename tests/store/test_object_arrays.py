@@ -264,3 +264,14 @@ def test_results_that_are_made_ahead_come_in_order() -> None:
     assert [next(results) for _ in range(7)] == list(range(7))
     with pytest.raises(OSError, match="seven"):
         next(results)
+
+
+def test_description_and_chunks_larger_than_an_array_has_are_not_read(s3: S3Server) -> None:
+    url = f"s3://{s3.new_bucket()}/a"
+    arrays = ObjectArrays(url)
+    digest = arrays.put(ArraySource.of(np.zeros((2, 3), np.float32), "float32"), compress=True)
+    bucket, _, prefix = url.removeprefix("s3://").partition("/")
+    for name in ("c.0.0", "zarr.json"):
+        s3.client().put_object(Bucket=bucket, Key=f"{prefix}/{digest[:2]}/{digest}/{name}", Body=bytes(2**17))
+        with pytest.raises(DamagedError, match=r"has 131,072 bytes"):
+            arrays.read(digest)
