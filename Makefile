@@ -5,8 +5,8 @@ BIN := .venv/bin
 
 .PHONY: demo test postgres coverage trust lint fix reference docs quality papers bench wheel clean
 
-demo: .venv/installed
-	$(BIN)/reg demo  # goes on where an earlier one was interrupted
+demo: .venv/tour
+	@$(BIN)/reg demo
 
 test: .venv/installed .transformers-4.57/installed
 	$(BIN)/pytest
@@ -64,10 +64,16 @@ wheel: .venv/installed
 clean:
 	rm -rf .venv .transformers-4.57 build dist demo .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
 
+.venv/tour: pyproject.toml constraints.txt  # what the demo and the tour of the README need
+	@echo 'installing into .venv: torch and others, 1.7 GB'
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[audit,parquet,train,ui]'
+	@touch $@
+
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	touch $@
+	touch .venv/tour $@
 
 # The older transformers that composed folders have to load in as well; it runs on the torch of .venv.
 .transformers-4.57/installed: .venv/installed

@@ -767,7 +767,7 @@ class Registry:
             data: domain → test files. A domain's own expert is the one of its name: the version in the first folder's
                 `composition.json`, else the newest active one.
             settings: settings of the scoring.
-            baselines: add rows for the base model, the domains' experts and their plain average, where registered.
+            baselines: add rows for the base model, the domains' experts and their averaged weights, where registered.
             oracle: for every mixture, add a row with each domain's tokens sent to the domain's expert, its upper bound.
             speed: for every mixture, also measure the time of a token, relative to a dense expert's.
             experts: compose these by each of `methods` and of `sweep` too, into folders that are deleted again.

@@ -60,7 +60,7 @@ def test_code_blocks_run_in_order(small_demo: Path, tmp_path: Path, monkeypatch:
     assert len(blocks()) > 5
     for language, text in blocks():
         if language == "bash":
-            for line in text.splitlines():
+            for line in text.replace("\\\n", "").splitlines():
                 run_line(line)
         else:
             exec(compile(text, "README.md", "exec"), {})

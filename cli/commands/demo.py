@@ -64,7 +64,7 @@ def _closing(result: "DemoResult") -> list[str]:
     ours, plain = average.get("moe"), average.get("average")
     lines = []
     if ours is not None and plain is not None:
-        lines.append(f"The mixture reaches {ours:.0f} % of its experts; averaging their weights reaches {plain:.0f} %.")
+        lines.append(f"The mixture reaches {ours:.0f} % of its experts; their averaged weights reach {plain:.0f} %.")
     orders, same = count(len(result.orders), "order"), next(iter(result.orders.values()))[:12]
     if result.holds:
         lines.append(

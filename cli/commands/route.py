@@ -1,5 +1,7 @@
 """reg route."""
 
+import os
+import shlex
 import sys
 from collections.abc import Iterator
 from itertools import groupby
@@ -15,6 +17,7 @@ from cli.options import Integer
 from cli.output import allows_colour, as_json, is_quiet, next_step, note, print_json, print_table
 from cli.places import composed_place
 from cli.session import Session, pass_session
+from registry.errors import InvalidInputError
 from registry.runtime.routed_folder import check_routed
 
 if TYPE_CHECKING:
@@ -57,9 +60,10 @@ def route(
     """
     if every_layer and layers:
         raise click.UsageError("--layer and --every-layer exclude one another.")
+    if os.path.isdir(text) and not os.path.isdir(folder):  # False for a text of any length
+        raise InvalidInputError("the folder comes before the text", f"reg route {shlex.join((text, str(folder)))}")
     check_routed(folder, layers)
     from registry.composition.trace import MOST_CHARACTERS, route
-    from registry.errors import InvalidInputError
     from registry.io.display import printable
 
     if text == "-":

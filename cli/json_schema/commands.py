@@ -336,7 +336,7 @@ SCHEMAS: dict[str, Schema] = {
         "The result of the demo.",
         folder=text("The folder with text, checkpoints, registry and moe."),
         domains=several(text("An expert."), "The experts' names."),
-        rows=several(ROW, "Scores of base, experts, plain average and composition."),
+        rows=several(ROW, "Scores of base, experts, averaged weights and composition."),
         orders=by(
             "order", text("SHA-256 over the composed folder."), "Order of registration → digest of the composed folder."
         ),

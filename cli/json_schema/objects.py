@@ -236,7 +236,7 @@ EVALUATION = record(
     figures=ROW,
     oracle=maybe(document("The same fields, with every token sent to its domain's own expert.")),
     active_experts=optional(several(ROW, "With other numbers of experts per token, ascending; with --active-experts.")),
-    plain_average=optional(document("The same fields of the members' plain average, with --baselines.")),
+    plain_average=optional(document("The same fields of the members' averaged weights, with --baselines.")),
     single_models=optional(several(document("The same fields of a base model or an expert, with --baselines."))),
     bases=optional(by("version", digest("The digest of a base model of `single_models`."))),
 )

@@ -1,4 +1,4 @@
-"""Dense folders from the store: an expert bit for bit, or the plain average of several."""
+"""Dense folders from the store: an expert bit for bit, or the averaged weights of several."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial

@@ -42,7 +42,7 @@ class DemoResult:
     Attributes:
         folder: the folder with `text`, `checkpoints`, `registry` and `moe`.
         domains: the experts' names.
-        rows: scores of base, experts, plain average and composition on every domain's test text.
+        rows: scores of base, experts, averaged weights and composition on every domain's test text.
         orders: order of registration → SHA-256 over every byte of the composed folder.
         opted_out: the same digest for a pair composed after the third expert's opt-out and purge.
         never_registered: the same digest for that pair in a registry that never held the third.

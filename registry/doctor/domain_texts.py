@@ -78,7 +78,7 @@ def is_cheap(member: Member) -> bool:
 
 @contextmanager
 def dense_model(folder: ExaminedFolder, name: str, members: list[Member], settings: TestSettings) -> Iterator[Model]:
-    """Open the plain average of members, or a single one, from the registry."""
+    """Open the averaged weights of members, or a single one, from the registry."""
     with temporary_folder() as temporary:
         out = temporary / "dense"
         write_dense(members, out, silent)

@@ -22,7 +22,7 @@ _HARDLY = 0.5
 """Ratio to the perplexity of a uniform guess from which on built-in text is not understood at all."""
 
 _WORSE = 1.02
-"""Ratio to the plain average's perplexity from which on a mixture is remarked on."""
+"""Ratio to the averaged weights' perplexity from which on a mixture is remarked on."""
 
 _FROM = {
     "given": "the given text",
@@ -102,7 +102,7 @@ def check_perplexity(exam: Examination) -> Iterator[Finding]:
 
 
 def check_comparison(exam: Examination) -> Iterator[Finding]:
-    """Compare the perplexity with that of the members, each on its own domain, and of their plain average."""
+    """Compare the perplexity with that of the members, each on its own domain, and of their averaged weights."""
     folder, texts = exam.folder, exam.texts
     if not folder.members:
         yield skipped("its members are not all registered here, so there is nothing to compare it with")

@@ -26,10 +26,17 @@ _UNPRINTABLE = 0.5
 
 
 def check_generation(exam: Examination) -> Iterator[Finding]:
-    """Continue the beginning of each domain's text, and look for one token over and over, and for no text at all."""
+    """Continue a piece of each domain's text, and look for one token over and over, and for no text at all.
+
+    The piece is the beginning of a window; of text that members wrote it is the end, because experts of one base model
+    begin alike.
+    """
     windows = dict(list(exam.texts.windows.items())[:_DOMAINS])
     size = min(_PROMPT, *(int(text.lengths[0]) for text in windows.values()))
-    prompts = {domain: text.ids[0, :size].long() for domain, text in windows.items()}
+    prompts = {}
+    for domain, text in windows.items():
+        begin = int(text.lengths[0]) - size if exam.texts.source == "sampled" else 0
+        prompts[domain] = text.ids[0, begin : begin + size].long()
     rows = _written(exam.model.loaded, torch.stack(list(prompts.values())))
     written = dict(zip(prompts, rows, strict=True))
     texts = {domain: str(exam.folder.tokenizer.decode(tokens)) for domain, tokens in written.items()}

@@ -93,7 +93,7 @@ class Benchmark:
 
     @contextmanager
     def dense(self, name: str, members: Sequence[Member]) -> Iterator[Model]:
-        """Open the plain average of `members`, or a single member; its folder is deleted afterwards."""
+        """Open the averaged weights of `members`, or a single member; its folder is deleted afterwards."""
         with temporary_folder(self.work) as temporary:
             folder = temporary / name
             write_dense(members, folder, self.progress)

@@ -22,7 +22,7 @@ TRAINED_SEEDS = 3
 """Seeds of a method whose routers are trained, by default."""
 
 DENSE = ("base", "experts", "average")
-"""Rows that need no composition: the base model, every domain's expert, the plain average of the experts."""
+"""Rows that need no composition: the base model, every domain's expert, the averaged weights of the experts."""
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ class FolderRows:
         row: as it is.
         oracle: every token of a domain sent to the domain's expert; None if that was not asked for or cannot be.
         active_experts: with other numbers of experts per token, ascending.
-        average: the members' plain average; None if it was not scored, or is that of other experts.
+        average: the members' averaged weights; None if it was not scored, or is that of other experts.
         single: the base models and experts that were scored.
     """
 

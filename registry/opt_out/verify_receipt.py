@@ -132,16 +132,26 @@ def _arrays(workspace: Workspace, check: ReceiptCheck, known: dict[str, VersionR
         for link in workspace.catalog.trained_arrays(composition.digest):
             if link.digest in present:
                 uses[link.digest].append((ref, link.role, link.name))
+    again: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for digest, users in uses.items():
         if not users:
             check.add(f"the deleted array {digest[:12]} exists, and no version uses it", "delete it: reg gc")
             continue
         ref, role, name = next((use for use in users if use[1] in _OWN), users[0])
-        problem = f"the deleted array {digest[:12]} exists again: {ref} uses it as {role} {name}"
+        again.setdefault((ref, role), []).append((digest, name))
+    for (ref, role), arrays in again.items():
+        problem = _exist_again(arrays, ref, role)
         if role in _OWN:
             check.add(problem, _repeat(ref))
         else:
             check.notes.append(problem)
+
+
+def _exist_again(arrays: list[tuple[str, str]], ref: str, role: str) -> str:
+    digest, name = arrays[0]
+    if len(arrays) == 1:
+        return f"the deleted array {digest[:12]} exists again: {ref} uses it as {role} {name}"
+    return f"{len(arrays)} deleted arrays exist again, such as {digest[:12]}: {ref} uses them as {role}, such as {name}"
 
 
 def _compositions(workspace: Workspace, check: ReceiptCheck, withdrawn: list[VersionRecord]) -> None:

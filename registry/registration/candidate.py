@@ -1,6 +1,7 @@
 """A candidate for registration: a checkpoint opened, annotated, and compared with the registered versions."""
 
 import os
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from registry.calibration.corpus import check_files
 from registry.checkpoint import Checkpoint
 from registry.checkpoint.annotations import Annotations
 from registry.checkpoint.expert_manifest import ExpertManifest, annotations_with, read_manifest
+from registry.checkpoint.hub_download import is_hub_reference
 from registry.checkpoint.open import open_checkpoint
 from registry.checkpoint.stored_weights import StoredWeights
 from registry.errors import InvalidInputError, NotFoundError
@@ -68,6 +70,16 @@ class Candidate:
     relations: tuple[Relation, ...]
 
 
+def _check_order(name: str, checkpoint: str, kind: str) -> None:
+    """Check that name and checkpoint are not the wrong way round."""
+    holds_model = any(os.path.isfile(os.path.join(name, file)) for file in ("config.json", "adapter_config.json"))
+    if (holds_model or is_hub_reference(name)) and not (os.path.isdir(checkpoint) or is_hub_reference(checkpoint)):
+        raise InvalidInputError(
+            f"{name} is a checkpoint, and {checkpoint} is not: the name comes first",
+            f"reg add-{kind} {shlex.join((checkpoint, name))}",
+        )
+
+
 @contextmanager
 def open_candidate(workspace: Workspace, request: RegistrationRequest) -> Iterator[Candidate]:
     """Open the checkpoint of a request, and compare it with the registered versions, without loading torch.
@@ -78,6 +90,7 @@ def open_candidate(workspace: Workspace, request: RegistrationRequest) -> Iterat
         ConflictError: the name belongs to the other kind.
     """
     if request.name is not None:
+        _check_order(request.name, os.fspath(request.checkpoint), request.kind)
         workspace.check_owner()
         check_name_is_free(workspace.catalog, request.name, request.kind)
     check_files(request.data)

@@ -102,17 +102,17 @@ def _worse_than_average(figures: ReportData) -> Iterator[Warned]:
 
 
 def worse_than_average(own: float | None, average: float | None, to: str, experts: Sequence[str]) -> Warned | None:
-    """Return the warning of a composition whose experts' plain average is better; None if it is not, or not known.
+    """Return the warning of a composition whose experts' averaged weights are better; None if it is not, or not known.
 
     Args:
         own: average score of the composition.
-        average: that of the plain average of exactly its experts.
+        average: that of the averaged weights of exactly its experts.
         to: the output of its recipe.
         experts: their names.
     """
     if own is None or average is None or own >= average or to == "dense":
         return None
-    text = f"Plain averaging is better: {percent(average)} against {percent(own)}."
+    text = f"Averaged weights are better: {percent(average)} against {percent(own)}."
     simple = recipe_command({}, experts, "--to", "dense", "--trunk", "mean")
     return Warned(text, "The average is one dense model, and smaller: compose it.", simple)
 

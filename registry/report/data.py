@@ -318,7 +318,7 @@ class ReportData:
         return {"moe": "mixture", "dense": "merged model", "simoe": "SIMoE", "hetero": "mixture"}.get(self.to, self.to)
 
     def row(self, kind: str) -> ScoreRow | None:
-        """Return the row of the composition, the oracle, or the plain average of exactly its members."""
+        """Return the row of the composition, the oracle, or the averaged weights of exactly its members."""
         row = next((row for row in self.scores if row.kind == kind), None)
         return None if row and kind == "average" and set(row.score) != set(self.experts) else row
 

@@ -89,7 +89,7 @@ def active_experts_curve(figures: ReportData) -> Spec:
     domains = list(dict.fromkeys(str(point["domain"]) for point in points))
     references: list[dict[str, Any]] = [
         {"value": value, "name": name}
-        for kind, name in (("average", "plain averaging"), ("oracle", "perfect routing"))
+        for kind, name in (("average", "averaged weights"), ("oracle", "perfect routing"))
         if scored and (value := figures.score_of(kind)) is not None
     ]
     drawn = [float(row["value"]) for row in (*points, *means, *references)] + ([100.0] if scored else [])

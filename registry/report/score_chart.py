@@ -1,4 +1,4 @@
-"""Chart of scores by domain: the composition between plain averaging and perfect routing, and 100."""
+"""Chart of scores by domain: the composition between averaged weights and perfect routing, and 100."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ def score_chart(figures: ReportData, own: ScoreRow) -> Spec:
         "sort": domains,
         "axis": {"title": None, "ticks": False, "domain": False, "labelPadding": 8},
     }
-    names = (("own", figures.kind), ("average", "plain averaging"), ("oracle", "perfect routing"))
+    names = (("own", figures.kind), ("average", "averaged weights"), ("oracle", "perfect routing"))
     tooltip = [{"field": "domain", "title": "domain"}] + [
         {"field": kind, "title": name, "format": ".1f"}
         for kind, name in names

@@ -49,7 +49,7 @@ def verdict(figures: ReportData) -> Verdict:
     parts = [f"The {figures.kind} reaches {percent(mean)} of {whose} on {on}"]
     if own.average is not None:
         average, oracle = figures.score_of("average"), figures.score_of("oracle")
-        parts += [f"plain averaging reaches {percent(average)}"] if average is not None else []
+        parts += [f"averaged weights reach {percent(average)}"] if average is not None else []
         parts += [f"perfect routing would reach {percent(oracle)}"] if oracle is not None else []
     left = [domain for domain in own.perplexity if domain not in own.score]
     return Verdict("; ".join(parts) + "." + (f" {_unscored(left)}" if left else ""))

@@ -60,7 +60,7 @@ class Scores:
         rows: one per domain: domain, perplexity, score, oracle's score, routing accuracy, tokens, label.
         load: expert → share of all tokens.
         layers: expert → its share by layer.
-        plain: the average score of the plain average of exactly these experts, if that was measured.
+        plain: the average score of the averaged weights of exactly these experts, if that was measured.
         models: every model that was scored on this text, this composition first.
     """
 
@@ -134,7 +134,7 @@ def _models(document: Mapping[str, Any], *, averaged: bool) -> list[Model]:
     """Return the models of an evaluation; of one without experts' rows, their own perplexities by their scores."""
     figures = document["figures"]
     rows = {"this composition": figures, "perfect routing": document["oracle"] or {}}
-    rows |= {"plain averaging": document.get("plain_average") or {}} if averaged else {}
+    rows |= {"averaged weights": document.get("plain_average") or {}} if averaged else {}
     single = document.get("single_models", [])
     for row in single:
         kind, _, name = row["name"].partition(" ")

@@ -42,6 +42,22 @@ TOLD: dict[str, tuple[tuple[str, ...], str, str]] = {
         "is not a file",
         "name an existing",
     ),
+    "checkpoint before the name": (
+        ("add-expert", "{ckpt}", "x"),
+        "is a checkpoint, and x is not: the name comes first",
+        "reg add-expert x {ckpt}",
+    ),
+    "base model before its name": (("add-base", "hf://org/model", "x"), "the name comes first", "reg add-base x hf://"),
+    "text before the folder": (
+        ("route", "a + b", "{ckpt}"),
+        "the folder comes before the text",
+        "reg route {ckpt} 'a + b'",
+    ),
+    "nearly a file": (
+        ("add-expert", "x", "{ckpt}", "--data", "{ckpt}/../law.train.json"),
+        "is not a file; did you mean '{ckpt}/../law.train.jsonl'?",
+        "name an existing file",
+    ),
     "empty subset": (("compose", "--experts", ",", "--out", "{out}"), "at least one expert", "--experts code,math"),
     "duplicate subset": (
         ("compose", "--experts", "math,math", "--out", "{out}"),
@@ -142,8 +158,9 @@ def test_mistakes_are_told(filled: Registry, zoo: Zoo, tmp_path: Path, case: str
     result = run(home, *(word.format(tmp=tmp_path, out=out, ckpt=zoo.experts["law"]) for word in words))
     assert result.exit_code == 1
     assert result.stdout == ""
-    assert message in result.stderr
-    assert hint in result.stderr
+    checkpoint = str(zoo.experts["law"])
+    assert message.replace("{ckpt}", checkpoint) in result.stderr
+    assert hint.replace("{ckpt}", checkpoint) in result.stderr
     assert result.stderr.startswith("error: ")
     assert "Traceback" not in result.output
     assert not out.parent.exists()

@@ -155,7 +155,7 @@ def test_closing_lines_have_the_figures_of_the_rows(demo_result: DemoResult, tmp
     )
     closing = lines.index("next:")
     assert lines[closing - 3 : closing] == [
-        f"The mixture reaches {moe:.0f} % of its experts; averaging their weights reaches {plain:.0f} %.",
+        f"The mixture reaches {moe:.0f} % of its experts; their averaged weights reach {plain:.0f} %.",
         proof,
         "",
     ]

@@ -65,7 +65,7 @@ def test_the_verdict_names_the_sample_and_what_it_stands_between() -> None:
     found = verdict(figures())
     assert found.command is None
     assert found.text == (
-        "The mixture reaches 93.0 % of its experts on 18,000 tokens of 2 domains; plain averaging reaches 79.5 %; "
+        "The mixture reaches 93.0 % of its experts on 18,000 tokens of 2 domains; averaged weights reach 79.5 %; "
         "perfect routing would reach 95.5 %."
     )
     assert advice(figures()) == ()
@@ -147,7 +147,7 @@ def test_the_average_of_other_experts_is_not_that_of_the_members() -> None:
         ),
         (
             {"scores": (scored("composition", 78, 79), scored("average", 80, 79))},
-            "Plain averaging is better: 79.5 % against 78.5 %.",
+            "Averaged weights are better: 79.5 % against 78.5 %.",
             "reg compose --experts code,math --to dense --trunk mean --out DIR",
         ),
         (
@@ -202,7 +202,7 @@ def test_axes_include_100_and_have_several_ticks() -> None:
     active = tuple(ActiveExperts(k, k, {"code": 92.0}, {"code": 5.0}, 92.0) for k in (1, 2))
     curve = charts(figures(active_experts=active))["active"]
     assert curve["layer"][0]["encoding"]["y"]["axis"]["values"][-1] == 100
-    assert [row["name"] for row in curve["layer"][4]["data"]["values"]] == ["plain averaging", "perfect routing"]
+    assert [row["name"] for row in curve["layer"][4]["data"]["values"]] == ["averaged weights", "perfect routing"]
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ def test_reports_of_every_kind_say_whether_they_were_evaluated(
         assert before.verdict.text.startswith("Not evaluated yet")
     assert after.verdict is not None
     assert f"The {after.kind} reaches" in after.verdict.text
-    assert "plain averaging reaches" in after.verdict.text
+    assert "averaged weights reach" in after.verdict.text
     assert not any("no evaluation" in note or "predicted" in note for note in after.notes)
     for found in (before, after):
         text = page(found)

@@ -46,7 +46,7 @@ def test_a_composition_shows_every_model_that_was_scored(filled: Registry, pages
     table = pages.read("compositions", digest).text.partition("Perplexity of every model on this text")[2]
     # scores of 91.25 and 88 at perplexities of 5 and 6
     assert "this composition 5.00 6.00 89.6 each domain’s own expert 4.56 5.28 100.0" in table
-    assert "Plain averaging is better" not in table
+    assert "Averaged weights are better" not in table
     found = evaluation() | {
         "plain_average": {"perplexity": {"code": 4.75, "math": 5.5}, "score": {"code": 96, "math": 96}, "average": 96},
         "single_models": [
@@ -57,9 +57,9 @@ def test_a_composition_shows_every_model_that_was_scored(filled: Registry, pages
     filled.catalog.record_evaluation(digest, "2" * 64, found)
     text = pages.read("compositions", digest).text
     table = text.partition("Perplexity of every model on this text")[2]
-    for row in ("plain averaging 4.75 5.50 96.0", "base model base@1 9.50 8.25 56.0", "expert code 4.56 12.12 71.8"):
+    for row in ("averaged weights 4.75 5.50 96.0", "base model base@1 9.50 8.25 56.0", "expert code 4.56 12.12 71.8"):
         assert row in table, row
-    assert "Plain averaging is better: 96.0 % against 89.6 %." in text
+    assert "Averaged weights are better: 96.0 % against 89.6 %." in text
     assert "compose --experts code,math --to dense --trunk mean --out DIR" in text
 
 

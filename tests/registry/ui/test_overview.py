@@ -183,7 +183,7 @@ def test_plain_averaging_of_the_same_experts_is_a_bar(filled: Registry, members:
     filled.catalog.record_evaluation(digest, "1" * 64, evaluated("moe") | {"plain_average": average})
     with served(filled) as pages:
         page = pages.read("compositions", digest).text
-    assert ("plain averaging 71.3 each domain’s own expert 100" in page) == (members == ("code", "math"))
+    assert ("averaged weights 71.3 each domain’s own expert 100" in page) == (members == ("code", "math"))
     assert "this composition 89.6 with perfect routing 92.8" in page
 
 
