@@ -1,6 +1,5 @@
 """reg route."""
 
-import os
 import shlex
 import sys
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from cli.output import allows_colour, as_json, is_quiet, next_step, note, print_
 from cli.places import composed_place
 from cli.session import Session, pass_session
 from registry.errors import InvalidInputError
+from registry.io.files import is_folder
 from registry.runtime.routed_folder import check_routed
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def route(
     """
     if every_layer and layers:
         raise click.UsageError("--layer and --every-layer exclude one another.")
-    if os.path.isdir(text) and not os.path.isdir(folder):  # False for a text of any length
+    if is_folder(text) and not is_folder(str(folder)):
         raise InvalidInputError("the folder comes before the text", f"reg route {shlex.join((text, str(folder)))}")
     check_routed(folder, layers)
     from registry.composition.trace import MOST_CHARACTERS, route

@@ -1,5 +1,6 @@
 """Small untrusted files: regular, of bounded size, and not linked from outside their folder."""
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,11 @@ def own_file(folder: Path, name: str) -> Path | None:
                 "put the file itself there, if you trust it: cp --remove-destination",
             )
     return path
+
+
+def is_folder(text: str) -> bool:
+    """Tell whether a text, of any length and characters, is the path of a folder."""
+    return os.path.isdir(text)  # noqa: PTH112  # Path.is_dir fails for what is too long to be a path
 
 
 def is_plain(name: str) -> bool:

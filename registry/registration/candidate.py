@@ -10,12 +10,14 @@ from pathlib import Path
 
 from registry.calibration.corpus import check_files
 from registry.checkpoint import Checkpoint
+from registry.checkpoint.adapter_config import CONFIG
 from registry.checkpoint.annotations import Annotations
 from registry.checkpoint.expert_manifest import ExpertManifest, annotations_with, read_manifest
 from registry.checkpoint.hub_download import is_hub_reference
 from registry.checkpoint.open import open_checkpoint
 from registry.checkpoint.stored_weights import StoredWeights
 from registry.errors import InvalidInputError, NotFoundError
+from registry.io.files import is_folder
 from registry.names.resolve import check_name_is_free
 from registry.registration.lineage import Relation, WeightSamples, weights_of_checkpoint
 from registry.registration.lineage_index import LineageIndex
@@ -72,8 +74,8 @@ class Candidate:
 
 def _check_order(name: str, checkpoint: str, kind: str) -> None:
     """Check that name and checkpoint are not the wrong way round."""
-    holds_model = any(os.path.isfile(os.path.join(name, file)) for file in ("config.json", "adapter_config.json"))
-    if (holds_model or is_hub_reference(name)) and not (os.path.isdir(checkpoint) or is_hub_reference(checkpoint)):
+    holds_model = is_folder(name) and any((Path(name) / file).is_file() for file in ("config.json", CONFIG))
+    if (holds_model or is_hub_reference(name)) and not (is_folder(checkpoint) or is_hub_reference(checkpoint)):
         raise InvalidInputError(
             f"{name} is a checkpoint, and {checkpoint} is not: the name comes first",
             f"reg add-{kind} {shlex.join((checkpoint, name))}",
