@@ -187,4 +187,4 @@ def _time(seconds: float) -> str:
     for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:.3g} {unit}"
-    return f"{seconds:.2g} s"
+    return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -192,6 +193,23 @@ def test_database_and_user_that_do_not_exist(postgres_server: str, tmp_path: Pat
     assert "the database does not exist" in error.message
     error = opened(place.set(username="nosuch", password=PASSWORD).render_as_string(False), tmp_path)
     assert "the server refuses this user" in error.message
+
+
+def test_wrong_password_is_refused(tmp_path: Path) -> None:
+    with tempfile.NamedTemporaryFile("w", suffix=".conf") as rules:  # not in tmp_path, which the server may not read
+        rules.write("local all reg trust\nlocal all all scram-sha-256\n")
+        rules.flush()
+        Path(rules.name).chmod(0o644)
+        server = make_url(postgres.start(os.getpid(), (f"hba_file={rules.name}",)))
+    with postgres.admin(server.render_as_string(hide_password=False)).connect() as connection:
+        connection.exec_driver_sql(f"CREATE ROLE guarded LOGIN SUPERUSER PASSWORD '{PASSWORD}'")
+    for password in (f"{PASSWORD}!", None):
+        error = opened(server.set(username="guarded", password=password).render_as_string(False), tmp_path)
+        assert "password" in error.message
+    with closing(
+        Catalog(server.set(username="guarded", password=PASSWORD).render_as_string(False), tmp_path / "lock")
+    ) as catalog:
+        assert catalog.versions() == []
 
 
 def test_reader_without_permission_to_write_reads(
