@@ -28,16 +28,15 @@ class Checks(Transactions):
     def discrepancies(self, *, log: bool) -> list[str]:
         """Return one line for each part of the catalog that differs from what was written.
 
-        For SQLite this includes pages, keys and schema, which other databases check themselves.
+        For SQLite this includes its file's pages and keys, which a server checks itself.
 
         Args:
             log: compare the rows with the log, which must be intact (`chain`).
         """
         with self._reading() as session:
-            sqlite = self.engine.dialect.name == "sqlite"
             return [
-                *(_pages(session) if sqlite else ()),
-                *(_schema(self.engine) if sqlite else ()),
+                *(_pages(session) if self.engine.dialect.name == "sqlite" else ()),
+                *_schema(self.engine),
                 *(_rows(session) if log else ()),
             ]
 
@@ -57,14 +56,21 @@ def _schema(engine: Engine) -> Iterator[str]:
     inspector = inspect(engine)
     for name, table in Base.metadata.tables.items():
         try:
-            columns = {c["name"]: (str(c["type"]).upper(), c["nullable"]) for c in inspector.get_columns(name)}
+            columns = {
+                c["name"]: (c["type"].compile(engine.dialect).upper(), c["nullable"])
+                for c in inspector.get_columns(name)
+            }
             keys = sorted(inspector.get_pk_constraint(name)["constrained_columns"])
             foreign = {
                 (*f["constrained_columns"], f["referred_table"], *f["referred_columns"])
                 for f in inspector.get_foreign_keys(name)
             }
             unique = {tuple(u["column_names"]) for u in inspector.get_unique_constraints(name)}
-            indexes = {(i["name"], tuple(i["column_names"])) for i in inspector.get_indexes(name)}
+            indexes = {
+                (i["name"], tuple(i["column_names"]))
+                for i in inspector.get_indexes(name)
+                if "duplicates_constraint" not in i
+            }
         except (DBAPIError, LookupError, TypeError, ValueError) as error:
             yield f"the catalog's schema: table {name} cannot be read: {error}"
             continue

@@ -463,3 +463,20 @@ def test_cluster_ends_with_the_process_that_owns_it() -> None:
     while folder.exists() and time.monotonic() < end:
         time.sleep(0.1)
     assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "table"),
+    [
+        ("ALTER TABLE tags ALTER COLUMN value TYPE VARCHAR(7)", "tags"),
+        ("ALTER TABLE versions DROP CONSTRAINT uq_versions_expert_id", "versions"),
+        ("ALTER TABLE tags DROP CONSTRAINT fk_tags_version_id", "tags"),
+        ("DROP INDEX ix_events_subject", "events"),
+    ],
+)
+def test_schema_that_was_changed_is_told(catalog: Catalog, change: str, table: str) -> None:
+    assert catalog.discrepancies(log=False) == []
+    with catalog.engine.begin() as connection:
+        connection.exec_driver_sql(change)
+    (problem,) = catalog.discrepancies(log=False)
+    assert problem.startswith(f"the catalog's schema: table {table} ")
