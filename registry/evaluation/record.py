@@ -13,6 +13,9 @@ from registry.progress import Progress, remark
 from store.catalog import Catalog
 from store.digest import json_digest
 
+_COMPARED = ("oracle", "plain_average", "single_models", "bases")
+"""Parts of a document that an evaluation has on request."""
+
 
 def recorder(catalog: Catalog) -> Recorder:
     """Return a function that records the rows of a folder if it is an unchanged composition of `catalog`."""
@@ -44,7 +47,8 @@ def store_figures(
     Args:
         catalog: the catalog.
         folder: a model folder; nothing is stored for one that is not a composition of `catalog`.
-        asked: the digest of data and settings; earlier figures with the same digest are replaced.
+        asked: the digest of data and settings; earlier figures with the same digest are replaced. Rows for comparison
+            that only the earlier ones have stay, if the composition and its experts came out the same.
         document: data, settings and figures.
         progress: receives a remark if a composition's figures are not stored.
         name: its name in the remark; None for that of the folder.
@@ -60,11 +64,21 @@ def store_figures(
         try:
             for member in composed.manifest.versions:  # an opt-out has deleted the figures of what it was made from
                 find_by_digest(catalog, member.name, member.digest, "it")
-            catalog.record_evaluation(composed.digest, asked, document)
+            earlier = next((one.document for one in catalog.evaluations(composed.digest) if one.asked == asked), {})
+            catalog.record_evaluation(composed.digest, asked, _completed(document, earlier))
         except (ConflictError, StorageError) as error:
             problem = error.message
     if problem is not None:
         remark(progress, f"the figures of {name or folder.name} are not stored: {problem}")
+
+
+def _completed(document: dict[str, Any], earlier: dict[str, Any]) -> dict[str, Any]:
+    """Return a document with the rows for comparison that it lacks, from an earlier one of the same figures."""
+    if any(document.get(key) != earlier.get(key) for key in ("data", "experts")) or (
+        document.get("figures", {}).get("perplexity") != earlier.get("figures", {}).get("perplexity")
+    ):
+        return document
+    return document | {key: earlier[key] for key in _COMPARED if earlier.get(key) and not document.get(key)}
 
 
 def _document(benchmark: Benchmark, rows: FolderRows) -> dict[str, Any]:

@@ -39,7 +39,7 @@ def test_figures_are_stored_and_replaced(filled: Registry, zoo: Zoo, tmp_path: P
     moved = shutil.copytree(tmp_path / "moe", tmp_path / "elsewhere")
     filled.evaluate([moved], data, SETTINGS)  # the same composition, text and settings
     (again,) = filled.evaluations(made)
-    assert (again.asked, again.document["oracle"]) == (stored.asked, None)
+    assert (again.asked, again.document["oracle"]) == (stored.asked, oracle.document())  # which it did not score again
     assert again.evaluated_at > stored.evaluated_at
     filled.evaluate([moved], data, replace(SETTINGS, windows=1))
     filled.evaluate([moved], {"code": data["code"]}, SETTINGS)
@@ -109,6 +109,15 @@ def test_base_models_and_experts_are_stored_until_one_is_opted_out(filled: Regis
     assert single == {name: named[name] for name in ("base base@1", "expert code")}
     assert stored.document["bases"] == {"base@1": filled.resolve("base").digest}
     assert [row.name for row in filled.report(tmp_path / "moe").scores] == ["moe", "base base@1", "expert code"]
+    filled.evaluate([tmp_path / "moe"], {"code": [zoo.test["code"]]}, SETTINGS)  # without them: they stay
+    (again,) = filled.evaluations(made)
+    assert again.document == stored.document
+    other = filled.catalog.evaluations(made.digest)[0]
+    changed = {**other.document, "figures": other.document["figures"] | {"perplexity": {"code": 1.5}}}
+    filled.catalog.record_evaluation(made.digest, other.asked, changed)  # of other figures: they do not
+    filled.evaluate([tmp_path / "moe"], {"code": [zoo.test["code"]]}, SETTINGS)
+    assert "single_models" not in filled.evaluations(made)[0].document
+    filled.evaluate([tmp_path / "moe"], {"code": [zoo.test["code"]]}, SETTINGS, baselines=True)
     filled.opt_out("base")
     filled.opt_out("base", purge=True)
     assert filled.evaluations(made) == []
