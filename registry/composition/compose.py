@@ -162,7 +162,8 @@ def compose(
     def record() -> None:
         workspace.catalog.record_composition(plan.digest, plan.document, used_versions(plan), output.place)
 
-    with exclusive(workspace.home.output_lock(output.place), f"composing into {output.place}"):
+    place = output.place
+    with exclusive(workspace.home.output_lock(place), f"composing into {place}"), workspace.catalog.output_lock(place):
         write_plan(workspace, plan, output, replace=force, record=record)
     return plan
 

@@ -14,8 +14,9 @@ written is deleted then: a member may have been opted out meanwhile. The next co
 shards that are there already: those whose origin the home's record knows without rendering them, others if they come to
 the same digest. In either case the bytes in the bucket are read for it.
 
-Two writers of one registry exclude one another by a lock of the home. If two registries write to one prefix, the later
-one takes it over (with --force only), and the earlier one finds that out before its next object, and stops.
+Two writers of one registry exclude one another: by a lock of the home, and by one of the catalog if that is in
+PostgreSQL. If two registries write to one prefix, the later one takes it over (with --force only), and the earlier one
+finds that out before its next object, and stops.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """The catalog: every method is one transaction and returns detached records."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import cast
@@ -41,6 +41,7 @@ from store.catalog.transactions import log, now, read_document, repeating
 from store.catalog.vacuum import beyond, erase
 from store.digest import canonical_json
 from store.errors import ConflictError
+from store.object_store import is_url
 
 
 @repeating
@@ -111,6 +112,17 @@ class Catalog(Compositions, ArrayLinks, Events, Searching, Checks):
             StorageError: the lock cannot be reached.
         """
         return self._locks.hold(action, shared=shared)
+
+    def output_lock(self, place: str) -> AbstractContextManager[None]:
+        """Hold the lock of a place that a composition is written to, if it is in storage that machines share.
+
+        Args:
+            place: an absolute path, which is taken for one of this machine alone, or a URL.
+
+        Raises:
+            ConflictError: another process has held it for more than `store.lock.WAIT_SECONDS`.
+        """
+        return self._locks.hold_output(place, f"composing into {place}") if is_url(place) else nullcontext()
 
     @property
     def place(self) -> str:

@@ -1,4 +1,4 @@
-"""The registry's lock: a file beside a SQLite catalog, an advisory lock in PostgreSQL.
+"""The registry's lock: a file beside a SQLite catalog, an advisory lock in PostgreSQL. There, outputs have locks too.
 
 PostgreSQL ties the lock to a connection of its own. A lost connection loses the lock, and the process may not know. So
 every writing transaction locks the row of the registry, then asks whether the lock is still held; and whoever gets the
@@ -10,7 +10,7 @@ import hashlib
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -25,7 +25,7 @@ from store.catalog.postgresql import arguments
 from store.errors import ConflictError
 
 REGISTRY = "registry"
-"""The name of the one lock of a catalog; the key in PostgreSQL is a digest over the schema and this name."""
+"""The name of the lock of a catalog; the key in PostgreSQL is a digest over the schema and this name."""
 
 _NAME_BYTES = 63
 """Maximum length of an application name in PostgreSQL."""
@@ -52,6 +52,10 @@ class Locks(Protocol):
         """
         ...
 
+    def hold_output(self, place: str, action: str) -> AbstractContextManager[None]:
+        """Hold the lock of a place in shared storage that is written to (errors as in `hold`)."""
+        ...
+
     def check(self) -> None:
         """Check that this thread still holds the locks that it acquired.
 
@@ -71,6 +75,10 @@ class FileLocks:
         """Hold the lock file alone, also where `shared` would do."""
         return lock.exclusive(self._path, action)
 
+    def hold_output(self, place: str, action: str) -> AbstractContextManager[None]:
+        """Do nothing: a home has locks of its own for outputs, and shares its SQLite catalog with no other."""
+        return nullcontext()
+
     def check(self) -> None:
         """Do nothing: the file is locked as long as the process lives."""
 
@@ -85,23 +93,39 @@ class AdvisoryLocks:
     @contextmanager
     def hold(self, action: str, *, shared: bool = False) -> Iterator[None]:
         """Hold the lock until the block ends or the connection is lost."""
-        with translated(self._engine):
-            connection = self._connect(f"reg, {actor()}: {action}")
-        try:
+        with self._acquired(REGISTRY, action, shared=shared) as (connection, key):
             with translated(self._engine):
-                key = _key(connection)
-                if not _acquire(connection, key, shared=shared):
-                    raise ConflictError(
-                        f"{action}: {_holders(connection, key)} has held the lock of the registry in "
-                        f"{place_of(self._engine)} for {lock.WAIT_SECONDS:.0f} s",
-                        "repeat when it has ended",
-                    )
                 _wait_for_writers(connection)
             self._held.append((connection, key))
             try:
                 yield
             finally:
                 self._held.remove((connection, key))
+
+    @contextmanager
+    def hold_output(self, place: str, action: str) -> Iterator[None]:
+        """Hold the lock of a place until the block ends or the connection is lost."""
+        with self._acquired(f"output {place}", action):
+            yield
+
+    @contextmanager
+    def _acquired(self, name: str, action: str, *, shared: bool = False) -> Iterator[tuple[Connection, int]]:
+        """Acquire the lock of a name, and yield its connection and key."""
+        with translated(self._engine):
+            connection = self._connect(f"reg, {actor()}: {action}")
+        try:
+            with translated(self._engine):
+                key = _key(connection, name)
+                if not _acquire(connection, key, shared=shared):
+                    what = "the lock of the registry" if name == REGISTRY else "its lock"
+                    raise ConflictError(
+                        f"{action}: {_holders(connection, key)} has held {what} in "
+                        f"{place_of(self._engine)} for {lock.WAIT_SECONDS:.0f} s",
+                        "repeat when it has ended",
+                    )
+            try:
+                yield connection, key
+            finally:
                 with suppress(SQLAlchemyError):  # a lost connection has released it
                     connection.execute(text("SELECT pg_advisory_unlock_all()"))
         finally:
@@ -176,9 +200,9 @@ def _holders(connection: Connection, key: int) -> str:
     return f"another process ({'; '.join(found)})" if found else "another process"
 
 
-def _key(connection: Connection) -> int:
+def _key(connection: Connection, name: str) -> int:
     schema = connection.execute(text("SELECT current_schema()")).scalar_one()
-    digest = hashlib.sha256(f"reg {schema} {REGISTRY}".encode()).digest()
+    digest = hashlib.sha256(f"reg {schema} {name}".encode()).digest()
     return int.from_bytes(digest[:8], "big", signed=True)
 
 

@@ -94,6 +94,21 @@ def test_sharers_hold_it_together_and_gc_waits_for_all_of_them(catalog: Catalog,
     assert order == ["shared", "collected"]
 
 
+def test_machines_do_not_compose_into_one_prefix_at_once(
+    catalog: Catalog, other: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "WAIT_SECONDS", 0.2)
+    monkeypatch.setenv("REG_ACTOR", "ada")
+    held = r"composing into s3://b/moe: another process \(reg, ada: composing into s3://b/moe\) has held its lock in "
+    with catalog.output_lock("s3://b/moe"):
+        with pytest.raises(ConflictError, match=held), other.output_lock("s3://b/moe"):
+            pass
+        with other.output_lock("s3://b/other"), other.lock("registering math"):
+            pass
+    with catalog.output_lock("/tmp/moe"), other.output_lock("/tmp/moe"), other.output_lock("s3://b/moe"):
+        pass  # a path is a folder of one machine
+
+
 def test_catalogs_of_two_schemas_do_not_wait_for_each_other(
     catalog: Catalog, schemas: Schemas, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
