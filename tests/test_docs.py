@@ -31,7 +31,7 @@ def lines_of(page: Path) -> Iterator[str]:
     """Yield every line of a page's code blocks that starts with `reg`."""
     for language, block in FENCE.findall(page.read_text(encoding="utf-8")):
         if language in ("bash", "console"):
-            for line in block.splitlines():
+            for line in block.replace("\\\n", "").splitlines():
                 command = line.strip().removeprefix("$ ")
                 if command.startswith("reg "):
                     yield command
