@@ -154,7 +154,7 @@ def _of_rates(rates: Rates) -> str:
         [
             ["hashing a checkpoint", f"{rates.hashed / GIGABYTE:.2f} GB"],
             ["storing arrays: write, flush, read back, check", f"{rates.stored / GIGABYTE:.2f} GB"],
-            ["forward pass in bfloat16", f"{rates.passed / 1e9:,.0f} billion multiplications"],
+            ["forward pass, in the dtype that `auto` chooses", f"{rates.passed / 1e9:,.0f} billion multiplications"],
             ["exact Grams", f"{rates.grams / 1e9:,.0f} billion multiplications"],
             ["solving in float64", f"{rates.solved / 1e9:,.0f} billion multiplications"],
             ["composing with trunk mean: copy, hash, flush", f"{rates.composed / GIGABYTE:.2f} GB"],
@@ -186,5 +186,5 @@ def _bytes(count: float) -> str:
 def _time(seconds: float) -> str:
     for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * size:
-            return f"{seconds / size:.3g} {unit}"
+            return f"{seconds / size:.3g} {unit}" if seconds < 1000 * size else f"{seconds / size:,.0f} {unit}"
     return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"

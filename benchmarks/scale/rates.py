@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM
 
 from benchmarks import random_experts
 from benchmarks.random_experts import make_checkpoint, text_of
@@ -30,6 +29,7 @@ from registry import PassSettings, Recipe, Registry
 from registry.maths.gram import GramAccumulator
 from registry.maths.limbs import Splitter
 from registry.progress import Advance
+from registry.runtime.upcast import load_for_pass
 from store.catalog import ArrayLink, Catalog, NewVersion
 
 TOKENS = 4096
@@ -165,8 +165,8 @@ def _run(shape: Shape, scratch: Path) -> Measured:
 
 
 def _forward(folder: Path) -> float:
-    """Return the seconds of a bare pass over the tokens, without the head."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    """Return the seconds of a bare pass over the tokens, without the head, in the dtype that registering chooses."""
+    model = load_for_pass(folder, "auto", "cpu")
     ids = torch.randint(0, 256, (TOKENS // SETTINGS.seq_len, SETTINGS.seq_len))
 
     def run(windows: torch.Tensor) -> float:
