@@ -9,8 +9,8 @@ every layer. The slope over layers is that of a line through the latter; between
 peaks over the layers between them. Then, on a model that fits, both ways of the pass are timed alternately and their
 statistics compared. Linux only; needs about 1.5 GB of disk a layer below the scratch folder.
 
-*Measured* on a processor of two cores with AVX2, which computes bfloat16 weights in float32: peaks of resident memory in
-GB. A layer's weights are 0.63 GB.
+*Measured* on a processor of two cores with AVX2, which computes bfloat16 weights in float32: peaks of resident memory
+in GB. A layer's weights are 0.63 GB.
 
 | layers | peak | hashing | collecting | storing | by layer, last the head | seconds |
 |---|---|---|---|---|---|---|
