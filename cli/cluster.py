@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from registry.distributed import connect
-
 if TYPE_CHECKING:
     from registry.distributed import Cluster
 
@@ -49,5 +47,7 @@ def connected(ray: str | None, num_gpus: float | None = None) -> "Iterator[Clust
             raise click.UsageError("--num-gpus goes with --ray.")
         yield None
         return
+    from registry.distributed import connect
+
     with connect(ray, gpus=num_gpus or 0.0) as cluster:
         yield cluster

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from store.errors import InvalidInputError, StorageError
-from store.multipart_uploads import abort_uploads
 from store.object_store import SCHEMES, is_url, normal_url, open_store, storage_errors
 
 if TYPE_CHECKING:
@@ -182,6 +181,8 @@ class Bucket:
 
     def abort_uploads(self) -> int:
         """Abort unfinished uploads below the URL, and return their number; 0 where the service ends them by itself."""
+        from store.multipart_uploads import abort_uploads  # with urllib, which takes a while
+
         return abort_uploads(self.url)
 
     def _differs(self, key: str) -> StorageError:

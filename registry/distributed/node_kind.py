@@ -8,7 +8,6 @@ are not combined.
 import os
 import platform
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 
 _VARIABLES = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS")
@@ -22,6 +21,8 @@ def node_kind(device: str, threads: int | None = None) -> str:
         device: a torch device.
         threads: of torch; default those of this process now.
     """
+    from importlib.metadata import version
+
     import torch
 
     libraries = f"torch {torch.__version__}, transformers {version('transformers')}"
