@@ -89,6 +89,7 @@ def compositions(site: Site, request: Request) -> Response:
         sorts=SORTS,
         domains=list(dict.fromkeys([*domains[:MOST_DOMAINS], *([wanted.domain] if wanted.domain else [])])),
         any_made=bool(everything),
+        comparable=len(everything) > 1,
         mixed=None if wanted.domain else _mixed([score for one in found if (score := _score(scores, one, ""))]),
     )
 

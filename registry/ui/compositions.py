@@ -176,6 +176,7 @@ def composition_page(
     choices = Choices.of_document(record.document)
     related = catalog.compositions(versions[:1])
     earlier = [one for one in registry.compositions()[-EARLIER:] if one.created_at < record.created_at]
+    differs = difference(record, earlier)
     names = [one["name"] for one in record.document["members"]]
     scores = [Scores.of(evaluation, names) for evaluation in registry.evaluations(record)]
     gone = [version.ref for version in versions if version.state != "active"]
@@ -197,7 +198,10 @@ def composition_page(
         copies=record.document.get("from_base"),
         base=base,
         made=sentences(record.document),
-        difference=difference(record, earlier),
+        difference=differs,
+        beside=url(
+            "compositions", "compare", c=[one.digest[:12] for one in (record, differs and differs.other) if one]
+        ),
         recipe={key: value for key, value in record.document["recipe"].items() if key != "to"},
         gone=gone,
         warning=_opted_out(site, record, gone) if gone else None,
