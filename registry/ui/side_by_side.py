@@ -13,6 +13,7 @@ from registry.ui.describing import Described, Score, changes, describe, latest, 
 from registry.ui.evaluating import domains_of
 from registry.ui.same_text import Row, apart, best, found_in, mean_of, shared_rows, verdict
 from registry.ui.site import Site, url
+from registry.ui.wording import short
 from store.catalog import CompositionRecord
 
 MOST = 4
@@ -23,9 +24,6 @@ MOST_OFFERED = 200
 
 MOST_DOMAINS = 12
 """Domains that the command names; more would be hard to fill in."""
-
-_SHOWN = 12
-"""Digits of a digest in an address."""
 
 _MOST_READ = 32
 """Digests of an address that are looked up."""
@@ -75,12 +73,10 @@ def side_by_side(site: Site, request: Request) -> Response:
         request,
         "side_by_side.html",
         names={name for members in experts for name in members}.union(*found),
-        grey=[ref.partition("@")[0] for column in columns for ref in column.gone],
         columns=columns,
         unknown=unknown,
         most=MOST,
         offered=[one for one in reversed(everything) if one.digest not in chosen][:MOST_OFFERED],
-        short=_SHOWN,
         verdict=verdict(names, rows, mean) if len(columns) > 1 else None,
         rows=rows,
         routed=[row for row in rows if any(value is not None for value in row.of("accuracy"))],
@@ -122,7 +118,7 @@ def _names(records: Sequence[CompositionRecord]) -> list[str]:
     """Return a name for each composition, with the beginning of its digest where two have one title."""
     titles = [title(record) for record in records]
     return [
-        f"{name} ({record.digest[:_SHOWN]})" if titles.count(name) > 1 else name
+        f"{name} ({short(record.digest)})" if titles.count(name) > 1 else name
         for name, record in zip(titles, records, strict=True)
     ]
 
@@ -143,7 +139,7 @@ def _column(site: Site, records: Sequence[CompositionRecord], at: int, name: str
 
 def address(records: Sequence[CompositionRecord]) -> str:
     """Return the address of compositions side by side."""
-    return url("compositions", "compare", c=[record.digest[:_SHOWN] for record in records])
+    return url("compositions", "compare", c=[short(record.digest) for record in records])
 
 
 def _command(site: Site, columns: Sequence[Column], rows: Sequence[Row]) -> str:
