@@ -47,6 +47,11 @@ def addresses(registry: Registry) -> Iterator[tuple[str, str]]:
     for number, record in enumerate(registry.compositions()[-MOST:], 1):
         yield f"composition-{number}", f"/compositions/{record.digest}"
         yield f"report-{number}", f"/compositions/{record.digest}/report"
+    made = registry.compositions()
+    for number in (2, 4):
+        if len(made) >= number:
+            beside = "&".join(f"c={record.digest[:12]}" for record in made[-number:])
+            yield f"beside-{number}", f"/compositions/compare?{beside}"
     versions = registry.versions(everything=True)
     of_kind = {kind: [one for one in versions if (one.kind, one.state) == kind] for kind in
                (("expert", "active"), ("base", "active"), ("expert", "withdrawn"), ("expert", "purged"))}  # fmt: skip

@@ -20,6 +20,7 @@ from registry.ui.job_pages import FORMS, JOB_PAGES, form_endpoint
 from registry.ui.jobs import Jobs
 from registry.ui.log import log
 from registry.ui.overview import overview
+from registry.ui.side_by_side import side_by_side
 from registry.ui.site import Page, Site
 from registry.ui.versions import comparison, opting_out, version
 
@@ -29,6 +30,7 @@ PAGES: dict[str, Page] = {
     "/versions/{ref}/comparison": comparison,
     "/versions/{ref}/opt-out": opting_out,
     "/compositions": compositions,
+    "/compositions/compare": side_by_side,
     "/compositions/{digest}": composition,
     "/compositions/{digest}/report": report,
     "/compose": composer,

@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from registry.errors import NotFoundError
 from registry.registry import Registry
-from registry.ui.describing import EARLIER, Described, Score, describe, kind, title
+from registry.ui.describing import EARLIER, Described, Score, describe, difference, kind, sentences, title
 from registry.ui.site import Paging, Site, url, whole
 from store.catalog import CompositionRecord
 
@@ -29,7 +29,8 @@ class Wanted:
     """The search, filters and order of an address.
 
     Attributes:
-        search: words that must all be in a composition's name, kind, folders, members or the beginning of its digest.
+        search: words that must all be in what pages say of a composition: its name, kind, making, difference from an
+            earlier one, folders and members; or the beginning of its digest.
         of: a member, as a name or a version, or the beginning of a digest.
         domain: a domain that a score is wanted of.
         sort: a key of `SORTS`.
@@ -88,6 +89,7 @@ def compositions(site: Site, request: Request) -> Response:
         sorts=SORTS,
         domains=list(dict.fromkeys([*domains[:MOST_DOMAINS], *([wanted.domain] if wanted.domain else [])])),
         any_made=bool(everything),
+        comparable=len(everything) > 1,
         mixed=None if wanted.domain else _mixed([score for one in found if (score := _score(scores, one, ""))]),
     )
 
@@ -126,16 +128,28 @@ def _matching(
             found = []
     words = wanted.search.casefold().split()
     if words:
-        found = [record for record in found if _has(record, words, gone)]
+        texts = site.index.get("texts", lambda: _texts(everything))
+        found = [record for record in found if _has(record, words, texts.get(record.digest, ""), gone)]
     if wanted.gone:
         found = [record for record in found if not gone.isdisjoint(record.members)]
     return [record for record in found if not wanted.domain or _score(scores, record, wanted.domain) is not None]
 
 
-def _has(record: CompositionRecord, words: Sequence[str], gone: Set[str]) -> bool:
-    texts = [title(record), kind(record.document), *record.members, *record.folders]
-    texts += [] if gone.isdisjoint(record.members) else ["opted out", "opted-out"]
-    text = "\n".join(texts).casefold()
+def _texts(everything: Sequence[CompositionRecord]) -> dict[str, str]:
+    """Return digest → what pages say of a composition in words, in lower case."""
+    known: dict[str, dict[str, str]] = {}
+    found = {}
+    for at, record in enumerate(everything):
+        changed = difference(record, everything[max(0, at - EARLIER) : at], known)
+        said = [*sentences(record.document), *(changed.words if changed else ())]
+        found[record.digest] = "\n".join(
+            [title(record), kind(record.document), *said, *record.members, *record.folders]
+        ).casefold()
+    return found
+
+
+def _has(record: CompositionRecord, words: Sequence[str], text: str, gone: Set[str]) -> bool:
+    text += "" if gone.isdisjoint(record.members) else "\nopted out\nopted-out"
     return all(word in text or record.digest.startswith(word) for word in words)
 
 

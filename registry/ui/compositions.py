@@ -21,6 +21,7 @@ from registry.report.page import page as report_page
 from registry.ui.choices import Choices
 from registry.ui.describing import EARLIER, Score, difference, expert_names, output, sentences
 from registry.ui.evaluating import TOKENS, WINDOWS, Refused, domains_of, folders_of, form_rows
+from registry.ui.side_by_side import address
 from registry.ui.site import Site, url
 from registry.ui.wording import percent, sentence
 from store.catalog import CompositionRecord, EvaluationRecord
@@ -175,7 +176,9 @@ def composition_page(
     parent = record.document.get("parent")
     choices = Choices.of_document(record.document)
     related = catalog.compositions(versions[:1])
-    earlier = [one for one in registry.compositions()[-EARLIER:] if one.created_at < record.created_at]
+    everything = registry.compositions()
+    earlier = [one for one in everything[-EARLIER:] if one.created_at < record.created_at]
+    differs = difference(record, earlier)
     names = [one["name"] for one in record.document["members"]]
     scores = [Scores.of(evaluation, names) for evaluation in registry.evaluations(record)]
     gone = [version.ref for version in versions if version.state != "active"]
@@ -197,7 +200,8 @@ def composition_page(
         copies=record.document.get("from_base"),
         base=base,
         made=sentences(record.document),
-        difference=difference(record, earlier),
+        difference=differs,
+        beside=address([record, *([differs.other] if differs else [])]) if len(everything) > 1 else None,
         recipe={key: value for key, value in record.document["recipe"].items() if key != "to"},
         gone=gone,
         warning=_opted_out(site, record, gone) if gone else None,

@@ -266,26 +266,35 @@ def stated(document: Mapping[str, Any]) -> dict[str, str]:
     return found | ({"weights": plain(weights)} if any(weight != 1 for weight in weights.values()) else {}) | {"to": to}
 
 
-def difference(record: CompositionRecord, earlier: Sequence[CompositionRecord]) -> Difference | None:
+def difference(
+    record: CompositionRecord,
+    earlier: Sequence[CompositionRecord],
+    known: dict[str, dict[str, str]] | None = None,
+) -> Difference | None:
     """Return how a composition differs from the most similar earlier one; None if it resembles none of them.
 
     Of equally similar ones it is the latest.
+
+    Args:
+        record: the composition.
+        earlier: the compositions made before it, oldest first.
+        known: digest → what `stated` returned, kept from call to call where many are described.
     """
-    best: tuple[int, int, Difference] | None = None
-    own = stated(record.document)
+    known = {} if known is None else known
+    best: tuple[int, int, CompositionRecord, list[str]] | None = None
     for at, other in enumerate(earlier):
-        if other.digest == record.digest or (members := _members_changed(record, other)) is None:
+        if other.digest == record.digest or not _share_members(record, other):
             continue
-        changes, words = members
-        fields = _fields_changed(own, stated(other.document))
-        if record.document.get("parent") == other.digest:
-            changes, words, fields = 1, ["trained further"], []
-        changes += sum(MOST_CHANGES if name == "to" else 1 for name, _ in fields)
-        key = (changes, -at)
-        if 0 < changes <= MOST_CHANGES and (best is None or key < best[:2]):
-            words = [*words, *(text for _, text in fields)]
-            best = (*key, Difference(other, title(other), tuple(words)))
-    return None if best is None else best[2]
+        count, words = _changed(record, other, known)
+        key = (count, -at)
+        if 0 < count <= MOST_CHANGES and (best is None or key < best[:2]):
+            best = (*key, other, words)
+    return None if best is None else Difference(best[2], title(best[2]), tuple(best[3]))
+
+
+def changes(record: CompositionRecord, other: CompositionRecord) -> list[str]:
+    """Return every difference of a composition from another one, however many, each as a few words."""
+    return _changed(record, other, {})[1]
 
 
 def latest(evaluations: Sequence[EvaluationRecord]) -> Score | None:
@@ -308,23 +317,46 @@ def describe(record: CompositionRecord, earlier: Sequence[CompositionRecord], sc
     )
 
 
-def _members_changed(record: CompositionRecord, other: CompositionRecord) -> tuple[int, list[str]] | None:
-    """Return the number of differences between the experts of two compositions, and words; None if they share few."""
-    own, old = ({ref.partition("@")[0]: ref for ref in expert_names(one)[0]} for one in (record, other))
-    copies, earlier_copies = (one.document.get("from_base") for one in (record, other))
-    if copies or earlier_copies:
-        if not (copies and earlier_copies and record.members == other.members):
-            return None
-        return (0, []) if copies == earlier_copies else (1, [f"{copies} copies instead of {earlier_copies}"])
-    added = [own[name] for name in own if name not in old]
-    removed = [old[name] for name in old if name not in own]
-    replaced = [(own[name], old[name]) for name in own if name in old and own[name] != old[name]]
-    shared = len(set(own) & set(old))
-    if not shared or (added and removed and shared < len(added) + len(removed)):
-        return None
+def _changed(
+    record: CompositionRecord, other: CompositionRecord, known: dict[str, dict[str, str]]
+) -> tuple[int, list[str]]:
+    """Return the number of differences of a composition from another, and their words."""
+    count, words = _members_changed(record, other)
+    if record.document.get("parent") == other.digest:
+        return 1, ["trained further"]
+    own, old = (known.get(one.digest) or known.setdefault(one.digest, stated(one.document)) for one in (record, other))
+    fields = _fields_changed(own, old)
+    count += sum(MOST_CHANGES if name == "to" else 1 for name, _ in fields)
+    return count, [*words, *(text for _, text in fields)]
+
+
+def _experts_by_name(record: CompositionRecord) -> dict[str, str]:
+    return {ref.partition("@")[0]: ref for ref in expert_names(record)[0]}
+
+
+def _share_members(record: CompositionRecord, other: CompositionRecord) -> bool:
+    """Tell whether two compositions have enough members in common to describe one by the other."""
+    if record.document.get("from_base") or other.document.get("from_base"):
+        copies = all(one.document.get("from_base") for one in (record, other))
+        return copies and record.members == other.members
+    own, old = set(_experts_by_name(record)), set(_experts_by_name(other))
+    added, removed, shared = own - old, old - own, own & old
+    return bool(shared) and not (added and removed and len(shared) < len(added) + len(removed))
+
+
+def _members_changed(record: CompositionRecord, other: CompositionRecord) -> tuple[int, list[str]]:
+    """Return the number of differences between the experts of two compositions, and their words."""
+    copies, earlier = (one.document.get("from_base") for one in (record, other))
+    if copies or earlier:
+        own, old = (f"{count} copies" if count else "experts" for count in (copies, earlier))
+        return (0, []) if copies == earlier else (1, [f"{own} instead of {old}"])
+    by_name, before = _experts_by_name(record), _experts_by_name(other)
+    added = [by_name[name] for name in by_name if name not in before]
+    removed = [before[name] for name in before if name not in by_name]
+    replaced = [(by_name[name], before[name]) for name in by_name if before.get(name, by_name[name]) != by_name[name]]
     words = [f"without {_and(removed)}"] if removed else []
     words += [f"with {_and(added)} added"] if added else []
-    words += [f"{new} in place of {before}" for new, before in replaced]
+    words += [f"{new} in place of {earlier}" for new, earlier in replaced]
     return len(added) + len(removed) + len(replaced), words
 
 

@@ -86,6 +86,7 @@ def pages(zoo: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pages]
                 f"/compositions/{long}",
                 f"/compositions?of={LONG}",
                 f"/compositions/{ensemble}",
+                f"/compositions/compare?c={digest}&c={long}&c={ensemble}",
                 f"/compose?e={LONG}@1&e=code@1",
                 f"/?q={LONG}",
             ]

@@ -76,6 +76,20 @@ def test_compositions_are_searched_and_narrowed(pages: Pages, made: dict[str, st
     assert names(pages, made, q="law", of="math", domain="math", sort="name") == ["Mango"]
 
 
+def test_the_words_that_pages_have_for_a_composition_are_found(
+    filled: Registry, pages: Pages, made: dict[str, str]
+) -> None:
+    made["fig"] = recorded(filled, filled.plan(["code", "math"], Recipe(to="dense", trunk="mean")), "/somewhere/fig")
+    assert names(pages, made, q="averag") == names(pages, made, q="Weights averaged") == ["fig"]
+    assert names(pages, made, q="one dense model") == ["fig"]
+    assert names(pages, made, q="sparse") == ["plum", "apple", "zebra"]
+    assert names(pages, made, q="text so far sparse") == ["plum", "zebra"]
+    assert names(pages, made, q="by TIES") == ["plum"]
+    made["grape"] = recorded(filled, filled.plan(["code", "math", "law"]), "/somewhere/grape")
+    assert "same as zebra , but with law@1 added" in pages.read("compositions", q="grape").text
+    assert "1–1 of 1 composition" in pages.read("compositions", q="Added").text
+
+
 def test_compositions_with_an_opted_out_member_are_found(filled: Registry, pages: Pages, made: dict[str, str]) -> None:
     assert names(pages, made, gone="1") == names(pages, made, q="opted-out") == []
     filled.opt_out("code")

@@ -114,7 +114,10 @@ def test_the_form_offers_files_of_earlier_evaluations(
     assert ".jsonl.gz" in text()
     assert "The latest evaluation of" not in text()
     filled.catalog.record_evaluation(digest, "1" * 64, evaluation("some.jsonl"))
-    assert "The latest evaluation of math scored the file named some.jsonl ; its path is not recorded" in text()
+    assert (
+        "The latest evaluation of math scored the file named some.jsonl : give its path, since only names are recorded"
+        in text()
+    )
     (tmp_path / "work" / "text.txt").write_text(TEXT)
     pages.send(f"/compositions/{digest}/evaluation", folder=str(tmp_path / "moe"), domain="math", file="text.txt")
     shown = pages.ask(f"/compositions/{digest}", headers=pages.cookie).text

@@ -78,7 +78,10 @@ def answer(pages: Pages, registry: Registry, report: bool = True) -> None:
         pages.read("versions", version.ref)
         pages.read("versions", version.ref, "comparison")
         pages.read("compositions", of=version.ref)
-    for record in registry.compositions():
+    everything = registry.compositions()
+    for at in range(0, len(everything), 3):
+        pages.read("compositions", "compare", c=[one.digest for one in (everything[0], *everything[at : at + 3])])
+    for record in everything:
         page = pages.read("compositions", record.digest)
         for link in page.links:
             if link.startswith("/compose?"):

@@ -92,8 +92,11 @@ def test_the_page_composes_what_the_command_would(filled: Registry, pages: Pages
 
 def test_a_folders_path_counts_from_where_the_server_was_started(pages: Pages, tmp_path: Path) -> None:
     text = Page(pages.ask("/compose", headers=pages.cookie).text).text
-    assert f"a path counts from {tmp_path / 'work'}, where reg ui was started, and may lead outside" in text
-    assert "a path counts from where the command is run" in Page(pages.ask("/compose").text).text
+    assert f"machine where reg ui runs; a path counts from {tmp_path / 'work'} , where it was started." in text
+    assert (
+        f"free on the machine where reg ui runs, seen from {tmp_path / 'work'} ."
+        in Page(pages.ask("/compose").text).text
+    )
     shown = Page(pages.ask(url("compose", e=["math", "code"], out="../moe"), headers=pages.cookie).text)
     assert "Compose into ../moe" in shown.text
 

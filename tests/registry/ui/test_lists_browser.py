@@ -1,4 +1,4 @@
-"""Proves, in Chromium: compositions are evaluated by keyboard alone, and the list of jobs follows itself.
+"""Proves, in Chromium: compositions are found, compared and evaluated by keys alone; the list of jobs follows itself.
 
 Skipped where there is no Chromium, as `test_browser.py`, which says how accessibility is checked.
 """
@@ -18,6 +18,7 @@ from tests.registry.ui.test_every_kind import evaluated, recorded
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
+    from playwright.sync_api import Page as Tab
 
 __all__ = ["browser"]
 
@@ -38,6 +39,52 @@ def pages(filled: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(tmp_path / "work")
     with served(filled, may_write=True, program=(sys.executable, "-c", FOLLOWED, str(tmp_path / "go"))) as found:
         yield found
+
+
+def tab_to(page: "Tab", selector: str) -> None:
+    """Press Tab until an element that matches has the focus."""
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        if page.evaluate("selector => document.activeElement.matches(selector)", selector):
+            return
+    raise AssertionError(f"Tab does not reach {selector}")
+
+
+@pytest.mark.parametrize("script", [True, False], ids=["script", "no script"])
+def test_compositions_are_found_and_compared_by_keyboard(
+    browser: "Browser", pages: Pages, filled: Registry, script: bool
+) -> None:
+    digest = next(one.digest for one in filled.compositions() if one.folders[-1].endswith("moe"))
+    scores = evaluated("moe")
+    scores["figures"] = scores["figures"] | {"score": {"code": 97.0, "math": 80.0}}
+    filled.catalog.record_evaluation(digest, "1" * 64, scores)  # on code it is better than the newer one
+    with tab(browser, **LIGHT, java_script_enabled=script) as (_, page, said):
+        page.set_default_timeout(10_000)
+        page.goto(f"{pages.address}/compositions")
+        assert page.locator(".composition h2").all_inner_texts() == ["dense", "moe"]
+        tab_to(page, "input[name=q]")
+        page.keyboard.type("code@1")
+        tab_to(page, "select[name=domain]")
+        page.keyboard.type("code")
+        tab_to(page, "select[name=sort]")
+        page.keyboard.type("best")
+        tab_to(page, ".filters button")
+        page.keyboard.press("Enter")
+        page.get_by_role("link", name="All compositions").wait_for()  # which only a narrowed list has
+        assert page.locator(".composition h2").all_inner_texts() == ["moe", "dense"]
+        tab_to(page, ".composition input")
+        page.keyboard.press("Space")
+        tab_to(page, ".composition input")
+        page.keyboard.press("Space")
+        tab_to(page, ".compare button")
+        page.keyboard.press("Enter")
+        page.get_by_role("heading", name="2 compositions side by side").wait_for()
+        page.go_back()
+        page.reload()
+        tab_to(page, ".composition h2 a")
+        page.keyboard.press("Enter")
+        page.get_by_role("heading", name="moe", exact=True).wait_for()
+        assert said == []
 
 
 @pytest.mark.parametrize("options", [LIGHT, PHONE], ids=["light", "phone"])

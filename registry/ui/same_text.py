@@ -1,0 +1,255 @@
+"""Scores of several compositions on the same text: what compares, which is better, and what has to stand apart."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from math import fsum
+from typing import Any
+
+from registry.report.verdict import FEW_TOKENS, listed, score_text
+from store.catalog import EvaluationRecord
+
+
+@dataclass(frozen=True)
+class Text:
+    """The text of a domain, and how it was read: figures on equal ones compare.
+
+    The number of windows is part of the digest. The batch size and the device change what is computed by no more than
+    rounding.
+
+    Attributes:
+        digest: of its tokens.
+        seq_len: tokens in a window.
+        dtype: the dtype that the models computed in.
+    """
+
+    digest: str
+    seq_len: int
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What an evaluation found on one domain.
+
+    Attributes:
+        text: the text.
+        label: name of its file.
+        tokens: number of tokens scored.
+        own: digest of the domain's own expert, which a score is relative to; None if there is none.
+        perplexity: of the composition.
+        score: of the composition, if the domain has its own expert.
+        accuracy: share of the tokens that are routed to the domain's expert, if that was measured.
+        oracle: score with perfect routing, if that was measured.
+        plain: score of the averaged weights of exactly its experts, if that was measured.
+    """
+
+    text: Text
+    label: str
+    tokens: int
+    own: str | None
+    perplexity: float | None
+    score: float | None
+    accuracy: float | None
+    oracle: float | None
+    plain: float | None
+
+    @property
+    def is_small(self) -> bool:
+        """True if there are so few tokens that small differences can be chance."""
+        return self.tokens < FEW_TOKENS
+
+
+Found = Mapping[str, Sequence[Measured]]
+"""Domain → what the evaluations of one composition found, the latest first."""
+
+
+def found_in(evaluations: Sequence[EvaluationRecord], experts: Sequence[str]) -> dict[str, list[Measured]]:
+    """Return what the evaluations, the latest first, of a composition of these experts found."""
+    found: dict[str, list[Measured]] = {}
+    for evaluation in evaluations:
+        document = evaluation.document
+        figures, settings = document["figures"], document["settings"]
+        oracle = (document["oracle"] or {}).get("score", {})
+        plain = (document.get("plain_average") or {}).get("score", {})
+        for domain, data in document["data"].items():
+            found.setdefault(domain, []).append(
+                Measured(
+                    Text(data["digest"], settings["seq_len"], settings["dtype"]),
+                    data["label"],
+                    data["tokens"],
+                    (document.get("experts") or {}).get(domain),
+                    figures["perplexity"].get(domain),
+                    figures["score"].get(domain),
+                    figures["overall_accuracy"].get(domain),
+                    oracle.get(domain),
+                    plain.get(domain) if set(plain) == set(experts) else None,
+                )
+            )
+    return found
+
+
+@dataclass(frozen=True)
+class Row:
+    """A domain, on a text that two or more compositions read.
+
+    Attributes:
+        domain: its name.
+        cells: what was found, one for each composition; None for one that did not read this text.
+    """
+
+    domain: str
+    cells: Sequence[Measured | None]
+
+    @property
+    def read(self) -> list[Measured]:
+        """The cells of those that read it."""
+        return [cell for cell in self.cells if cell is not None]
+
+    @property
+    def scores_compare(self) -> bool:
+        """True if the scores are relative to the same version of the domain's own expert."""
+        return len({cell.own for cell in self.read}) == 1
+
+    def of(self, figure: str) -> list[float | None]:
+        """Return an attribute of every cell."""
+        return [None if cell is None else getattr(cell, figure) for cell in self.cells]
+
+    def scores(self) -> list[float | None]:
+        """Return the scores, none if they do not compare."""
+        return self.of("score") if self.scores_compare else [None] * len(self.cells)
+
+
+def shared_rows(found: Sequence[Found]) -> list[Row]:
+    """Return a row for every domain of which two or more compositions read the same text.
+
+    Of several such texts it is that of most compositions, then of most tokens; another only where it compares others.
+    """
+    rows: list[Row] = []
+    for domain in dict.fromkeys(domain for one in found for domain in one):
+        texts = dict.fromkeys(measured.text for one in found for measured in one.get(domain, ()))
+        lines = [
+            Row(domain, [next((cell for cell in one.get(domain, ()) if cell.text == text), None) for one in found])
+            for text in texts
+        ]
+        compared: list[set[int]] = []
+        for line in sorted(lines, key=lambda line: (-len(line.read), -line.read[0].tokens)):
+            readers = {at for at, cell in enumerate(line.cells) if cell is not None}
+            if len(readers) > 1 and not any(readers <= others for others in compared):
+                compared.append(readers)
+                rows.append(line)
+    return rows
+
+
+@dataclass(frozen=True)
+class Mean:
+    """Mean scores over the domains of which as many compositions as possible have scores that compare.
+
+    Attributes:
+        rows: the domains.
+        scores: one for each composition; None for one that lacks a domain.
+        oracle: the same with perfect routing.
+        plain: the same of the averaged weights of its experts.
+    """
+
+    rows: Sequence[Row]
+    scores: Sequence[float | None]
+    oracle: Sequence[float | None]
+    plain: Sequence[float | None]
+
+    @property
+    def over(self) -> str:
+        """The domains in words: `mean of 5 domains`, `on code`."""
+        return f"mean of {len(self.rows)} domains" if len(self.rows) > 1 else f"on {self.rows[0].domain}"
+
+
+def mean_of(rows: Sequence[Row]) -> Mean | None:
+    """Return the mean scores; None if no two compositions have scores that compare."""
+    count = len(rows[0].cells) if rows else 0
+    for size in range(count, 1, -1):
+        groups = [
+            {row.domain: row for row in reversed(rows) if all(row.scores()[at] is not None for at in group)}
+            for group in combinations(range(count), size)
+        ]
+        common = [row for row in rows if row in max(groups, key=len).values()]
+        if common:
+            return Mean(
+                common,
+                _means([row.scores() for row in common]),
+                _means([row.of("oracle") for row in common]),
+                _means([row.of("plain") for row in common]),
+            )
+    return None
+
+
+def _means(lines: Sequence[Sequence[float | None]]) -> list[float | None]:
+    """Return the mean of each column; None for one that lacks a value."""
+    columns = [[value for value in column if value is not None] for column in zip(*lines, strict=True)]
+    return [fsum(column) / len(column) if len(column) == len(lines) else None for column in columns]
+
+
+def best(values: Sequence[float | None], *, least: bool = False, digits: int = 1) -> set[int]:
+    """Return which values are best as they are shown; none if there are not two, or all are alike."""
+    shown = {at: float(score_text(value, digits)) for at, value in enumerate(values) if value is not None}
+    top = (min if least else max)(shown.values(), default=0.0)
+    found = {at for at, value in shown.items() if value == top}
+    return found if len(shown) > len(found) else set()
+
+
+def verdict(names: Sequence[str], rows: Sequence[Row], mean: Mean | None) -> str:
+    """Return which composition is better on the same text, in one sentence."""
+    if mean is not None:
+        return _by_score(names, mean)
+    if rows:
+        return _by_perplexity(names, rows)
+    return "Nothing compares them: no two were evaluated on the same text with the same settings."
+
+
+def _by_score(names: Sequence[str], mean: Mean) -> str:
+    scored = {at: score_text(value) for at, value in enumerate(mean.scores) if value is not None}
+    first = best(mean.scores)
+    if not first:
+        equal = listed([names[at] for at in scored])
+        return f"{equal} are equal on the same text: {next(iter(scored.values()))}, {mean.over}."
+    two = len(scored) == 2
+    rest = [score if two else f"{score} of {names[at]}" for at, score in scored.items() if at not in first]
+    better = f"{'are' if len(first) > 1 else 'is'} {'better' if two else 'best'}"
+    text = f"{listed([names[at] for at in sorted(first)])} {better} on the same text: {scored[min(first)]} against"
+    lost = [row.domain for row in mean.rows if (winners := best(row.scores())) and not first & winners]
+    but = f"; on {listed(lost)} {'the other' if two else 'another'} is better" if lost else ""
+    return f"{text} {listed(rest)}, {mean.over}{but}."
+
+
+def _by_perplexity(names: Sequence[str], rows: Sequence[Row]) -> str:
+    wins = [best(row.of("perplexity"), least=True, digits=2) for row in rows]
+    on = rows[0].domain if len(rows) == 1 else f"each of {len(rows)} domains"
+    for at, name in enumerate(names):
+        if all(win == {at} for win in wins):
+            return f"{name} is better on the same text: its perplexity is the lowest on {on}. No scores compare."
+    return "By perplexity none of them is better on all of the same text. No scores compare."
+
+
+def apart(found: Sequence[Found], rows: Sequence[Row], names: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the latest figures that compare with none: which composition, domain, what was found, and why."""
+    lines = []
+    for at, one in enumerate(found):
+        for domain, measured in one.items():
+            if any(row.domain == domain and row.cells[at] is not None for row in rows):
+                continue
+            others = [(name, texts.get(domain)) for name, texts in zip(names, found, strict=True) if texts is not one]
+            rivals = [(name, read[0].text) for name, read in others if read]
+            lines.append({"at": at, "domain": domain, "cell": measured[0], "why": _why(measured[0].text, rivals)})
+    return lines
+
+
+def _why(text: Text, rivals: Sequence[tuple[str, Text]]) -> str:
+    """Return why a text compares with none of the others' of its domain."""
+    if not rivals:
+        return "no other was evaluated on this domain"
+    name, other = rivals[0]
+    parts = [f"computed in {text.dtype}, not {other.dtype}"] if text.dtype != other.dtype else []
+    if text.seq_len != other.seq_len:
+        parts.append(f"windows of {text.seq_len:,} tokens, not {other.seq_len:,}")
+    elif text.digest != other.digest:
+        parts.append("other text or another tokenizer")
+    return f"unlike {name}: {'; '.join(parts)}"

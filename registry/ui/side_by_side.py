@@ -1,0 +1,157 @@
+"""The page that shows two to four compositions side by side, and which of them is better on the same text."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from registry.errors import InvalidInputError, NotFoundError
+from registry.output.place import may_exist
+from registry.report.verdict import PLACE
+from registry.ui.describing import Described, Score, changes, describe, latest, sentences, title
+from registry.ui.evaluating import domains_of
+from registry.ui.same_text import Row, apart, best, found_in, mean_of, shared_rows, verdict
+from registry.ui.site import Site, url
+from registry.ui.wording import short
+from store.catalog import CompositionRecord
+
+MOST = 4
+"""Compositions side by side."""
+
+MOST_OFFERED = 200
+"""Compositions, the latest, that can be added."""
+
+MOST_DOMAINS = 12
+"""Domains that the command names; more would be hard to fill in."""
+
+_MOST_READ = 32
+"""Digests of an address that are looked up."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A composition beside others.
+
+    Attributes:
+        described: what it is.
+        name: its title, with its digest where another has the same.
+        made: how it was made, each step as a few words.
+        changes: differences from the first composition, each as a few words.
+        gone: its opted-out members.
+        place: a folder of it that may be there; empty if there is none.
+        score: of its latest evaluation; None if there is none.
+        others: the address without it.
+    """
+
+    described: Described
+    name: str
+    made: Sequence[str]
+    changes: Sequence[str]
+    gone: Sequence[str]
+    place: str
+    score: Score | None
+    others: str
+
+
+def side_by_side(site: Site, request: Request) -> Response:
+    """Return the compositions of an address as columns."""
+    asked = list(dict.fromkeys(request.query_params.getlist("c")))
+    records, unknown = _requested(site, asked)
+    if len(records) > MOST:
+        raise InvalidInputError(f"{len(records)} compositions are chosen", f"choose up to {MOST}")
+    names = _names(records)
+    evaluations = [site.registry.evaluations(record) for record in records]
+    experts = [[one["name"] for one in record.document["members"]] for record in records]
+    columns = [_column(site, records, at, names[at], latest(own)) for at, own in enumerate(evaluations)]
+    found = [found_in(own, members) for own, members in zip(evaluations, experts, strict=True)]
+    rows = shared_rows(found)
+    mean = mean_of(rows)
+    everything = site.registry.compositions()
+    chosen = {record.digest for record in records}
+    return site.render(
+        request,
+        "side_by_side.html",
+        names={name for members in experts for name in members}.union(*found),
+        columns=columns,
+        unknown=unknown,
+        most=MOST,
+        offered=[one for one in reversed(everything) if one.digest not in chosen][:MOST_OFFERED],
+        verdict=verdict(names, rows, mean) if len(columns) > 1 else None,
+        rows=rows,
+        routed=[row for row in rows if any(value is not None for value in row.of("accuracy"))],
+        mean=mean,
+        best=best,
+        small=any(cell.is_small for row in rows for cell in row.read),
+        apart=apart(found, rows, names),
+        command_line=_command(site, columns, rows),
+        lacking=[names[at] for at, score in enumerate(mean.scores) if score is None] if mean else [],
+    )
+
+
+def _requested(site: Site, asked: Sequence[str]) -> tuple[list[CompositionRecord], list[str]]:
+    """Return the compositions that digests name, and the digests that name none.
+
+    Raises:
+        InvalidInputError: none is asked for.
+        NotFoundError: none of them is known.
+    """
+    if not asked:
+        raise InvalidInputError("no composition is chosen", f"tick two to {MOST} in the list of compositions")
+    found: dict[str, CompositionRecord] = {}
+    unknown = []
+    for digest in asked[:_MOST_READ]:
+        try:
+            record = site.registry.composition(digest)
+        except NotFoundError:
+            record = None
+        if record is None:
+            unknown.append(digest)
+        else:
+            found[record.digest] = record
+    if not found:
+        raise NotFoundError(f"there is no composition {unknown[0]!r}", "reg compositions")
+    return list(found.values()), unknown
+
+
+def _names(records: Sequence[CompositionRecord]) -> list[str]:
+    """Return a name for each composition, with the beginning of its digest where two have one title."""
+    titles = [title(record) for record in records]
+    return [
+        f"{name} ({short(record.digest)})" if titles.count(name) > 1 else name
+        for name, record in zip(titles, records, strict=True)
+    ]
+
+
+def _column(site: Site, records: Sequence[CompositionRecord], at: int, name: str, score: Score | None) -> Column:
+    record, gone = records[at], site.opted_out()
+    return Column(
+        describe(record, (), score),
+        name,
+        sentences(record.document),
+        changes(record, records[0]) if at else (),
+        [ref for ref in record.members if ref in gone],
+        next((folder for folder in reversed(record.folders) if may_exist(folder)), ""),
+        score,
+        address([one for one in records if one is not record]),
+    )
+
+
+def address(records: Sequence[CompositionRecord]) -> str:
+    """Return the address of compositions side by side."""
+    return url("compositions", "compare", c=[short(record.digest) for record in records])
+
+
+def _command(site: Site, columns: Sequence[Column], rows: Sequence[Row]) -> str:
+    """Return the command that evaluates them on the same text; empty if fewer than two can be evaluated."""
+    able = [column for column in columns if not column.gone]
+    if len(able) < 2:
+        return ""
+    domains = dict.fromkeys(
+        domain
+        for column in able
+        for domain in domains_of(column.described.record, column.score.domains if column.score else ())
+    )
+    data = [word for domain in [*domains][:MOST_DOMAINS] or ["DOMAIN"] for word in ("--data", f"{domain}=FILE")]
+    more = ["--windows", "96"] if any(cell.is_small for row in rows for cell in row.read) else []
+    return site.command_line("evaluate", *(column.place or PLACE for column in able), *more, *data)

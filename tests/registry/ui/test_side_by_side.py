@@ -1,0 +1,192 @@
+"""Proves: compositions stand side by side, and only what was measured on the same text compares them."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from registry import EnsembleRecipe, Recipe, Registry
+from registry.ui.same_text import Measured, Text, found_in, mean_of, shared_rows, verdict
+from tests.pages import Page, Pages, served
+from tests.registry.ui.test_composition_list import scored
+from tests.registry.ui.test_every_kind import recorded
+
+
+@pytest.fixture
+def made(filled: Registry) -> dict[str, str]:
+    """Three compositions without scores: name → digest."""
+    plans = {
+        "zebra": filled.plan(["code", "math"]),
+        "apple": filled.plan(["code", "math"], Recipe(router="ridge")),
+        "Mango": filled.plan(["code", "math", "law"], EnsembleRecipe()),
+    }
+    return {name: recorded(filled, plan, f"/somewhere/{name}") for name, plan in plans.items()}
+
+
+@pytest.fixture
+def pages(filled: Registry) -> Iterator[Pages]:
+    with served(filled) as found:
+        yield found
+
+
+def record(registry: Registry, of: str, scores: dict[str, float], asked: str = "1", **changes: Any) -> None:
+    """Record an evaluation that gave these scores; `changes` are of its settings, or of every domain's data."""
+    found = scored("x", scores)
+    found["oracle"] = None
+    found["figures"] = found["figures"] | {"perplexity": {name: 500 / score for name, score in scores.items()}}
+    found["settings"] = found["settings"] | {key: changes[key] for key in ("seq_len", "dtype") if key in changes}
+    data = {key: changes[key] for key in ("digest", "tokens") if key in changes}
+    found["data"] = {name: text | data for name, text in found["data"].items()}
+    found["experts"] = dict.fromkeys(scores, changes.get("own", "e" * 64))
+    registry.catalog.record_evaluation(of, asked * 64, found | changes.get("document", {}))
+
+
+def compare(pages: Pages, made: dict[str, str], *names: str, status: int = 200) -> Page:
+    return pages.read("compositions", "compare", c=[made[name] for name in names], status=status)
+
+
+def test_compositions_are_ticked_on_the_list(pages: Pages, made: dict[str, str]) -> None:
+    page = pages.read("compositions")
+    assert ("form", "action", "/compositions/compare") in page.attributes
+    assert ("input", "name", "c") in page.attributes
+    ticks = [value for tag, name, value in page.attributes if (tag, name) == ("input", "value") and value]
+    assert {digest[:12] for digest in made.values()} <= set(ticks)
+    short = pages.read("compositions", "compare", c=ticks)
+    assert "3 compositions side by side" in short.text
+    for digest in made.values():
+        assert f"/compositions/{digest}" in short.links
+
+
+def test_a_composition_links_to_itself_beside_the_one_it_is_like(pages: Pages, made: dict[str, str]) -> None:
+    zebra, apple = made["zebra"][:12], made["apple"][:12]
+    assert f"/compositions/compare?c={apple}&c={zebra}" in pages.read("compositions", made["apple"]).links
+    page = pages.read("compositions", made["zebra"])
+    assert f"/compositions/compare?c={zebra}" in page.links
+    assert "Compare with another" in page.text
+
+
+def test_the_better_one_on_the_same_text_is_said(filled: Registry, pages: Pages, made: dict[str, str]) -> None:
+    averaged = {"plain_average": {"score": {"code": 70.0, "math": 80.0}, "average": 75.0}}
+    record(filled, made["zebra"], {"code": 80.0, "math": 90.0}, document=averaged)
+    record(filled, made["apple"], {"code": 95.0, "math": 89.0})
+    text = compare(pages, made, "zebra", "apple").text
+    assert (
+        "apple is better on the same text: 92.0 against 85.0, mean of 2 domains; on math the other is better." in text
+    )
+    assert "Unlike zebra : router ridge" in text
+    assert "code 80.0 best 95.0 math best 90.0 89.0 Mean 85.0 best 92.0 averaged weights 75.0 –" in text
+    assert "code 6.25 best 5.26" in text
+    assert "Routing accuracy share of a domain’s tokens that go to its expert code 75.0 % 75.0 %" in text
+    assert "code 5,000 5,000" in text
+    assert "500 500" in text.partition("Parameters per token")[2]
+    assert "reg evaluate" not in text
+    assert "few" not in text
+    assert "On other text" not in text
+
+
+def test_other_text_and_other_settings_stand_apart(filled: Registry, pages: Pages, made: dict[str, str]) -> None:
+    record(filled, made["zebra"], {"code": 80.0, "math": 90.0})
+    for changes, why in (
+        ({"digest": "1" * 64}, "unlike zebra: other text or another tokenizer"),
+        ({"digest": "1" * 64, "seq_len": 64}, "unlike zebra: windows of 64 tokens, not 32"),
+        ({"dtype": "bfloat16"}, "unlike zebra: computed in bfloat16, not float32"),
+    ):
+        record(filled, made["apple"], {"code": 95.0, "law": 50.0}, **changes)
+        page = compare(pages, made, "zebra", "apple")
+        assert "Nothing compares them: no two were evaluated on the same text with the same settings." in page.text
+        assert "reg evaluate DIR DIR --data code=FILE --data math=FILE --data law=FILE" in page.text
+        assert "best" not in page.text.partition("On other text")[2]
+        assert f"apple code 95.0 5.26 75.0 % 5,000 {why}" in page.text
+        assert "no other was evaluated on this domain" in page.text
+    record(filled, made["apple"], {"code": 95.0, "math": 60.0}, asked="2")
+    assert "zebra is better on the same text: 85.0 against 77.5" in compare(pages, made, "zebra", "apple").text
+
+
+def test_few_tokens_and_missing_scores_get_the_command(filled: Registry, pages: Pages, made: dict[str, str]) -> None:
+    record(filled, made["zebra"], {"code": 80.0}, tokens=1999)
+    record(filled, made["apple"], {"code": 80.04}, tokens=1999)
+    text = compare(pages, made, "zebra", "apple", "Mango").text
+    assert "zebra and apple are equal on the same text: 80.0, on code." in text
+    assert "Mango has no scores on all of this text." in text
+    assert "few tokens" in text
+    assert "reg evaluate DIR DIR DIR --windows 96 --data code=FILE --data math=FILE --data law=FILE" in text
+
+
+def test_scores_against_other_versions_of_an_expert_do_not_compare(
+    filled: Registry, pages: Pages, made: dict[str, str]
+) -> None:
+    record(filled, made["zebra"], {"code": 80.0})
+    record(filled, made["apple"], {"code": 90.0}, own="f" * 64)
+    text = compare(pages, made, "zebra", "apple").text
+    assert "apple is better on the same text: its perplexity is the lowest on code. No scores compare." in text
+    assert "The scores on code do not compare: they are relative to different versions of its own expert." in text
+    assert "90.0" not in text
+
+
+def test_an_opted_out_member_is_marked_and_its_composition_not_evaluated(
+    filled: Registry, pages: Pages, made: dict[str, str]
+) -> None:
+    filled.opt_out("law")
+    text = compare(pages, made, "zebra", "apple", "Mango").text
+    assert "Mango contains law@1, which was opted out" in text
+    assert "law@1 (opted out)" in text
+    assert "reg evaluate DIR DIR --data code=FILE --data math=FILE FILE is" in text.replace(" Copy", "")
+    assert "reg evaluate" not in compare(pages, made, "zebra", "Mango").text
+
+
+def test_addresses_that_name_nothing_or_too_much(pages: Pages, made: dict[str, str]) -> None:
+    unknown = pages.read("compositions", "compare", c=["f" * 64, "<b>"], status=404)
+    assert f"There is no composition '{'f' * 64}'" in unknown.text
+    assert "no composition is chosen" in pages.read("compositions", "compare", status=400).text.lower()
+    mixed = pages.read("compositions", "compare", c=[made["zebra"], "<b>", made["apple"], made["zebra"][:12]]).text
+    assert "There is no composition <b>; it is left out." in mixed
+    assert "2 compositions side by side" in mixed
+    alone = compare(pages, made, "zebra")
+    assert "Compare zebra" in alone.text
+    assert ("option", "value", made["apple"][:12]) in alone.attributes
+    assert ("option", "value", made["zebra"][:12]) not in alone.attributes
+
+
+def test_up_to_four_stand_side_by_side(filled: Registry, pages: Pages, made: dict[str, str]) -> None:
+    for number in (2, 3):
+        made[f"k{number}"] = recorded(filled, filled.plan(["code", "math", "law"], Recipe(top_k=number)), "/else/zebra")
+    page = compare(pages, made, "zebra", "apple", "Mango", "k2")
+    assert "4 compositions side by side" in page.text
+    assert f"zebra ({made['k2'][:12]})" in page.text
+    assert "select" not in {tag for tag, _, _ in page.attributes}
+    left = [link for link in page.links if link.startswith("/compositions/compare")]
+    assert [link.count("c=") for link in left] == [3] * 4
+    assert "5 compositions are chosen" in compare(pages, made, *made, status=400).text
+
+
+def found(**texts: tuple[str, float | None]) -> dict[str, list[Measured]]:
+    """Return what was found of a composition: domain → digest of the text, and score."""
+    return {
+        domain: [Measured(Text(digest, 32, "float32"), "x", 5000, "e", 5.0, score, None, None, None)]
+        for domain, (digest, score) in texts.items()
+    }
+
+
+def test_pairs_that_read_different_texts_each_get_their_row() -> None:
+    rows = shared_rows([found(a=("1", 50.0)), found(a=("1", 60.0)), found(a=("2", 70.0)), found(a=("2", 80.0))])
+    assert [[cell is not None for cell in row.cells] for row in rows] == [
+        [True, True, False, False],
+        [False, False, True, True],
+    ]
+    assert shared_rows([found(a=("1", 50.0)), found(b=("1", 50.0))]) == []
+    assert mean_of([]) is None
+    assert found_in([], []) == {}
+
+
+def test_means_are_over_the_domains_of_as_many_as_possible() -> None:
+    three = [found(a=("1", 50.0), b=("1", 90.0)), found(a=("1", 60.0), b=("1", 10.0)), found(a=("1", 55.0))]
+    rows = shared_rows(three)
+    mean = mean_of(rows)
+    assert mean is not None
+    assert mean.scores == [50.0, 60.0, 55.0]
+    assert verdict("xyz", rows, mean) == "y is best on the same text: 60.0 against 50.0 of x and 55.0 of z, on a."
+    rows = shared_rows([found(a=("1", None)), found(a=("1", None))])
+    assert mean_of(rows) is None
+    assert (
+        verdict("xy", rows, None) == "By perplexity none of them is better on all of the same text. No scores compare."
+    )
