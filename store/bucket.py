@@ -9,8 +9,9 @@ import re
 import uuid
 from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -149,17 +150,22 @@ class Bucket:
             return data
 
         waiting: deque[Future[Bytes]] = deque()
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            try:
-                for start in range(0, size, PART):
-                    waiting.append(pool.submit(fetch, start))
-                    if len(waiting) == AT_ONCE:
-                        yield waiting.popleft().result()
-                while waiting:
+        try:
+            for start in range(0, size, PART):
+                waiting.append(self._readers.submit(fetch, start))
+                if len(waiting) == AT_ONCE:
                     yield waiting.popleft().result()
-            finally:
-                for future in waiting:
-                    future.cancel()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
+            wait(waiting)
+
+    @cached_property
+    def _readers(self) -> ThreadPoolExecutor:
+        """Threads that read ranges. The C library keeps memory for each thread there was, so they stay the same."""
+        return ThreadPoolExecutor(AT_ONCE, "bucket")
 
     def delete(self, keys: Iterable[str]) -> None:
         """Delete objects, one after another in their order; those that are absent do not matter."""

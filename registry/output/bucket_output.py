@@ -30,6 +30,7 @@ from pathlib import Path
 
 from registry.errors import CheckpointError, DamagedError, OutputError, StorageError
 from registry.home import Home
+from registry.io.memory import return_freed_memory
 from registry.io.model_folder import MARKER, index_file, layout
 from registry.io.safetensors_writer import Stream
 from registry.io.shard_writer import Shard, write_shards
@@ -248,6 +249,7 @@ class OpenBucket(OpenOutput):
                 self._upload(shard, digest)
                 done[shard.path.name] = digest
         finally:
+            return_freed_memory()  # parts leave as much behind as is in use, and more with every shard
             for shard in missing:
                 shard.path.unlink(missing_ok=True)
         for shard in shards:
