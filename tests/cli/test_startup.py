@@ -3,8 +3,10 @@
 Wrong names are reported before torch is loaded, and composing loads torch and nothing else that takes long.
 """
 
+import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -176,13 +178,20 @@ def test_every_command_has_a_case() -> None:
     ids=lambda value: value.replace("/", "_"),
 )
 def test_wrong_names_are_reported_without_torch(
-    filled: Registry, zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, words: str, message: str
+    filled: Registry,
+    zoo: Zoo,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    forking: "Forking",
+    command: str,
+    words: str,
+    message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("text.txt").write_text("text")
     Path("model").symlink_to(zoo.base)
     before = sorted(tmp_path.iterdir())
-    *shown, last = loaded(filled.home.path, [command, *words.split()], ("torch", "transformers", "zarr"))
+    *shown, last = forking.loaded(filled.home.path, [command, *words.split()], ("torch", "transformers", "zarr"))
     assert last == "loaded []"
     assert message in "\n".join(shown)
     assert any(line.startswith("  next: ") for line in shown)
@@ -199,14 +208,19 @@ def test_wrong_names_are_reported_without_torch(
     ],
 )
 def test_paths_of_a_training_are_checked_without_torch(
-    filled: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], message: str
+    filled: Registry,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    forking: "Forking",
+    words: tuple[str, ...],
+    message: str,
 ) -> None:
     (tmp_path / "moe").mkdir()
     (tmp_path / "moe" / "composition.json").write_text('{"members": [{"name": "code", "digest": "0"}]}')
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "mine.txt").write_text("mine")
     monkeypatch.chdir(tmp_path)
-    *shown, last = loaded(filled.home.path, list(words), ("torch", "transformers", "zarr"))
+    *shown, last = forking.loaded(filled.home.path, list(words), ("torch", "transformers", "zarr"))
     assert last == "loaded []"
     assert message in "\n".join(shown)
 
@@ -228,16 +242,65 @@ def test_composing_loads_no_more_than_it_needs(filled: Registry, tmp_path: Path)
     assert last == "loaded []"
 
 
-def loaded(home: Path, words: list[str], unwanted: tuple[str, ...]) -> list[str]:
-    """Return the lines that a command prints in a process of its own, and one of what of `unwanted` it imported."""
-    script = (
+def script(home: Path, words: list[str], unwanted: tuple[str, ...]) -> str:
+    """Return a program that runs a command, and prints a line of what of `unwanted` it imported."""
+    return (
         "import sys\n"
         "from cli.main import main\n"
         f"try: main(['--home', {str(home)!r}, *{words!r}])\n"
         "except SystemExit: pass\n"
         f"print('loaded', [name for name in {unwanted!r} if name in sys.modules])"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True
-    )
+
+
+def loaded(home: Path, words: list[str], unwanted: tuple[str, ...]) -> list[str]:
+    """Return the lines that a command prints in a process of its own, and one of what of `unwanted` it imported."""
+    program = [sys.executable, "-c", script(home, words, unwanted)]
+    result = subprocess.run(program, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True)
     return result.stdout.splitlines()
+
+
+class Forking:
+    """A process that has imported what every command with a registry needs, and runs each command in a fork."""
+
+    SERVER = """
+import json, os, sys
+import registry.registry
+from cli.main import main
+for line in sys.stdin:
+    folder, out, program = json.loads(line)
+    if not os.fork():
+        os.chdir(folder)
+        number = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(number, 1), os.dup2(number, 2)
+        exec(program)
+        sys.stdout.flush()
+        os._exit(0)
+    print(os.wait()[1], flush=True)
+"""
+
+    def __init__(self, out: Path) -> None:
+        self._out = out
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", self.SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def loaded(self, home: Path, words: list[str], unwanted: tuple[str, ...]) -> list[str]:
+        """Return what `loaded` does, in a tenth of the time."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps([str(Path.cwd()), str(self._out), script(home, words, unwanted)]) + "\n")
+        self._process.stdin.flush()
+        assert self._process.stdout.readline() == "0\n"
+        return self._out.read_text().splitlines()
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.communicate()
+
+
+@pytest.fixture(scope="module")
+def forking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forking]:
+    process = Forking(tmp_path_factory.mktemp("forking") / "out")
+    yield process
+    process.close()
