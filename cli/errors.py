@@ -21,8 +21,8 @@ DEBUG_VARIABLE = "REG_DEBUG"
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it: 128 and the number of the signal."""
 RESUMING = frozenset(
-    {"add-expert", "add-experts", "check", "collect", "push", "push-expert", "train", "train-expert", "train-router",
-     "train-simoe", "train-soup"}
+    {"add-expert", "add-experts", "check", "collect", "demo", "push", "push-expert", "train", "train-expert",
+     "train-router", "train-simoe", "train-soup"}
 )  # fmt: skip
 """Commands that go on where they were interrupted."""
 _RIGHTS = "repeat as a user who may write there, or choose another path"

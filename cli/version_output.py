@@ -113,7 +113,7 @@ def overlap_documents(overlaps: "Sequence[ExpertOverlap]") -> list[dict[str, Any
 def overlap_lines(overlaps: "Sequence[ExpertOverlap]") -> list[str]:
     """Return a line for each registered expert that routing can hardly separate from this one."""
     return [
-        f"{o.routing:.0%} overlap with {o.ref}: the router can hardly separate their tokens"
+        f"{o.routing:.0%} overlap with {o.ref}: a router can hardly separate their tokens, so compose with one of them"
         for o in overlaps
         if o.is_indistinct
     ]

@@ -8,7 +8,7 @@ import click
 
 from cli.option_groups import GroupedCommand
 from cli.options import file_path
-from cli.output import as_json, count, done, print_json, progress
+from cli.output import as_json, count, done, print_json, progress, short
 from cli.score_tables import print_tables, tables_of
 from registry.demo.demo_folder import check_demo_folder
 
@@ -65,11 +65,11 @@ def _closing(result: "DemoResult") -> list[str]:
     lines = []
     if ours is not None and plain is not None:
         lines.append(f"The mixture reaches {ours:.0f} % of its experts; their averaged weights reach {plain:.0f} %.")
-    orders, same = count(len(result.orders), "order"), next(iter(result.orders.values()))[:12]
+    orders, (whole, without) = count(len(result.orders), "order"), [short(one) for one in result.compositions.values()]
     if result.holds:
         lines.append(
-            f"Bit for bit: all {orders} of registering gave one folder ({same}…), and opting {result.withdrawn} out "
-            f"gave that of a registry which never held it ({result.opted_out[:12]}…)."
+            f"Bit for bit, every file compared: all {orders} of registering gave one folder, of composition {whole}, "
+            f"and opting {result.withdrawn} out gave that of a registry which never held it, of composition {without}."
         )
     else:
         lines.append("NOT bit for bit: SHA-256 over every byte of each composed folder:")

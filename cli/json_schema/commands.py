@@ -343,6 +343,7 @@ SCHEMAS: dict[str, Schema] = {
         opted_out=text("SHA-256 over the composition after an opt-out."),
         never_registered=text("The same for a registry that never held the expert."),
         withdrawn=text("The expert that was opted out."),
+        compositions=by("members", text("Digest of a composition, as reg compose prints it.")),
     ),
 }
 """Command → schema of its output with --json."""

@@ -5,7 +5,6 @@ import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,11 @@ from registry.io.files import own_file
 from registry.io.limits import EXPANSION, EXPANSION_FREE, FOOTER_BYTES, ROW_BYTES, TEXT_BYTES
 from registry.io.strict_json import parse_json
 from registry.names.reference import require_list
-from registry.names.suggest import closest, did_you_mean
+from registry.names.suggest import suggest_path
 
 PathLike = str | os.PathLike[str]
 
 SUFFIXES = (".txt", ".jsonl", ".jsonl.gz", ".parquet")
-
-_NEIGHBOURS = 10_000
-"""Most entries of a folder among which a misspelt name is looked for."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +44,10 @@ class Corpus:
         self._tokenizer = tokenizer
         for path in self.paths:
             if not path.is_file():
-                raise CalibrationError(f"{path} is not a file{_meant(path)}", "name an existing file")
+                raise CalibrationError(
+                    f"{path} is not a file{suggest_path(path, lambda entry: entry.name.endswith(SUFFIXES))}",
+                    "name an existing file",
+                )
             _reader(path)
 
     @property
@@ -112,16 +111,6 @@ def find_calibration(folder: Path) -> Path | None:
     """
     candidates = (own_file(folder, f"calibration{suffix}") for suffix in SUFFIXES)
     return next((path for path in candidates if path is not None), None)
-
-
-def _meant(path: Path) -> str:
-    """Return `; did you mean 'a.jsonl.gz'?` with a file of the same folder that is read and has nearly this name."""
-    try:
-        with os.scandir(path.parent) as entries:
-            names = [entry.name for entry in islice(entries, _NEIGHBOURS) if entry.name.endswith(SUFFIXES)]
-    except OSError:
-        return ""
-    return did_you_mean([str(path.parent / name) for name in closest(path.name, names)])
 
 
 def _reader(path: Path) -> Callable[[Path], Iterator[tuple[int, Any]]]:

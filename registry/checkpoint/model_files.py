@@ -11,6 +11,7 @@ from registry.errors import CheckpointError
 from registry.io.files import GENUINE, own_file, read_json, read_small
 from registry.io.limits import JSON_BYTES, SMALL_BYTES, TOKENIZER_BYTES, TOKENIZER_VALUES
 from registry.io.strict_json import json_object
+from registry.names.suggest import suggest_path
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -45,7 +46,8 @@ def check_checkpoint(checkpoint: str | os.PathLike[str]) -> None:
 def _check_folder(folder: Path) -> None:
     if not folder.is_dir():
         raise CheckpointError(
-            f"{folder} is not a folder", "name a local Hugging Face checkpoint folder, or hf://ORG/NAME[@REVISION]"
+            f"{folder} is not a folder{suggest_path(folder, lambda entry: entry.is_dir())}",
+            "name a local Hugging Face checkpoint folder, or hf://ORG/NAME[@REVISION]",
         )
 
 

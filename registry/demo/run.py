@@ -47,6 +47,7 @@ class DemoResult:
         opted_out: the same digest for a pair composed after the third expert's opt-out and purge.
         never_registered: the same digest for that pair in a registry that never held the third.
         withdrawn: the expert that was opted out.
+        compositions: members, separated by commas → digest of their composition, as `reg compose` prints it.
     """
 
     folder: Path
@@ -56,6 +57,7 @@ class DemoResult:
     opted_out: str
     never_registered: str
     withdrawn: str
+    compositions: dict[str, str]
 
     @property
     def holds(self) -> bool:
@@ -79,6 +81,7 @@ class DemoResult:
             document["opted_out"],
             document["never_registered"],
             document["withdrawn"],
+            document["compositions"],
         )
 
 
@@ -129,7 +132,7 @@ def _run(out: Path, progress: Progress) -> DemoResult:
         registry.add_base("base", checkpoints["base"])
         for domain in domains:
             registry.add_expert(domain, checkpoints[domain])
-        registry.compose(list(domains), out / "moe", force=True)
+        compositions = {",".join(domains): registry.compose(list(domains), out / "moe", force=True).digest}
         rows = registry.evaluate(
             [out / "moe"],
             {domain: [test] for domain, (_, test) in text.items()},
@@ -140,13 +143,15 @@ def _run(out: Path, progress: Progress) -> DemoResult:
     remark(progress, "5 of 6: registering them in every order")
     orders = {}
     for order in permutations(domains):
-        orders[order] = _composed(scratch / "-".join(order), checkpoints, order, domains)
+        _, orders[order] = _composed(scratch / "-".join(order), checkpoints, order, domains)
     *pair, withdrawn = domains
     remark(progress, f"6 of 6: opting {withdrawn} out of a copy")
-    opted_out = _composed(scratch / "opted-out", checkpoints, domains, pair, opt_out=withdrawn)
-    never = _composed(scratch / "never", checkpoints, pair, pair)
+    compositions[",".join(pair)], opted_out = _composed(
+        scratch / "opted-out", checkpoints, domains, pair, opt_out=withdrawn
+    )
+    _, never = _composed(scratch / "never", checkpoints, pair, pair)
     shutil.rmtree(scratch)
-    return DemoResult(out, domains, rows, orders, opted_out, never, withdrawn)
+    return DemoResult(out, domains, rows, orders, opted_out, never, withdrawn, compositions)
 
 
 def folder_digest(folder: Path) -> str:
@@ -194,7 +199,7 @@ def _finished(marker: TextIO, out: Path) -> DemoResult | None:
     """Return the result of the demo in `out`; None if it has not ended, or its files or figures are incomplete."""
     content = _content(marker)
     result = content.get("result")
-    if not isinstance(result, dict) or content.get("digest") != json_digest(result):
+    if not isinstance(result, dict) or content.get("digest") != json_digest(result) or "compositions" not in result:
         return None
     if not ((out / "registry").is_dir() and (out / "moe").is_dir()):
         return None
@@ -255,7 +260,10 @@ def _settings(steps: int, rate: float) -> ExpertTraining:
     )
 
 
-def _composed(home: Path, checkpoints: dict[str, Path], order: Any, members: Any, *, opt_out: str | None = None) -> str:
+def _composed(
+    home: Path, checkpoints: dict[str, Path], order: Any, members: Any, *, opt_out: str | None = None
+) -> tuple[str, str]:
+    """Register experts in an order, and return the digests of their composition and of its folder."""
     if home.exists():  # of an interrupted demo
         shutil.rmtree(home)
     with Registry(home) as registry:
@@ -263,5 +271,5 @@ def _composed(home: Path, checkpoints: dict[str, Path], order: Any, members: Any
             registry.add_expert(name, checkpoints[name])
         if opt_out is not None:
             registry.opt_out(opt_out, purge=True)
-        registry.compose(list(members), home / "moe")
-    return folder_digest(home / "moe")
+        digest = registry.compose(list(members), home / "moe").digest
+    return digest, folder_digest(home / "moe")

@@ -55,6 +55,9 @@ def _of_folder(check: Callable[[ExaminedFolder], Iterable[Finding]]) -> Callable
     return lambda exam: check(exam.folder)
 
 
+_DOMAINS = 4
+"""Most domains in a line to type."""
+
 _FILES = ("files",)
 _RUNS = ("loads",)
 
@@ -192,6 +195,8 @@ def _again(examined: ExaminedFolder) -> str | None:
     errors = [finding for finding in examined.findings if finding.severity == "error"]
     if errors:
         return examined.again
-    domains = list(examined.perplexity)[:2] if examined.members else []
+    if examined.evaluations:
+        return f"reg report {examined.quoted} --out report.html"
+    domains = list(examined.perplexity)[:_DOMAINS] if examined.members else []
     text = " ".join(f"--data {domain}=FILE" for domain in domains) or "--data DOMAIN=FILE"
     return f"reg evaluate {examined.quoted} {text}"

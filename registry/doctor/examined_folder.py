@@ -21,6 +21,7 @@ from registry.member import Member, load_members
 from registry.progress import Progress
 from registry.runtime.loading import has_our_code, load_tokenizer
 from registry.workspace import Workspace
+from store.catalog import EvaluationRecord
 
 ADDED = "is not a file of the composition"
 """End of the line on a file that was put into the folder later, which breaks nothing."""
@@ -63,6 +64,13 @@ class ExaminedFolder:
             return None
         marker, out = self.path / MARKER, self.path.with_name(f"{self.path.name}-again")
         return f"reg compose --recipe {shlex.quote(str(marker))} --out {shlex.quote(str(out))}"
+
+    @property
+    def evaluations(self) -> Sequence[EvaluationRecord]:
+        """The stored evaluations of the composition, the latest first; none where it is not known."""
+        if self.composed is None or self.workspace is None:
+            return ()
+        return self.workspace.catalog.evaluations(self.composed.digest)
 
     @property
     def has_errors(self) -> bool:

@@ -72,7 +72,8 @@ def check_routing(exam: Examination) -> Iterator[Finding]:
         yield warning(f"{few(idle)}: gets less than 1 % of its own domain's tokens", _routers_of(exam))
     if not idle and not collapsed:
         own = {domain: fmean(shares[domain]) for domain, shares in routing.items() if domain in shares}
-        each = f"; each gets {min(own.values()):.0%} or more of its own domain's tokens" if own else ""
+        of_what = f"its own domain's tokens, on {_FROM[exam.texts.source]}"
+        each = f"; each gets {min(own.values()):.0%} or more of {of_what}" if own else ""
         yield passed(f"every router uses its experts{each}")
 
 
@@ -98,7 +99,7 @@ def check_perplexity(exam: Examination) -> Iterator[Finding]:
     elif worse and not built_in:
         yield warning(f"it predicts {few(worse)} worse than guessing: perplexity {shown}; {guessing}")
     else:
-        yield passed(f"perplexity {shown}, where {guessing}")
+        yield passed(f"perplexity {shown} on {_FROM[exam.texts.source]}, where {guessing}")
 
 
 def check_comparison(exam: Examination) -> Iterator[Finding]:
@@ -146,16 +147,18 @@ def _compared(exam: Examination, texts: DomainTexts, domains: list[str]) -> Iter
             f"see what routing and trunk each cost: reg evaluate {folder.quoted} {data} --baselines --oracle",
         )
     else:
-        word = "better than" if ours < average / _WORSE else "as good as"
-        text = "" if texts.source == "given" else f" on {_FROM[texts.source]}"
-        yield passed(f"it is {word} the averaged weights of its members{text}: {said}, averaged weights {average:.4g}")
+        better = ours < average / _WORSE
+        if texts.source == "given":
+            word = f"{'better than' if better else 'as good as'} the averaged weights of its members"
+        else:
+            word = (
+                f"no worse than the averaged weights of its members on {_FROM[texts.source]}, too little to rank them"
+            )
+        yield passed(f"it is {word}: {said}, averaged weights {average:.4g}")
 
 
 def _stored(exam: Examination) -> Iterator[Finding]:
-    folder = exam.folder
-    if folder.composed is None or folder.workspace is None:
-        return
-    for record in folder.workspace.catalog.evaluations(folder.composed.digest)[:1]:
+    for record in exam.folder.evaluations[:1]:
         scores = record.document.get("figures", {}).get("score", {})
         if isinstance(scores, dict) and scores:
             shown = ", ".join(f"{domain} {score:.1f}" for domain, score in scores.items())

@@ -1,6 +1,12 @@
 """Suggestions for misspelt words."""
 
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from pathlib import Path
+
+_NEIGHBOURS = 10_000
+"""Most entries of a folder among which a misspelt name is looked for."""
 
 
 def suggest(word: str, words: Iterable[str], likeness: float = 0.6, *, most: int = 1) -> str:
@@ -25,3 +31,18 @@ def closest(word: str, words: Iterable[str], likeness: float = 0.6, *, most: int
 def did_you_mean(words: Sequence[str]) -> str:
     """Return `; did you mean 'math' or 'maths'?`; nothing without a word."""
     return f"; did you mean {' or '.join(map(repr, words))}?" if words else ""
+
+
+def suggest_path(path: Path, is_meant: "Callable[[os.DirEntry[str]], bool]") -> str:
+    """Return `; did you mean 'text/a.jsonl.gz'?` with an entry of the same folder that has nearly this name.
+
+    Args:
+        path: what is not there.
+        is_meant: tells whether an entry is of the kind that is.
+    """
+    try:
+        with os.scandir(path.parent) as entries:
+            names = [entry.name for entry in islice(entries, _NEIGHBOURS) if is_meant(entry)]
+    except OSError:
+        return ""
+    return did_you_mean([str(path.parent / name) for name in closest(path.name, names)])

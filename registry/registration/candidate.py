@@ -78,7 +78,7 @@ def _check_order(name: str, checkpoint: str, kind: str) -> None:
     if (holds_model or is_hub_reference(name)) and not (is_folder(checkpoint) or is_hub_reference(checkpoint)):
         raise InvalidInputError(
             f"{name} is a checkpoint, and {checkpoint} is not: the name comes first",
-            f"reg add-{kind} {shlex.join((checkpoint, name))}",
+            f"swap them: reg add-{kind} {shlex.join((checkpoint, name))}, and the same options",
         )
 
 

@@ -36,6 +36,7 @@ TOLD: dict[str, tuple[tuple[str, ...], str, str]] = {
     "unknown alias": (("show", "math@old"), "math has no alias 'old'; it has none", "reg alias math@1 old"),
     "no name": (("add-expert", "../evil", "{ckpt}"), "name '../evil' is not of the form", "use lower-case letters"),
     "no folder": (("add-expert", "x", "{tmp}/absent"), "is not a folder", "name a local Hugging Face checkpoint"),
+    "nearly a folder": (("add-expert", "x", "{ckpt}x"), "x is not a folder; did you mean '{ckpt}'?", "name a local"),
     "no checkpoint": (("add-expert", "x", "{tmp}"), "is not a checkpoint: it has no config.json", "save_pretrained"),
     "no data": (
         ("add-expert", "x", "{ckpt}", "--data", "{tmp}/absent.txt"),
@@ -45,7 +46,7 @@ TOLD: dict[str, tuple[tuple[str, ...], str, str]] = {
     "checkpoint before the name": (
         ("add-expert", "{ckpt}", "x"),
         "is a checkpoint, and x is not: the name comes first",
-        "reg add-expert x {ckpt}",
+        "swap them: reg add-expert x {ckpt}, and the same options",
     ),
     "base model before its name": (("add-base", "hf://org/model", "x"), "the name comes first", "reg add-base x hf://"),
     "text before the folder": (

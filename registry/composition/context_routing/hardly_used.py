@@ -95,5 +95,5 @@ def _of_routing(plan: Plan) -> Iterator[PlanWarning]:
                 (refs[a], refs[b]),
                 share,
                 f"{refs[a]} and {refs[b]} overlap: counts cannot tell {min(share, 1.0):.0%} of their texts apart",
-                "leave one out, or route by activations: --router ridge",
+                "leave one out; if their overlap in reg show is small, --router ridge separates them",
             )

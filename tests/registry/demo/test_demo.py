@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from cli.main import main
 from registry import Registry
 from registry.checkpoint.model_files import EXPERT_TRAINING
+from registry.composition.integrity import ComposedFolder
 from registry.demo import DemoResult, run, run_demo
 from registry.errors import OutputError, StorageError
 from registry.progress import Advance, silent
@@ -148,10 +149,15 @@ def test_closing_lines_have_the_figures_of_the_rows(demo_result: DemoResult, tmp
     demo = shutil.copytree(demo_result.folder, tmp_path / "demo")
     lines = CliRunner().invoke(main, ["demo", "--out", str(demo)]).stdout.splitlines()
     average = {row.name: row.average for row in demo_result.rows}
-    moe, plain, same = average["moe"], average["average"], next(iter(demo_result.orders.values()))
+    moe, plain = average["moe"], average["average"]
+    whole = ComposedFolder.read(demo / "moe").digest
+    with Registry(demo / "registry") as registry:
+        assert registry.plan(["code", "english", "math"]).digest == whole
+        pair = registry.plan(["code", "english"]).digest
+    assert demo_result.compositions == {"code,english,math": whole, "code,english": pair}
     proof = (
-        f"Bit for bit: all 6 orders of registering gave one folder ({same[:12]}…), and opting math out gave that of "
-        f"a registry which never held it ({demo_result.opted_out[:12]}…)."
+        f"Bit for bit, every file compared: all 6 orders of registering gave one folder, of composition {whole[:12]}, "
+        f"and opting math out gave that of a registry which never held it, of composition {pair[:12]}."
     )
     closing = lines.index("next:")
     assert lines[closing - 3 : closing] == [
