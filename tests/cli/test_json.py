@@ -57,7 +57,7 @@ def outputs(zoo: Zoo, _filled_home: Path, tmp_path_factory: pytest.TempPathFacto
     text = ("--windows", 2, "--seq-len", 32, "--data", f"math={zoo.test['math']}")
     with pytest.MonkeyPatch.context() as patch:
         rows = [Row("moe", {"code": 2.0}, {"code": 90.0}, accuracy={"code": [1.0]}, load={"code": [1.0]})]
-        orders = {("a", "b"): "1", ("b", "a"): "1"}
+        orders: dict[tuple[str, ...], str] = {("a", "b"): "1", ("b", "a"): "1"}
         shown = DemoResult(work, ("code",), rows, orders, "2", "2", "math", {"a,b": "4" * 64, "a": "5" * 64})
         patch.setattr("registry.demo.run_demo", lambda *_, **__: shown)
         hub = writable_hub(patch, work / "huggingface")
