@@ -73,6 +73,7 @@ SCHEMAS: dict[str, Schema] = {
         parameters=whole("Weights, tied ones once."),
         tokens=maybe(whole("Size of its tokenizer's vocabulary; null if it is not comparable.")),
         relations=RELATIONS,
+        text=maybe(text("Label of the text of its statistics; null without text or statistics.")),
         overlaps=maybe(several(OVERLAP, "Overlaps, largest first; null without text or statistics.")),
     ),
     "reg collect": record(

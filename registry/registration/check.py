@@ -24,6 +24,7 @@ class Check:
         parameters: number of weights.
         tokens: number of tokens in its tokenizer's vocabulary; None without a tokenizer.json.
         relations: its distance to every registered version of its shape, the nearest first.
+        text: label of the text that its statistics were collected on, its own ones or new; None without statistics.
         overlaps: overlap of its statistics with those of registered experts, the largest first; None without text to
             collect statistics on, and with token counts alone.
     """
@@ -36,6 +37,7 @@ class Check:
     parameters: int
     tokens: int | None
     relations: tuple[Relation, ...]
+    text: str | None
     overlaps: tuple[ExpertOverlap, ...] | None
 
 
@@ -64,5 +66,6 @@ def check_candidate(workspace: Workspace, candidate: Candidate) -> Check:
         parameters=checkpoint.parameters,
         tokens=hashed.tokens,
         relations=candidate.relations,
+        text=None if collected is None else collected.calibration_label,
         overlaps=None if summaries is None else overlaps(summaries, registered_experts(workspace), workspace),
     )

@@ -36,7 +36,8 @@ def test_check_prints_what_there_is_to_know(home: Path, zoo: Zoo, bare: Path) ->
     assert said["weights"][1].endswith("and 1 more")
     assert len(said["overlap"]) == 5  # it carries statistics
     assert said["overlap"][0] == "100% with code@1"
-    assert lines[-1] == "100% overlap with code@1: the router can hardly separate their tokens"
+    assert said["text"] == ["code.train.jsonl, of the statistics in the checkpoint"]
+    assert lines[-1].startswith("100% overlap with code@1: a router can hardly separate their tokens, so compose with")
     without = run(home, "check", bare).stdout
     assert "not known: give its text with --data" in without
 
