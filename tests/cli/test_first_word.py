@@ -48,14 +48,14 @@ def test_quiet_json_and_help_have_none(tmp_path: Path, words: list[str]) -> None
     assert WORD not in shown(tmp_path / "home", *words)
 
 
-@pytest.mark.parametrize("option", ["", "--json"])
 @pytest.mark.parametrize(
-    ("words", "line"),
+    ("words", "line", "option"),
     [
-        ("verify", "hashing all registered content …"),
-        ("gc --dry-run", "looking for what nothing uses …"),
-        ("push . org/x", "checking . before the push …"),
-        ("push-expert x org/x", "reading x for the push …"),
+        ("verify", "hashing all registered content …", ""),
+        ("verify", "hashing all registered content …", "--json"),
+        ("gc --dry-run", "looking for what nothing uses …", ""),
+        ("push . org/x", "checking . before the push …", ""),
+        ("push-expert x org/x", "reading x for the push …", "--json"),
     ],
 )
 def test_a_pipe_has_a_line_before_the_catalog_is_opened(tmp_path: Path, words: str, line: str, option: str) -> None:
