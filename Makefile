@@ -41,7 +41,7 @@ papers: .venv/installed  ## measure tables in the shape of the papers'; FAR=fold
 
 trust: .venv/installed  ## the long runs behind docs/guarantees.md; each prints one line of JSON
 	REG_TEST_STRIDE=1 $(BIN)/pytest tests/registry/test_invariants.py tests/registry/maintenance/test_upgrade.py tests/registry/training/test_processes.py \
-	    tests/registry/maths/test_gram.py tests/registry/output/test_bucket_output.py
+	    tests/registry/maths/test_gram.py tests/registry/output/test_bucket_output.py tests/registry/statistics/test_onloading.py
 	$(BIN)/python -m tests.crash kill
 	$(BIN)/python -m tests.crash random --kills 200
 	$(BIN)/python -m tests.crash full --tries 8

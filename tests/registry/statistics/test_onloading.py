@@ -3,6 +3,7 @@
 For every family, dtype of the computation, setting of the pass and interruption.
 """
 
+import os
 import signal
 import subprocess
 import sys
@@ -272,7 +273,7 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("killed_after", ["0", "1", "head"])
+@pytest.mark.parametrize("killed_after", ["1", *(["0", "head"] if os.environ.get("REG_TEST_STRIDE") else [])])
 def test_a_killed_registration_goes_on_after_the_last_layer(
     killed_after: str, zoo: Zoo, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
