@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,19 @@ def return_freed_memory() -> None:
     """
     if (trim := _malloc_trim()) is not None:
         trim(0)
+
+
+def map_large_blocks(nbytes: int) -> None:
+    """Let the C library take blocks of this size or more from the system, and return them when they are freed.
+
+    glibc takes blocks of up to 32 MiB from heaps of its own once a block of that size was freed. Parts of uploads,
+    which many threads take and free, then leave heaps of which little is in use.
+    """
+    with suppress(OSError, AttributeError, TypeError):  # other C libraries have no such call
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, nbytes)
+
+
+_M_MMAP_THRESHOLD = -3
 
 
 @cache

@@ -30,7 +30,7 @@ from pathlib import Path
 
 from registry.errors import CheckpointError, DamagedError, OutputError, StorageError
 from registry.home import Home
-from registry.io.memory import return_freed_memory
+from registry.io.memory import map_large_blocks, return_freed_memory
 from registry.io.model_folder import MARKER, index_file, layout
 from registry.io.safetensors_writer import Stream
 from registry.io.shard_writer import Shard, write_shards
@@ -170,6 +170,10 @@ class _Writer:
             return None
 
 
+_MAPPED = 2**20
+"""Bytes from which on memory is returned when it is freed; parts of uploads have 8 MiB."""
+
+
 class OpenBucket(OpenOutput):
     """A prefix that is being written.
 
@@ -185,6 +189,7 @@ class OpenBucket(OpenOutput):
         self._there, _ = bucket.listed()
         self._names: set[str] = set()
         self._held: dict[str, bytes] = {}
+        map_large_blocks(_MAPPED)
 
     def write_weights(
         self, streams: Sequence[Stream], advance: Advance, *, workers: int = 1, writer: ShardWriter | None = None
