@@ -61,7 +61,8 @@ def check(
         *(("weights", line) for line in relation_lines(report.relations) or ["no registered version has this shape"]),
     ]
     if report.text is not None:
-        rows.append(("text", report.text if data else f"{report.text}, of the statistics in the checkpoint"))
+        carried = not data and not report.text.startswith("calibration.")
+        rows.append(("text", f"{report.text}, of the statistics in the checkpoint" if carried else report.text))
     if report.overlaps is None:
         text = "it needs statistics: --sites all" if settings["sites"] == COUNTS else "give its text with --data"
         rows.append(("overlap", f"not known: {text}"))

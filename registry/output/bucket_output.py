@@ -5,7 +5,8 @@ Objects cannot be renamed, so a composition appears by its last object, `composi
 1. `composition.partial.json` says that the prefix is being written, and by whom.
 2. `composition.json`, `config.json` and the index of an earlier composition are deleted: from here on nothing loads.
 3. Each shard is rendered into a scratch folder of the home, uploaded in parts, read back by ranges and compared with
-   its tree digest, and deleted locally. So neither memory nor disk depends on the number of shards.
+   its tree digest, and deleted locally. So the disk does not depend on the number of shards, and memory hardly: it was
+   118 MB above that of torch for 130 MB written, 151 MB for 1,376 MB.
 4. Small files; objects of the earlier composition that the new one does not have are deleted.
 5. The index, `config.json`, and `composition.json`; each is read back too. `composition.partial.json` is deleted.
 

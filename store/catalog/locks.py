@@ -76,7 +76,7 @@ class FileLocks:
         return lock.exclusive(self._path, action)
 
     def hold_output(self, place: str, action: str) -> AbstractContextManager[None]:
-        """Do nothing: a home has locks of its own for outputs, and shares its SQLite catalog with no other."""
+        """Do nothing: outputs of this machine have lock files in its home."""
         return nullcontext()
 
     def check(self) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from registry import RegError, Registry
+from registry import RegError, Registry, TestSettings
 from registry.doctor import CHECKS, Diagnosis, diagnose
 from tests.conftest import Shared
 from tests.registry.doctor.broken import ATTENTION, BROKEN, ROUTER, fill, settings, tensors
@@ -44,6 +44,13 @@ def test_a_registry_knows_the_members_and_their_text(ward: Ward, ward_registry: 
     assert said["loads"] == "transformers loads it; it is run on the members' kept text: code, math"
     assert "the averaged weights of its members" in said["comparison"]
     assert diagnosis.next == f"reg evaluate {ward.folders['moe']} --data code=FILE --data math=FILE"
+
+
+def test_what_was_evaluated_is_reported_next(ward: Ward, ward_registry: Path) -> None:
+    folder = ward.folders["moe"]
+    with Registry(ward_registry) as registry:
+        registry.evaluate([folder], ward.data, TestSettings(windows=2, seq_len=16))
+        assert registry.doctor(folder, quick=True).next == f"reg report {folder} --out report.html"
 
 
 def test_a_member_that_was_opted_out_is_an_error(ward: Ward, ward_registry: Path) -> None:

@@ -273,7 +273,7 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("killed_after", ["1", *(["0", "head"] if os.environ.get("REG_TEST_STRIDE") else [])])
+@pytest.mark.parametrize("killed_after", ["1", *(["0", "head"] if os.environ.get("REG_TEST_STRIDE") == "1" else [])])
 def test_a_killed_registration_goes_on_after_the_last_layer(
     killed_after: str, zoo: Zoo, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
