@@ -1,14 +1,11 @@
 """Settings of the forward pass that collects an expert's statistics."""
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from registry.distributed import Cluster
 from registry.errors import InvalidInputError
 from registry.families.sites import SITES
 from registry.io.dtypes import AUTO, COMPUTE_DTYPES
-
-if TYPE_CHECKING:
-    from registry.distributed import Cluster
 
 DEFAULT_TOKENS = 24_576
 """Calibration tokens for an expert: 96 windows of 256. A sixth of it costs 0.2 of the normalised score."""
@@ -74,6 +71,6 @@ class PassSettings:
             )
 
 
-def on_cluster(settings: PassSettings, cluster: "Cluster | None") -> PassSettings:
+def on_cluster(settings: PassSettings, cluster: Cluster | None) -> PassSettings:
     """Return the settings of a pass with the device that tasks compute on, where there is a cluster."""
     return settings if cluster is None else replace(settings, device=cluster.device(settings.device))

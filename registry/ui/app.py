@@ -12,6 +12,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from registry.registry import Registry
+from registry.ui.beside.side_by_side import side_by_side
 from registry.ui.composer import composer, preview
 from registry.ui.composition_list import compositions
 from registry.ui.compositions import composition, report
@@ -20,7 +21,6 @@ from registry.ui.job_pages import FORMS, JOB_PAGES, form_endpoint
 from registry.ui.jobs import Jobs
 from registry.ui.log import log
 from registry.ui.overview import overview
-from registry.ui.side_by_side import side_by_side
 from registry.ui.site import Page, Site
 from registry.ui.versions import comparison, opting_out, version
 

@@ -18,10 +18,10 @@ from registry.report.advice import opted_out, worse_than_average
 from registry.report.data import Warned
 from registry.report.frame import Frame
 from registry.report.page import page as report_page
+from registry.ui.beside.side_by_side import address
 from registry.ui.choices import Choices
 from registry.ui.describing import EARLIER, Score, difference, expert_names, output, sentences
 from registry.ui.evaluating import TOKENS, WINDOWS, Refused, domains_of, folders_of, form_rows
-from registry.ui.side_by_side import address
 from registry.ui.site import Site, url
 from registry.ui.wording import percent, sentence
 from store.catalog import CompositionRecord, EvaluationRecord

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from registry import EnsembleRecipe, Recipe, Registry
-from registry.ui.same_text import Measured, Text, found_in, mean_of, shared_rows, verdict
+from registry.ui.beside.same_text import Measured, Text, found_in, mean_of, shared_rows, verdict
 from tests.pages import Page, Pages, served
 from tests.registry.ui.test_composition_list import scored
 from tests.registry.ui.test_every_kind import recorded

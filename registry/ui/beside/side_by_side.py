@@ -9,9 +9,9 @@ from starlette.responses import Response
 from registry.errors import InvalidInputError, NotFoundError
 from registry.output.place import may_exist
 from registry.report.verdict import PLACE
+from registry.ui.beside.same_text import Row, apart, best, found_in, mean_of, shared_rows, verdict
 from registry.ui.describing import Described, Score, changes, describe, latest, sentences, title
 from registry.ui.evaluating import domains_of
-from registry.ui.same_text import Row, apart, best, found_in, mean_of, shared_rows, verdict
 from registry.ui.site import Site, url
 from registry.ui.wording import short
 from store.catalog import CompositionRecord

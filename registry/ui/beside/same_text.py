@@ -30,7 +30,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Measured:
-    """What an evaluation found on one domain.
+    """Figures of an evaluation on one domain.
 
     Attributes:
         text: the text.

@@ -1,0 +1,1 @@
+"""Compositions side by side, and which of them is better on the same text."""
