@@ -22,13 +22,18 @@ from tests.postgres import admin, schema_url, url
 
 KINDS = ("sqlite", "postgresql")
 
+COPIES: dict[Path, Path] = {}
+"""The home that each copied home was copied from."""
+
+_EMBEDDED = homes._embedded
+
 
 @dataclass
 class Schemas:
     """The schemas that the homes of one test have in the database `server`.
 
-    A home that was copied, with its arrays, gets a copy of the schema that the arrays belong to; a home with a SQLite
-    catalog of this program's revision has it moved here.
+    A home that was copied, with its arrays, gets a copy of the schema of the home in `COPIES`, or of one that the
+    arrays belong to; a home with a SQLite catalog of this program's revision has it moved here.
     """
 
     server: str
@@ -78,7 +83,8 @@ class Schemas:
         owner = None
         with suppress(RegError, OSError):
             owner = FolderArrays(home / "arrays").owner()
-        for other, source in list(self._urls.items()) if owner else ():
+        first = [(COPIES[home], self._urls[COPIES[home]])] if COPIES.get(home) in self._urls else []
+        for other, source in [*first, *self._urls.items()] if owner else ():
             if other.parent != Path("/") and _identity(source) == owner:
                 copying.copy(source, url)
                 return
@@ -105,6 +111,14 @@ def in_schemas(server: str) -> Iterator[Schemas]:
             yield schemas
         finally:
             schemas.drop()
+
+
+@contextmanager
+def in_files() -> Iterator[None]:
+    """Let homes have their catalogs in SQLite: those that outlive a test."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(homes, "_embedded", _EMBEDDED)
+        yield
 
 
 @contextmanager

@@ -31,7 +31,7 @@ from store.catalog import schema
 from store.catalog.engine import file_of, translated
 from store.catalog.tables import VERSION_TABLE
 from tests import postgres
-from tests.catalogs import KINDS, Schemas, database_name, in_schemas, make_tables
+from tests.catalogs import COPIES, KINDS, Schemas, database_name, in_files, in_schemas, make_tables
 from tests.models import WORDS, make_model, save_checkpoint, sentences, train_tokenizer, write_jsonl
 from tests.s3_server import S3Server
 from tests.s3_server import s3 as s3
@@ -266,7 +266,7 @@ def registry(tmp_path: Path) -> Iterator[Registry]:
 @pytest.fixture(scope="session")
 def _filled_home(zoo: Zoo, shared: Shared) -> Path:
     def make(root: Path) -> Path:
-        with Registry(root / "home") as registry:
+        with in_files(), Registry(root / "home") as registry:
             registry.add_base("base", zoo.base)
             for name, folder in zoo.experts.items():
                 registry.add_expert(name, folder)
@@ -348,6 +348,7 @@ _stamps: dict[str, tuple[int, int]] = {}
 def copy_home(home: Path, to: Path) -> Path:
     """Copy a closed registry, whose arrays become links, as nothing changes an array: damage one by `overwrite`."""
     shutil.copytree(home, to, ignore=lambda folder, _: ["arrays"] if Path(folder) == home else [])
+    COPIES[to] = home
     _link(home / "arrays", to / "arrays")
     return to
 

@@ -24,7 +24,7 @@ from registry.maths.router import ROUTERS
 from registry.maths.trunk import TRUNKS
 from registry.statistics.collect import collect_to
 from tests.catalogs import Schemas
-from tests.conftest import EXPERTS, Zoo, files_of
+from tests.conftest import EXPERTS, Zoo, copy_home, files_of
 from tests.models import make_model, save_checkpoint, sentences, write_jsonl
 
 EVERYTHING = os.environ.get("REG_TEST_STRIDE") == "1"
@@ -40,13 +40,6 @@ def fresh(home: Path, zoo: Zoo, order: tuple[str, ...], *, base: bool = False) -
     for name in order:
         registry.add_expert(name, zoo.experts[name])
     return registry
-
-
-def snapshot(home: Path, copy: Path) -> Path:
-    """Copy a closed registry; its arrays, which never change, by hard links."""
-    shutil.copytree(home, copy, ignore=shutil.ignore_patterns("arrays"))
-    shutil.copytree(home / "arrays", copy / "arrays", copy_function=os.link)
-    return copy
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +91,7 @@ def test_orders_of_registering_and_of_naming_give_the_same_bytes(
             assert files_of(tmp_path / "moe") == reference, order
             reached.append(order)
         for longer in longer_than(order):
-            go_on(snapshot(home, home.with_name("-".join(longer))), longer)
+            go_on(copy_home(home, home.with_name("-".join(longer))), longer)
         shutil.rmtree(home)
 
     def longer_than(begun: tuple[str, ...]) -> list[tuple[str, ...]]:
@@ -188,9 +181,9 @@ def test_history_leaves_no_trace(histories: Path, tmp_path: Path, name: str) -> 
     settings: dict[str, Any] = {"lam": 0.5, "top_k": 2, "temperature": 0.5, "weights": {"code": 2.0}}
     recipe = Recipe(**settings | RECIPES[name])
     of_any = replace(recipe, weights={}, bias={})
-    with Registry(snapshot(histories / "plain", tmp_path / "plain")) as registry:
+    with Registry(copy_home(histories / "plain", tmp_path / "plain")) as registry:
         registry.compose(["code", "law", "math"], tmp_path / "expected", recipe)
-    with Registry(snapshot(histories / "busy", tmp_path / "busy")) as registry:
+    with Registry(copy_home(histories / "busy", tmp_path / "busy")) as registry:
         registry.compose(["german", "law"], tmp_path / "earlier", of_any)
         registry.opt_out("german")
         registry.compose(["math@good", "code@2", "law@2"], tmp_path / "found", recipe)
