@@ -12,6 +12,7 @@ import click
 from cli.option_groups import typed_words
 
 if TYPE_CHECKING:
+    from registry.registration.expert_overlap import ExpertOverlap
     from registry.registration.lineage import Relation
 
 _MOST = 4
@@ -54,10 +55,18 @@ def composing_as_typed(
     return ["compose", *words, *options, "--out", fresh("moe/") if out is None else str(out)]
 
 
-def after_registration(name: str, relations: "Sequence[Relation]") -> list[str]:
-    """Return the words that compose a new expert with registered ones of its base model, or that register another."""
-    near = [one.ref for one in relations if one.kind == "expert" and one.verdict in ("same base", "same weights")]
-    others = [other for other in dict.fromkeys(ref.partition("@")[0] for ref in near) if other != name]
+def after_registration(
+    name: str, relations: "Sequence[Relation]", overlaps: "Sequence[ExpertOverlap]" = ()
+) -> list[str]:
+    """Return the words that compose a new expert with registered ones of its base model, or that register another.
+
+    Experts that routing can hardly separate from it are left out.
+    """
+    alike = {overlap.ref for overlap in overlaps if overlap.is_indistinct}
+    near = [one.ref for one in relations if one.kind == "expert" and one.verdict == "same base"]
+    others = [
+        other for other in dict.fromkeys(ref.partition("@")[0] for ref in near if ref not in alike) if other != name
+    ]
     return composing(sorted([*others[: _MOST - 1], name])) if others else ["add-expert", "NAME", "CKPT"]
 
 

@@ -80,7 +80,8 @@ def print_registration(registration: "Registration", as_json: bool, *, carried: 
             lines.append(f"  {statistics.saturated:,} activations of {statistics.site} were clipped at their bound")
     done(version.ref, *lines)
     is_base = version.kind == "base"
-    next_step(["add-expert", "NAME", "CKPT"] if is_base else after_registration(version.name, registration.relations))
+    following = after_registration(version.name, registration.relations, registration.overlaps)
+    next_step(["add-expert", "NAME", "CKPT"] if is_base else following)
 
 
 def relation_documents(relations: "Sequence[Relation]") -> list[dict[str, Any]]:

@@ -66,4 +66,4 @@ def add_experts(
             type(first).__name__,
         )
     last = [*result.registered.values()][-1]
-    next_step(after_registration(last.version.name, last.relations))
+    next_step(after_registration(last.version.name, last.relations, last.overlaps))

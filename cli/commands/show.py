@@ -10,9 +10,14 @@ from cli.next_steps import after_registration
 from cli.option_groups import GroupedCommand
 from cli.output import as_json, count, next_step, print_json, print_table, short, size
 from cli.session import Session, pass_session
-from cli.version_output import members_and_base, relation_documents, shown_parameters, version_document
+from cli.version_output import (
+    members_and_base,
+    relation_documents,
+    relation_lines,
+    shown_parameters,
+    version_document,
+)
 from registry.checkpoint.router_rows import ROUTER_FILE
-from registry.families.sites import TOKEN_COUNTS
 
 
 @click.command(cls=GroupedCommand, examples=("reg show math", "reg show math@1", "reg show 93072823"))
@@ -64,8 +69,8 @@ def show(session: Session, ref: str, as_json: bool) -> None:
     rows += [("aliases", ", ".join(version.aliases))] if version.aliases else []
     rows += [("tag", f"{key}={value}") for key, value in version.tags.items()]
     for s in version.statistics:
-        saturated = "" if s.site == TOKEN_COUNTS else f", {s.saturated} saturated"
-        rows += [("statistics", f"{s.site}: {s.tokens:,} tokens{saturated}")]
+        clipped = f", {s.saturated:,} activations were clipped at their bound" if s.saturated else ""
+        rows += [("statistics", f"{s.site}: {s.tokens:,} tokens{clipped}")]
     calibrations = {f"{s.calibration_label}  {short(s.calibration_digest)}" for s in version.statistics}
     rows += [("calibration", label) for label in sorted(calibrations)]
     if training is not None:
@@ -75,10 +80,7 @@ def show(session: Session, ref: str, as_json: bool) -> None:
     if any((link.role, link.name) == ("file", ROUTER_FILE) for link in arrays):
         rows += [("router rows", "trained beside a public expert, for --router anchored")]
     rows += [(f"{role} arrays", size(nbytes)) for role, nbytes in sizes.items()]
-    rows += [
-        ("distance", f"{r.distance:.4f}  {r.verdict} {'to' if r.verdict == 'unrelated' else 'as'} {r.ref}")
-        for r in relations
-    ]
+    rows += [("weights", line) for line in relation_lines(relations)]
     for composition in compositions:
         members, base = members_and_base(composition)
         rows += [("composition", f"{short(composition.digest)}  {members}" + (f"  base model {base}" if base else ""))]

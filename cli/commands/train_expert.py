@@ -148,4 +148,4 @@ def train_expert(
     elif spoiled:
         next_step(["opt-out", registered.version.ref])
     else:
-        next_step(after_registration(registered.version.name, registered.relations))
+        next_step(after_registration(registered.version.name, registered.relations, registered.overlaps))

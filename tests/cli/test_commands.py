@@ -224,7 +224,6 @@ def test_list_show_compositions_log(ready: Run, tmp_path: Path) -> None:
         "math@1",
         "llama, 2 layers, hidden size 32, float32",
         "mlp_input: ",
-        "0 saturated",
         "composition",
     ):
         assert word in shown

@@ -146,3 +146,12 @@ def test_a_pushed_model_is_loaded_by_transformers() -> None:
     compile(code, "line", "exec")
     assert 'from_pretrained("org/moe", revision="v1")' in code
     assert "revision" not in loading("org/moe", "main")
+
+
+def test_experts_that_routing_cannot_separate_are_not_suggested_together(filled: Registry, zoo: Zoo) -> None:
+    added = run(filled.home.path, "add-expert", "twin", zoo.experts["math"])
+    assert "100% overlap with math@1: a router can hardly separate their tokens" in added.stdout
+    experts = shlex.split(following(added))[5].split(",")
+    assert "twin" in experts
+    assert len(experts) == 4
+    assert "math" not in experts
