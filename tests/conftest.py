@@ -8,6 +8,7 @@ import pickle
 import shutil
 import sqlite3
 import uuid
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -54,6 +55,8 @@ T = TypeVar("T")
 _IN_A_BUCKET = os.environ.get("REG_TEST_ARRAYS") == "s3"
 SETTINGS = PassSettings(tokens=512, seq_len=32, batch_size=4)
 EXPERTS = tuple(WORDS)
+THREE = ("code", "law", "math")
+"""Those in a bucket, which is slow to fill."""
 DEMO_SIZES = {"vocab_size": 768, "num_hidden_layers": 1, "max_position_embeddings": 512}
 
 
@@ -97,8 +100,17 @@ ON_BOTH = (
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add `--catalog`: the database that homes without a named one have their catalogs in."""
+    """Add `--catalog`, the database of homes without a named one, and `--all-cases`."""
     parser.addoption("--catalog", choices=KINDS, help="all tests with the catalog in this database")
+    parser.addoption(
+        "--all-cases", action="store_true", help="what runs of files that are named: long tests, all cases"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Run every case of tests that are named; xdist hands the option to its workers."""
+    named = config.args_source is not pytest.Config.ArgsSource.TESTPATHS
+    config.option.all_cases |= named or os.environ.get("REG_TEST_STRIDE") == "1"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -111,11 +123,28 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is about SQLite's files where the catalog is elsewhere."""
+    """Leave out what is about SQLite's files where the catalog is elsewhere, and what `--all-cases` adds."""
+    if not config.option.all_cases:
+        out = _left_out(items)
+        config.hook.pytest_deselected(items=list(out))
+        items[:] = [item for item in items if item not in out]
     if config.getoption("catalog") == "postgresql":
         about_files = [item for item in items if item.get_closest_marker("sqlite")]
         config.hook.pytest_deselected(items=about_files)
         items[:] = [item for item in items if not item.get_closest_marker("sqlite")]
+
+
+def _left_out(items: list[pytest.Item]) -> set[pytest.Item]:
+    """Return long tests, and the cases that tests with a stride skip: they begin at cases that differ by test."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    out = {item for item in items if item.get_closest_marker("long")}
+    for test, its in cases.items():
+        if (mark := its[0].get_closest_marker("stride")) is not None:
+            begin = zlib.crc32(test.encode()) % min(mark.args[0], len(its))
+            out |= {*its} - {*its[begin :: mark.args[0]]}
+    return out
 
 
 def pytest_collection_finish() -> None:
@@ -265,14 +294,20 @@ def registry(tmp_path: Path) -> Iterator[Registry]:
 
 @pytest.fixture(scope="session")
 def _filled_home(zoo: Zoo, shared: Shared) -> Path:
-    def make(root: Path) -> Path:
-        with in_files(), Registry(root / "home") as registry:
-            registry.add_base("base", zoo.base)
-            for name, folder in zoo.experts.items():
-                registry.add_expert(name, folder)
-        return root / "home"
+    return shared.get("filled", lambda root: _make_home(root / "home", zoo, EXPERTS))
 
-    return shared.get("filled", make)
+
+@pytest.fixture(scope="session")
+def _home_of_three(zoo: Zoo, shared: Shared) -> Path:
+    return shared.get("three", lambda root: _make_home(root / "home", zoo, THREE))
+
+
+def _make_home(home: Path, zoo: Zoo, experts: tuple[str, ...]) -> Path:
+    with in_files(), Registry(home) as registry:
+        registry.add_base("base", zoo.base)
+        for name in experts:
+            registry.add_expert(name, zoo.experts[name])
+    return home
 
 
 @pytest.fixture
@@ -300,11 +335,11 @@ def arrays_url(s3: S3Server, _bucket: str) -> str:
 
 
 @pytest.fixture
-def filled_bucket(_filled_home: Path, arrays_url: str, tmp_path: Path) -> Iterator[Registry]:
-    """A registry as `filled`, whose arrays are in a bucket."""
+def filled_bucket(_home_of_three: Path, arrays_url: str, tmp_path: Path) -> Iterator[Registry]:
+    """A registry of its own with the base model and `THREE` experts, whose arrays are in a bucket."""
     home = tmp_path / "home with a bucket"
-    shutil.copytree(_filled_home, home, ignore=lambda folder, _: ["arrays"] if Path(folder) == _filled_home else [])
-    copy_arrays(_filled_home / "arrays", arrays_url, home=home)
+    shutil.copytree(_home_of_three, home, ignore=lambda folder, _: ["arrays"] if Path(folder) == _home_of_three else [])
+    copy_arrays(_home_of_three / "arrays", arrays_url, home=home)
     with Registry(home, arrays=arrays_url) as opened:
         yield opened
 

@@ -1,5 +1,4 @@
 from .candidate import Candidate as Candidate
-from .candidate import RegistrationRequest as RegistrationRequest
 from .candidate import open_candidate as open_candidate
 from .check import Check as Check
 from .check import check_candidate as check_candidate
@@ -11,3 +10,4 @@ from .register import register_base as register_base
 from .register import register_expert as register_expert
 from .register_list import RegisteredList as RegisteredList
 from .register_list import register_experts as register_experts
+from .request import RegistrationRequest as RegistrationRequest

@@ -2,9 +2,9 @@
 
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -21,30 +21,9 @@ from registry.io.files import is_folder
 from registry.names.resolve import check_name_is_free
 from registry.registration.lineage import Relation, WeightSamples, weights_of_checkpoint
 from registry.registration.lineage_index import LineageIndex
+from registry.registration.request import RegistrationRequest
 from registry.statistics.settings import PassSettings, on_cluster
-from registry.workspace import PathLike, Workspace
-from store.catalog.records import Kind
-
-
-@dataclass(frozen=True)
-class RegistrationRequest:
-    """A checkpoint to register or to check (attributes as the arguments of `Registry.add_expert`).
-
-    Attributes:
-        name: name of the expert or base model; None if the checkpoint is only checked.
-        kind: expert or base.
-    """
-
-    name: str | None
-    checkpoint: PathLike
-    kind: Kind = "expert"
-    data: Sequence[PathLike] = ()
-    settings: PassSettings | None = None
-    annotations: Annotations = field(default_factory=Annotations)
-    keep_calibration: bool = False
-    base: PathLike | None = None
-    allow_unrelated: bool = False
-    remote_code: bool = False
+from registry.workspace import Workspace
 
 
 @dataclass(frozen=True)

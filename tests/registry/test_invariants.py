@@ -24,7 +24,7 @@ from registry.maths.router import ROUTERS
 from registry.maths.trunk import TRUNKS
 from registry.statistics.collect import collect_to
 from tests.catalogs import Schemas
-from tests.conftest import EXPERTS, Zoo, copy_home, files_of
+from tests.conftest import EXPERTS, THREE, Zoo, copy_home, files_of
 from tests.models import make_model, save_checkpoint, sentences, write_jsonl
 
 EVERYTHING = os.environ.get("REG_TEST_STRIDE") == "1"
@@ -190,28 +190,35 @@ def test_history_leaves_no_trace(histories: Path, tmp_path: Path, name: str) -> 
     assert files_of(tmp_path / "found") == files_of(tmp_path / "expected")
 
 
+WITHDRAWN = [
+    *(("filled", *case) for case in product(EXPERTS, (False, True))),
+    *(("filled_bucket", *case) for case in product(THREE, (False, True))),
+]
+
+
 @pytest.mark.parametrize(
-    ("withdrawn", "purge"), list(product(EXPERTS, (False, True))) if EVERYTHING else [("code", False), ("law", True)]
+    ("where", "withdrawn", "purge"),
+    WITHDRAWN if EVERYTHING else [("filled", "code", False), ("filled", "law", True), ("filled_bucket", "law", True)],
 )
-@pytest.mark.parametrize("where", ["filled", "filled_bucket"])
 def test_opt_out_equals_never_registered(
     zoo: Zoo, request: pytest.FixtureRequest, tmp_path: Path, withdrawn: str, purge: bool, where: str
 ) -> None:
     """In a bucket as on the disk."""
     filled: Registry = request.getfixturevalue(where)
-    rest = tuple(name for name in EXPERTS if name != withdrawn)
+    names = EXPERTS if where == "filled" else THREE
+    rest = tuple(name for name in names if name != withdrawn)
     with fresh(tmp_path / "never", zoo, rest) as registry:
         registry.compose(rest, tmp_path / "expected")
         registry.compose(rest[:2], tmp_path / "pair")
         registry.compose(rest, tmp_path / "expected-ridge", RIDGE)
-    filled.compose(EXPERTS, tmp_path / "before")
-    filled.compose(EXPERTS, tmp_path / "before-ridge", RIDGE)
+    filled.compose(names, tmp_path / "before")
+    filled.compose(names, tmp_path / "before-ridge", RIDGE)
     filled.opt_out(withdrawn, purge=purge)
     filled.compose(rest, tmp_path / "found")
     filled.compose(rest[:2], tmp_path / "found-pair")
     filled.compose(rest, tmp_path / "found-ridge", RIDGE)
     with pytest.raises(ConflictError, match=f"every version of {withdrawn} was opted out"):
-        filled.compose(EXPERTS, tmp_path / "again")
+        filled.compose(names, tmp_path / "again")
     assert filled.verify().problems == ()
     assert files_of(tmp_path / "found") == files_of(tmp_path / "expected")
     assert files_of(tmp_path / "found-ridge") == files_of(tmp_path / "expected-ridge")

@@ -237,12 +237,13 @@ def test_coefficients_lose_that_of_who_left(filled: Registry, tmp_path: Path) ->
 
 
 def test_files_and_values_hold_it(tmp_path: Path) -> None:
+    schema = jsonschema.Draft202012Validator(recipe_schema())
     for method, settings in SETTINGS.items():
         recipe = EnsembleRecipe(trunk=method, routing="perplexity", **settings)
         assert make_recipe(values_of(recipe)) == recipe
         write_recipe(tmp_path / "r.yaml", recipe, force=True)
         assert read_recipe(tmp_path / "r.yaml").recipe == recipe
-        jsonschema.validate(parse_yaml((tmp_path / "r.yaml").read_bytes(), "r").plain, recipe_schema())
+        schema.validate(parse_yaml((tmp_path / "r.yaml").read_bytes(), "r").plain)
     dense = {"to": "dense", "trunk": "ties", "density": 0.5, "weights": {"a": 2.0}}
     assert overlay(dense, {"to": "ensemble"}) == {"to": "ensemble", "weights": {"a": 2.0}}
     assert overlay(dense, {"to": "ensemble", "trunk": "ties"}) == dense | {"to": "ensemble"}
