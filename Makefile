@@ -15,7 +15,7 @@ postgres: .venv/installed  ## the tests of registry, store and command line with
 	$(BIN)/pytest --catalog postgresql tests/registry tests/store tests/cli
 
 coverage: .venv/installed .transformers-4.57/installed  ## the same tests with coverage, which takes twice as long
-	$(BIN)/pytest --cov --cov-fail-under=95
+	$(BIN)/pytest --all-cases --cov --cov-fail-under=95
 
 lint: .venv/installed
 	$(BIN)/ruff check .
@@ -40,8 +40,7 @@ papers: .venv/installed  ## measure tables in the shape of the papers'; FAR=fold
 	$(BIN)/python -m benchmarks.papers $(if $(FAR),--far $(FAR))
 
 trust: .venv/installed  ## the long runs behind docs/guarantees.md; each prints one line of JSON
-	REG_TEST_STRIDE=1 $(BIN)/pytest tests/registry/test_invariants.py tests/registry/maintenance/test_upgrade.py tests/registry/training/test_processes.py \
-	    tests/registry/maths/test_gram.py tests/registry/output/test_bucket_output.py tests/registry/statistics/test_onloading.py
+	REG_TEST_STRIDE=1 $(BIN)/pytest
 	$(BIN)/python -m tests.crash kill
 	$(BIN)/python -m tests.crash random --kills 200
 	$(BIN)/python -m tests.crash full --tries 8

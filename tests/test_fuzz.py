@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-INPUTS, FLIPS = 60, 12
+INPUTS, FLIPS = 30, 6
 
 
 def figures(*words: str) -> dict[str, Any]:

@@ -21,6 +21,7 @@ def test_pages_are_chosen_by_their_names_or_beginnings() -> None:
     assert wanted_of(PAGES, ["composition-2", "x"]) == ([PAGES[4]], ["x"])
 
 
+@pytest.mark.long
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
 def test_the_command_takes_the_pages_of_its_arguments(tmp_path: Path) -> None:
     pytest.importorskip("playwright.sync_api")

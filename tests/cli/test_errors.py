@@ -150,6 +150,7 @@ TOLD: dict[str, tuple[tuple[str, ...], str, str]] = {
 }
 
 
+@pytest.mark.stride(7)
 @pytest.mark.parametrize("case", sorted(TOLD))
 def test_mistakes_are_told(filled: Registry, zoo: Zoo, tmp_path: Path, case: str) -> None:
     words, message, hint = TOLD[case]
@@ -318,6 +319,7 @@ def test_refusal_of_the_system_is_no_fault_of_the_program(
     assert run(tmp_path / "home", "list").exception is error
 
 
+@pytest.mark.stride(2)
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 @pytest.mark.parametrize("words", [["list"], ["--help"], ["list", "--help"]], ids=" ".join)
 @pytest.mark.parametrize("unbuffered", ["", "1"])

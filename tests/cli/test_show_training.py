@@ -76,6 +76,7 @@ def test_report_draws_the_losses_of_trained_members(filled: Registry, zoo: Zoo, 
     assert json.loads(run("report", tmp_path / "moe", "--json").stdout)["trainings"][0]["loss"] == list(losses.steps)
 
 
+@pytest.mark.stride(2)
 @pytest.mark.parametrize("content", ["{}", '{"format": 1}', '{"format": 1, "loss": "\\u001b[31m"}', "[]"])
 def test_record_that_cannot_be_read_is_left_out_and_noted(
     filled: Registry, zoo: Zoo, run: Run, tmp_path: Path, content: str

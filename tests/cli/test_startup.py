@@ -30,6 +30,7 @@ NOT_FOR_COMPOSING = (
 OWN = ("cli.commands.compose", "cli.recipe", "cli.options")
 
 
+@pytest.mark.stride(3)
 @pytest.mark.parametrize(
     "words",
     [
@@ -172,6 +173,7 @@ def test_every_command_has_a_case() -> None:
     assert WRONG.keys() | WITHOUT_NAMES == COMMANDS.keys()
 
 
+@pytest.mark.stride(6)
 @pytest.mark.parametrize(
     ("command", "words", "message"),
     [(command, *case) for command, cases in WRONG.items() for case in cases],

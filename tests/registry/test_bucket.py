@@ -28,6 +28,7 @@ def objects(s3: S3Server, url: str) -> dict[str, bytes]:
     return s3.objects(bucket, prefix)
 
 
+@pytest.mark.stride(4)
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: f"{recipe.to}-{recipe.trunk}-{recipe.router}")
 def test_composed_folders_are_the_same_bytes(
     filled: Registry, filled_bucket: Registry, tmp_path: Path, recipe: Recipe

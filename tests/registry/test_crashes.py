@@ -32,6 +32,7 @@ def test_killed_or_without_space_at_some_points() -> None:
     assert told["random"]["kills"] > 0
 
 
+@pytest.mark.long
 @pytest.mark.skipif(faults.why_not() is not None, reason=str(faults.why_not()))
 def test_killed_with_the_catalog_in_postgresql() -> None:
     told = figures_of("tests.crash", "random", "--kills", 2, "--database", "postgresql")["random"]

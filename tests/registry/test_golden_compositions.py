@@ -32,6 +32,7 @@ def machine() -> str:
     return fingerprint()
 
 
+@pytest.mark.stride(6)
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_written_is_what_was_recorded(name: str, home: Home, machine: str, tmp_path: Path) -> None:
     found, expected = written(CASES[name], home, tmp_path), RECORDED["everywhere"][name]

@@ -71,6 +71,7 @@ RECIPES: dict[str, Any] = {
 }
 
 
+@pytest.mark.stride(12)
 @pytest.mark.parametrize(
     ("recipe", "step"), [*((recipe, 3) for recipe in RECIPES), ("default", 0), ("refined", 12), ("refitted", 12)]
 )
@@ -89,6 +90,7 @@ def test_member_purged_while_it_is_composed(filled: Registry, tmp_path: Path, re
     assert filled.verify().problems == ()
 
 
+@pytest.mark.stride(3)
 @pytest.mark.parametrize(("recipe", "step"), [("refined", 0), ("refitted", 3), ("refined", 12)])
 def test_others_purged_while_one_is_composed(
     filled: Registry, zoo: Zoo, tmp_path: Path, recipe: str, step: int

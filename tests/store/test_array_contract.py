@@ -55,6 +55,7 @@ def damage(store: ArrayStore, digest: str, position: int) -> None:
     chunk.write_bytes(data)
 
 
+@pytest.mark.stride(3)
 @pytest.mark.parametrize("compress", [False, True])
 @pytest.mark.parametrize("dtype", sorted(CARRIERS))
 @pytest.mark.parametrize("shape", [(1,), (7,), (4, 6), (3, 2, 5)])

@@ -42,6 +42,7 @@ def store(proxy: FaultyProxy, arrays_url: str, tmp_path: Path) -> ObjectArrays:
     return found
 
 
+@pytest.mark.stride(5)
 @pytest.mark.parametrize("fault", [*PASSING, "hang"])
 @pytest.mark.parametrize("method", ["PUT", "GET"])
 def test_faults_that_pass_are_overcome(store: ObjectArrays, proxy: FaultyProxy, fault: Fault, method: str) -> None:
@@ -52,6 +53,7 @@ def test_faults_that_pass_are_overcome(store: ObjectArrays, proxy: FaultyProxy, 
     assert [fault for *_, fault in proxy.requests if fault] == [fault, fault]
 
 
+@pytest.mark.stride(11)
 @pytest.mark.parametrize("fault", ["500", "slow down", "reset", "denied", "expired"])
 @pytest.mark.parametrize("doing", ["put", "read", "is_intact", "has", "delete", "digests", "owner"])
 def test_faults_that_stay_are_errors_that_name_the_bucket(
@@ -78,6 +80,7 @@ def test_faults_that_stay_are_errors_that_name_the_bucket(
     assert content(store.open(digest)) == content(SOURCE)
 
 
+@pytest.mark.stride(4)
 @pytest.mark.parametrize("fault", ["cut", "flip"])
 @pytest.mark.parametrize("cached", [True, False])
 def test_no_wrong_byte_is_read(store: ObjectArrays, proxy: FaultyProxy, fault: Fault, cached: bool) -> None:
@@ -95,6 +98,7 @@ def test_no_wrong_byte_is_read(store: ObjectArrays, proxy: FaultyProxy, fault: F
     assert content(store.open(digest)) == content(SOURCE)
 
 
+@pytest.mark.stride(3)
 @pytest.mark.parametrize("fault", ["cut", "flip", "500", "slow down", "reset", "reset after", "hang"])
 def test_what_is_put_amid_faults_is_whole_or_an_error(
     store: ObjectArrays,

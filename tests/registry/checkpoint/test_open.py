@@ -70,6 +70,7 @@ def test_adapter_composes_to_the_bytes_of_its_merged_checkpoint(
     assert made[0] == made[1]
 
 
+@pytest.mark.stride(3)
 @pytest.mark.parametrize("base", ["base", "base@1", "folder"])
 def test_base_is_a_registered_name_or_a_folder(filled: Registry, elsewhere: Path, zoo: Zoo, base: str) -> None:
     registered = filled.add_expert("tuned", elsewhere, base=zoo.base if base == "folder" else base, settings=SETTINGS)

@@ -147,6 +147,7 @@ def assert_same(found: list[torch.Tensor], plan: Plan, ids: torch.Tensor, tie: f
         assert torch.equal(choices[clear], experts[clear]), (layer, int((choices != experts)[clear].sum()))
 
 
+@pytest.mark.stride(10)
 @pytest.mark.parametrize("tau", WINDOWS)
 def test_every_layer_takes_the_expert_of_most_evidence(
     variant: Variant, tmp_path: Path, tokenizer: Any, tau: float
@@ -207,6 +208,7 @@ def test_padding_is_no_evidence(variant: Variant, tmp_path: Path, tokenizer: Any
         assert_same(chosen(model, padded), plan, padded, keep=keep)
 
 
+@pytest.mark.stride(3)
 @pytest.mark.parametrize("variant", ["llama", "mistral window", "qwen3", "olmo2", "smollm3", "granite"], indirect=True)
 def test_a_cache_step_by_step_is_one_pass(variant: Variant, tmp_path: Path, tokenizer: Any) -> None:
     plan = variant.registry.compose(EXPERTS, tmp_path / "moe", variant.recipe(router="context", context_window=16.0))
@@ -229,6 +231,7 @@ def test_a_cache_step_by_step_is_one_pass(variant: Variant, tmp_path: Path, toke
     assert apart[before_ties].max() < 1e-4 * whole.abs().max()
 
 
+@pytest.mark.stride(2)
 @pytest.mark.parametrize("variant", ["llama", "qwen2 window by layer", "qwen3", "olmo2", "smollm3"], indirect=True)
 def test_a_left_padded_batch_generates_what_each_text_does(variant: Variant, tmp_path: Path, tokenizer: Any) -> None:
     variant.registry.compose(EXPERTS, tmp_path / "moe", variant.recipe(router="context", context_window=16.0))
@@ -243,6 +246,7 @@ def test_a_left_padded_batch_generates_what_each_text_does(variant: Variant, tmp
         assert torch.equal(model.generate(alone, attention_mask=torch.ones_like(alone), **options)[0, length:], text)
 
 
+@pytest.mark.stride(2)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("variant", ["llama", "qwen3", "granite", "gemma", "olmo2", "smollm3"], indirect=True)
 def test_folders_in_16_bits_take_the_same_experts(variant: Variant, tmp_path: Path, tokenizer: Any, dtype: str) -> None:
@@ -253,6 +257,7 @@ def test_folders_in_16_bits_take_the_same_experts(variant: Variant, tmp_path: Pa
     assert_same(found, plan, ids, tie=HALF_TIE)
 
 
+@pytest.mark.stride(4)
 @pytest.mark.parametrize("variant", [name for name, case in CASES.items() if case.old], indirect=True)
 def test_transformers_4_computes_the_same(
     variant: Variant, tmp_path: Path, tokenizer: Any, transformers4: Transformers4

@@ -34,6 +34,7 @@ def moe(filled: Registry, tmp_path: Path) -> Path:
     return tmp_path / "moe"
 
 
+@pytest.mark.stride(3)
 @pytest.mark.parametrize("family", ["llama", "qwen3", "granite"])
 def test_tensors_are_those_of_the_model_under_several_names(
     registry: Registry, zoo: Zoo, tmp_path: Path, family: str

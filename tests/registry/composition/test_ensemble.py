@@ -182,6 +182,7 @@ def test_task_vectors_run_only_whom_they_chose(write: Write) -> None:
     assert calls == [0, 1, 2]
 
 
+@pytest.mark.stride(2)
 @pytest.mark.parametrize("routing", ROUTINGS)
 def test_text_is_the_same_with_and_without_a_cache(write: Write, routing: str) -> None:
     _, folder = write(routing=routing, top_k=2, temperature=0.1, routing_tokens=FIRST)

@@ -69,6 +69,7 @@ def distributions(models: Sequence[Any], ids: torch.Tensor = IDS) -> torch.Tenso
     return torch.stack([model(input_ids=ids).logits.log_softmax(-1) for model in models], dim=2)
 
 
+@pytest.mark.stride(3)
 @pytest.mark.parametrize("method", TRUNKS)
 def test_forced_member_is_the_dense_model_of_that_trunk_and_its_mlps(
     filled: Registry, zoo: Zoo, tmp_path: Path, method: str
@@ -168,6 +169,7 @@ def test_trunk_is_stored_once(filled: Registry, zoo: Zoo, tmp_path: Path) -> Non
     assert len({id(member.model.layers[0].mlp.up_proj.weight) for member in model.members}) == 3
 
 
+@pytest.mark.stride(2)
 @pytest.mark.parametrize("mixing", ["probabilities", "logits"])
 @pytest.mark.parametrize("routing", ROUTINGS)
 def test_every_kind_is_reproduced_and_loads(filled: Registry, tmp_path: Path, routing: str, mixing: str) -> None:

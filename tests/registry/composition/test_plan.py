@@ -121,6 +121,7 @@ STRANGERS: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.stride(2)
 @pytest.mark.parametrize("case", sorted(STRANGERS))
 def test_members_that_differ_are_refused_with_the_difference(
     filled: Registry, tmp_path: Path, tokenizer: Any, case: str

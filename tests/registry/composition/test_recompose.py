@@ -28,6 +28,7 @@ def inodes(folder: Path) -> dict[str, int]:
     return {part: (folder / name).stat().st_ino for part, name in parts(folder).items()}
 
 
+@pytest.mark.stride(2)
 @pytest.mark.parametrize(
     ("changed", "kept"),
     [
@@ -53,6 +54,7 @@ def test_what_changes_is_written_anew(
     assert {path.stat().st_nlink for path in (tmp_path / "moe").iterdir()} == {1}
 
 
+@pytest.mark.stride(4)
 @pytest.mark.parametrize(
     "changed",
     [

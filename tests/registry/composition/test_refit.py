@@ -103,6 +103,7 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
 
 
+@pytest.mark.stride(4)
 def test_one_member_has_nothing_to_be_refitted_to(pair: Pair) -> None:
     """Its trunk is its own, so targets are met already: towards the old weight, ridge regression stays there."""
     refitted = pair.compose("one", ("code",), refine_mlp=True)
@@ -133,6 +134,7 @@ def distances(pair: Pair, folder: Path) -> list[float]:
     return found
 
 
+@pytest.mark.stride(4)
 def test_each_text_is_nearer_to_its_expert(pair: Pair) -> None:
     before = distances(pair, pair.compose("plain"))
     after = distances(pair, pair.compose("refitted", refine_mlp=True))
@@ -141,6 +143,7 @@ def test_each_text_is_nearer_to_its_expert(pair: Pair) -> None:
         assert other < 0.8 * one
 
 
+@pytest.mark.stride(4)
 @pytest.mark.parametrize(
     "recipe",
     [
@@ -268,6 +271,7 @@ def mlps_of(folder: Path) -> dict[str, torch.Tensor]:
     }
 
 
+@pytest.mark.stride(4)
 def test_a_trunk_is_solved_alone(pair: Pair) -> None:
     """Linear maps of the trunk differ, and nothing else does but the routers."""
     plain, solved = pair.compose("plain"), pair.compose("solved", refine_trunk=True)

@@ -100,6 +100,7 @@ def test_a_bias_is_added_exactly(filled: Registry, zoo: Zoo, tmp_path: Path, tem
         assert torch.allclose(gate.module(x), wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.stride(9)
 @pytest.mark.parametrize("top_k", [1, 2, 3])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("bias", [-1e4, -1e30])
@@ -259,6 +260,7 @@ def test_wrong_biases_are_refused_first(filled: Registry, zoo: Zoo, tmp_path: Pa
         filled.plan(["moved", "base"], Recipe(router="anchored", trunk="base", bias={"moved": -1.0}))
 
 
+@pytest.mark.stride(4)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("host", [None, "remote-code"])
 def test_an_expert_trained_on_a_frozen_trunk_is_there_to_the_bit(

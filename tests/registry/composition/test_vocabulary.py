@@ -30,6 +30,7 @@ def grown(folder: Path, seed: int, *tokens: str, rows: int = 0) -> Path:
     return save_checkpoint(model, folder, tokenizer)
 
 
+@pytest.mark.stride(3)
 @pytest.mark.parametrize(("trunk", "router"), [("mean", "context"), ("mean", "ridge"), ("base", "context")])
 def test_rows_that_some_lack_are_averaged_over_those_that_have_them(
     filled: Registry, zoo: Zoo, tmp_path: Path, trunk: str, router: str

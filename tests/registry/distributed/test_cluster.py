@@ -128,6 +128,7 @@ class Seen:
         yield advance
 
 
+@pytest.mark.long
 def test_nodes_of_two_kinds_are_refused(
     zoo: Zoo, nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ def errors(diagnosis: Diagnosis) -> list[str]:
     return [finding.check for finding in diagnosis.of("error")]
 
 
+@pytest.mark.stride(2)
 @pytest.mark.parametrize("name", BROKEN)
 def test_what_is_broken_is_named(ward: Ward, patient: dict[str, Path], name: str) -> None:
     kind, breaking, check = BROKEN[name]

@@ -22,6 +22,7 @@ from tests.registry.runtime.test_gates import ONE_EACH
 SETTINGS = TestSettings(windows=2, seq_len=32, batch_size=3)
 
 
+@pytest.mark.stride(2)
 @pytest.mark.parametrize("host", sorted(ONE_EACH))
 def test_every_host_takes_the_number(host: str, tmp_path: Path, shared: Shared) -> None:
     with shared_variant(ONE_EACH[host], tmp_path, shared) as variant:

@@ -38,6 +38,7 @@ def test_one_expert_gets_everything_and_its_oracle_is_the_expert(filled: Registr
     assert alone.relative_time is None
 
 
+@pytest.mark.stride(3)
 @pytest.mark.parametrize("recipe", [RIDGE, replace(RIDGE, top_k=1), replace(RIDGE, host="remote-code")], ids=str)
 def test_routing_is_what_the_routers_decide(filled: Registry, zoo: Zoo, tmp_path: Path, recipe: Recipe) -> None:
     names = ["code", "law", "math"]

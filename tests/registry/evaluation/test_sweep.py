@@ -29,6 +29,7 @@ def data(zoo: Zoo) -> dict[str, list[Path]]:
     return {name: [zoo.test[name]] for name in ("code", "math")}
 
 
+@pytest.mark.stride(5)
 @pytest.mark.parametrize(
     ("recipe", "field", "values", "names"),
     [

@@ -79,6 +79,7 @@ def routed(model: Any, ids: torch.Tensor, **options: Any) -> torch.Tensor:
     return routings[0].logits[0].view(*ids.shape, -1)
 
 
+@pytest.mark.stride(3)
 @pytest.mark.parametrize("name", REMOTE)
 def test_every_family_routes_by_the_mean_evidence_and_experts_compute_what_they_do_by_themselves(
     name: str, tmp_path: Path, shared: Shared
@@ -95,6 +96,7 @@ def test_every_family_routes_by_the_mean_evidence_and_experts_compute_what_they_
                 assert torch.equal(moe(input_ids=IDS).logits, dense(input_ids=IDS).logits)
 
 
+@pytest.mark.stride(3)
 @pytest.mark.parametrize("window", [0.0, 1.0, 300.0])
 def test_the_expert_of_a_token_is_that_of_most_evidence(composed: Composed, tmp_path: Path, window: float) -> None:
     composed = compose(composed.variant, tmp_path / "moe", context_window=window)
@@ -138,6 +140,7 @@ def test_padding_is_no_evidence(composed: Composed, side: str) -> None:
         assert bool((padded[:, :5] == 0).all())
 
 
+@pytest.mark.stride(4)
 @pytest.mark.parametrize("cuts", [range(1, 48), (20, 21, 47), (40,)])
 def test_a_cache_gives_what_the_whole_text_does(composed: Composed, cuts: Any) -> None:
     moe = load(composed.folder)

@@ -78,6 +78,7 @@ def double(folder: Path) -> Any:
     return load(folder, torch.float64, experts_implementation="eager")
 
 
+@pytest.mark.stride(6)
 def test_each_expert_computes_what_it_computes_without_the_layer(variant: Variant, tmp_path: Path) -> None:
     folders = pair(variant, tmp_path)
     shares_epsilon = variant.case.host == "flex_olmo"
@@ -108,6 +109,7 @@ def width(folder: Path) -> int:
     return int(json.loads((folder / "config.json").read_text())["hidden_size"])
 
 
+@pytest.mark.stride(6)
 def test_weights_are_those_of_the_members_and_zeros(variant: Variant, tmp_path: Path) -> None:
     """Bit for bit, one layer later; norms of the stream are scaled, and routers and reserved channels are our own."""
     plain, context = map(tensors, pair(variant, tmp_path))
@@ -148,6 +150,7 @@ def test_weights_are_those_of_the_members_and_zeros(variant: Variant, tmp_path: 
         assert int(gate.count_nonzero()) in (0, 2)
 
 
+@pytest.mark.stride(6)
 def test_config_names_the_layer(variant: Variant, tmp_path: Path) -> None:
     plain, context = (json.loads((folder / "config.json").read_text()) for folder in pair(variant, tmp_path))
     changed = {key: (plain.get(key), value) for key, value in context.items() if value != plain.get(key)}
@@ -169,6 +172,7 @@ def test_config_names_the_layer(variant: Variant, tmp_path: Path) -> None:
     assert changed == {}
 
 
+@pytest.mark.stride(6)
 def test_names_are_those_that_save_pretrained_writes(variant: Variant, tmp_path: Path) -> None:
     _, folder = pair(variant, tmp_path)
     with quiet_transformers():
@@ -177,6 +181,7 @@ def test_names_are_those_that_save_pretrained_writes(variant: Variant, tmp_path:
     assert shapes[0] == shapes[1]
 
 
+@pytest.mark.stride(6)
 def test_layers_count_as_those_of_the_members(variant: Variant, tmp_path: Path) -> None:
     plain, context = map(load, pair(variant, tmp_path))
     assert [gate.layer for gate in gates(context)] == [gate.layer for gate in gates(plain)]

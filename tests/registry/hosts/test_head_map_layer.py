@@ -76,6 +76,7 @@ def ripple(plan: Plan, stream: Float[Tensor, "T H"], steady: float) -> Float[Ten
     return torch.stack(bumps).sum(dim=0) * steady / size
 
 
+@pytest.mark.stride(6)
 def test_the_last_norm_sees_the_mapped_stream(variant: Variant, tmp_path: Path) -> None:
     plan, shared, mapped = folders(variant, tmp_path)
     source, hidden = StoredSource(plan), plan.lead.architecture.hidden_size
@@ -107,6 +108,7 @@ def test_ripples_are_small(variant: Variant, tmp_path: Path) -> None:
         assert abs(float(ripple(plan, stream, 1.0)) - 1) < most
 
 
+@pytest.mark.stride(6)
 def test_config_names_both_layers(variant: Variant, tmp_path: Path) -> None:
     variant.registry.compose(EXPERTS, tmp_path / "moe", variant.recipe(trunk="mean", router="context"))
     config = json.loads((tmp_path / "moe" / "config.json").read_text())
@@ -129,6 +131,7 @@ def test_narrow_mlps_share_the_head(tmp_path: Path, tokenizer: Any) -> None:
     assert len(plans[0].tensors) == len(plans[1].tensors)
 
 
+@pytest.mark.stride(4)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("name", ["llama", "qwen2", "olmo2", "granite"])
 def test_16_bits_hold_them(name: str, dtype: str, tmp_path: Path, shared: Shared) -> None:

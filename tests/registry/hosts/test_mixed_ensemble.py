@@ -144,6 +144,7 @@ def of_logits(every: Sequence[torch.Tensor], place: int, weights: Sequence[float
 MIXINGS = {"probabilities": of_probabilities, "logits": of_logits}
 
 
+@pytest.mark.stride(5)
 @pytest.mark.parametrize("mixing", MIXINGS)
 @pytest.mark.parametrize(("top_k", "temperature"), [(1, 1.0), (2, 1.0), (2, 3e-4), (3, 3e-4)])
 def test_first_tokens_decide_by_their_perplexity(
@@ -212,6 +213,7 @@ def test_logits_have_the_weights_that_probabilities_have(write: Write, experts: 
             assert torch.allclose(found[row, place], own.float(), atol=5e-5), (row, place)
 
 
+@pytest.mark.stride(4)
 @pytest.mark.parametrize("routing", ROUTINGS)
 def test_mixed_logits_with_caches_padding_and_beams(write: Write, routing: str) -> None:
     model = write(routing=routing, top_k=2, temperature=0.1, routing_tokens=FIRST, mixing="logits")

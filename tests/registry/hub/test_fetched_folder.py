@@ -76,6 +76,7 @@ def test_every_command_takes_a_fetched_folder_as_the_composed_one(
     assert len(problems[0]) == 1  # it holds what was withdrawn; nothing else is wrong with it
 
 
+@pytest.mark.stride(4)
 @pytest.mark.parametrize("name", ["README.md", "config.json", "model.safetensors", "tokenizer.json"])
 def test_a_fetched_folder_with_a_changed_byte_is_refused(pushed: Registry, zoo: Zoo, tmp_path: Path, name: str) -> None:
     back, data = into_folder(tmp_path / "back"), {"code": [zoo.test["code"]]}

@@ -161,6 +161,7 @@ def test_a_gated_repository_is_told(filled: Registry, moe: Path, hub: WritableHu
     refusal(StorageError, filled, moe, Target("org/moe", force=True), *terms)
 
 
+@pytest.mark.stride(6)
 @pytest.mark.parametrize("what", ["POST create", "POST preupload", "POST batch", "POST commit"])
 @pytest.mark.parametrize(
     ("answer", "kind", "parts"),

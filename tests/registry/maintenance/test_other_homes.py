@@ -142,6 +142,7 @@ def test_nothing_happened_is_one_query_and_no_write(tmp_path: Path, here: Regist
     assert (mark.read_text(), mark.stat().st_mtime_ns) == (noted, changed)
 
 
+@pytest.mark.stride(6)
 @pytest.mark.parametrize("noted", ["", "7", "x y z", f"2 {'0' * 64}", f"999999 {'0' * 64}", "-1 a"])
 def test_mark_that_the_log_does_not_have_counts_as_none(
     tmp_path: Path, here: Registry, places: dict[str, Any], noted: str

@@ -25,6 +25,7 @@ def damage(registry: Registry, ref: str, name: str, kind: str) -> None:
         registry.arrays.delete(link.digest)
 
 
+@pytest.mark.stride(3)
 @pytest.mark.parametrize("what", sorted(NAMES))
 @pytest.mark.parametrize("kind", ["changed", "missing", "gone"])
 def test_adding_again_repairs(filled: Registry, zoo: Zoo, what: str, kind: str) -> None:
@@ -36,6 +37,7 @@ def test_adding_again_repairs(filled: Registry, zoo: Zoo, what: str, kind: str) 
     assert filled.verify().problems == ()
 
 
+@pytest.mark.stride(2)
 @pytest.mark.parametrize("what", sorted(NAMES))
 @pytest.mark.parametrize("kind", ["missing", "gone"])
 def test_damaged_expert_stands_in_no_others_way(

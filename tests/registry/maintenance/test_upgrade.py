@@ -58,6 +58,7 @@ def composed(registry: Registry, out: Path, name: str) -> bytes:
     return (out / "model.safetensors").read_bytes()
 
 
+@pytest.mark.stride(5)
 @pytest.mark.parametrize("revision", REVISIONS)
 def test_golden_home_is_upgraded_and_used(revision: str, tmp_path: Path, today: dict[str, bytes]) -> None:
     home = unpacked(revision, tmp_path)

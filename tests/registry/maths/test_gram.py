@@ -66,6 +66,7 @@ def _plain(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor | None = N
     return product if out is None else out.copy_(product)
 
 
+@pytest.mark.stride(12)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bits", [16, 20])
 @pytest.mark.parametrize("int8", [True, False])

@@ -131,6 +131,7 @@ def test_base_model_leaves_nothing_where_the_recipe_needs_it(filled: Registry, t
     assert filled.verify_receipt(tmp_path / "receipt.json").problems == []
 
 
+@pytest.mark.stride(3)
 @pytest.mark.parametrize("where", ["before", "amid", "after"])
 def test_purge_that_was_interrupted_has_its_whole_receipt_when_repeated(
     filled: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
@@ -256,6 +257,7 @@ CONTRADICTIONS: dict[str, tuple[Change, str]] = {
 }
 
 
+@pytest.mark.stride(5)
 @pytest.mark.parametrize("case", sorted(CONTRADICTIONS))
 def test_what_contradicts_a_receipt_is_told(
     withdrawn: Registry, made: dict[str, Any], tmp_path: Path, case: str

@@ -54,6 +54,7 @@ def several(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_folder, "SHARD_BYTES", 60_000)
 
 
+@pytest.mark.stride(8)
 @pytest.mark.parametrize(
     ("experts", "recipe"),
     [

@@ -234,6 +234,7 @@ def test_labels_of_an_axis_are_its_ticks(low: float, high: float, share: bool, l
     assert drawn == labels
 
 
+@pytest.mark.stride(2)
 @pytest.mark.parametrize(
     "recipe",
     [

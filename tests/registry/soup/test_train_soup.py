@@ -213,6 +213,7 @@ def test_same_seed_gives_the_same_bytes_and_another_does_not(zoo: Zoo, whole: Wh
     assert not set(whole[1]) & set(found[1])
 
 
+@pytest.mark.stride(3)
 @pytest.mark.parametrize(
     ("at", "changes"),
     [(1, {}), (4, {}), (6, {"rank": 2, "accumulate": 2, "tokens": 6 * 4 * 32})],

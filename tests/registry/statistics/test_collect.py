@@ -63,6 +63,7 @@ def taken(expert: tuple[Any, Any], calibration: Calibration, batch_size: int = 4
     return take_statistics(hashed.checkpoint, hashed.weights, ModelRun(model), calibration, settings, **options)
 
 
+@pytest.mark.stride(3)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_equals_a_float64_reference_to_the_resolution_and_never_saturates(

@@ -81,6 +81,7 @@ def assert_equal(checkpoint: Checkpoint, found: Collected, expected: Collected) 
     assert stored == digests(checkpoint, expected)
 
 
+@pytest.mark.stride(10)
 @pytest.mark.parametrize(
     ("stored", "computed"),
     [("float32", "float32"), ("bfloat16", "float32"), ("bfloat16", "bfloat16"), ("float32", "bfloat16")],
@@ -150,6 +151,7 @@ def interrupted(monkeypatch: pytest.MonkeyPatch, writes: int, error: type[BaseEx
             yield
 
 
+@pytest.mark.stride(3)
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
 @pytest.mark.parametrize("writes", range(6))
 def test_resumes_after_the_last_finished_layer(

@@ -160,6 +160,7 @@ def test_maps_that_cannot_be_solved_leave_nothing(sums: SubsetSums, cache: Path)
     assert list(cache.parent.glob("tmp*")) == []
 
 
+@pytest.mark.stride(12)
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize(
     ("recipe", "expected"),

@@ -102,6 +102,7 @@ def test_two_processes_train_what_one_does(
     assert not list(filled.home.merged.iterdir())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("changes", [{"fsdp": True}, *([{}] if EVERYTHING else [])])
 def test_a_killed_run_ends_in_the_same_bytes(
     filled: Registry, zoo: Zoo, tmp_path: Path, changes: dict[str, Any]

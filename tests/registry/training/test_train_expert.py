@@ -101,6 +101,7 @@ def test_the_loss_falls_and_the_version_stores_how_it_was_trained(filled: Regist
     assert continued.document["training"]["base"] == member.content["weights"]
 
 
+@pytest.mark.stride(4)
 @pytest.mark.parametrize("changes", [{}, {"mlp": "lora:2"}, {"accumulate": 2}])
 @pytest.mark.parametrize("at", [1, 4, 6])
 def test_an_interrupted_training_goes_on_to_the_same_curve_and_bytes(

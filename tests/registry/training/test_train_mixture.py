@@ -357,6 +357,7 @@ def test_copies_of_one_model_learn_to_differ(registry: Registry, zoo: Zoo, tmp_p
     assert not torch.equal(new[first], new[second])
 
 
+@pytest.mark.stride(5)
 @pytest.mark.parametrize("family", ["granite", "qwen2", "olmo2", "cohere2", "gpt_neox"])
 def test_mixtures_of_every_kind_of_host_train(registry: Registry, zoo: Zoo, tmp_path: Path, family: str) -> None:
     """Fused experts, a shared expert, norms after the MLP, a tied head, and a modelling file; routers alone as well."""

@@ -118,6 +118,7 @@ def loaded(page: "Tab") -> None:
     page.wait_for_selector("[aria-busy],[data-load]", state="detached")
 
 
+@pytest.mark.stride(3)
 @pytest.mark.parametrize("options", [LIGHT, DARK, PHONE], ids=["light", "dark", "phone"])
 def test_every_page_is_without_fault(browser: "Browser", pages: Pages, options: dict[str, Any]) -> None:
     with tab(browser, **options) as (_, page, said):

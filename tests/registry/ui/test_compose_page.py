@@ -36,6 +36,7 @@ RECIPES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.stride(8)
 @pytest.mark.parametrize("fields", RECIPES, ids=str)
 def test_the_command_makes_what_the_composer_shows(filled: Registry, pages: Pages, fields: dict[str, Any]) -> None:
     page = pages.read("compose", e=["math@1", "code"], **fields)

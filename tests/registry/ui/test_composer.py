@@ -118,6 +118,7 @@ def test_two_versions_of_one_expert_are_refused_with_a_choice(twice: Registry) -
             assert "--experts code@1,law@1,math@" in Page(pages.ask(address).text).text
 
 
+@pytest.mark.stride(2)
 @pytest.mark.parametrize(
     ("query", "label"),
     [

@@ -142,6 +142,7 @@ def test_a_change_that_mends_is_applied_by_its_button(browser: "Browser", pages:
         assert said == []
 
 
+@pytest.mark.stride(3)
 @pytest.mark.parametrize("options", [LIGHT, DARK, PHONE], ids=["light", "dark", "phone"])
 def test_a_job_is_started_and_followed_to_its_end(
     browser: "Browser", pages: Pages, tmp_path: Path, options: dict[str, Any]

@@ -55,6 +55,7 @@ def test_the_form_evaluates_what_the_command_would(
     assert "Written to" not in page.text
 
 
+@pytest.mark.stride(5)
 @pytest.mark.parametrize(
     ("form", "told"),
     [

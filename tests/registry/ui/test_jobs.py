@@ -113,6 +113,7 @@ def test_a_folder_is_suggested_that_is_free(pages: Pages, tmp_path: Path) -> Non
     assert out() == "code-math-3/"
 
 
+@pytest.mark.stride(2)
 @pytest.mark.parametrize(
     ("out", "told"),
     [
@@ -326,6 +327,7 @@ def test_a_job_that_does_not_listen_is_killed(monkeypatch: pytest.MonkeyPatch) -
     assert jobs.get(job.id).state == "cancelled"
 
 
+@pytest.mark.stride(3)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
 def test_a_job_ends_with_the_server_and_leaves_nothing(
     filled: Registry, tmp_path: Path, number: signal.Signals

@@ -88,6 +88,7 @@ def test_nothing_is_trained_or_written(filled: Registry, zoo: Zoo, moe: Path, tm
     assert _files(tmp_path) == before
 
 
+@pytest.mark.stride(3)
 @pytest.mark.parametrize("name", [name for name in METHODS if "context" in name])
 def test_every_row_with_context_is_scored(filled: Registry, zoo: Zoo, name: str) -> None:
     data = {name: [zoo.test[name]] for name in ("code", "math")}

@@ -22,6 +22,7 @@ def experts() -> tuple[Tensor, Tensor]:
     return shares, token_evidence(counts)
 
 
+@pytest.mark.stride(2)
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize("length", [16, 64])
 def test_independent_tokens_go_where_predicted(window: str, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
