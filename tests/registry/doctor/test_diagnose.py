@@ -136,25 +136,29 @@ def test_any_file_of_noise_is_a_finding(ward: Ward, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [*ALL_RECIPES, "copies"])
-def test_every_kind_of_composition_has_files_and_weights_without_fault(kinds: Path, kind: str) -> None:
-    diagnosis = diagnose(None, kinds / kind, quick=True)
+def test_every_kind_of_composition_has_files_and_weights_without_fault(
+    members: tuple[Path, Path], tmp_path: Path, kind: str
+) -> None:
+    home, text = members
+    refs = {"simoe": list(SPARSE), "hetero": [CONTENTS[0], WIDE]}.get(kind, list(CONTENTS[:2]))
+    with Registry(home) as registry:
+        make(registry, refs, tmp_path / kind, kind, text)
+    diagnosis = diagnose(None, tmp_path / kind, quick=True)
     assert [(one.check, one.message) for one in diagnosis.findings if one.severity in ("error", "warning")] == []
     assert [one.check for one in diagnosis.of("skipped") if one.cost != "forward"] == ["members"]
 
 
 @pytest.fixture(scope="session")
-def kinds(shared: Shared) -> Path:
-    return shared.get("kinds of compositions", _make_kinds)
+def members(shared: Shared) -> tuple[Path, Path]:
+    return shared.get("members of every kind", _register_members)
 
 
-def _make_kinds(root: Path) -> Path:
+def _register_members(root: Path) -> tuple[Path, Path]:
+    """Return a home that has members for every kind, and a text."""
     pool = with_others(make_pool(root), root)
     with Registry(root / "home") as registry:
         registry.add_base(BASE_NAME, pool.checkpoints[BASE])
         for name, folder in pool.checkpoints.items():
             if name != BASE:
                 registry.add_expert(name, folder)
-        for kind in [*ALL_RECIPES, "copies"]:
-            refs = {"simoe": list(SPARSE), "hetero": [CONTENTS[0], WIDE]}.get(kind, list(CONTENTS[:2]))
-            make(registry, refs, root / kind, kind, pool.text)
-    return root
+    return root / "home", pool.text
