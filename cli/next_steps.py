@@ -62,11 +62,9 @@ def after_registration(
 
     Experts that routing can hardly separate from it are left out.
     """
-    alike = {overlap.ref for overlap in overlaps if overlap.is_indistinct}
-    near = [one.ref for one in relations if one.kind == "expert" and one.verdict == "same base"]
-    others = [
-        other for other in dict.fromkeys(ref.partition("@")[0] for ref in near if ref not in alike) if other != name
-    ]
+    alike = {name, *(overlap.ref.partition("@")[0] for overlap in overlaps if overlap.is_indistinct)}
+    near = [one.ref.partition("@")[0] for one in relations if one.kind == "expert" and one.verdict == "same base"]
+    others = [other for other in dict.fromkeys(near) if other not in alike]
     return composing(sorted([*others[: _MOST - 1], name])) if others else ["add-expert", "NAME", "CKPT"]
 
 

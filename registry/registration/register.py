@@ -4,7 +4,7 @@ The order of writing leaves at most unreferenced arrays after a crash: everythin
 arrays are written and read back, and one transaction of the catalog adds the version.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from threading import Lock
@@ -222,11 +222,39 @@ def _with_relations(workspace: Workspace, candidate: Candidate, registration: Re
     """Store the samples that the version is compared by, and add relations and newest version to the result."""
     LineageIndex(workspace).keep(registration.version, candidate.samples)
     version = registration.version
+    if registration.added:
+        _remark_difference(workspace, version, candidate.relations)
     try:
         newest = workspace.resolve(version.name).ref
     except ConflictError:  # it was opted out meanwhile
         newest = version.ref
     return replace(registration, relations=candidate.relations, newest=newest)
+
+
+def _remark_difference(workspace: Workspace, version: VersionRecord, relations: Sequence[Relation]) -> None:
+    """Report why a version with the weights of an earlier one of its name is another."""
+    same = [one.ref for one in relations if one.verdict == "same weights" and one.ref.startswith(f"{version.name}@")]
+    if not same:
+        return
+    earlier = workspace.resolve(max(same, key=lambda ref: int(ref.partition("@")[2])))
+    before, now = earlier.content or {}, version.content or {}
+    differs = [word for key, word in _PARTS.items() if before.get(key) != now.get(key)]
+    if before.get("license") != now.get("license"):
+        licenses = [one.get("license") or "none" for one in (before, now)]
+        differs.append("license ({} there, {} here)".format(*licenses))
+    texts = [{one.calibration_digest for one in each.statistics} for each in (earlier, version)]
+    differs += ["text of the statistics"] if texts[0] != texts[1] else []
+    if differs:
+        remark(workspace.progress, f"it has the weights of {earlier.ref}, but differs in: {', '.join(differs)}")
+
+
+_PARTS = {
+    "tokenizer": "tokenizer",
+    "special_tokens": "special tokens",
+    "computed": "settings of the statistics",
+    "calibration_kept": "kept tokens",
+}
+"""Key of a version's content → what it is called."""
 
 
 def _annotate(catalog: Catalog, version: VersionRecord, annotations: Annotations) -> VersionRecord:

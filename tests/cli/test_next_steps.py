@@ -155,3 +155,12 @@ def test_experts_that_routing_cannot_separate_are_not_suggested_together(filled:
     assert "twin" in experts
     assert len(experts) == 4
     assert "math" not in experts
+
+
+def test_a_version_with_weights_of_an_earlier_one_says_what_differs(filled: Registry, zoo: Zoo) -> None:
+    added = run(filled.home.path, "add-expert", "math", zoo.experts["math"], "--license", "mit")
+    assert "it has the weights of math@1, but differs in: license (none there, mit here)\n" in added.stderr
+    changed = ("--data", zoo.train["law"], "--tokens", 64, "--seq-len", 32, "--keep-calibration")
+    added = run(filled.home.path, "add-expert", "math", zoo.experts["math"], *changed)
+    differs = "settings of the statistics, license (mit there, none here), text of the statistics"
+    assert f"it has the weights of math@2, but differs in: {differs}\n" in added.stderr
