@@ -83,7 +83,7 @@ def _next(result: "DemoResult") -> list[str]:
     """Return three commands to type."""
     folder = result.folder
     return [
-        f"export REG_HOME={shlex.quote(str(folder / 'registry'))}",
+        f"export REG_HOME={shlex.quote(str((folder / 'registry').absolute()))}",
         "reg list",
         f"reg route {shlex.quote(str(folder / 'moe'))} {shlex.quote(_MIXED)}",
     ]

@@ -236,7 +236,10 @@ def _remark_difference(workspace: Workspace, version: VersionRecord, relations: 
     same = [one.ref for one in relations if one.verdict == "same weights" and one.ref.startswith(f"{version.name}@")]
     if not same:
         return
-    earlier = workspace.resolve(max(same, key=lambda ref: int(ref.partition("@")[2])))
+    try:
+        earlier = workspace.resolve(max(same, key=lambda ref: int(ref.partition("@")[2])))
+    except ConflictError:  # it was opted out meanwhile
+        return
     before, now = earlier.content or {}, version.content or {}
     differs = [word for key, word in _PARTS.items() if before.get(key) != now.get(key)]
     if before.get("license") != now.get("license"):
