@@ -16,7 +16,7 @@ from registry.progress import Progress
 from store.actor import actor
 from store.arrays import ArraySource, ArrayStore
 from store.catalog import ArrayLink, Catalog, VersionRecord
-from store.catalog.records import Kind, State
+from store.catalog.records import Kind, State, spoken
 from store.digest import json_digest
 from store.ownership import check_owner, check_unowned
 
@@ -158,7 +158,7 @@ class Workspace:
             for version in self.catalog.reread(versions):
                 if version.state == "purged":  # recorded before the first array is deleted
                     raise ConflictError(
-                        f"{version.ref} was opted out meanwhile, at {version.withdrawn_at}", "reg list"
+                        f"{version.ref} was opted out meanwhile, at {spoken(str(version.withdrawn_at))}", "reg list"
                     ) from error
             raise
 

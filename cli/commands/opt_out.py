@@ -1,6 +1,5 @@
 """reg opt-out."""
 
-import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +9,7 @@ import click
 
 from cli.option_groups import GroupedCommand
 from cli.options import file_path
-from cli.output import as_json, count, done, is_quiet, next_step, print_json, short, size
+from cli.output import as_json, count, done, is_quiet, next_step, print_json, reg_line, short, size
 from cli.session import Session, pass_session
 from registry.errors import InvalidInputError
 
@@ -126,10 +125,10 @@ def _consequences(would: "OptOut") -> list[str]:
 
 
 def _confirm(question: str, ref: str, purge: bool, receipt: Path | None) -> None:
-    options = (" --purge" if purge else "") + (f" --receipt {shlex.quote(str(receipt))}" if receipt else "")
+    options = [*(["--purge"] if purge else []), *(["--receipt", str(receipt)] if receipt else []), "--yes"]
     unanswered = InvalidInputError(
         f"{ref} was not opted out: no terminal to confirm on",
-        f"to confirm in advance: reg opt-out {shlex.quote(ref)}{options} --yes",
+        f"to confirm in advance: {reg_line(['opt-out', ref, *options])}",
     )
     if sys.stdin is None:
         raise unanswered

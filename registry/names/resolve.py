@@ -8,7 +8,7 @@ from registry.names.reference import Reference, check_alias, check_name
 from registry.names.suggest import suggest
 from registry.names.unknown import unknown_name, unreadable_reference
 from store.catalog import Catalog, CompositionRecord, VersionRecord
-from store.catalog.records import KIND_WORDS, Kind, State
+from store.catalog.records import KIND_WORDS, Kind, State, spoken
 
 _DIGEST = re.compile(r"[0-9a-f]{6,64}")
 """The beginning of a digest, long enough to differ from a word."""
@@ -63,7 +63,7 @@ def resolve(
         numbers = ", ".join(str(version.number) for version in versions)
         raise NotFoundError(f"{reference.name} has no version {number}; it has {numbers}", f"reg show {reference.name}")
     if match.state not in states:
-        raise ConflictError(f"{match.ref} was opted out at {match.withdrawn_at}", "reg list --all")
+        raise ConflictError(f"{match.ref} was opted out at {spoken(str(match.withdrawn_at))}", "reg list --all")
     return match
 
 
@@ -101,7 +101,7 @@ def find_by_digest(
     version = version_of_content(catalog, name, digest, composition)
     if version is not None and version.state != "active":
         raise ConflictError(
-            f"{holder} holds {version.ref}, which was opted out at {version.withdrawn_at}",
+            f"{holder} holds {version.ref}, which was opted out at {spoken(str(version.withdrawn_at))}",
             f"compose the others without it, and delete {holder}",
         )
     return version

@@ -8,6 +8,7 @@ from registry.composition.manifest import CompositionManifest
 from registry.composition.plan import Plan
 from registry.errors import RegError
 from registry.member import load_member
+from registry.names.resolve import by_digest
 from registry.opt_out.receipt import plan_remaining
 from registry.opt_out.shared_training import trained_together
 from registry.opt_out.withdraw import Heirs, OptOut, pushable
@@ -80,6 +81,8 @@ def _shares(workspace: Workspace, version: VersionRecord, composition: Compositi
     manifest = replace(CompositionManifest.from_document(composition.document, label), parent=None)
     rest = [member for member in manifest.members if member.name != version.name]
     if len(rest) < 2:
+        for member in rest:
+            by_digest(workspace.catalog, member.name, member.digest, label)  # an opted-out one inherits nothing
         return {member.name: 1.0 for member in rest}
     plan = plan_remaining(workspace, manifest, rest)
     assert isinstance(plan, Plan)

@@ -72,6 +72,8 @@ def opted_out(refs: Sequence[str], left: Sequence[str], recipe: Mapping[str, Any
     text = f"{listed(refs)} {'were' if len(refs) > 1 else 'was'} opted out after this was composed."
     if not left:
         return Warned(text, "Delete this composition.")
+    if len(left) == 1:
+        return Warned(text, f"Delete this composition; {left[0]} alone is left of it.")
     return Warned(text, "Compose the others alone, and delete this one.", recipe_command(recipe, left))
 
 

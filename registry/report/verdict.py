@@ -36,6 +36,10 @@ def verdict(figures: ReportData) -> Verdict:
     """Return how much of its experts the composition reaches, or how to find out."""
     own = figures.row("composition")
     if own is None or figures.evaluated is None:
+        if gone := [member.opted_out for member in figures.members if member.opted_out]:
+            were = "was" if len(gone) == 1 else "were"
+            text = f"No score is stored, and none will be: {', '.join(gone)} {were} opted out."
+            return Verdict(f"{text} A purge deletes the scores of what was made from a member.")
         text = f"Not evaluated yet: reg evaluate shows how good this {figures.kind} is."
         return Verdict(f"{text}{_predicted(figures)}", evaluation_command(figures))
     on = sample(figures.evaluated)

@@ -239,7 +239,7 @@ def _evaluation(
         "usual": (WINDOWS, TOKENS),
         "place": Path.cwd(),
         "oracle": output(record.document) == "moe",
-        "ticked": [name for name in ("baselines", "oracle") if form.get(name) == "1"],
+        "ticked": [name for name in ("baselines", "oracle") if refused is None or form.get(name) == "1"],
         "error": (sentence(refused.error.message), refused.error.hint) if refused else None,
     }
 

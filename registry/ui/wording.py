@@ -110,6 +110,11 @@ def plain(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
+def done(action: str) -> str:
+    """Return what an event of the log is called: its command, or what was done where no command has that name."""
+    return {"forget": "scores deleted", "gc": "unused arrays deleted"}.get(action, action)
+
+
 def details(event_details: dict[str, Any]) -> str:
     """Format an event's details, without digests, and with counts instead of a purge's arrays."""
     shown = {key: value for key, value in event_details.items() if key not in ("rows", "digest", "asked", "actor")}
@@ -124,6 +129,6 @@ def _shortened(value: Any) -> str:
 
 FILTERS: dict[str, Callable[..., Any]] = {
     function.__name__: function
-    for function in (number, compact, size, percent, figure, when, ago, counted, day, score, short, level, plain)
+    for function in (number, compact, size, percent, figure, when, ago, counted, day, done, score, short, level, plain)
 }
 """Name in templates → function."""

@@ -9,6 +9,11 @@ State = Literal["active", "withdrawn", "purged"]
 Role = Literal["trunk", "mlp", "statistics", "calibration", "file", "simoe", "trained"]
 
 
+def spoken(at: str) -> str:
+    """Return a time as a sentence has it: `2026-11-25 12:39 UTC`."""
+    return f"{at[:16].replace('T', ' ')} UTC"
+
+
 @dataclass(frozen=True)
 class ArrayLink:
     """One array of a version, or of a trained composition (role `trained`); `nbytes` is the uncompressed size."""

@@ -17,7 +17,7 @@ from store.actor import actor
 from store.catalog.engine import translated
 from store.catalog.locks import Locks
 from store.catalog.postgresql import LostTransactionError
-from store.catalog.records import VersionRecord
+from store.catalog.records import VersionRecord, spoken
 from store.catalog.tables import Event, Identity, Version
 from store.digest import canonical_json, json_digest
 from store.errors import ConflictError, DamagedError
@@ -147,5 +147,5 @@ class Transactions:
     def _active(session: Session, version: VersionRecord) -> Version:
         row = session.get_one(Version, version.id)
         if row.state != "active":
-            raise ConflictError(f"{version.ref} was opted out at {row.withdrawn_at}", "reg list")
+            raise ConflictError(f"{version.ref} was opted out at {spoken(str(row.withdrawn_at))}", "reg list")
         return row

@@ -1,6 +1,7 @@
 """Proves: every command does what the library does, prints it for people and as JSON, and keeps stdout for data."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -323,7 +324,7 @@ def test_opting_out_again_says_that_it_was_done(ready: Run, zoo: Zoo) -> None:
 def test_opt_out_without_an_answer_does_nothing_and_tells_how_to_answer(ready: Run) -> None:
     told = ready("opt-out", "math", "--purge", input="", code=1).stderr
     assert "error: math was not opted out: no terminal to confirm on" in told
-    assert "next: to confirm in advance: reg opt-out math --purge --yes" in told
+    assert re.search(r"next: to confirm in advance: reg --home \S+ opt-out math --purge --yes\n", told)
     assert "math@1" in ready("list").stdout
 
 

@@ -63,6 +63,10 @@ def test_heirs_are_the_members_that_remain(home: Path) -> None:
     assert list(three) == ["code", "law"]
     assert sum(three.values()) == pytest.approx(1)
     assert ("law@1", "math@1") not in heirs  # a dense model routes nothing
+    with Registry(home) as registry:
+        registry.opt_out("math")
+        would = registry.opt_out("code", dry_run=True)
+    assert would.heirs == ()  # whoever was opted out inherits nothing
 
 
 def test_consequences_come_before_the_question(home: Path) -> None:

@@ -294,7 +294,8 @@ def test_members_that_were_opted_out_since_are_a_warning(
         found = copy.report(moe)
     (warning, *_) = found.warnings
     assert warning.text == "german@1 was opted out after this was composed."
-    assert warning.command == "reg compose --experts code --out DIR"
+    assert warning.mend == "Delete this composition; code alone is left of it."
+    assert warning.command is None
     assert '<td class="text">german@1 <span class="badge bad">opted out</span></td>' in page(found)
     assert '<bdi>german</bdi><span class="unseen"> (opted out)</span>' in page(found)
     assert "<bdi>code</bdi><span" not in page(found)

@@ -82,6 +82,22 @@ def test_a_composition_shows_its_audits(filled: Registry, pages: Pages, tmp_path
     assert "It was not evaluated yet" in page.text  # an audit is no score
 
 
+def test_scores_that_a_purge_deleted_are_not_said_to_be_missing(filled: Registry, pages: Pages, tmp_path: Path) -> None:
+    pytest.importorskip("vl_convert")
+    digest = composed(filled, tmp_path / "moe", "math", "code")
+    filled.catalog.record_evaluation(digest, "1" * 64, evaluation())
+    filled.opt_out("math", purge=True)
+    text = pages.read("compositions", digest).text
+    assert "No score is stored. A purge of a member deletes the scores of what was made from it" in text
+    assert "reg --home" not in text.partition("No score is stored.")[2].partition("It cannot be made again")[0]
+    report = Page(pages.ask(f"/compositions/{digest}/report").text).text
+    assert "No score is stored, and none will be: math@1 was opted out." in report
+    assert "no score stored" in pages.read("compositions").text
+    assert "scores deleted math@1" in pages.read("log").text
+    for page in (text, report, pages.read("compositions").text):
+        assert "ot evaluated" not in page
+
+
 def test_copies_of_a_base_model_are_counted(filled: Registry, pages: Pages, tmp_path: Path) -> None:
     plan = filled.plan([], from_base=12)
     filled.catalog.record_composition(plan.digest, plan.document, used_versions(plan), str(tmp_path))

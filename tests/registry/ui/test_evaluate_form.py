@@ -51,7 +51,8 @@ def test_the_form_evaluates_what_the_command_would(
     assert stored.document["oracle"] is not None
     page = Page(pages.ask(answer.headers["location"], headers=pages.cookie).text)
     assert f"/compositions/{digest}" in page.links
-    assert "The scores are stored with the composition" in page.text
+    assert f"/compositions/{digest}/report" in page.links
+    assert "The scores are with the composition and in its report" in page.text
     assert "Written to" not in page.text
 
 

@@ -34,7 +34,9 @@ def test_home_shows_what_was_made_and_what_experts_handle(filled: Registry) -> N
     assert page.links.count(f"/compositions/{first}") == 4  # made lately, best, and for what two experts get
     code = page.text[page.text.index(" code@1 ") : page.text.index(" german@1 ")]
     assert "in 2 compositions" in code
-    handled = "In first , its best evaluation (89.6 on 2,468 tokens of 2 domains: test.jsonl ), it gets of each"
+    handled = (
+        "In first , evaluated on the most domains (89.6 on 2,468 tokens of 2 domains: test.jsonl ), it gets of each"
+    )
     assert f"{handled} domain’s tokens: code 75 % math 50 %" in code
     assert page.links.count(f"/compositions/{second}") == 1
     assert "Made lately" not in narrowed.text
@@ -54,7 +56,7 @@ def test_what_an_expert_gets_is_from_the_best_evaluation_with_it(filled: Registr
     with served(filled) as pages:
         text = pages.read().text
     code = text[text.index(" code@1 ") : text.index(" german@1 ")]
-    assert "In good , its best evaluation (90.0 on 2,468 tokens of 2 domains: test.jsonl )" in code
+    assert "In good , evaluated on the most domains (90.0 on 2,468 tokens of 2 domains: test.jsonl )" in code
     assert "code 90 %" in code
 
 
