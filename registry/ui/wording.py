@@ -112,7 +112,7 @@ def plain(value: Any) -> str:
 
 def done(action: str) -> str:
     """Return what an event of the log is called: its command, or what was done where no command has that name."""
-    return {"forget": "scores deleted", "gc": "unused arrays deleted"}.get(action, action)
+    return {"forget": "scores deleted", "gc": "clean-up"}.get(action, action)
 
 
 def details(event_details: dict[str, Any]) -> str:
