@@ -128,7 +128,7 @@ def opting_out(site: Site, request: Request) -> Response:
     record, registry = _requested(site, request), site.registry
     if record.state != "active":
         return site.render(request, "opting_out.html", version=record, would=None)
-    would = site.cache.get(("opt-out", record.id), lambda: registry.opt_out(record.ref, purge=True, dry_run=True))
+    would = site.cache.get(("opt-out", record.id), lambda: registry.opt_out(record.ref, dry_run=True))
     from_it = None
     if record.kind == "base" and registry.count_versions() <= MOST_RELATED:
         relations = site.cache.get(("comparison", record.id), lambda: compare(registry, record)).relations
