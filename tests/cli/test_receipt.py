@@ -19,7 +19,7 @@ def test_receipt_is_written_and_checked(filled: Registry, tmp_path: Path) -> Non
     filled.compose(["math", "code"], tmp_path / "moe")
     filled.compose(["code"], tmp_path / "other")
     asked = run("opt-out", "math", "--purge", "--receipt", file, code=1)
-    assert f"opt-out math --purge --receipt {file} --yes" in asked.stderr
+    assert f"reg --home {filled.home.path} opt-out math --purge --receipt {file} --yes" in asked.stderr
     assert not file.exists()
     told = run("opt-out", "math", "--purge", "--receipt", file, "--yes").stdout.splitlines()
     assert told[-1] == f"  receipt: {file}"
