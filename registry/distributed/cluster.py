@@ -27,6 +27,13 @@ OBJECT_BYTES = 128 * 2**20
 """Memory for objects of a cluster on this machine: tasks exchange files, and tokens alone are objects."""
 
 POLL_SECONDS = 0.25
+ENDING_SECONDS = 1.0
+"""Seconds that tasks have to end before they are cancelled.
+
+After an error, others often end at the same moment, and Ray may abort this process if it cancels one that does:
+https://github.com/ray-project/ray/issues/54846
+"""
+
 LOST_SECONDS = 60.0
 """Seconds without a node that could run a task, after which a step is given up."""
 
@@ -249,13 +256,15 @@ def _nodes() -> list[dict[str, Any]]:
 
 
 def _cancel(waiting: Mapping[Any, int]) -> None:
-    """Cancel tasks, and wait until Ray counts them as ended; it kills their processes."""
+    """Cancel tasks that do not end by themselves: kill their processes, and wait until Ray counts them as ended."""
     if not waiting:
         return
     import ray
     from ray.exceptions import RayError
 
     with suppress(RayError):
-        for reference in waiting:
+        _, running = ray.wait([*waiting], num_returns=len(waiting), timeout=ENDING_SECONDS)
+        for reference in running:
             ray.cancel(reference, force=True)
-        ray.wait([*waiting], num_returns=len(waiting), timeout=10)
+        if running:
+            ray.wait(running, num_returns=len(running), timeout=10)
