@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
+INTERVAL = "95% interval"
+"""Heading of the column of intervals."""
+
 _SHOWN = {"average": "averaged weights"}
 """Name of a row → how tables show it, where its name alone could be taken for a column's."""
 
@@ -176,6 +179,10 @@ def _wide(row: "Row", domains: Sequence[str]) -> dict[str, str | float | None]:
         line |= {f"perplexity {domain} sd": value for domain, value in row.spread.perplexity.items()}
         line |= {f"score {domain} sd": value for domain, value in row.spread.score.items()}
         line |= {"score mean sd": row.spread.average, "seeds": row.spread.seeds}
+    for domain, ends in row.interval.items():
+        line |= dict(zip((f"score {domain} low", f"score {domain} high"), ends, strict=True))
+    if row.average_interval is not None:
+        line |= dict(zip(("score mean low", "score mean high"), row.average_interval, strict=True))
     return line
 
 
@@ -184,6 +191,11 @@ def figure(value: float | None, spread: float | None = None) -> str:
     if value is None:
         return ""
     return f"{value:.2f}" if spread is None else f"{value:.2f} ± {spread:.2f}"
+
+
+def interval(ends: Sequence[float] | None) -> str:
+    """Format the interval of a score for a table; empty for None."""
+    return "" if ends is None else f"{figure(ends[0])} to {figure(ends[1])}"
 
 
 def _perplexity(rows: "Sequence[Row]", domains: Sequence[str]) -> list[Table]:
@@ -198,15 +210,17 @@ def _perplexity(rows: "Sequence[Row]", domains: Sequence[str]) -> list[Table]:
 def _score(rows: "Sequence[Row]", domains: Sequence[str]) -> list[Table]:
     if not any(row.score for row in rows):
         return []
+    known = any(row.average_interval for row in rows)
     lines = [
         [
             shown_name(row.name),
             *_figures(row.score, row.spread.score if row.spread else {}, domains),
             figure(row.average, row.spread.average if row.spread else None),
+            *([interval(row.average_interval)] if known else []),
         ]
         for row in rows
     ]
-    return [Table(("normalised score", *domains, "mean"), lines)]
+    return [Table(("normalised score", *domains, "mean", *([INTERVAL] if known else [])), lines)]
 
 
 def _figures(values: Mapping[str, float], spread: Mapping[str, float], domains: Sequence[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -9,7 +10,7 @@ import click
 from cli.next_steps import reporting
 from cli.opted_out import warn_of_opted_out
 from cli.output import count, next_step, note, print_json, print_line, print_table, short
-from cli.score_tables import Table, figure, print_tables
+from cli.score_tables import INTERVAL, Table, figure, interval, print_tables
 from cli.version_output import members_and_base
 from registry.composition.recipe.recipe_fields import ENSEMBLE, FROM_ROWS, HETERO, SIMOE
 from registry.composition.trained.trained_parts import trained_part, trained_tokens
@@ -183,6 +184,7 @@ def _print_evaluation(at: str, document: Mapping[str, Any], *, of_ensemble: bool
                 domain,
                 figure(figures["perplexity"][domain]),
                 figure(figures["score"].get(domain)),
+                interval(figures.get("interval", {}).get(domain)),
                 figure(oracle.get("score", {}).get(domain)),
                 "" if accuracy is None else f"{accuracy:.1%}",
                 f"{text['tokens']:,} of {text['label']}",
@@ -190,10 +192,13 @@ def _print_evaluation(at: str, document: Mapping[str, Any], *, of_ensemble: bool
         )
     averages = [figures["average"], oracle.get("average")]
     if any(each is not None for each in averages):
-        rows.append(["mean", "", *map(figure, averages), "", ""])
-    header = ["evaluation", "perplexity", "score", "oracle", "routing accuracy", "tokens"]
-    if not oracle:
-        header, rows = header[:3] + header[4:], [row[:3] + row[4:] for row in rows]
+        own, best = map(figure, averages)
+        rows.append(["mean", "", own, interval(figures.get("average_interval")), best, "", ""])
+    header = ["evaluation", "perplexity", "score", INTERVAL, "oracle", "routing accuracy", "tokens"]
+    left_out = {"oracle"} if not oracle else set()
+    left_out |= {INTERVAL} if not figures.get("interval") else set()
+    shown = [column not in left_out for column in header]
+    header, *rows = [list(compress(row, shown)) for row in (header, *rows)]
     setting = f"windows of {settings['seq_len']:,} tokens, {settings['dtype']}"
     print_line(f"evaluated {at[:19]}: {setting}")
     print_tables([Table(header, rows)])

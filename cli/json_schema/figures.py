@@ -46,7 +46,9 @@ PREVIEW = record(
         record(
             "A pair of experts.",
             experts=several(REF, "Their versions."),
-            routing=number("Share of tokens that no linear router can separate, mean over the layers."),
+            routing=number(
+                "The overlap of activations, mean over the layers; with --router context the overlap of token counts."
+            ),
         ),
         "Overlaps of experts' text.",
     ),
@@ -141,7 +143,7 @@ REPORT = record(
     ),
     overlap=several(
         several({"type": ["string", "number"], "description": "Two experts and a share."}, "A pair."),
-        "Expert, expert, share of tokens that routing cannot separate.",
+        "Expert, expert, overlap of activations; routed by context, overlap of token counts.",
     ),
     indistinct=number("The share from which on routing hardly separates two experts."),
     curves=several(
@@ -160,6 +162,12 @@ REPORT = record(
             score=by("domain", number("Normalised: 100 is the domain's own expert.")),
             perplexity=by("domain", number("Its perplexity.")),
             average=maybe(number("Mean score, if every domain has one.")),
+            interval=by(
+                "domain",
+                several(number("Score."), "The low and the high end."),
+                "95 % intervals of the scores, over windows.",
+            ),
+            average_interval=maybe(several(number("Score."), "The same of the average: the low and the high end.")),
         ),
         "The composition first.",
     ),

@@ -217,6 +217,14 @@ ROW = record(
         )
     ),
     overall_load=by("expert", number("Load, mean over the layers.")),
+    interval=optional(
+        by(
+            "domain",
+            several(number("Score."), "The low and the high end."),
+            "95 % intervals of the scores, over windows.",
+        )
+    ),
+    average_interval=optional(maybe(several(number("Score."), "The same of the average: the low and the high end."))),
 )
 COMPOSITION = record(
     "A composition that was made.",

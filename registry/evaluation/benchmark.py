@@ -11,8 +11,9 @@ from registry.checkpoint.model_files import read_config
 from registry.composition.dense import write_dense
 from registry.composition.plan import Plan
 from registry.errors import IncompatibleError
+from registry.evaluation.intervals import DomainLoss
 from registry.evaluation.results import TestSettings
-from registry.evaluation.scoring import Losses, Model, Tally, open_model, perplexities_of
+from registry.evaluation.scoring import Losses, Model, Tally, losses_of, open_model
 from registry.evaluation.text import conflict, predicted, shortened, test_windows
 from registry.io.dtypes import AUTO
 from registry.io.model_folder import composed_of, write_files
@@ -104,16 +105,16 @@ class Benchmark:
         settings = self.settings if self.losses is None else replace(self.settings, device="cpu")
         return open_model(name, folder, settings)
 
-    def perplexities(
+    def losses_of(
         self,
         model: Model,
         windows: Mapping[str, Calibration] | None = None,
         *,
         tally: Tally | None = None,
         expert_of: Mapping[str, int] | None = None,
-    ) -> dict[str, float]:
-        """Return the perplexity of a model on each domain, default all (arguments as `perplexities_of`)."""
-        return perplexities_of(
+    ) -> dict[str, DomainLoss]:
+        """Return the loss of a model on each domain, default all (arguments as `scoring.losses_of`)."""
+        return losses_of(
             model,
             self.windows if windows is None else windows,
             self.settings,

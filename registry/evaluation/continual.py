@@ -76,8 +76,8 @@ def continual(schedule: Sequence[str], benchmark: Benchmark, compose: Sequence[C
 
     def perplexities(model: Model, domains: Sequence[str]) -> list[float]:
         windows = {domain: benchmark.windows[domain] for domain in domains}
-        by_domain = benchmark.perplexities(model, windows)
-        return [by_domain[domain] for domain in domains]
+        by_domain = benchmark.losses_of(model, windows)
+        return [by_domain[domain].perplexity for domain in domains]
 
     own = []
     for domain in schedule:

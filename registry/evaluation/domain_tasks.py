@@ -11,6 +11,7 @@ from pathlib import Path
 from registry.calibration import Calibration
 from registry.distributed import Cluster, Step, Task
 from registry.errors import ClusterError
+from registry.evaluation.intervals import DomainLoss
 from registry.evaluation.results import TestSettings
 from registry.evaluation.scoring import Model, Tally, loss_of, open_model
 from registry.progress import Progress
@@ -47,8 +48,8 @@ class DomainTasks:
         progress: Progress,
         tally: Tally | None,
         expert_of: Mapping[str, int],
-    ) -> dict[str, float]:
-        """Return domain → loss in nats a token, and add the experts that tokens went to to the tally.
+    ) -> dict[str, DomainLoss]:
+        """Return domain → loss, and add the experts that tokens went to to the tally.
 
         Raises:
             CheckpointError: a node cannot load the model.
@@ -86,7 +87,7 @@ def score_in_task(
     shape: tuple[int, int] | None,
     *,
     progress: Progress,
-) -> tuple[float, Tally | None]:
+) -> tuple[DomainLoss, Tally | None]:
     """Score one domain in a task, and return the loss and the experts that tokens went to."""
     model = _loaded(shared)
     tally = None if shape is None else Tally(*shape)

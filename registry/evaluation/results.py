@@ -69,6 +69,9 @@ class Row:
         accuracy_by_tokens: of these: domain → number of tokens read → routing accuracy there, mean over layers;
             `32` stands for the tokens after the 16th up to the 32nd of a window.
         experts_per_token: of a mixture: the number of experts that each token goes to.
+        interval: domain → [low, high], the 95 % interval of the score over windows of text (see `score_intervals`).
+            Means over seeds have none.
+        average_interval: the same of the average score; None without an average.
     """
 
     name: str
@@ -85,6 +88,8 @@ class Row:
     weights: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     accuracy_by_tokens: dict[str, dict[str, float]] = field(default_factory=dict)
     experts_per_token: int | None = None
+    interval: dict[str, list[float]] = field(default_factory=dict)
+    average_interval: list[float] | None = None
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> "Row":
@@ -145,6 +150,8 @@ def over_seeds(rows: Sequence[Row]) -> Row:
         load=_each(_by_layer, [row.load for row in rows]),
         relative_time=fmean(times) if times else None,
         spread=spread,
+        interval={},  # that of one seed says nothing of the others
+        average_interval=None,
     )
 
 

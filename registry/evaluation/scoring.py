@@ -21,8 +21,8 @@ from torch import Tensor
 from registry.calibration import Calibration
 from registry.composition.recipe.recipe_fields import SEQUENCE
 from registry.errors import CheckpointError, InvalidInputError
+from registry.evaluation.intervals import DomainLoss
 from registry.evaluation.results import TestSettings
-from registry.evaluation.text import predicted
 from registry.progress import Advance, Progress
 from registry.runtime.gates import (
     Gate,
@@ -35,9 +35,6 @@ from registry.runtime.gates import (
 )
 from registry.runtime.loading import quiet_transformers
 from registry.runtime.upcast import load_for_pass
-
-_LARGEST_LOSS = 700.0
-"""Losses from here on have an exp(loss) that is too large for a float."""
 
 ROUNDS = 9
 """Timed turns, of which the median is taken; one more before them is not timed."""
@@ -230,7 +227,22 @@ def perplexities_of(
     expert_of: Mapping[str, int] | None = None,
     losses: "Losses | None" = None,
 ) -> dict[str, float]:
-    """Return the perplexity of a model on each domain.
+    """Return the perplexity of a model on each domain (arguments and errors as `losses_of`)."""
+    by_domain = losses_of(model, windows, settings, progress, tally=tally, expert_of=expert_of, losses=losses)
+    return {domain: loss.perplexity for domain, loss in by_domain.items()}
+
+
+def losses_of(
+    model: Model,
+    windows: Mapping[str, Calibration],
+    settings: TestSettings,
+    progress: Progress,
+    *,
+    tally: Tally | None = None,
+    expert_of: Mapping[str, int] | None = None,
+    losses: "Losses | None" = None,
+) -> dict[str, DomainLoss]:
+    """Return the loss of a model on each domain, window by window; every perplexity is finite.
 
     Args:
         model: the model.
@@ -251,21 +263,19 @@ def perplexities_of(
             "put the tokenizer that the model was trained with into the folder",
         )
     by_domain = (losses or _losses_here)(model, windows, settings, progress, tally, expert_of or {})
-    perplexity = {}
     for domain, loss in by_domain.items():
-        perplexity[domain] = math.exp(loss) if loss < _LARGEST_LOSS or math.isnan(loss) else math.inf
-        if not math.isfinite(perplexity[domain]):
+        if not math.isfinite(loss.perplexity):
             raise CheckpointError(
-                f"{model.name}: its loss on domain {domain} is {loss:g} nats a token, which gives no perplexity",
+                f"{model.name}: its loss on domain {domain} is {loss.mean:g} nats a token, which gives no perplexity",
                 "check its weights, or compute with --dtype float32",
             )
-    return perplexity
+    return by_domain
 
 
 Losses = Callable[
-    [Model, Mapping[str, Calibration], TestSettings, Progress, Tally | None, Mapping[str, int]], dict[str, float]
+    [Model, Mapping[str, Calibration], TestSettings, Progress, Tally | None, Mapping[str, int]], dict[str, DomainLoss]
 ]
-"""Returns domain → loss in nats a token, with arguments as `perplexities_of`; domains without an expert are routed."""
+"""Returns domain → loss, with arguments as `losses_of`; domains without an expert are routed."""
 
 
 def _losses_here(
@@ -275,13 +285,13 @@ def _losses_here(
     progress: Progress,
     tally: Tally | None,
     expert_of: Mapping[str, int],
-) -> dict[str, float]:
+) -> dict[str, DomainLoss]:
     total = sum(len(text.ids) for text in windows.values())
     losses = {}
     with progress(f"evaluating {model.name}", total, "window") as advance:
         for domain, text in windows.items():
             losses[domain] = loss_of(model, domain, text, settings.batch_size, tally, expert_of.get(domain), advance)
-            if not math.isfinite(losses[domain]):
+            if not math.isfinite(losses[domain].mean):
                 break
     return losses
 
@@ -294,8 +304,8 @@ def loss_of(
     tally: Tally | None,
     expert: int | None,
     advance: Advance,
-) -> float:
-    """Return the loss of a model on one domain, in nats a token.
+) -> DomainLoss:
+    """Return the loss of a model on one domain.
 
     Args:
         model: the model.
@@ -339,8 +349,8 @@ def relative_time(mixture: Model, dense: Model, windows: Calibration, batch_size
 @torch.no_grad()
 def _loss(
     model: Any, domain: str, windows: Calibration, batch_size: int, tally: Tally | None, advance: Advance
-) -> float:
-    loss = 0.0
+) -> DomainLoss:
+    nats: list[float] = []
     for ids, keep in zip(windows.ids.split(batch_size), windows.keep.split(batch_size), strict=True):
         tokens = ids.long().to(model.device)  # (B, S)
         with ExitStack() as stack:
@@ -350,6 +360,7 @@ def _loss(
             tally.add(domain, routings, keep)
         # The logits (B, S, V) at token t predict token t + 1; nothing predicts the first token.
         targets = tokens[:, 1:].masked_fill(~keep[:, 1:].to(model.device), -100)
-        loss += F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100, reduction="sum").item()
+        each = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100, reduction="none")
+        nats += each.view(targets.shape).cpu().sum(dim=1, dtype=torch.float64).tolist()  # 0 for padding
         advance(len(ids))
-    return loss / predicted(windows)
+    return DomainLoss(tuple(nats), tuple((windows.lengths - 1).tolist()))

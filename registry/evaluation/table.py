@@ -8,6 +8,7 @@ from typing import Literal
 from registry.errors import InvalidInputError
 from registry.evaluation.benchmark import Benchmark, TokenizerSource, make_benchmark
 from registry.evaluation.domain_tasks import DomainTasks
+from registry.evaluation.intervals import DomainLoss, score_intervals
 from registry.evaluation.methods import DENSE, METHODS, Compose, named_methods
 from registry.evaluation.model_folders import active_experts_of
 from registry.evaluation.results import Row, TestSettings, over_seeds
@@ -152,19 +153,20 @@ class _Table:
         self._wanted = wanted
         self._keep = keep
         self._progress = benchmark.progress
-        self._own: dict[str, float] = {}
+        self._own: dict[str, DomainLoss] = {}
         self._average: Row | None = None
         self._single: tuple[Row, ...] = ()
 
     def dense_rows(self) -> list[Row]:
         """Return the selected rows for base models, experts and their average, and measure the experts."""
         benchmark = self._benchmark
-        rows = []
+        measured: list[tuple[Row, dict[str, DomainLoss]]] = []
 
-        def measure(name: str, label: str, members: Sequence[Member]) -> Row:
+        def measure(name: str, label: str, members: Sequence[Member]) -> dict[str, DomainLoss]:
             with benchmark.dense(label, members) as model:
-                rows.append(self._row(name, benchmark.perplexities(model), model))
-            return rows[-1]
+                losses = benchmark.losses_of(model)
+                measured.append((self._row(name, losses, model), losses))
+            return losses
 
         if self._wanted.has("base"):
             if not benchmark.bases:
@@ -173,10 +175,10 @@ class _Table:
                 measure(f"base {member.version.ref}", member.version.ref, [member])
         for domain, member in benchmark.experts.items():
             if self._wanted.has("experts"):
-                self._own[domain] = measure(f"expert {domain}", member.version.ref, [member]).perplexity[domain]
+                self._own[domain] = measure(f"expert {domain}", member.version.ref, [member])[domain]
             else:
                 with benchmark.dense(member.version.ref, [member]) as model:
-                    self._own |= benchmark.perplexities(model, {domain: benchmark.windows[domain]})
+                    self._own |= benchmark.losses_of(model, {domain: benchmark.windows[domain]})
         members = [benchmark.experts[name] for name in sorted(benchmark.experts)]
         if self._wanted.has("average"):
             if len(members) < 2:
@@ -186,7 +188,7 @@ class _Table:
                 remark(self._progress, "no row for the average: the experts' architectures differ")
             else:
                 measure("average", "average", members)
-        rows = [replace(row, score=self._score(row.perplexity)) for row in rows]  # all own perplexities are known now
+        rows = [self._scored(row, losses) for row, losses in measured]  # all own losses are known now
         self._average = next((row for row in rows if row.name == "average"), None)
         self._single = tuple(row for row in rows if row is not self._average)
         return rows
@@ -235,11 +237,11 @@ class _Table:
     def _routed_row(self, model: Model, experts: Sequence[str], composed: Mapping[str, str]) -> Row:
         benchmark = self._benchmark
         if not model.layers:
-            return self._row(model.name, benchmark.perplexities(model), model)
+            return self._row(model.name, benchmark.losses_of(model), model)
         tally = Tally(model.layers, len(experts))
-        perplexity = benchmark.perplexities(model, tally=tally)
+        losses = benchmark.losses_of(model, tally=tally)
         time = self._relative_time(model, composed) if self._wanted.speed and model.routers else None
-        row = self._row(model.name, perplexity, model, tally.accuracy(experts), tally.load(experts), time)
+        row = self._row(model.name, losses, model, tally.accuracy(experts), tally.load(experts), time)
         return replace(
             row,
             routing=tally.routing(experts),
@@ -256,7 +258,7 @@ class _Table:
         with experts_per_token(model.loaded, count):
             benchmark = self._benchmark
             named = replace(model, name=name)
-            return self._row(name, benchmark.perplexities(named), named)
+            return self._row(name, benchmark.losses_of(named), named)
 
     def _oracle_row(self, name: str, model: Model, experts: Sequence[str]) -> Row | None:
         benchmark = self._benchmark
@@ -268,7 +270,7 @@ class _Table:
         if missing := [domain for domain in benchmark.windows if domain not in known]:
             remark(self._progress, f"no oracle routing of {', '.join(missing)} in {model.name}: not among its members")
         numbers = {domain: experts.index(domain) for domain in known}
-        return self._row(name, benchmark.perplexities(model, known, expert_of=numbers), model)
+        return self._row(name, benchmark.losses_of(model, known, expert_of=numbers), model)
 
     def _relative_time(self, model: Model, composed: Mapping[str, str]) -> float | None:
         benchmark = self._benchmark
@@ -282,22 +284,27 @@ class _Table:
         with benchmark.dense(members[0].version.ref, members[:1]) as dense:
             return relative_time(model, dense, windows, benchmark.settings.batch_size)
 
-    def _score(self, perplexity: Mapping[str, float]) -> dict[str, float]:
-        return {domain: 100 * (own / perplexity[domain]) for domain, own in self._own.items() if domain in perplexity}
+    def _scored(self, row: Row, losses: Mapping[str, DomainLoss]) -> Row:
+        """Return a row with its scores and their intervals."""
+        own = {domain: loss for domain, loss in self._own.items() if domain in losses}
+        intervals = score_intervals(own, losses)
+        score = {domain: 100 * (loss.perplexity / row.perplexity[domain]) for domain, loss in own.items()}
+        row = replace(row, score=score, interval=intervals.score)
+        return replace(row, average_interval=intervals.average if row.average is not None else None)
 
     def _row(
         self,
         name: str,
-        perplexity: dict[str, float],
+        losses: Mapping[str, DomainLoss],
         model: Model,
         accuracy: dict[str, list[float]] | None = None,
         load: dict[str, list[float]] | None = None,
         time: float | None = None,
     ) -> Row:
-        return Row(
+        row = Row(
             name,
-            perplexity,
-            self._score(perplexity),
+            {domain: loss.perplexity for domain, loss in losses.items()},
+            {},
             self._benchmark.tokens,
             accuracy or {},
             load or {},
@@ -306,6 +313,7 @@ class _Table:
             time,
             experts_per_token=model.experts_per_token,
         )
+        return self._scored(row, losses)
 
 
 def _expert_names(folder: Path, model: Model) -> list[str]:

@@ -106,17 +106,22 @@ def _link(location: str) -> str:
 def _scores(evaluation: EvaluationRecord) -> str:
     document = evaluation.document
     figures, oracle, settings = document["figures"], document["oracle"] or {}, document["settings"]
+    intervals = figures.get("interval", {})
     rows = [
         f"| {domain} | {figures['perplexity'][domain]:.3f} | {_number(figures['score'].get(domain))} "
-        f"| {_number(oracle.get('score', {}).get(domain))} | {text['tokens']:,} "
+        f"| {_interval(intervals.get(domain))} | {_number(oracle.get('score', {}).get(domain))} | {text['tokens']:,} "
         f"| `{str(text['digest'])[:12]}` |"
         for domain, text in document["data"].items()
     ]
-    rows.append(f"| average | | {_number(figures['average'])} | {_number(oracle.get('average'))} | | |")
+    mean, best = _number(figures["average"]), _number(oracle.get("average"))
+    rows.append(f"| average | | {mean} | {_interval(figures.get('average_interval'))} | {best} | | |")
     return (
-        "## Scores\n\nScore: 100 is the perplexity of the domain's own expert; oracle: every token sent to it. "
+        "## Scores\n\nScore: 100 is the perplexity of the domain's own expert; oracle: every token sent to it; "
+        "interval: 95 % of bootstrap samples of the windows. "
         f"Windows of {settings['seq_len']:,} tokens, {settings['dtype']}.\n\n"
-        "| domain | perplexity | score | oracle | tokens | text |\n|---|---|---|---|---|---|\n" + "\n".join(rows) + "\n"
+        "| domain | perplexity | score | interval | oracle | tokens | text |\n|---|---|---|---|---|---|---|\n"
+        + "\n".join(rows)
+        + "\n"
     )
 
 
@@ -140,6 +145,10 @@ def _audits(audits: Sequence[EvaluationRecord]) -> str:
 
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
+
+
+def _interval(ends: Sequence[float] | None) -> str:
+    return "" if ends is None else f"{ends[0]:.2f} to {ends[1]:.2f}"
 
 
 def _results(evaluation: EvaluationRecord) -> list[Any]:

@@ -106,6 +106,25 @@ def test_seeds_are_mean_and_deviation_in_one_cell(capsys: pytest.CaptureFixture[
     assert lines[1][list(header).index("seeds")] == ""
 
 
+def test_interval_of_the_mean_is_a_column(run: Run, zoo: Zoo, tmp_path: Path) -> None:
+    run("compose", "--experts", "code,math", "--out", tmp_path / "moe")
+    data = [word for name in ("code", "math") for word in ("--data", f"{name}={zoo.test[name]}")]
+    words = ["evaluate", tmp_path / "moe", *data, "--windows", 3, "--seq-len", 32]
+    (row,) = json.loads(run(*words, "--json").stdout)
+    low, high = row["average_interval"]
+    assert low < row["average"] < high
+    lines = [line.split("  ") for line in run(*words).stdout.splitlines()]
+    assert any(line[-1] == "95% interval" for line in lines)
+    assert any(line[-1] == f"{low:.2f} to {high:.2f}" for line in lines)
+    (line,) = read_csv(run(*words, "--csv").stdout)
+    assert [float(line["score mean low"]), float(line["score mean high"])] == [low, high]
+    assert [float(line["score code low"]), float(line["score code high"])] == row["interval"]["code"]
+    (made,) = json.loads(run("compositions", "--json").stdout)
+    assert f"{low:.2f} to {high:.2f}" in run("show", made["digest"]).stdout
+    one = ["evaluate", tmp_path / "moe", *text(zoo, "code", "math")]  # one window has no interval
+    assert "95% interval" not in run(*one).stdout
+
+
 def test_markdown_escapes_what_would_part_a_cell(capsys: pytest.CaptureFixture[str]) -> None:
     print_tables([Table(("a|b", "c"), [("x", "1")])], as_markdown=True)
     assert capsys.readouterr().out.splitlines() == ["| a\\|b | c |", "| --- | ---: |", "| x | 1 |"]

@@ -22,7 +22,7 @@ from tests.registry.runtime.test_gates import ONE_EACH
 SETTINGS = TestSettings(windows=2, seq_len=32, batch_size=3)
 
 
-@pytest.mark.stride(2)
+@pytest.mark.stride(9)
 @pytest.mark.parametrize("host", sorted(ONE_EACH))
 def test_every_host_takes_the_number(host: str, tmp_path: Path, shared: Shared) -> None:
     with shared_variant(ONE_EACH[host], tmp_path, shared) as variant:
@@ -48,6 +48,7 @@ def figures(row: Row) -> tuple[object, ...]:
     return row.perplexity, row.score, row.active_parameters, row.parameters, row.experts_per_token
 
 
+@pytest.mark.stride(2)
 @pytest.mark.parametrize("recipe", [Recipe(top_k=2), Recipe(router="ridge", top_k=2)], ids=["context", "ridge"])
 def test_rows_are_those_of_folders_with_that_number(filled: Registry, zoo: Zoo, tmp_path: Path, recipe: Recipe) -> None:
     data = {name: [zoo.test[name]] for name in ("code", "law", "math")}

@@ -100,6 +100,7 @@ def windows_of(zoo: Zoo, folder: Path) -> dict[str, list[list[int]]]:
     }
 
 
+@pytest.mark.stride(5)
 @pytest.mark.parametrize("recipe", [*({"routing": name} for name in ROUTINGS), {"mixing": "logits"}], ids=str)
 def test_one_record_of_every_routing(filled: Registry, tmp_path: Path, recipe: dict[str, Any]) -> None:
     filled.compose(["code", "law", "math"], tmp_path / "mixed", EnsembleRecipe(**recipe, top_k=2, routing_tokens=4))

@@ -66,6 +66,12 @@ def test_rows_and_scores(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
         for domain in data:
             own = by_name[f"expert {domain}"].perplexity[domain]
             assert row.score[domain] == 100 * (own / row.perplexity[domain])
+        assert row.average_interval is not None
+        assert row.average_interval[0] <= row.average <= row.average_interval[1]
+        for domain, (low, high) in row.interval.items():
+            assert low <= row.score[domain] <= high
+    assert by_name["expert code"].interval["code"] == [100.0, 100.0]
+    assert by_name["base base@1"].interval["code"][0] < by_name["base base@1"].interval["code"][1]
     plain = filled.evaluate([tmp_path / "moe"], data, SETTINGS)
     assert plain == [by_name["moe"]]
 
