@@ -1,5 +1,6 @@
 """The members of a composition: what must agree among them, and the one that leads."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -8,8 +9,9 @@ from registry.composition.recipe import AUTO, Recipe
 from registry.composition.recipe.any_recipe import AnyRecipe
 from registry.composition.recipe.coefficient_fit import CoefficientFit, fitted_members
 from registry.composition.recipe.recipe_fields import FROM_COUNTS, FROM_OWN_PASSES, FROM_ROWS
-from registry.errors import IncompatibleError, InvalidInputError
+from registry.errors import IncompatibleError, InvalidInputError, RegError
 from registry.families.sites import MLP_INPUT, SITES, TOKEN_COUNTS
+from registry.io.strict_json import json_object
 from registry.maths.router import COUNTS, OWN, ROUTERS
 from registry.maths.trunk import TRUNKS
 from registry.member import AS_EXPERT, Member
@@ -350,3 +352,56 @@ def _tokenizer_conflict(first: Member, second: Member) -> str | None:
         short = [str(member.content["tokenizer"])[:12] for member in (first, second)]
         return f"digest {short[0]} against {short[1]}, and not both have a tokenizer.json that could be compared"
     return tokenizer_conflict(first.file("tokenizer.json"), second.file("tokenizer.json"))
+
+
+_TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
+"""Files that may have a chat template; transformers prefers the first."""
+
+
+def template_notes(members: Sequence[Member], lead: Member) -> tuple[str, ...]:
+    """Return a remark if members render a conversation by other templates than the one that the folder takes over.
+
+    Files are read only where members' differ.
+
+    Args:
+        members: the members.
+        lead: the member whose tokenizer files the folder has.
+    """
+    if len({_template_digests(member) for member in members}) == 1:
+        return ()
+    own = _template(lead)
+    others = [member.name for member in members if _template(member) not in (own, None)]
+    if not others:
+        return ()
+    shown = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
+    of_lead = "has no chat template" if own is None else f"renders chats by the template of {lead.name}"
+    have = "has another one" if own is not None else "has one"
+    have = have if len(others) == 1 else have.replace("has", "have").replace("another one", "others")
+    return (
+        f"it {of_lead}; {shown} {have}: a chat in another form than an expert was trained on may be answered worse",
+    )
+
+
+def _template_digests(member: Member) -> tuple[tuple[str, str], ...]:
+    return tuple(
+        sorted(
+            (link.name, link.digest) for link in member.arrays if link.role == "file" and link.name in _TEMPLATE_FILES
+        )
+    )
+
+
+def _template(member: Member) -> str | None:
+    """Return a member's chat template, several of them as JSON; None if it has none, or a file that is not JSON."""
+    names = member.names("file")
+    if _TEMPLATE_FILES[0] in names:
+        return member.file(_TEMPLATE_FILES[0]).decode(errors="replace").rstrip("\n")
+    for name in _TEMPLATE_FILES[1:]:
+        if name not in names:
+            continue
+        try:
+            found = json_object(member.file(name), name).get("chat_template")
+        except RegError:
+            continue
+        if found:
+            return found.rstrip("\n") if isinstance(found, str) else json.dumps(found, sort_keys=True)
+    return None

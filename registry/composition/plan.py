@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from registry.composition.compatibility import check_statistics, common_dtype, make_subset
+from registry.composition.compatibility import check_statistics, common_dtype, make_subset, template_notes
 from registry.composition.pass_memory import pass_bytes, rendered_elements
 from registry.composition.recipe import Recipe
 from registry.composition.recipe.recipe_fields import SHARED, SOFTMAX_TOPK, TOPK_SOFTMAX
@@ -120,10 +120,11 @@ class Plan:
         """The `model_type` written to config.json."""
         return self.host.model_type
 
-    @property
+    @cached_property
     def notes(self) -> tuple[str, ...]:
         """Remarks on the result for its user."""
-        return (*self.translation.notes, *([EQUAL_COPIES] if self.from_base else []))
+        templates = template_notes(self.members, self.lead)
+        return (*self.translation.notes, *([EQUAL_COPIES] if self.from_base else []), *templates)
 
     @property
     def names(self) -> list[str]:

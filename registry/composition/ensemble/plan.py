@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from registry.checkpoint import COPIED_FILES
 from registry.composition.cards.ensemble import ensemble_card
 from registry.composition.cards.parts import licenses_of
-from registry.composition.compatibility import Subset, common_dtype, make_subset
+from registry.composition.compatibility import Subset, common_dtype, make_subset, template_notes
 from registry.composition.ensemble.merged_trunk import OWNER, merged_trunk
 from registry.composition.ensemble.recipe import POSTERIOR, ROUTINGS, EnsembleRecipe
 from registry.composition.model_writer import streams_of
@@ -104,10 +104,11 @@ class Ensemble:
         """The `model_type` written to config.json."""
         return f"{ENSEMBLE}{self.lead.family.model_type}"
 
-    @property
+    @cached_property
     def notes(self) -> tuple[str, ...]:
         """Remarks on the result for its user."""
-        return ("load it with trust_remote_code=True: the folder carries its modelling file",)
+        code = "load it with trust_remote_code=True: the folder carries its modelling file"
+        return (code, *template_notes(self.members, self.lead))
 
     def streams(self, trunk: TensorSource | None) -> list[Stream]:
         """Return every tensor as it is written.
