@@ -92,8 +92,13 @@ def print_diagnosis(diagnosis: Diagnosis, *, every_check: bool = False) -> None:
     click.echo(click.style(diagnosis.verdict, bold=True))
     if is_quiet():
         return
+    before = None
     for finding in diagnosis.sorted_findings if every_check else diagnosis.short_findings:
-        click.echo(f"  {_severity(finding)} {finding.check}{': ' if finding.check else ''}{finding.message}")
+        more = before is not None and (before.severity, before.check) == (finding.severity, finding.check)
+        label = f"{finding.check}: " if finding.check else ""
+        head = " " * (8 + len(label)) if more else f"{_severity(finding)} {label}"  # one check, one label
+        before = finding
+        click.echo(f"  {head}{finding.message}")
         if finding.next and finding.next != diagnosis.next:
             click.echo(f"          {finding.next}")
     if diagnosis.next:

@@ -142,7 +142,7 @@ def _arrays(workspace: Workspace, check: ReceiptCheck, known: dict[str, VersionR
     for (ref, role), arrays in again.items():
         problem = _exist_again(arrays, ref, role)
         if role in _OWN:
-            check.add(problem, _repeat(ref))
+            check.add(problem, f"{_repeat(ref)}; if it was registered again on purpose, the receipt no longer applies")
         else:
             check.notes.append(problem)
 

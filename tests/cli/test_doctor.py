@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from cli.commands.doctor import print_diagnosis
 from cli.json_schema.commands import schema_of
 from cli.main import main
 from registry import Registry
+from registry.doctor import Diagnosis, Finding
 from tests.cli.test_json import validate
 from tests.conftest import Zoo
 from tests.registry.doctor.broken import ROUTER, fill, truncated_shard
@@ -53,6 +55,19 @@ def test_every_finding_is_in_the_json(filled: Registry, moe: Path) -> None:
     found = json.loads(run(filled.home.path, "--json", "doctor", moe, "--quick", code=1).stdout)
     validate(found, schema_of("reg doctor"))
     assert [one["check"] for one in found["findings"] if one["severity"] == "error"] == ["files"]
+
+
+def test_as_many_lines_say_ok_as_checks_passed(capsys: pytest.CaptureFixture[str]) -> None:
+    said = [("keys", "names fit"), ("generation", "it writes a"), ("generation", "it writes b"), ("loads", "it loads")]
+    findings = tuple(Finding("ok", message, check=check) for check, message in said)
+    print_diagnosis(Diagnosis(Path("moe"), findings))
+    assert capsys.readouterr().out.splitlines() == [
+        "moe looks healthy: 3 checks passed",
+        "  ok      keys: names fit",
+        "  ok      generation: it writes a",
+        "                      it writes b",
+        "  ok      loads: it loads",
+    ]
 
 
 def test_no_registry_is_needed(zoo: Zoo, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from registry.doctor import CHECKS, Diagnosis, diagnose
 from tests.conftest import Shared
 from tests.registry.doctor.broken import ATTENTION, BROKEN, ROUTER, fill, settings, tensors
 from tests.registry.doctor.conftest import Ward
-from tests.tiny import ALL_RECIPES, BASE, BASE_NAME, CONTENTS, SPARSE, WIDE, make, make_pool, with_others
+from tests.tiny import ALL_RECIPES, BASE, BASE_NAME, CONTENTS, SETTINGS, SPARSE, WIDE, make, make_pool, with_others
 
 
 def errors(diagnosis: Diagnosis) -> list[str]:
@@ -29,6 +30,7 @@ def test_what_is_broken_is_named(ward: Ward, patient: dict[str, Path], name: str
     assert diagnosis.next
 
 
+@pytest.mark.stride(4)
 @pytest.mark.parametrize("name", ["dense", "moe", "ridge", "ensemble"])
 def test_healthy_folders_have_neither_error_nor_warning(ward: Ward, name: str) -> None:
     diagnosis = diagnose(None, ward.folders[name], ward.data)
@@ -52,6 +54,19 @@ def test_what_was_evaluated_is_reported_next(ward: Ward, ward_registry: Path) ->
     with Registry(ward_registry) as registry:
         registry.evaluate([folder], ward.data, TestSettings(windows=2, seq_len=16))
         assert registry.doctor(folder, quick=True).next == f"reg report {folder} --out report.html"
+
+
+def test_scores_of_test_text_are_said_in_place_of_a_comparison_on_little_text(ward: Ward, ward_registry: Path) -> None:
+    folder = ward.folders["moe"]
+    with Registry(ward_registry) as registry:
+        settings = TestSettings(windows=2, seq_len=16)
+        rows = registry.evaluate([folder], ward.data, settings, baselines=True)
+        average = next(row.average for row in rows if row.name == "average")
+        said = [one.message for one in registry.doctor(folder).findings if one.check == "comparison"]
+        given = [one.message for one in registry.doctor(folder, ward.data).findings if one.check == "comparison"]
+    assert [line.startswith("its stored evaluation has scores of code ") for line in said] == [True]
+    assert said[0].endswith(f"; their averaged weights have a mean of {average:.1f}")
+    assert len(given) == 2  # text that was given is worth a comparison
 
 
 def test_a_member_that_was_opted_out_is_an_error(ward: Ward, ward_registry: Path) -> None:
@@ -159,6 +174,7 @@ def _register_members(root: Path) -> tuple[Path, Path]:
     with Registry(root / "home") as registry:
         registry.add_base(BASE_NAME, pool.checkpoints[BASE])
         for name, folder in pool.checkpoints.items():
-            if name != BASE:
-                registry.add_expert(name, folder)
+            if name != BASE:  # those without statistics would write text for them, slowly
+                given: dict[str, Any] = {"data": [pool.text], "settings": SETTINGS} if name in SPARSE else {}
+                registry.add_expert(name, folder, **given)
     return root / "home", pool.text
